@@ -73,17 +73,17 @@ def start_agent(
     drop_own_variables()
     section = _section(cluster, settings, config)
     directory = make_private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
-    own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url), trust)
-    _check_identity(cluster, own, section)
+    agent_settings = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url), trust)
+    _check_identity(cluster, agent_settings, section)
     with lock_directory(directory, PREDECESSOR_TIMEOUT if embedded else 0.0):
-        if own.replica_directories and not section.replica_directories:
+        if agent_settings.replica_directories and not section.replica_directories:
             replica_directory(directory).mkdir(mode=0o700, exist_ok=True)
-        lrm = make_lrm(own)
+        lrm = make_lrm(agent_settings)
         try:
-            uvloop.run(_agent(own, lrm, manager))
+            uvloop.run(_agent(agent_settings, lrm, manager))
         finally:
             # What a component has left can be read with the key alone that its resource manager keeps.
-            if embedded and isinstance(lrm, LocalLrm) and not any(Spool(own.directory).load_folders()):
+            if embedded and isinstance(lrm, LocalLrm) and not any(Spool(agent_settings.directory).load_folders()):
                 lrm.cluster.stop(if_idle=True)
 
 
@@ -134,8 +134,8 @@ def _settings_of_agent(
     trust: Trust = SYSTEM_TRUST,
 ) -> AgentSettings:
     section = settings.clusters[cluster]
-    taken = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
-    taken["network"] = settings.local_networks().get(cluster)
+    site_settings = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
+    site_settings["network"] = settings.local_networks().get(cluster)
     replicas = [Path(path) for path in section.replica_directories]
     has_own_replicas = section.lrm.on_this_host and section.identity != "mapped"
     return AgentSettings(
@@ -154,7 +154,7 @@ def _settings_of_agent(
         disks=settings.disks,
         encrypt_transfers=settings.encrypt_transfers,
         encrypted_links=settings.encrypted_links(cluster),
-        **taken,
+        **site_settings,
     )
 
 
@@ -165,27 +165,27 @@ def _login_sockets(cluster: str, section: ClusterSection, directory: Path) -> li
     return [] if section.is_embedded else [well_known_path(cluster), directory / LOGIN_SOCKET]
 
 
-def _check_identity(cluster: str, own: AgentSettings, section: ClusterSection) -> None:
+def _check_identity(cluster: str, agent_settings: AgentSettings, section: ClusterSection) -> None:
     """Refuse to act for many where that cannot be done, or would show people what they may not read."""
-    where = f"clusters.{cluster}"
-    if own.identity != "mapped":
+    section_name = f"clusters.{cluster}"
+    if agent_settings.identity != "mapped":
         return
     if section.stage_directory is None:
         raise UsageError(
-            f"{where}.identity is mapped, and there is no {where}.stage_directory",
-            field=f"{where}.stage_directory",
+            f"{section_name}.identity is mapped, and there is no {section_name}.stage_directory",
+            field=f"{section_name}.stage_directory",
             hint="name a folder in which each account gets one of its own, and that all can pass through to",
         )
     if os.geteuid() == 0 and section.replica_directories:
         raise UsageError(
-            f"{where}.replica_directories: an agent that is root would hand out what their readers may not read",
-            field=f"{where}.replica_directories",
+            f"{section_name}.replica_directories: an agent that is root would hand out what their readers may not read",
+            field=f"{section_name}.replica_directories",
             hint="run the agent as an account of its own with CAP_SETUID, CAP_SETGID and CAP_KILL",
         )
     if detect_switch_method() is SwitchMethod.NONE:
         raise UsageError(
-            f"{where}.identity is mapped, and this agent cannot run anything as other accounts",
-            field=f"{where}.identity",
+            f"{section_name}.identity is mapped, and this agent may act for nobody",
+            field=f"{section_name}.identity",
             hint="run it as root, or with CAP_SETUID and CAP_SETGID, or install sudo (docs/clusters.md)",
         )
 
@@ -200,20 +200,20 @@ def _addresses(section: ClusterSection, url: str) -> tuple[str, str]:
     if section.lrm.on_this_host:
         return section.runner_address or "127.0.0.1", section.transfer_address or "127.0.0.1"
     try:
-        own = _own_address(url)
+        address = _own_address(url)
     except UsageError:
         if section.runner_address is None:
             raise
-        own = section.runner_address
-    return section.runner_address or own, section.transfer_address or own
+        address = section.runner_address
+    return section.runner_address or address, section.transfer_address or address
 
 
 def _own_address(url: str) -> str:
     """This host's address on the way to the daemon; nothing is sent."""
-    there = urlsplit(url)
-    port = there.port or (443 if there.scheme == "https" else 80)
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        family, kind, _, _, address = socket.getaddrinfo(there.hostname, port, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as asking:
             asking.connect(address)
             return str(asking.getsockname()[0])
@@ -251,18 +251,18 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
         "KOALA_CLUSTER": cluster,
         "KOALA_MPI_SERIES": str(mpi.series),
     }
-    given = {
+    optional = {
         "KOALA_MPI_PREFIX": mpi.prefix,
         "KOALA_MPI_INTERFACE": mpi.interface,
         "KOALA_MPI_PORTS": mpi.ports,
         "KOALA_MPI_PARAMETERS": json.dumps(mpi.parameters) if mpi.parameters else None,
         "KOALA_SCRATCH": section.scratch,
     }
-    environment |= {name: value for name, value in given.items() if value}
+    environment |= {name: value for name, value in optional.items() if value}
     if section.lrm.on_this_host:
-        own = str(Path(sys.executable).parent)
-        rest = environment.get("PATH", os.environ.get("PATH", os.defpath))
-        environment["PATH"] = f"{own}:{rest}"
+        bin_folder = str(Path(sys.executable).parent)
+        path = environment.get("PATH", os.environ.get("PATH", os.defpath))
+        environment["PATH"] = f"{bin_folder}:{path}"
     elif mpi.prefix:
         environment["PATH"] = ":".join(filter(None, (f"{mpi.prefix}/bin", section.environment.get("PATH"))))
     return environment
@@ -298,11 +298,11 @@ def check_host(
     check_encrypted(urlsplit(url))
     trust = Trust(ca_file)
     trust.check_files()
-    own = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address, trust)
-    folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
+    agent_settings = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address, trust)
+    folders = {kind: path for kind, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
-    findings = asyncio.run(check_cluster(own, expected, lambda: make_lrm(own), user=user))
+    findings = asyncio.run(check_cluster(agent_settings, expected, lambda: make_lrm(agent_settings), user=user))
     return [_configuration_finding(cluster, config, installed), *findings]
 
 

@@ -87,7 +87,7 @@ async def test_there_is_an_end_to_it(tmp_path: Path) -> None:
     background = Background(lrm, "slurm", tmp_path / "background")
     for _ in range(MAX_CONCURRENT_JOBS):
         await background.start_job({"nodes": 1, "seconds": 600})
-    with pytest.raises(SiteRejected, match="under way already"):
+    with pytest.raises(SiteRejected, match="running already"):
         await background.start_job({"nodes": 1, "seconds": 600})
     assert await background.stop_jobs({}) == {"stopped": MAX_CONCURRENT_JOBS}
 

@@ -59,7 +59,7 @@ def test_who_is_patient_takes_over_from_one_that_is_just_ending(tmp_path: Path) 
 def test_what_is_written_there_may_be_torn(tmp_path: Path) -> None:
     with lock_directory(tmp_path):
         (tmp_path / "agent.lock").write_text('{"pid": 1')
-        with pytest.raises(ConflictError, match="one that is just starting"), lock_directory(tmp_path):
+        with pytest.raises(ConflictError, match="an agent that is starting"), lock_directory(tmp_path):
             pass
 
 
@@ -72,7 +72,7 @@ def test_a_directory_on_a_full_disk_is_held_all_the_same(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "pwrite", no_room)
     with (
         lock_directory(tmp_path),
-        pytest.raises(ConflictError, match="one that is just starting"),
+        pytest.raises(ConflictError, match="an agent that is starting"),
         lock_directory(tmp_path),
     ):
         pass

@@ -346,7 +346,7 @@ def test_an_agent_that_begins_anew_does_without_it(
 def test_in_the_journals_place_it_is_no_record(folder: JournalFolder, make: Callable[[Path], None]) -> None:
     (folder.path / "journal").unlink()
     make(folder.path / "journal")
-    with pytest.raises(OSError, match="nothing that we or a runner leave"):
+    with pytest.raises(OSError, match="not a file of the agent or a runner"):
         Component.load_journal("test", T, folder)
 
 

@@ -293,7 +293,8 @@ async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: Fake
         lrm.changed.set()
         await daemon.until(lambda: bool(daemon.report()["notices"]))
         (notice,) = daemon.report()["notices"]
-        told = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\), told to end at \d\d:\d\d:\d\d"
+        job = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\)"
+        told = job + r", ordered to end at \d\d:\d\d:\d\d"
         assert re.fullmatch(f"{told}: node a does not answer", notice)
         lrm.force_refusal = SiteRejected(
             "qdel -f: forcing a job deletion requires manager privileges", hint="ask a manager"

@@ -326,7 +326,7 @@ async def test_runner_that_never_connects_is_fault_of_site(lrm: MemoryLrm, daemo
         await daemon.until(lambda: bool(daemon.status("7.1.0").get("error")))
         said, address = daemon.status("7.1.0"), json.loads((tmp_path / "agent.json").read_text())
         where = f"{address['host']}:{address['port']}"
-        assert said["error"] == f"the runner on a runs but never connected to the agent at {where}"
+        assert said["error"] == f"the runner on a runs but did not connect to the agent at {where}"
         assert said["infrastructure"]
 
 
@@ -358,7 +358,7 @@ async def test_booting_nodes_are_awaited_and_reported(lrm: MemoryLrm, daemon: Fa
         assert not daemon.status("7.1.0").get("error")
         becomes(reason="", starting=0.0)
         await daemon.until(lambda: waits() == ("", 0.0))
-        await daemon.until(lambda: "never connected" in daemon.status("7.1.0").get("error", ""))
+        await daemon.until(lambda: "did not connect" in daemon.status("7.1.0").get("error", ""))
 
 
 @pytest.mark.parametrize("last_words", [False, True])

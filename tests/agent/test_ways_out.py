@@ -38,7 +38,7 @@ async def test_what_is_no_token_names_no_folder(daemon: FakeDaemon, tmp_path: Pa
     async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
         for order in ({"type": "submit", "size": 1, "name": "x"}, {"type": "stop", "reason": "x"}, {"type": "forget"}):
             ident = await daemon.command(token=token, **order)
-            assert await daemon.acknowledged(ident) == f"{token[:60]!r} is no token"
+            assert await daemon.acknowledged(ident) == f"{token[:60]!r} is not a valid token"
         assert not lrm.jobs
     assert os.listdir(home) == ["thesis"]
     assert sorted(os.listdir(tmp_path)) == ["agent", "home"]
@@ -48,7 +48,7 @@ async def test_what_is_no_token_names_no_folder(daemon: FakeDaemon, tmp_path: Pa
 async def test_what_is_no_stage_is_no_folder_to_collect_from(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
         ident = await daemon.submit(T, stage="x/../../../home", collect=["**"])
-        assert await daemon.acknowledged(ident) == "'x/../../../home' is no token"
+        assert await daemon.acknowledged(ident) == "'x/../../../home' is not a valid token"
         assert not lrm.jobs
 
 

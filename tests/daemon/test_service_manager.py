@@ -34,7 +34,7 @@ def test_an_agent_is_up_when_it_serves_its_nodes_and_silent_while_it_hangs(
         agent.stdin.flush()
         manager.hears("READY=1")
         manager.hears("WATCHDOG=1")
-        assert "STATUS=its daemon is out of reach" in manager.told
+        assert "STATUS=the daemon is not reachable" in manager.told
         agent.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, agent.pid, os.WSTOPPED)  # until then it may still say what it is about to say
         manager.forget()

@@ -1,4 +1,4 @@
-"""What the agent and its runners say to each other: hello, open, output, the end, and relays for other runners."""
+"""The agent's side of the conversation with runners: hello, barrier, output, end, and relays between runners."""
 
 import asyncio
 import base64
@@ -22,50 +22,50 @@ from koalapy.system.event_loop import BackgroundTasks
 log = structlog.get_logger()
 
 MIN_INTERVAL = 60.0
-"""Seconds between two words to the daemon about one component: who tries often is told of with the number of tries."""
+"""Minimum seconds between two reports about one component; each report holds the number of attempts since."""
 How = Literal["forged", "second"]
 RECONNECT_TIMEOUT = 5.0
-"""Seconds after which a runner that lost its connection counts as lost."""
+"""Seconds without a connection after which a runner counts as lost."""
 PROGRAM_PHASES = ("opened", "running")
-"""Phases of a runner that was told its plan, until its program has ended."""
+"""Phases of a runner that has received its plan, until its program has ended."""
 OPEN_BATCH_SIZE = 64
-"""Runners that are let go before others are listened to: a plan of a thousand nodes is 100 kB to each."""
+"""Runners that are started before others are processed: a plan of a thousand nodes is 100 kB for each."""
 RETURN_TIMEOUT = 15.0
-"""Seconds that runners have to find an agent that was restarted."""
+"""Seconds that runners have to reconnect to a restarted agent."""
 
 
 class RejectedRunners:
-    """Tells of each at once, and of the next ones of the same component after a while, together."""
+    """Reports rejected runners: the first of a component at once, later ones together after ``MIN_INTERVAL``."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._seen: dict[str, Impostor | None] = {}
-        """By the name of the component, what is still to be told, while nothing is to be told at once."""
+        self._pending_reports: dict[str, Impostor | None] = {}
+        """Reports to send at the end of the interval, by component name; None if there is none."""
 
     def report_rejection(self, component: Component, node: int, how: How, address: str, lrm_job: str = "") -> None:
-        waiting = self._seen.get(component.name)
+        waiting = self._pending_reports.get(component.name)
         times = waiting.times + 1 if waiting is not None else 1
         impostor = Impostor(
             token=component.token, node=node, how=how, address=address, lrm_job=lrm_job, times=min(times, 10**9)
         )
-        if component.name in self._seen:
-            self._seen[component.name] = impostor
+        if component.name in self._pending_reports:
+            self._pending_reports[component.name] = impostor
         else:
             self._tell(component.name, impostor)
 
     def _tell(self, name: str, impostor: Impostor | None) -> None:
         if impostor is None:
-            self._seen.pop(name, None)
+            self._pending_reports.pop(name, None)
             return
-        self._seen[name] = None
+        self._pending_reports[name] = None
         log.warning("somebody claims to be a runner", action="impostor", **impostor.model_dump(exclude={"type"}))
         if name == lrm_name(self._reporter.instance, impostor.token):
             self._reporter.uplink.send_soon(impostor)
-        asyncio.get_running_loop().call_later(MIN_INTERVAL, lambda: self._tell(name, self._seen.get(name)))
+        asyncio.get_running_loop().call_later(MIN_INTERVAL, lambda: self._tell(name, self._pending_reports.get(name)))
 
 
 class Barrier:
-    """Where runners wait and are let go; deals with all they say."""
+    """Holds runners until all have connected and the daemon opens the component, and handles their messages."""
 
     def __init__(
         self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, impostors: RejectedRunners, leases: Leases
@@ -73,12 +73,12 @@ class Barrier:
         self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
         self._leases = leases
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
-        """Nodes whose runners should be there and are not: they have a while to come back."""
+        """Nodes whose runners are missing and still have time to reconnect."""
         self._output_failed: set[str] = set()
         self._tasks = BackgroundTasks()
 
     def open_component(self, component: Component, plan: dict[str, Any]) -> None:
-        """Let a component's runners start the program; those that are away get it when they are back."""
+        """Start the program on all runners of a component; absent runners receive the plan when they reconnect."""
         component.folder.write_entry(open=plan, lives=[node.life for node in component.nodes])
         self._tasks.spawn(self._open(component, plan))
 
@@ -98,13 +98,13 @@ class Barrier:
                 await asyncio.sleep(0)
 
     def fail_component(self, component: Component, error: str) -> None:
-        """It cannot go on for a reason of ours."""
+        """Fail a component because of an error on this site, and end it."""
         component.fail(error)
         self._reporter.publish_status(component)
         self._jobs.end_component(component)
 
     def deliver_relay(self, message: Relay) -> None:
-        """Pass on what the daemon has from a runner elsewhere for one of ours."""
+        """Deliver a relay from another cluster to a runner here."""
         self._deliver(self._reporter.instance, message, elsewhere=False)
 
     def report_undelivered(self, message: RelayFailed) -> None:
@@ -113,12 +113,12 @@ class Barrier:
         self._tell(self._reporter.find_component(message.token), message.node, payload)
 
     def await_return(self, component: Component) -> None:
-        """After a restart of the agent: runners that were let go once must come back."""
+        """Expect the runners of a started component to reconnect after a restart of the agent."""
         for index in range(component.size):
             self._expect(component, index, RETURN_TIMEOUT)
 
     async def wait_for_returns(self) -> None:
-        """Wait until every runner that is away has come back, or is given up."""
+        """Wait until every absent runner has reconnected or is given up."""
         if self._absent:
             await asyncio.wait(list(self._absent.values()))
 
@@ -141,15 +141,15 @@ class Barrier:
         if component := self._reporter.components.get(runner.component):
             self._impostors.report_rejection(component, runner.node, "forged", runner.address)
 
-    def admit_runner(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
+    def admit_runner(self, runner: RunnerConnection, message: dict[str, Any]) -> bool:
         component = self._reporter.components.get(runner.component)
         if component is None:
             self._refuse_unrecorded(runner)
             return False
-        return self._admit(component, runner, here)
+        return self._admit(component, runner, message)
 
     def _refuse_unrecorded(self, runner: RunnerConnection) -> None:
-        """End a runner that has proved to be ours, and of whose component there is no record."""
+        """Reject an authenticated runner of a component without a record, which ends it."""
         log.warning("a runner of nobody", action="runner-refused", component=runner.component, node=runner.node)
         if is_token(token := runner.component.rpartition("-")[2]):
             self._reporter.lost_records.record_loss(token, f"its runner is there: node {runner.node}")
@@ -229,7 +229,7 @@ class Barrier:
         self._note_output_error(component)
 
     def retry_output(self) -> None:
-        """Where output could not be written there may be room again; its senders have been waiting since."""
+        """Retry to store output after the disk was full; its runners are waiting for that."""
         for name in list(self._output_failed):
             component = self._reporter.components.get(name)
             if component is None:
@@ -267,12 +267,12 @@ class Barrier:
         if component.infrastructure:
             self._jobs.end_component(component)
         elif component.is_leader and runner.node == 0:
-            for other in component.runners:
-                if other is not runner:
-                    other.send_message({"t": "stop"})
+            for runner_connection in component.runners:
+                if runner_connection is not runner:
+                    runner_connection.send_message({"t": "stop"})
 
     async def _let_go(self, component: Component, runner: RunnerConnection) -> None:
-        """Its result need not be told again: it is where a next agent finds it."""
+        """Acknowledge an exit once the result is on the disk, where the next agent finds it."""
         with contextlib.suppress(OSError):
             await component.folder.wait_synced()
         runner.send_message({"t": "exit_ack"})
@@ -290,7 +290,7 @@ class Barrier:
         self._deliver(component.instance, relay, elsewhere=elsewhere)
 
     def _deliver(self, instance: str, message: Relay, *, elsewhere: bool) -> None:
-        """Hand a relay to the runner it is for: one of the same daemon's, and of the attempt that the sender is of."""
+        """Send a relay to its runner, if that belongs to the same daemon and to the sender's attempt."""
         component = self._reporter.find_component(message.token, instance)
         node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
         if not is_same_attempt(message.sender, message.token):

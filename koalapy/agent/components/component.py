@@ -1,4 +1,4 @@
-"""One component as its agent knows it: what was decided, what its runners said, what the resource manager says."""
+"""The state of one component: commands, messages of its runners, and reports of the resource manager."""
 
 import time
 from dataclasses import asdict, dataclass, field
@@ -17,14 +17,14 @@ from koalapy.system.clock import SYSTEM_CLOCK, Clock
 KILLED_BY_KILL = 128 + 9
 KILLED_BY_TERM = 128 + 15
 RESULT_ENTRY = "result.{node}"
-"""The journal's entry with the result of a node's runner."""
+"""Name of the journal entry with the result of a node's runner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """What a program is told, the seconds that it has from then on, and when they are over.
+    """The signal that a program gets before it is stopped, its grace period in seconds, and the end of that.
 
-    The end is counted from the boot of the machine: a step of its clock changes nothing, and neither does a new agent.
+    The end is counted from the boot of the machine, so that clock changes and agent restarts do not affect it.
     """
 
     signal: str
@@ -41,7 +41,7 @@ class Grace:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds; no more than there were, whatever the clock says."""
+        """Remaining seconds; at most the whole period, whatever the clock says."""
         return max(0.0, min(self.seconds, self.until - _since_boot()))
 
     def to_journal(self) -> dict[str, Any]:
@@ -54,27 +54,29 @@ def _since_boot() -> float:
 
 @dataclass(slots=True)
 class Node:
+    """One node of a component and its runner."""
+
     host: str = ""
     name: str = ""
     phase: str = ""
-    """As the runner says: waiting, opened, running, ending, ended; empty before its hello."""
+    """Phase that the runner reports: waiting, opened, running, ending, ended; empty before its hello."""
     runner: RunnerConnection | None = None
     has_program_ended: bool = False
-    """Whether its program has ended: what it wrote is on its way, and the result after that."""
+    """Whether its program has ended. The rest of the output and the result follow."""
     lrm_job: str = ""
-    """The job in the resource manager that it says it runs in; empty where it cannot tell."""
+    """Job that the runner reports to run in; empty if it does not know."""
     result: dict[str, Any] | None = None
     warned: bool = False
-    """Whether its runner says that its program was told that it will be stopped."""
+    """Whether its runner has warned the program that it will be stopped."""
     life: str = ""
-    """Digest of what tells its runner from another with the same secret: the first that was there has the place."""
+    """Digest that distinguishes runners with the same secret: only the first is accepted."""
     exit: dict[str, Any] | None = None
-    """How its runner says that it ended, on this connection."""
+    """Exit message of its runner on this connection."""
 
 
 @dataclass(eq=False, slots=True)
 class Component:
-    """What is known; every method takes in one more fact, ``status`` says what follows from all of them."""
+    """One component. Methods record events; ``current_status`` derives the status from all of them."""
 
     instance: str
     token: str
@@ -82,42 +84,42 @@ class Component:
     size: int = 0
     walltime: float | None = None
     stage: str | None = None
-    """Token of the stage whose folder is its own."""
+    """Token of the stage that is its working folder."""
     collect: tuple[str, ...] = ()
     user: str = ""
-    """The account that it runs as; empty: the agent's own."""
+    """Account that it runs as; empty for the agent's own."""
     node_class: str = ""
-    """Which of the cluster's nodes it is to get; empty: any."""
+    """Class of the nodes that it needs; empty for any."""
     fetched: bool = True
-    """Whether all that its runners left is in ``folder``, and not still where only that account can read."""
+    """Whether the files of its runners were copied to ``folder``, if another account owns them."""
     output_limit: int = DEFAULT_OUTPUT_LIMIT
     lease: float | None = None
-    """Seconds of the daemon's silence after which it ends; None: never for that reason."""
+    """Seconds of the daemon's silence after which it ends; None for no limit."""
     lrm_job: str | None = None
     submitted_at: float = 0.0
-    """When the resource manager had taken it (loop's clock): earlier snapshots say nothing about it."""
+    """When the resource manager accepted its job (monotonic); earlier snapshots say nothing about it."""
     allocated: bool = False
     pending: str = ""
-    """Why its job does not run, as the resource manager said last."""
+    """Why its job does not run, from the last snapshot."""
     starting: float = 0.0
-    """Seconds that its nodes may take at most, while they are being started."""
+    """Maximum seconds of the start of its nodes, while they start."""
     plan: dict[str, Any] | None = None
     stop: str | None = None
     grace: Grace | None = None
-    """Of one that is told to stop: what its program is told before, and until when it may end by itself."""
+    """Grace period of a component that is being stopped."""
     error: str = ""
     infrastructure: bool = False
     refused: Refusal = ""
     exceeded: Literal["", "memory"] = ""
-    """The limit for which its resource manager ended it, other than its walltime."""
+    """Limit for which its resource manager ended it, except the walltime."""
     exit_code: int | None = None
     ended: bool = False
     collected: bool = False
-    """Whether its results were sent, or will never be."""
+    """Whether its results were sent, or are lost."""
     nodes: list[Node] = field(default_factory=list)
     output: OutputLog = field(init=False)
     reported: ComponentStatus | None = None
-    """The last status the daemon was sent on this connection."""
+    """The last status that was sent on this connection."""
     _opening: Line | None = None
     clock: Clock = SYSTEM_CLOCK
 
@@ -131,9 +133,9 @@ class Component:
 
     @classmethod
     def load_journal(cls, instance: str, token: str, folder: JournalFolder, clock: Clock = SYSTEM_CLOCK) -> "Component":
-        known = folder.load_entries()
-        submitted = known.get("submit", {})
-        own = cls(
+        entries = folder.load_entries()
+        submitted = entries.get("submit", {})
+        component = cls(
             instance,
             token,
             folder,
@@ -147,63 +149,63 @@ class Component:
             submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
             clock=clock,
         )
-        own.lease = submitted.get("lease")
-        own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
-        own.grace = Grace.from_journal(known.get("grace"))
-        for node, life in zip(own.nodes, known.get("lives", ()), strict=False):
+        component.lease = submitted.get("lease")
+        component.lrm_job, component.plan, component.stop = entries.get("lrm"), entries.get("open"), entries.get("stop")
+        component.grace = Grace.from_journal(entries.get("grace"))
+        for node, life in zip(component.nodes, entries.get("lives", ()), strict=False):
             node.life = life
-        own.collected = bool(known.get("collected"))
-        own.output.recover()
-        for index in range(own.size):
-            if result := known.get(RESULT_ENTRY.format(node=index)):
-                own._apply_result(index, result)
-        own.collect_results()
-        if end := known.get("end"):
-            own.ended, own.exit_code = True, end["exit_code"]
-            own.error, own.infrastructure = end["error"], end["infrastructure"]
-            own.refused, own.exceeded = end.get("refused", ""), end.get("exceeded", "")
-            for node, host in zip(own.nodes, end["hosts"], strict=False):
+        component.collected = bool(entries.get("collected"))
+        component.output.recover()
+        for index in range(component.size):
+            if result := entries.get(RESULT_ENTRY.format(node=index)):
+                component._apply_result(index, result)
+        component.collect_results()
+        if end := entries.get("end"):
+            component.ended, component.exit_code = True, end["exit_code"]
+            component.error, component.infrastructure = end["error"], end["infrastructure"]
+            component.refused, component.exceeded = end.get("refused", ""), end.get("exceeded", "")
+            for node, host in zip(component.nodes, end["hosts"], strict=False):
                 node.host = host
-        return own
+        return component
 
     @property
     def open_line(self) -> Line:
-        """Its plan as its runners are told it, the same for all: encoded once, for they may be many and it is long."""
+        """The message with its plan. It is long and the same for all runners, so it is encoded once."""
         if self._opening is None:
             self._opening = encode_line({"t": "open", **(self.plan or {})})
         return self._opening
 
     @property
     def remaining_grace_s(self) -> float:
-        """Seconds for which its program may still end by itself, though it was told to stop."""
+        """Seconds in which its program may still end by itself after a stop."""
         return self.grace.remaining_s if self.grace is not None else 0.0
 
     @property
     def stop_message(self) -> dict[str, Any]:
-        """What its runners are told when it is to end."""
-        if self.grace is None or not (left := self.grace.remaining_s):
+        """The message that stops its runners, with the remaining grace period."""
+        if self.grace is None or not (remaining := self.grace.remaining_s):
             return {"t": "stop"}
-        return {"t": "stop", "signal": self.grace.signal, "grace": left}
+        return {"t": "stop", "signal": self.grace.signal, "grace": remaining}
 
     @property
     def warned(self) -> bool:
-        """Whether its program was told that it will be stopped, wherever it still ran."""
-        own = self.nodes
-        return any(n.warned for n in own) and all(n.warned or n.phase in ("ending", "ended") for n in own)
+        """Whether its program was warned on all nodes where it still ran."""
+        nodes = self.nodes
+        return any(n.warned for n in nodes) and all(n.warned or n.phase in ("ending", "ended") for n in nodes)
 
     @property
     def is_leader(self) -> bool:
-        """Whether its node 0 runs ``mpirun`` for all."""
+        """Whether its node 0 runs ``mpirun`` for all components."""
         return self.plan is not None and self.plan["launcher"] == "openmpi" and self.plan["head"] == self.token
 
     @property
     def awaits_collection(self) -> bool:
-        """Whether its results are to be sent before it counts as ended: only a program that ran has any.
+        """Whether its results must be sent before it counts as ended, as for every program that was started.
 
-        Also where a node was lost: the job may have succeeded all the same, and whether it has we are not told.
+        Lost nodes make no difference: the job may have succeeded, and the agent does not know.
         """
-        wanted = self.collect and self.stage is not None and not self.collected
-        return bool(self.ended and wanted and self.plan is not None)
+        has_results_to_send = self.collect and self.stage is not None and not self.collected
+        return bool(self.ended and has_results_to_send and self.plan is not None)
 
     @property
     def runners(self) -> list[RunnerConnection]:
@@ -219,7 +221,7 @@ class Component:
 
     @property
     def is_program_over(self) -> bool:
-        """Whether nothing of its program runs any more, whatever there is still to be told of it."""
+        """Whether no part of its program runs any more, even if reports are outstanding."""
         telling = self.nodes[:1] if self.is_leader else self.nodes
         return self.plan is not None and all(n.has_program_ended or n.phase in ("ending", "ended") for n in telling)
 
@@ -256,27 +258,26 @@ class Component:
 
     @property
     def may_fail(self) -> bool:
-        """Whether what happens to it now is a failure: the first one counts, and none does once it was told to stop or
-        its program came to a good end."""
+        """Whether an error now is a failure: only the first one, before a stop and before the program succeeds."""
         return not self.error and self.stop is None and self.exit_code != 0
 
     def fail(self, error: str, fault: Fault = "site") -> None:
-        """It cannot go on, by the cluster's fault unless another is named."""
+        """Record a failure, by the cluster's fault unless another is given."""
         if self.may_fail:
             self.error, self.infrastructure = error, fault == "site"
             self.refused = "" if fault == "site" else fault
 
     def on_job_alive(self, job: LrmJob) -> None:
-        """Its job has not ended. Why it waits stays what it was where that is not said at each look."""
+        """Update from a job that has not ended. Keep the last reason for waiting if the snapshot has none."""
         if job.reason or job.state is LrmJobState.RUNNING:
             self.pending = job.reason
         self.starting = job.starting
 
     def record_result(self, index: int, result: dict[str, Any]) -> None:
-        """Take in the result of a node's runner, once all of its output is kept that can be had.
+        """Record the result of a node's runner, once all available output is stored.
 
-        Note it in the journal: a later agent cannot verify the runner's own file if the resource manager was killed
-        with the key.
+        Save it in the journal: a later agent cannot verify the runner's file if the resource manager was killed with
+        the key.
         """
         if self.nodes[index].result is None:
             self.folder.note_entry(**{RESULT_ENTRY.format(node=index): result})
@@ -293,13 +294,15 @@ class Component:
             self.exit_code = self._program_exit(index, result["code"])
 
     def collect_results(self) -> None:
-        """Take in the results that runners left in the folder, and before each the output that was not sent."""
+        """Process the results that runners saved in the folder, and before each its unsent output."""
         unsent: dict[int, list[tuple[int, Path]]] | None = None
         for index, node in enumerate(self.nodes):
-            if node.result is None and (left := self.folder.read_result(index)):
+            if node.result is None and (result := self.folder.read_result(index)):
                 unsent = self.folder.unsent_files() if unsent is None else unsent
-                self.output.copy_unsent(index, unsent.get(index, []), left.get("output"), self.folder.read_runner_file)
-                self.record_result(index, left)
+                self.output.copy_unsent(
+                    index, unsent.get(index, []), result.get("output"), self.folder.read_runner_file
+                )
+                self.record_result(index, result)
 
     def _collect_output(self) -> None:
         unsent = self.folder.unsent_files()
@@ -308,7 +311,7 @@ class Component:
             self.output.recover_unsent(index, unsent.get(index, []), total, self.folder.read_runner_file)
 
     def _note_killed_runners(self) -> None:
-        """Say that output may be missing of the nodes whose runners were killed, once the program was let go."""
+        """Report possibly lost output of nodes whose runners were killed after the program was started."""
         if self.plan is None:
             return
         writers = self.nodes if self.plan["launcher"] != "openmpi" else self.nodes[: self.is_leader]
@@ -317,7 +320,7 @@ class Component:
                 self.output.note_killed_runner(index)
 
     def on_job_ended(self, job: LrmJob | None) -> None:
-        """The resource manager has the nodes back, or (None) knows nothing of the job any more."""
+        """Process the end of the job; None if the resource manager no longer knows it."""
         self.collect_results()
         self._collect_output()
         results = [n.result for n in self.nodes]
@@ -350,7 +353,7 @@ class Component:
         self.folder.note_entry(end={**facts, "refused": self.refused, "exceeded": self.exceeded, "hosts": hosts})
 
     def mark_collected(self, problem: str) -> None:
-        """Its results are with the daemon, or lost: that is worth a word, but no failure."""
+        """Record that the results were sent or are lost; ``problem`` is reported, but is no failure."""
         self.collected = True
         if problem:
             self.output.append_line(f"koala: {problem}\n".encode())
@@ -360,16 +363,16 @@ class Component:
 
     @property
     def awaits_job_end(self) -> bool:
-        """Whether its runners are gone, or none is awaited any more, so that its job should be over."""
+        """Whether no runner is connected or expected any more, so that its job should be over."""
         started = any(node.phase for node in self.nodes)
         return self.lrm_job is not None and not self.runners and (started or self.stop is not None)
 
     def is_over(self, job: LrmJob | None) -> bool:
-        """Whether the resource manager's word means that all is over: not while a runner is still there."""
+        """Return whether the job has ended and no runner is connected."""
         return not self.runners and (job is None or job.state is LrmJobState.ENDED)
 
     def _program_exit(self, index: int, code: int | None) -> int | None:
-        """What one more node's exit code says of the program as a whole."""
+        """Return the exit code of the whole program after one more node's, None while unknown."""
         if self.plan is None or code is None:
             return None
         if self.plan["launcher"] == "openmpi":

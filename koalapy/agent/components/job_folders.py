@@ -1,7 +1,7 @@
-"""The folders in which jobs work: the component's own, or one that belongs to the account it runs as.
+"""The working folders of jobs that run as other accounts.
 
-Where an agent acts for many, it keeps its journals and output logs to itself, and opens nothing where an account may
-write: all that is done there is done as that account, by ``runner/account_files.py``.
+The agent stores its journals and output logs in its own folders, and opens no file where an account may write.
+``runner/account_files.py`` runs as the account and does that.
 """
 
 import asyncio
@@ -42,18 +42,18 @@ from koalapy.runner.result_archive import Taker
 
 PROGRAM = Path(koalapy.__file__).parent / "runner" / "account_files.py"
 COMMAND = "koala-account-files"
-"""The same as a program of its own, for rules of sudo."""
+"""The same program as a command, for rules of sudo."""
 OPEN_TO_ALL = 0o1733
-"""Everybody may make a folder there, and remove or find none but his own."""
+"""Mode of a folder in which every account may create a folder, but not list or remove others."""
 MAX_NAMES = 100_000
 MAX_CONCURRENT = 4
-"""What is done for one account at the same time: one that hangs what is its own must not hang others'."""
+"""Maximum operations per account at once, so that an account that hangs does not block others."""
 THREADS = 32
 Made = TypeVar("Made")
 
 
 class JobFolders:
-    """Makes, fills, reads and removes them. Everything raises ``SiteError``."""
+    """Creates, reads and removes the accounts' folders. All methods raise ``SiteError``."""
 
     def __init__(
         self,
@@ -62,16 +62,16 @@ class JobFolders:
         python: str = "python3",
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """``base``: where accounts have their folders, if there are several."""
+        """Set up. ``base`` is the folder of the accounts' folders, if jobs run as several accounts."""
         self._timeouts = timeouts
         self.run_as, self.base, self._python = run_as, base, python
         self._threads = ThreadPoolExecutor(THREADS, "account")
         self._turns: dict[str, asyncio.Semaphore] = {}
-        self._people: dict[int, str] = {}
+        self._names_by_uid: dict[int, str] = {}
 
     @classmethod
     def from_settings(cls, settings: AgentSettings, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS) -> "JobFolders":
-        """As a cluster's configuration has it."""
+        """Return the folders of a cluster."""
         run_as = RunAs(Accounts(settings.cluster, settings))
         return cls(run_as, settings.accounts_directory, settings.python, timeouts)
 
@@ -84,15 +84,15 @@ class JobFolders:
         return self.run_as.accounts.is_mapped
 
     def prepare_base(self) -> None:
-        """Have the folder that accounts' folders are in, for each of them to make its own there; ``UsageError``."""
+        """Create the folder in which each account creates its own. Raise ``UsageError``."""
         if self.base is None:
             return
         try:
             self.base.mkdir(parents=True, exist_ok=True)
-            found = self.base.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            status = self.base.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 raise UsageError(
-                    f"{self.base} is not this agent's own (it is uid {found.st_uid}'s)",
+                    f"{self.base} is not this agent's own (it is uid {status.st_uid}'s)",
                     field="stage_directory",
                     value=str(self.base),
                     hint="give a folder of the agent's account, which each account that has jobs may pass through to",
@@ -112,7 +112,7 @@ class JobFolders:
         return self.folder_path(user, f"stage-{instance}-{token}")
 
     def list_accounts(self) -> frozenset[str]:
-        """Those that have or had jobs here."""
+        """Return the accounts that have or had jobs here."""
         if self.base is None or not self.is_mapped:
             return frozenset()
         with contextlib.suppress(OSError), os.scandir(self.base) as entries:
@@ -121,34 +121,34 @@ class JobFolders:
         return frozenset()
 
     async def account_names(self) -> Mapping[int, str]:
-        """The same by their numbers; one that was known stays so, for its jobs may outlive it."""
-        for name in await asyncio.to_thread(self.list_accounts) - set(self._people.values()):
+        """Return the same accounts by user id, including removed ones, which may still have jobs."""
+        for name in await asyncio.to_thread(self.list_accounts) - set(self._names_by_uid.values()):
             with contextlib.suppress(SiteRejected):
-                self._people[(await self.run_as.accounts.find_account(name)).uid] = name
-        return self._people
+                self._names_by_uid[(await self.run_as.accounts.find_account(name)).uid] = name
+        return self._names_by_uid
 
     async def make_folder(self, user: str, folder: Path, files: Mapping[str, bytes]) -> None:
-        """Make an account's folder, with these files in it."""
+        """Create an account's folder with files."""
         await self._put(user, folder, partial(_add_files, files))
 
     async def copy_to_account(self, user: str, tree: Path, folder: Path) -> None:
-        """Have an account own a copy of what was made ready for it."""
+        """Copy a tree into a folder that an account owns."""
         await self._put(user, folder, lambda archive: archive.add(tree, arcname=".", filter=_plain))
 
     async def fetch_results(self, user: str, folder: Path, into: JournalFolder, nodes: int, limit: int) -> None:
-        """Take over what runners left: results that are not known yet, output, and the end of their log."""
+        """Copy the runners' new results, output, and the end of their log into the agent's folder."""
 
         def take(process: AccountProcess) -> None:
             process.send_request({"nodes": nodes, "limit": limit})
-            left, count = limit, 0
-            while (known := process.read_frame()) is not None:
-                name, size, count = known["name"], known["size"], count + 1
+            remaining, count = limit, 0
+            while (entry := process.read_frame()) is not None:
+                name, size, count = entry["name"], entry["size"], count + 1
                 kind = LEFT.fullmatch(name)
-                most = LOG_END if kind is None else MAX_RESULT if kind[1] else left
+                max_size = LOG_END if kind is None else MAX_RESULT if kind[1] else remaining
                 is_ours = name == RUNNER_LOG or (kind is not None and int(name.split(".")[1]) < nodes)
-                if not is_ours or size > most or count > 2 * nodes + 1000:
+                if not is_ours or size > max_size or count > 2 * nodes + 1000:
                     raise SiteRejected(f"as {user}: {name[:60]!r} of {size} bytes is nothing that runners leave")
-                left -= size if kind and kind[2] else 0
+                remaining -= size if kind and kind[2] else 0
                 data = process.open_content(size).read()
                 if not (kind and kind[1]) or into.read_result(int(name.split(".")[1])) is None:
                     try:
@@ -161,15 +161,15 @@ class JobFolders:
     def collect_files(
         self, user: str, folder: Path, patterns: Sequence[str], without: Collection[str], to: Taker
     ) -> None:
-        """Hand what a job wants to have back to an archive; blocks."""
+        """Add an account's files that match the patterns to an archive. Blocks."""
         account = self.run_as.accounts.find_account_blocking(user)
         with self._process(account, "collect", folder) as process:
             process.send_request({"patterns": list(patterns), "without": list(without)})
-            while (known := process.read_frame()) is not None:
-                member = tarfile.TarInfo(known["name"])
-                member.size = known["size"]
-                member.mode = 0o755 if known.get("mode") == 0o755 else 0o644
-                member.mtime = known["mtime"] if isinstance(known.get("mtime"), int) else 0
+            while (entry := process.read_frame()) is not None:
+                member = tarfile.TarInfo(entry["name"])
+                member.size = entry["size"]
+                member.mode = 0o755 if entry.get("mode") == 0o755 else 0o644
+                member.mtime = entry["mtime"] if isinstance(entry.get("mtime"), int) else 0
                 to.addfile(member, process.open_content(member.size))  # type: ignore[arg-type]
             process.finish()
 
@@ -177,15 +177,15 @@ class JobFolders:
         await self._call(user, "remove", folder, AccountProcess.send_request)
 
     async def list_names(self, user: str) -> frozenset[str]:
-        found: set[str] = set()
+        names: set[str] = set()
 
         def take(process: AccountProcess) -> None:
             process.send_request()
-            while (known := process.read_frame()) is not None and len(found) < MAX_NAMES:
-                found.add(known["name"])
+            while (entry := process.read_frame()) is not None and len(names) < MAX_NAMES:
+                names.add(entry["name"])
 
         await self._call(user, "list", None, take)
-        return frozenset(name for name in found if NAME.fullmatch(name))
+        return frozenset(name for name in names if NAME.fullmatch(name))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -212,9 +212,9 @@ class JobFolders:
         await self.run_in_turn(user, self._threads, call)
 
     async def run_in_turn(self, user: str, threads: Executor, work: Callable[[], None]) -> None:
-        """Have a thread do what talks to a process of an account's: who hangs his own has few of the threads.
+        """Run a blocking call for an account in a thread; limit the threads of each account.
 
-        A thread counts until it is through, also when nobody waits for it any more.
+        A thread counts until its call returns, even if the caller was cancelled.
         """
         turn = self._turns.setdefault(user, asyncio.Semaphore(MAX_CONCURRENT))
         await turn.acquire()
@@ -242,7 +242,7 @@ def _add_files(files: Mapping[str, bytes], archive: tarfile.TarFile) -> None:
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Keep files, folders, and links to replicas on this cluster, which the account follows, and not the agent."""
+    """Keep files, folders, and links to replicas; the account resolves the links, not the agent."""
     if member.islnk() or not (member.isfile() or member.isdir() or member.issym()):
         return None
     member.uid = member.gid = 0

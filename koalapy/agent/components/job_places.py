@@ -1,4 +1,4 @@
-"""Where each component works: handed to its account before it begins, and taken back when it is over."""
+"""The working folder of each component: prepared for its account, and read back at its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,11 +17,11 @@ log = structlog.get_logger()
 
 FETCH_TRIES = 3
 RETRY_DELAY = 2.0
-"""Seconds."""
+"""Seconds between two attempts."""
 
 
 class ComponentFolders:
-    """Nothing is to be done for components that run as the agent itself: their folder is where they work."""
+    """The folders of components. Those that run as the agent's account work in its own folder."""
 
     def __init__(self, folders: JobFolders, stages: Stages, reporter: Reporter) -> None:
         self._folders, self._stages, self._reporter = folders, stages, reporter
@@ -29,7 +29,7 @@ class ComponentFolders:
         self._tasks = BackgroundTasks()
 
     def work_path(self, component: Component) -> Path:
-        """``SiteRejected`` for an account that can have no folder."""
+        """Return the working folder. Raise ``SiteRejected`` for an account that can have none."""
         own = component.folder.path
         return self._folders.folder_path(component.user, f"work-{component.name}") if component.user else own
 
@@ -41,7 +41,7 @@ class ComponentFolders:
         return self._stages.folder_path(component.instance, component.stage)
 
     def start_fetch(self, component: Component, then: Callable[[], object]) -> bool:
-        """Whether all is here that its runners left; where not, ``then`` is called when it is, or is not to be had."""
+        """Return whether the runners' files were fetched; else fetch them and then call ``then``."""
         if not component.fetched and component.name not in self._taking_back:
             task = self._taking_back[component.name] = asyncio.create_task(self._fetch(component))
 
@@ -54,7 +54,7 @@ class ComponentFolders:
         return component.fetched
 
     def fetch_early(self, component: Component) -> None:
-        """See whether its runners have left anything already: an agent that was away does not know."""
+        """Fetch results of a component that may have ended while no agent ran."""
         if not component.fetched:
             self._tasks.spawn(self._fetch(component))
 
@@ -83,7 +83,7 @@ class ComponentFolders:
             log.warning("job folder stays", action="folder-not-removed", token=component.token, reason=str(error))
 
     async def remove_leftovers(self) -> None:
-        """Remove what agents before us have left of accounts' folders."""
+        """Remove folders in accounts that earlier agents left."""
         for user in sorted(self._folders.list_accounts()):
             try:
                 for name in await self._folders.list_names(user) - self._known(user):
@@ -93,9 +93,9 @@ class ComponentFolders:
                 log.info("cannot list folders", action="folders-not-swept", user=user, reason=str(error))
 
     def _known(self, user: str) -> set[str]:
-        own = [component for component in self._reporter.components.values() if component.user == user]
+        components = [component for component in self._reporter.components.values() if component.user == user]
         stages = {f"stage-{instance}-{token}" for instance, token in self._stages.known_keys()}
-        return stages | {self.work_path(component).name for component in own}
+        return stages | {self.work_path(component).name for component in components}
 
     async def close(self) -> None:
         tasks = [*self._tasks.running, *self._taking_back.values()]

@@ -1,4 +1,4 @@
-"""Which Open MPI a program would find, as far as the agent's host is like the nodes."""
+"""Finds the Open MPI that programs use, if the agent's host is like the nodes."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from koalapy.agent.lrm.script import LOAD_MODULES
 
 @dataclass(frozen=True, slots=True)
 class OpenMpi:
-    """What was found; ``version`` is empty when it is no Open MPI, for the ``complaint``."""
+    """The Open MPI that was found; ``version`` is empty and ``complaint`` says why if there is none."""
 
     path: str = ""
     version: str = ""
@@ -24,14 +24,15 @@ class OpenMpi:
 
 
 async def open_mpi_here(settings: AgentSettings, prefix: str | None) -> OpenMpi:
-    """The first ``mpirun`` on the programs' ``PATH``, or that of ``prefix``; ``SiteError`` where none can be run."""
+    """Return the first Open MPI on the programs' ``PATH``, or that of ``prefix``. Raise ``SiteError`` if no command can
+    be run."""
     mpirun = f"{prefix}/bin/mpirun" if prefix else "mpirun"
     lines = [LOAD_MODULES.format(names=shlex.join(settings.modules))] if settings.modules else []
     if path := settings.environment.get("PATH"):
         lines.append(f'export PATH={shlex.quote(path)}:"$PATH"\n')
     lines.append(f"command -v {shlex.quote(mpirun)} && exec {shlex.quote(mpirun)} --version")
-    others = {name: value for name, value in settings.environment.items() if name != "PATH"}
-    answer = await run_command("sh", "-c", "".join(lines), environment={**os.environ, **others})
+    environment = {name: value for name, value in settings.environment.items() if name != "PATH"}
+    answer = await run_command("sh", "-c", "".join(lines), environment={**os.environ, **environment})
     output = answer.output.decode(errors="replace").splitlines()
     if not output:
         reason = next((line.strip() for line in answer.errors.splitlines() if line.strip()), "")

@@ -1,8 +1,7 @@
-"""A component's output as one stream of bytes, put together from its nodes' streams, and what of it is to be sent.
+"""A component's output: one stream of bytes from its nodes' streams, and what of it is sent.
 
-Of an output that is longer than ``limit`` only the head and the tail are sent, half each: who falls behind the tail
-skips what is no longer part of it. What was acknowledged or is needed no more does not stay on disk, so that a spool
-holds little more than the limit.
+Only the head and the tail of an output longer than ``limit`` are sent, half each; the middle is skipped. Acknowledged
+and unneeded bytes are removed from the disk, so that a spool holds little more than the limit.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,18 +16,18 @@ from koalapy.system.clock import SYSTEM_CLOCK, Clock
 log = structlog.get_logger()
 
 MAX_PARTIAL_LINE = 64 * 1024
-"""Bytes of an unfinished line that are held back at most, waiting for its end."""
+"""Maximum bytes of an unfinished line that are buffered."""
 CHUNK_SIZE = 64 * 1024
 MAX_UNACKNOWLEDGED = 512 * 1024
-"""Bytes of a component's output on their way to the daemon at most."""
+"""Maximum bytes of a component's output that are sent and not acknowledged."""
 MAX_UNSENT = 4 * 1024 * 1024
-"""Bytes of a file with what a runner could not send, which is a block of its own at most."""
+"""Maximum bytes of a file with a runner's unsent output, which is one block."""
 DEFAULT_OUTPUT_LIMIT = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Something to send; of the ``gap`` bytes before it there is nothing any more."""
+    """Bytes to send, and the number of lost bytes before them (``gap``)."""
 
     offset: int
     data: bytes
@@ -36,7 +35,7 @@ class Piece:
 
 
 class OutputLog:
-    """Appends what nodes send, line by line where there are several, and remembers how much it has from each."""
+    """Stores the nodes' output, by whole lines if there are several nodes, and counts the bytes of each."""
 
     def __init__(
         self,
@@ -49,24 +48,24 @@ class OutputLog:
         self._folder, self._clock = folder, clock
         self._stored = Segments(folder, nodes, segment)
         self._head, self._tail = limit // 2, limit - limit // 2
-        self._held = [b""] * nodes
-        self._own = nodes
+        self._buffered = [b""] * nodes
+        self._agent_index = nodes
         self._floor = 0
-        """Where the last piece that was sent has ended."""
+        """End of the last piece that was sent."""
         self.sent = 0
         self.acknowledged = 0
         self.progress_at = self.tried_at = self._clock.monotonic()
-        """Since when the daemon owes an acknowledgement, and since when on this try."""
+        """When the daemon made progress, and when sending was tried last."""
         self._closed = False
         self._again = False
-        """Whether what is sent next was sent before."""
+        """Whether the next piece was sent before."""
         self.received_at = 0.0
         """When the last bytes came from a node (monotonic)."""
         self.is_given_up = False
         self.missing = ""
-        """What of the output is lost and why, in words; empty as a rule."""
+        """Description of lost output; empty if none is lost."""
         self.error = ""
-        """Why nothing can be written now; nodes get no acknowledgement meanwhile, and wait."""
+        """Why nothing can be written now. Runners get no acknowledgement meanwhile, and wait."""
 
     @property
     def total(self) -> int:
@@ -74,129 +73,139 @@ class OutputLog:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the daemon does not have all of it that it is to have."""
+        """Whether the daemon does not yet have all output that it should have."""
         return self.acknowledged < self.total and not self.is_given_up
 
     def kept_bytes(self, node: int) -> int:
-        """Bytes of a node's stream that are kept, and may be forgotten by who sent them."""
+        """Return the stored bytes of a node's stream, which its runner may forget."""
         return self._stored.received[node]
 
-    def _known(self, node: int) -> int:
-        """The same, with what is held back."""
-        return self.kept_bytes(node) + len(self._held[node])
+    def _end_of(self, node: int) -> int:
+        """Return the same including buffered bytes."""
+        return self.kept_bytes(node) + len(self._buffered[node])
 
     def recover(self) -> None:
-        """Read from the files how far things had come, whatever state they are in."""
+        """Load the stored output after a restart."""
         self._stored.recover()
         if self._stored.torn:
-            self._lose(f"up to {self._stored.torn} bytes: files below {self._folder} were damaged")
+            self._report_loss(f"up to {self._stored.torn} bytes: files below {self._folder} were damaged")
 
     # From the nodes
 
     def accept_stream(self, node: int, start: int) -> int:
-        """A node that has its stream from ``start`` on is there (again); where it is to go on."""
-        self._held[node] = b""
+        """Start or resume a node's stream, which its runner holds from ``start`` on. Return the next offset."""
+        self._buffered[node] = b""
         lost = start - self.kept_bytes(node)
         if lost > 0:
             self._stored.skip_bytes(node, lost)
-            self._lose(f"{lost} bytes of node {node}: they are not in {self._folder} any more")
+            self._report_loss(f"{lost} bytes of node {node}: they are not in {self._folder} any more")
         return self.kept_bytes(node)
 
     def add_bytes(self, node: int, offset: int, data: bytes) -> int:
-        """Add a piece of a node's stream; returns how far that stream may be forgotten by its sender."""
-        known = self._known(node)
-        if offset <= known < offset + len(data):
+        """Store bytes of a node's stream. Return the stored bytes, which its runner may forget."""
+        position = self._end_of(node)
+        if offset <= position < offset + len(data):
             self.received_at = self._clock.monotonic()
-            self._held[node] += data[known - offset :]
-            self._keep(node, whole=self._own == 1)
+            self._buffered[node] += data[position - offset :]
+            self._store_lines(node, with_partial_line=self._agent_index == 1)
         return self.kept_bytes(node)
 
     def copy_unsent(
-        self, node: int, unsent: Iterable[tuple[int, Path]], total: int | None, left: Callable[[int, Path, int], bytes]
+        self,
+        node: int,
+        unsent: Iterable[tuple[int, Path]],
+        total: int | None,
+        read_file: Callable[[int, Path, int], bytes],
     ) -> None:
-        """Take what a runner that has written ``total`` bytes saved in files, up to the first gap.
+        """Store unsent output that a runner, which wrote ``total`` bytes, saved in files, up to the first gap.
 
-        The files stay: the runner may come back and send the rest. Parameters are those of ``take_over``.
+        Keep the files: the runner may reconnect and send the rest. Parameters are those of ``recover_unsent``.
         """
         for start, path in unsent:
-            if start > self._known(node):
+            if start > self._end_of(node):
                 break
             try:
-                self.add_bytes(node, start, left(node, path, MAX_UNSENT))
+                self.add_bytes(node, start, read_file(node, path, MAX_UNSENT))
             except (OSError, ValueError):
                 break
-        if self._known(node) == total:
+        if self._end_of(node) == total:
             self.finish_node(node)
 
     def recover_unsent(
-        self, node: int, unsent: Iterable[tuple[int, Path]], total: int | None, left: Callable[[int, Path, int], bytes]
+        self,
+        node: int,
+        unsent: Iterable[tuple[int, Path]],
+        total: int | None,
+        read_file: Callable[[int, Path, int], bytes],
     ) -> None:
-        """A node is gone that has written ``total`` bytes, or nobody knows how many: take what it left in files, which
-        are known by the places in its stream where they begin. ``left`` says what is in one, if it is that node's."""
+        """Store and remove the files of a node whose runner is gone after ``total`` bytes, None if unknown.
+
+        ``unsent`` holds offsets in the stream and paths; ``read_file`` returns a verified file of the node.
+        """
         for start, path in unsent:
             try:
-                data = left(node, path, MAX_UNSENT)
+                data = read_file(node, path, MAX_UNSENT)
             except OSError:
                 continue
             except ValueError:  # a program's, or its key is lost; the result's total or a missing result tells that
                 _remove(path)
                 continue
-            if start > self._known(node):
+            if start > self._end_of(node):
                 self.finish_node(node)
                 self.accept_stream(node, start)
             self.add_bytes(node, start, data)
             if not self.error:
                 _remove(path)
-        if total is not None and total > self._known(node) and not self.error:
-            self._lose(f"{total - self._known(node)} bytes of node {node}: it ended before it had sent them")
+        if total is not None and total > self._end_of(node) and not self.error:
+            self._report_loss(f"{total - self._end_of(node)} bytes of node {node}: it ended before it had sent them")
 
     def note_killed_runner(self, node: int) -> None:
-        """Say that what a node's runner had not handed over was lost with it; nothing tells how much that was."""
-        self._lose(f"possibly the end of what node {node} wrote: its runner was killed")
+        """Report that unsent output of a killed runner was lost; its size is unknown."""
+        self._report_loss(f"possibly the end of what node {node} wrote: its runner was killed")
 
     def retry_write(self, node: int) -> int:
-        """Try again to keep what could not be written; as ``take``."""
-        self._keep(node, whole=self._own == 1)
+        """Retry a failed write; as ``add_bytes``."""
+        self._store_lines(node, with_partial_line=self._agent_index == 1)
         return self.kept_bytes(node)
 
     def finish_node(self, node: int) -> bool:
-        """No more will come from that node: its last line need not end. False while there is no room for that."""
-        return self._keep(node, whole=True)
+        """Store a node's last unfinished line. Return False if the disk is full."""
+        return self._store_lines(node, with_partial_line=True)
 
     def close(self) -> None:
-        for node, held in enumerate(self._held):
-            if held and not self.finish_node(node):
-                self._lose(f"{len(self._held[node])} bytes of node {node}: {self.error}")
-        self._held = [b""] * self._own
+        for node, partial_line in enumerate(self._buffered):
+            if partial_line and not self.finish_node(node):
+                self._report_loss(f"{len(self._buffered[node])} bytes of node {node}: {self.error}")
+        self._buffered = [b""] * self._agent_index
         spilled = 0 if self._closed else sum(map(_size, self._folder.glob("output.*.*")))
         if spilled:
-            self._lose(f"more than {spilled} bytes that its runners could not hand over")
+            self._report_loss(f"more than {spilled} bytes that its runners could not hand over")
         self._closed = True
 
     def append_line(self, line: bytes) -> None:
-        """A line of our own, after the last of the nodes'."""
+        """Append a line of the agent."""
         try:
-            self._stored.append_bytes(self._own, line)
+            self._stored.append_bytes(self._agent_index, line)
         except OSError as error:
             self._failed(error)
 
-    def _keep(self, node: int, *, whole: bool) -> bool:
-        held, before = self._held[node], self.kept_bytes(node)
-        size = len(held) if whole or len(held) > MAX_PARTIAL_LINE else held.rfind(b"\n") + 1
+    def _store_lines(self, node: int, *, with_partial_line: bool) -> bool:
+        buffered, stored = self._buffered[node], self.kept_bytes(node)
+        size = len(buffered) if with_partial_line or len(buffered) > MAX_PARTIAL_LINE else buffered.rfind(b"\n") + 1
         try:
-            self._stored.append_bytes(node, held[:size])
+            self._stored.append_bytes(node, buffered[:size])
             self.error = ""
         except OSError as error:
             self._failed(error)
-        self._held[node] = held[self.kept_bytes(node) - before :]
+        self._buffered[node] = buffered[self.kept_bytes(node) - stored :]
         self._drop()
         return not self.error
 
     def _failed(self, error: OSError) -> None:
         self.error = f"cannot write below {self._folder}: {error.strerror or error}"
 
-    def _lose(self, what: str) -> None:
-        self.missing = f"{self.missing}; {what}" if self.missing else what
+    def _report_loss(self, loss: str) -> None:
+        self.missing = f"{self.missing}; {loss}" if self.missing else loss
 
     # To the daemon
 
@@ -205,32 +214,32 @@ class OutputLog:
             return None
         if self.sent == self.acknowledged and not self._again:
             self.progress_at = self.tried_at = self._clock.monotonic()
-        at, size = self.sent, CHUNK_SIZE
-        if at < self._head:
-            size = min(size, self._head - at)
+        position, size = self.sent, CHUNK_SIZE
+        if position < self._head:
+            size = min(size, self._head - position)
         else:
-            at = max(at, self.total - self._tail)
-        offset, data = self._stored.read_bytes(at, size)
+            position = max(position, self.total - self._tail)
+        offset, data = self._stored.read_bytes(position, size)
         piece = Piece(offset, data, offset - self._floor)
         self.sent = self._floor = offset + len(data)
         return piece
 
     def rewind(self) -> None:
-        """Send again what was not acknowledged; before that there is nothing any more."""
+        """Send everything again that was not acknowledged."""
         self.sent, self._floor, self._again = self.acknowledged, 0, True
         self.tried_at = self._clock.monotonic()
 
     def restart_sending(self) -> None:
-        """There is another connection, on which nothing was sent yet."""
+        """Start sending on a new connection."""
         self.rewind()
         self.progress_at = self.tried_at
 
     def acknowledge_to(self, offset: int) -> None:
-        """The daemon has all before ``offset``, or knows that it will not come."""
+        """Record that the daemon has everything before ``offset``, or knows that it is lost."""
         if offset > self.total:
             lost = offset - self.total
-            self._stored.skip_bytes(self._own, lost)
-            self._lose(f"up to {lost} bytes: the daemon has had more than there is in {self._folder}")
+            self._stored.skip_bytes(self._agent_index, lost)
+            self._report_loss(f"up to {lost} bytes: the daemon has had more than there is in {self._folder}")
         if offset > self.acknowledged:
             self.acknowledged, self._again = offset, False
             self.progress_at = self.tried_at = self._clock.monotonic()
@@ -239,7 +248,7 @@ class OutputLog:
         self._drop()
 
     def give_up(self, reason: str) -> None:
-        self._lose(f"the last {self.total - self.acknowledged} bytes: {reason}")
+        self._report_loss(f"the last {self.total - self.acknowledged} bytes: {reason}")
         self.is_given_up = True
 
     def _drop(self) -> None:
@@ -255,7 +264,7 @@ def _size(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """One that stays is known when it is found again, by its place in the stream."""
+    """Remove a file. One that remains is recognised later by its offset in the stream."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The agent's loop, journal, questions to the resource manager, timeouts and settings.
+"""The agent's loop, journal, questions, resource manager jobs, and settings.
 
-Start at ``agent.py``. What follows from an entry of the journal (``spool.py``) happens only when the entry is on the
-disk. A lost entry makes its component a lost one; an entry that cannot be written for lack of space fails it.
-``lrm_polling.py`` decides when the resource manager is polled, ``leases.py`` counts the silence of the daemon.
+Start at ``agent.py``. An effect of a journal entry (``spool.py``) happens only when the entry is on the disk. If an
+entry is lost, its component is reported as lost; if an entry cannot be written for lack of space, its component fails.
+``lrm_polling.py`` decides when the resource manager is polled, ``leases.py`` measures the daemon's silence.
 """

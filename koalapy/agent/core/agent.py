@@ -1,4 +1,4 @@
-"""The agent of one cluster: carries out the daemon's commands, and tells it what runners and resource manager say."""
+"""The agent of one cluster: carries out the daemon's commands and reports runners and resource manager."""
 
 import asyncio
 import os
@@ -46,22 +46,22 @@ from koalapy.system.systemd import ServiceManager
 log = structlog.get_logger()
 
 INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
-"""What a daemon may be called: its folder is, too."""
+"""Allowed instance names of a daemon, which are also folder names."""
 FIRST_SNAPSHOT_TIMEOUT = 10.0
-"""Seconds without a first answer of the resource manager after which a daemon is told what is known without it: its
-components count as lost else, though their runners are heard."""
+"""Seconds to wait for the first snapshot before the inventory is sent without one. Without an inventory the daemon
+would count the components as lost, though their runners are connected."""
 VERSIONS_INTERVAL, VERSIONS_RETRY_INTERVAL = 3600.0, 60.0
-"""Seconds between two looks which versions of what there are; and where the resource manager did not say."""
+"""Seconds between two checks of the installed versions; the second if the resource manager's is unknown."""
 STATUS_INTERVAL = 10.0
-"""Seconds between two words to a service manager that waits for no sign of life."""
+"""Seconds between two status reports to a service manager without a watchdog."""
 RETRY_INTERVAL = 2.0
-"""Seconds between two looks for what could not be written or sent."""
+"""Seconds between two retries of what could not be written or sent."""
 MAX_THREADS = 64
-"""For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
+"""Threads for blocking calls. A daemon or file system that hangs must not delay the resource manager."""
 
 
 FindOpenMpi = Callable[[AgentSettings, str | None], Awaitable[OpenMpi]]
-"""Return the wire.Open MPI of this host, by default the one below a prefix. Raise ``SiteError`` if it cannot be run."""
+"""Return the Open MPI of this host, below a prefix if one is given. Raise ``SiteError`` if it cannot be run."""
 
 
 async def run_agent(
@@ -74,14 +74,14 @@ async def run_agent(
     clock: Clock = SYSTEM_CLOCK,
     find_open_mpi: FindOpenMpi = open_mpi_here,
 ) -> None:
-    """Serve one cluster until cancelled; jobs go on without the agent, and are found again by the next one."""
+    """Serve one cluster until cancelled. Jobs continue without the agent; the next agent finds them again."""
     folders = folders or JobFolders.from_settings(settings, timeouts)
     agent = Agent(settings, lrm, folders, timeouts, clock, find_open_mpi)
     await agent.run(manager or ServiceManager())
 
 
 class Agent:
-    """Joins the parts, and carries out the daemon's commands."""
+    """The agent's parts, and the handlers of the daemon's messages."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Agent:
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
         self._welcomed = False
-        """Whether the daemon on this connection has said who it is."""
+        """Whether the daemon on this connection has sent its welcome."""
         self._output_limit = DEFAULT_OUTPUT_LIMIT
         self._greeting: asyncio.Task[None] | None = None
         self._confirming = BackgroundTasks()
@@ -170,12 +170,12 @@ class Agent:
         await self._runners.listen(self._barrier)
         await self._logins.listen()
         if self._accounts.own_uid == 0 and not self._accounts.is_mapped:
-            hint = "run it as an account of its own, or make the cluster mapped"
+            hint = "run the agent as an account of its own, or set identity: mapped"
             log.warning("all jobs run as root", action="jobs-as-root", cluster=self._settings.cluster, hint=hint)
         log.info(
-            "agent serves", action="agent-serves", cluster=self._settings.cluster, components=len(self._reporter.live)
+            "agent started", action="agent-serves", cluster=self._settings.cluster, components=len(self._reporter.live)
         )
-        manager.notify_ready(f"serves {self._settings.cluster}")
+        manager.notify_ready(f"serving {self._settings.cluster}")
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tell_status(manager))
@@ -196,12 +196,12 @@ class Agent:
             await self._places.close()
             self._runners.close()
             await self._lrm.close()
-            log.info("agent ends", action="agent-ends", cluster=self._settings.cluster)
+            log.info("agent stopped", action="agent-ends", cluster=self._settings.cluster)
 
     def _recall(self) -> None:
         self._folders.prepare_base()
         for path in self._spool.remove_leftovers():
-            log.info("what was left of a component was removed", action="folders-swept", folder=str(path))
+            log.info("removed remains of a component", action="folders-swept", folder=str(path))
         for instance, token, folder in self._spool.load_folders():
             try:
                 component = Component.load_journal(instance, token, folder, self._clock)
@@ -228,11 +228,11 @@ class Agent:
         self._files.stages.load_stages()
 
     async def _tell_status(self, manager: ServiceManager) -> None:
-        """Live, as the service manager sees it: it hears nothing while this loop hangs."""
+        """Report the agent's status to the service manager. It receives nothing while this loop hangs."""
         while True:
-            away = "" if self._welcomed else "its daemon is out of reach"
+            away = "" if self._welcomed else "the daemon is not reachable"
             manager.send_heartbeat(
-                "; ".join(filter(None, (away, self._jobs.problem))) or f"serves {self._settings.cluster}"
+                "; ".join(filter(None, (away, self._jobs.problem))) or f"serving {self._settings.cluster}"
             )
             await asyncio.sleep(manager.interval or STATUS_INTERVAL)
 
@@ -246,22 +246,22 @@ class Agent:
             self._runners.check_open_files()
 
     async def _sweep(self) -> None:
-        """Remove what killed runners have left on this machine, where the nodes are this machine."""
-        own = {self._settings.environment.get("TMPDIR", "/tmp"), tempfile.gettempdir()}
+        """Remove folders of killed runners on this machine, which is also a node of embedded clusters."""
+        directories = {self._settings.environment.get("TMPDIR", "/tmp"), tempfile.gettempdir()}
         while True:
-            for base in own:
+            for base in directories:
                 if swept := await asyncio.to_thread(sweep, base):
                     log.info("removed left folders", action="folders-swept", below=base, folders=swept)
             await asyncio.sleep(self._timeouts.sweep_interval_s)
 
     async def _watch_versions(self) -> None:
-        """Tell what runs here; what is installed may change under us."""
+        """Report the installed versions, which may change while the agent runs."""
         while True:
             lrm = await self._jobs.fetch_version()
             try:
                 open_mpi = await self._find_open_mpi(self._settings, self._settings.environment.get("KOALA_MPI_PREFIX"))
             except SiteError as error:
-                log.info("the version of wire.Open MPI is not known", action="version-unknown", reason=error.message)
+                log.info("the version of Open MPI is not known", action="version-unknown", reason=error.message)
                 open_mpi = OpenMpi()
             self._reporter.versions = Versions(koalapy.__version__, lrm, open_mpi.version)
             self._jobs.polls.request_poll()
@@ -304,7 +304,7 @@ class Agent:
             secrets=self._secrets.hex_secrets(component.name, component.size),
         )
 
-    # What the daemon says
+    # Messages of the daemon
 
     def _lost(self) -> None:
         self._welcomed = False
@@ -318,7 +318,7 @@ class Agent:
 
     def _received(self, message: wire.FromDaemon) -> None:
         if not self._welcomed and not isinstance(message, wire.Welcome):
-            raise ValueError(f"the daemon begins with {message.type!r}, not with a welcome: it is not obeyed")
+            raise ValueError(f"the daemon's first message is {message.type!r}, not a welcome")
         match message:
             case wire.Command():
                 self._command(message)
@@ -344,9 +344,9 @@ class Agent:
 
     def _welcome(self, message: wire.Welcome) -> None:
         if not INSTANCE.fullmatch(message.instance):
-            raise ValueError(f"{message.instance[:60]!r} is no instance of a daemon: it is not obeyed")
+            raise ValueError(f"{message.instance[:60]!r} is not a valid daemon instance")
         if not self._daemons.accept_epoch(message.instance, message.epoch, message.life):
-            raise ValueError(f"the daemon's epoch {message.epoch} is older than one that was served: it is not obeyed")
+            raise ValueError(f"the daemon's epoch {message.epoch} is older than one that this agent has served")
         self._welcomed = True
         self._epoch, self._life = message.epoch, message.life
         self._reporter.instance = message.instance
@@ -368,13 +368,15 @@ class Agent:
         self._reporter.send_inventory(snapshot, self._jobs.problem)
 
     def _end_unrecorded(self, snapshot: LrmSnapshot) -> None:
-        """End the daemon's jobs that the resource manager has and of which the record is lost."""
+        """End the daemon's jobs that the resource manager holds and whose record is lost."""
         for token, job in list(self._reporter.find_strays(snapshot)):
             self._reporter.lost_records.record_loss(token, f"the resource manager has its job {job.id}")
             try:
                 component = self._new(token, 0, None)
             except OSError as error:  # its status makes the daemon stop it
-                log.error("a folder cannot be made", action="command-not-noted", token=token, error=str(error))
+                log.error(
+                    "cannot create a component's folder", action="command-not-noted", token=token, error=str(error)
+                )
                 continue
             component.user, component.lrm_job = job.user, job.id
             component.fail(RECORD_LOST)
@@ -391,7 +393,7 @@ class Agent:
         self._confirming.spawn(self._confirm(message.sequence))
 
     async def _confirm(self, sequence: int) -> None:
-        """What runners have sent may not have been read yet, above all when we were stopped for a while."""
+        """Confirm a probe after all data of the runners was read, for the agent may have been stopped for a while."""
         await self._barrier.wait_for_returns()
         await self._runners.read_pending()
         await self._jobs.polls.wait_for_new_poll()
@@ -399,8 +401,8 @@ class Agent:
 
     def _command(self, message: wire.Command) -> None:
         # Tokens name folders: none may lead out of the agent's.
-        named = [message.token, *([message.stage] if isinstance(message, wire.Submit) and message.stage else ())]
-        error = next((f"{token[:60]!r} is no token" for token in named if not is_token(token)), "")
+        tokens = [message.token, *([message.stage] if isinstance(message, wire.Submit) and message.stage else ())]
+        error = next((f"{token[:60]!r} is not a valid token" for token in tokens if not is_token(token)), "")
         if message.epoch < self._epoch:
             error = f"epoch {message.epoch} is older than {self._epoch}"
         if error:
@@ -415,8 +417,8 @@ class Agent:
             self._uplink.send_soon(wire.Ack(id=message.id, error=refusal))
 
     def _carry_out(self, message: wire.Command) -> str | None:
-        """Why a command is refused, empty when it is not; None when it is not done yet. ``OSError`` where it could not
-        be written down."""
+        """Carry out a command. Return an error, empty on success, None if it is to be retried. Raise ``OSError`` if the
+        journal cannot be written."""
         match message:
             case wire.Submit():
                 return self._submit(message)
@@ -431,12 +433,12 @@ class Agent:
             case wire.Unstage():
                 self._files.stages.discard_stage(self._reporter.instance, message.token)
                 return ""
-        return f"this agent knows no command {message.type!r}"
+        return f"this agent does not support the command {message.type!r}"
 
     def _cannot_write(self, message: wire.Command, failure: OSError) -> str | None:
-        """What was not written down is not begun: its component fails, and what must be done is done later."""
+        """Fail the component of a command that cannot be recorded. Return None if the command is to be retried."""
         error = format_write_error(self._settings.directory, failure)
-        log.error("a command cannot be written down", action="command-not-noted", token=message.token, error=error)
+        log.error("a command cannot be recorded", action="command-not-noted", token=message.token, error=error)
         component = self._reporter.find_component(message.token)
         if isinstance(message, wire.Submit) and component is None:
             self._spool.discard_folder(self._reporter.instance, message.token)
@@ -465,9 +467,9 @@ class Agent:
         self._daemons.record_job(instance, parse_token(message.token).job)
 
     def _submit(self, message: wire.Submit) -> str:
-        known = self._reporter.find_component(message.token)
-        if known is not None:
-            self._reporter.republish_status(known)
+        component_before = self._reporter.find_component(message.token)
+        if component_before is not None:
+            self._reporter.republish_status(component_before)
             return ""
         component = self._new(message.token, message.size, message.walltime)
         component.stage, component.collect = message.stage, tuple(message.collect)
@@ -483,7 +485,7 @@ class Agent:
     def _open(self, message: wire.Open) -> str:
         component = self._reporter.find_component(message.token)
         if component is None or component.size == 0:
-            return f"there is no component {message.token}"
+            return f"this agent has no component {message.token}"
         if component.plan is None:
             self._barrier.open_component(component, message.plan())
         return ""
@@ -521,7 +523,8 @@ class Agent:
         return ""
 
     def _new(self, token: str, size: int, walltime: float | None) -> Component:
-        """Not known to anybody before it is written down: where that cannot be, the daemon's next word begins anew."""
+        """Create a component that is not registered yet: if it cannot be recorded, the daemon's next command starts
+        anew."""
         folder = self._spool.make_folder(self._reporter.instance, token)
         return Component(
             self._reporter.instance, token, folder, size, walltime, output_limit=self._output_limit, clock=self._clock

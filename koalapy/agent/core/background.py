@@ -1,6 +1,6 @@
-"""Load that looks like local users': jobs handed straight to the resource manager, which no scheduler has placed.
+"""Artificial load of local users: jobs submitted directly to the resource manager.
 
-They count as background in every report, for their names do not begin as those of our components do.
+They count as background in every report, since their names differ from those of components.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ NAME_PREFIX = "local-"
 MAX_SECONDS = 600.0
 MAX_CONCURRENT_JOBS = 100
 MAX_QUEUED_SECONDS = 3600.0
-"""Seconds that one may have waited for its nodes, for which it is remembered beyond its time."""
+"""Seconds that a job may have waited for its nodes; it is remembered for so much longer."""
 WALLTIME_ALLOWANCE = 60.0
-"""Seconds beyond its time after which the resource manager is to end one."""
+"""Seconds beyond a job's duration after which the resource manager ends it."""
 FOLDER_RETENTION = 24 * 3600.0
-"""Seconds for which a folder is kept at most: a job may wait for long before it runs."""
+"""Maximum seconds for which a folder is kept, since a job may wait before it runs."""
 
 
 class BackgroundOrder(BaseModel):
-    """Keep ``nodes`` nodes busy for ``seconds`` seconds, as soon as the resource manager has them."""
+    """Occupy ``nodes`` nodes for ``seconds`` seconds, as soon as the resource manager has them."""
 
     model_config = ConfigDict(strict=True)
 
@@ -42,7 +42,7 @@ class BackgroundOrder(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BackgroundJob:
-    """One such job: its number in the resource manager, and until when it could run had it started at once."""
+    """A submitted job: its number in the resource manager, and when it would end had it started at once."""
 
     job: str
     until: float
@@ -54,25 +54,25 @@ class Background:
     def __init__(
         self, lrm: Lrm, kind: str, directory: Path, *, refused: bool = False, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """``kind``, by name, of the resource manager; ``directory`` is where its jobs have their folders; ``refused``
-        where they would be root's."""
+        """Set up. ``kind`` of the resource manager, ``directory`` for the jobs' folders, ``refused`` if they would run
+        as root."""
         self._refused, self._clock = refused, clock
         self._lrm, self._kind, self._directory = lrm, kind, directory
         self._started: dict[str, BackgroundJob] = {}
         self._lock = asyncio.Lock()
-        """Held while jobs are submitted or ended: what is on its way to the resource manager counts, too."""
+        """Held while jobs are submitted or ended, so that jobs being submitted count."""
 
     async def start_job(self, payload: Mapping[str, object]) -> dict[str, object]:
         if not KINDS[self._kind].sees_local_users:
             seeing = [name for name, kind in KINDS.items() if kind.sees_local_users and not kind.on_this_host]
             raise SiteRejected(
-                f"a cluster of the kind {self._kind} does not tell of local users' load",
+                f"a cluster of the kind {self._kind} does not report the load of local users",
                 hint=f"use the kind {' or '.join(seeing)}",
             )
         if self._refused:
             raise SiteRejected(
-                "this cluster's agent is root, and runs no jobs of its own",
-                hint="run it as an account of its own with CAP_SETUID, CAP_SETGID and CAP_KILL",
+                "this cluster's agent runs as root and starts no jobs of its own",
+                hint="run the agent as an account of its own with CAP_SETUID, CAP_SETGID and CAP_KILL",
             )
         order = BackgroundOrder.model_validate({name: payload.get(name) for name in BackgroundOrder.model_fields})
         async with self._lock:
@@ -81,9 +81,9 @@ class Background:
     async def _submit(self, nodes: int, seconds: float) -> dict[str, object]:
         self._forget_ended()
         now = self._clock.monotonic()
-        if sum(one.until > now for one in self._started.values()) >= MAX_CONCURRENT_JOBS:
+        if sum(job_record.until > now for job_record in self._started.values()) >= MAX_CONCURRENT_JOBS:
             raise SiteRejected(
-                f"{MAX_CONCURRENT_JOBS} background jobs are under way already", hint="wait for some to end"
+                f"{MAX_CONCURRENT_JOBS} background jobs are running already", hint="wait for some to end"
             )
         name = f"{NAME_PREFIX}{uuid4().hex[:12]}"
         folder = self._directory / name
@@ -104,7 +104,7 @@ class Background:
         return {"name": name, "lrm_job": job}
 
     async def stop_jobs(self, payload: Mapping[str, object]) -> dict[str, object]:
-        """End whatever was started here and has not ended; return how many jobs were told to."""
+        """End all jobs that were started here; return how many were ended."""
         async with self._lock:
             self._forget_ended()
             stopped, failed = 0, None
@@ -121,9 +121,13 @@ class Background:
         return {"stopped": stopped}
 
     def _forget_ended(self) -> None:
-        """Resource managers remember ended jobs for long: what must have ended is not asked about for ever."""
+        """Forget jobs that must have ended, since resource managers remember them for long."""
         now = self._clock.monotonic()
-        self._started = {name: one for name, one in self._started.items() if one.until + MAX_QUEUED_SECONDS > now}
+        self._started = {
+            name: job_record
+            for name, job_record in self._started.items()
+            if job_record.until + MAX_QUEUED_SECONDS > now
+        }
 
     def _clean(self) -> None:
         with contextlib.suppress(OSError):

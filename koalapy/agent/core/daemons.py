@@ -1,6 +1,6 @@
-"""What an agent remembers of the daemons it served, and what it removes of those that are never heard of again.
+"""The daemons that an agent has served, and the removal of what expired daemons left.
 
-It remembers longer than their databases, which may be put back from copies.
+The agent remembers daemons for longer than their databases, which may be restored from backups.
 """
 
 import asyncio
@@ -23,44 +23,46 @@ from koalapy.runner.atomic_files import replace_file, sync_folder
 log = structlog.get_logger()
 
 MAX_KNOWN_DAEMONS = 50
-"""Of how many daemons a new one is told; those that were heard of last."""
+"""Daemons reported to a new one; the most recent ones."""
 EPOCH_FILE, JOB_FILE = "daemon", "job"
 """Files in each daemon's folder."""
 
 
 class Daemons:
-    """The highest epoch of each daemon, on the disk before anything of that epoch is done, and its highest job.
+    """The highest epoch and the highest job of each daemon.
 
-    The job's number is not synced: what may get lost of it by a power failure costs no more than a number given twice,
-    for what belongs together is told by the nonces of attempts.
+    The epoch is on the disk before anything of that epoch is done. The job's number is not synced: if a power failure
+    loses it, a number is only used twice, and nonces distinguish the attempts.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known = {known.instance: known for known in _remembered(directory)}
+        self._records = {daemon.instance: daemon for daemon in _load_records(directory)}
 
     def known_daemons(self) -> list[KnownDaemon]:
-        return list(self._known.values())[-MAX_KNOWN_DAEMONS:]
+        return list(self._records.values())[-MAX_KNOWN_DAEMONS:]
 
-    def accept_epoch(self, instance: str, epoch: int, life: str) -> bool:
-        """Whether a daemon may be served: it is not older than one that was; it is the newest from now on."""
-        known = self._known.pop(instance, KnownDaemon(instance=instance, epoch=0))
-        self._known[instance] = known
-        if epoch < known.epoch or (epoch == known.epoch and life != known.life):
+    def accept_epoch(self, instance: str, epoch: int, run_id: str) -> bool:
+        """Record a daemon as the newest. Return False if it is older than one that was served."""
+        record = self._records.pop(instance, KnownDaemon(instance=instance, epoch=0))
+        self._records[instance] = record
+        if epoch < record.epoch or (epoch == record.epoch and run_id != record.life):
             return False
-        fresh = {"epoch": epoch, "life": life}
-        if (epoch, life) != (known.epoch, known.life) and self._write(instance, EPOCH_FILE, fresh, sync=True):
-            self._known[instance] = known.model_copy(update=fresh)
+        fields = {"epoch": epoch, "life": run_id}
+        if (epoch, run_id) != (record.epoch, record.life) and self._write_record(
+            instance, EPOCH_FILE, fields, sync=True
+        ):
+            self._records[instance] = record.model_copy(update=fields)
         return True
 
     def record_job(self, instance: str, job: int) -> None:
-        """A job of a daemon's."""
-        known = self._known.get(instance)
-        if known is not None and job > known.job and self._write(instance, JOB_FILE, {"job": job}, sync=False):
-            self._known[instance] = known.model_copy(update={"job": job})
+        """Record the highest job number of a daemon."""
+        record = self._records.get(instance)
+        if record is not None and job > record.job and self._write_record(instance, JOB_FILE, {"job": job}, sync=False):
+            self._records[instance] = record.model_copy(update={"job": job})
 
-    def _write(self, instance: str, name: str, fields: dict[str, Any], *, sync: bool) -> bool:
-        """False when there is no room: it is tried again with the next word."""
+    def _write_record(self, instance: str, name: str, fields: dict[str, Any], *, sync: bool) -> bool:
+        """Save fields. Return False if the disk is full; the daemon's next message retries it."""
         folder = self._directory / instance
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -68,13 +70,15 @@ class Daemons:
             if sync:
                 sync_folder(self._directory)
         except OSError as error:
-            log.warning("cannot note epoch or job", action="daemon-not-noted", instance=instance, reason=str(error))
+            log.warning(
+                "cannot save a daemon's epoch or job", action="daemon-not-noted", instance=instance, reason=str(error)
+            )
             return False
         return True
 
 
-def _remembered(directory: Path) -> Iterator[KnownDaemon]:
-    """From the one that was last met longest ago to the latest."""
+def _load_records(directory: Path) -> Iterator[KnownDaemon]:
+    """Yield the known daemons, the most recently served last."""
     files = [path for path in directory.glob(f"*/{EPOCH_FILE}") if path.is_file()]
     for path in sorted(files, key=lambda path: path.stat().st_mtime):
         fields: dict[str, object] = {}
@@ -86,7 +90,7 @@ def _remembered(directory: Path) -> Iterator[KnownDaemon]:
 
 
 class ExpiredDaemons:
-    """Removes what is left of a daemon that has been silent for ``after`` seconds while there is another."""
+    """Removes the remains of daemons that were silent for ``expire_after_s`` while another one was served."""
 
     def __init__(
         self,
@@ -95,11 +99,11 @@ class ExpiredDaemons:
         jobs: LrmJobs,
         places: ComponentFolders,
         files: FileService,
-        after: float,
+        expire_after_s: float,
         check_interval_s: float,
     ) -> None:
         self._spool, self._reporter, self._jobs, self._places, self._files = spool, reporter, jobs, places, files
-        self._after, self._check_interval_s = after, check_interval_s
+        self._expire_after_s, self._check_interval_s = expire_after_s, check_interval_s
 
     async def watch_daemons(self) -> None:
         while True:
@@ -107,36 +111,36 @@ class ExpiredDaemons:
             try:
                 self.remove_expired()
             except OSError as error:
-                log.warning("cannot remove a daemon's remains", action="daemon-not-forgotten", reason=str(error))
+                log.warning("cannot remove the remains of a daemon", action="daemon-not-forgotten", reason=str(error))
 
     def record_contact(self) -> None:
-        """The daemon has spoken. Where that cannot be noted we forget none too early: it is the present one."""
+        """Record a message of the present daemon. An error is harmless, since the present daemon never expires."""
         with contextlib.suppress(OSError):
             self._spool.record_contact(self._reporter.instance)
 
     def remove_expired(self) -> None:
-        """What is left of who was silent for too long; never of the daemon that spoke last, however long ago."""
+        """Remove the remains of expired daemons, except the one that was served last."""
         present = self._reporter.instance
         if not present:
             return
         if self._reporter.uplink.online.is_set():
             self.record_contact()
-        known = {component.instance for component in self._reporter.components.values()}
-        for instance in (known | self._files.stages.known_instances()) - {present}:
-            if self._spool.silence_of(instance) > self._after:
+        instances = {component.instance for component in self._reporter.components.values()}
+        for instance in (instances | self._files.stages.known_instances()) - {present}:
+            if self._spool.silence_of(instance) > self._expire_after_s:
                 self._remove(instance)
 
     def _remove(self, instance: str) -> None:
-        log.warning("what is left of a daemon is removed", action="daemon-forgotten", instance=instance)
-        own = [component for component in self._reporter.components.values() if component.instance == instance]
-        for component in own:
+        log.warning("removing the remains of an expired daemon", action="daemon-forgotten", instance=instance)
+        components = [component for component in self._reporter.components.values() if component.instance == instance]
+        for component in components:
             if component.ended:
                 self._files.collector.cancel_collection(component)
                 del self._reporter.components[component.name]
                 component.folder.remove_folder()
                 self._places.remove_work_folder(component)
             elif component.plan is None and component.stop is None:
-                component.stop = "its daemon has not been heard of for too long"
+                component.stop = "its daemon was silent for too long"
                 self._jobs.end_component(component)
                 component.folder.note_entry(stop=component.stop)
         self._files.stages.discard_stages(instance)

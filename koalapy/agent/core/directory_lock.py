@@ -1,4 +1,4 @@
-"""One agent to a directory: what it keeps there, two would spoil for each other."""
+"""A lock that allows one agent per directory."""
 
 import errno
 import fcntl
@@ -18,15 +18,15 @@ from koalapy.model.errors import ConflictError
 log = structlog.get_logger()
 
 RETRY_DELAY = 0.1
-"""Seconds."""
+"""Seconds between two attempts."""
 
 
 @contextmanager
 def lock_directory(directory: Path, timeout: float = 0.0) -> Iterator[None]:
-    """Hold a directory for this process alone; ``ConflictError`` names who has it, after ``timeout`` seconds.
+    """Lock a directory for this process. Raise ``ConflictError`` with the holder after ``timeout`` seconds.
 
-    The kernel lets go of it when the process ends, however that happens. It holds between hosts, too, where the file
-    system knows locks (NFS does); where it does not, nothing is held.
+    The kernel releases the lock when the process ends. It holds between hosts if the file system supports locks, as NFS
+    does; otherwise nothing is locked.
     """
     file = os.open(directory / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -50,16 +50,16 @@ def _lock(file: int, directory: Path, deadline: float) -> None:
                 time.sleep(RETRY_DELAY)
                 continue
             raise ConflictError(
-                f"{directory} is the directory of another agent: {_holder(file)}",
+                f"{directory} is in use by another agent: {_holder(file)}",
                 field="--directory",
                 value=str(directory),
-                hint="stop that one, or give this one a directory of its own with --directory",
+                hint="stop that agent, or give this one another directory with --directory",
             ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
             log.warning(
-                "the file system knows no locks: see to it that there is one agent only",
+                "the file system supports no locks: make sure that only one agent uses the directory",
                 action="no-locks",
                 directory=str(directory),
             )
@@ -68,7 +68,7 @@ def _lock(file: int, directory: Path, deadline: float) -> None:
 
 def _holder(file: int) -> str:
     try:
-        known = json.loads(os.pread(file, 4096, 0))
-        return f"process {known['pid']} on {known['host']}, since {known['since']}"
+        holder = json.loads(os.pread(file, 4096, 0))
+        return f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
     except (ValueError, KeyError, TypeError):
-        return "one that is just starting"
+        return "an agent that is starting"

@@ -1,6 +1,6 @@
-"""The leases of this agent's components: how long their daemon has been silent, and what follows from that.
+"""The leases of this agent's components: how long the daemon has been silent, and which leases expired.
 
-Runners end their programs by themselves; this ends what no runner can end: jobs that wait in the resource manager, and
+Runners end their programs themselves. The agent ends what no runner can: jobs that wait in the resource manager, and
 programs whose runner was stopped.
 """
 
@@ -23,30 +23,30 @@ from koalapy.system.clock import SYSTEM_CLOCK, Clock
 log = structlog.get_logger()
 
 LEASE_FILE = "lease.json"
-"""In the folder of a daemon's instance: when it last answered."""
+"""File in the folder of a daemon instance with the time of its last answer."""
 MAX_LEASE_FILE = 1000
 """Bytes."""
 RENEWAL_TIMEOUT = 5.0
-"""Seconds that the daemon has to renew the leases that ended while this process was stopped."""
+"""Seconds that the daemon has to renew the leases that expired while this process was stopped."""
 MAX_LAG = 1.0
-"""Seconds by which a look may come late before it counts as a stop of this process."""
+"""Seconds by which a check may be late before this process counts as having been stopped."""
 ASK_AGAIN_INTERVAL = 0.2
-"""Seconds between two questions at least."""
+"""Minimum seconds between two renewal requests."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Leases:
-    """Asks the daemon to renew, tells runners how long it has been silent, and ends components that have no lease."""
+    """The silence of each daemon, and the leases that depend on it."""
 
     def __init__(
         self, directory: Path, reporter: Reporter, end: Callable[[Component], None], clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        """``end`` has a component end that has failed."""
+        """Set up. ``end`` ends a component that has failed."""
         self._directory, self._reporter, self._end, self._clock = directory, reporter, end, clock.since_boot
         self._began = clock.since_boot()
         self._boot_id = _boot_id()
         self._clocks: dict[str, SilenceClock] = {}
-        """Of each daemon by its instance: none renews what is another's."""
+        """Silence clocks by daemon instance: no daemon renews another's leases."""
         self._may_ask = False
         self._asked_at = -inf
         self._look_due = self._spared_until = -inf
@@ -59,25 +59,25 @@ class Leases:
         self._may_ask = False
 
     def request_renewal(self) -> None:
-        """Ask the daemon for a word that it is there."""
+        """Ask the daemon to confirm that it is alive."""
         if self._may_ask:
             self._asked_at = self._clock()
             number = self._clock_of(self._reporter.instance).ask()
             self._reporter.uplink.send_soon(RenewLease(number=number), urgent=True)
 
     def on_renewed(self, message: LeaseRenewed) -> None:
-        """Take in the daemon's answer."""
+        """Process the daemon's answer."""
         instance = self._reporter.instance
         clock = self._clock_of(instance)
-        before = clock.heard_at
+        last_answer_at = clock.heard_at
         clock.answered(message.number)
-        if clock.heard_at > before:
-            self._note(instance, clock.heard_at)
+        if clock.heard_at > last_answer_at:
+            self._save_answer_time(instance, clock.heard_at)
 
     def silence_for(self, component: Component) -> float | None:
-        """Return for how many seconds the daemon has been silent, for a runner that asks; None where that is not known.
+        """Return the seconds of the daemon's silence for a runner that asks; None if unknown.
 
-        A daemon that has been silent for long is asked at once: it may be that nobody listened.
+        Ask a daemon that has been silent for long at once: this process may have been stopped.
         """
         silence = self._clock_of(component.instance).silence
         is_late = silence > 2 * self._interval
@@ -90,7 +90,7 @@ class Leases:
         return silence if isfinite(silence) else None
 
     async def watch_leases(self) -> None:
-        """Renew, and end what has no lease any more, until cancelled."""
+        """Request renewals and end components with expired leases, until cancelled."""
         while True:
             self._look_due = self._clock() + self._interval
             await asyncio.sleep(self._interval)
@@ -100,7 +100,7 @@ class Leases:
     def end_expired(self) -> None:
         """End the components whose daemon has been silent for longer than their leases.
 
-        After a stop of this process the daemon is asked first, though runners may have ended them already.
+        After this process was stopped, ask the daemon first; runners may have ended the programs already.
         """
         now = self._clock()
         if now > self._look_due + MAX_LAG and isfinite(self._look_due):
@@ -109,9 +109,9 @@ class Leases:
             return
         for component in list(self._reporter.live.values()):
             lease = component.lease
-            if lease is None or component.stop is not None or component.error or self._silence(component) < lease:
+            if lease is None or component.stop is not None or component.error or self._silence_of(component) < lease:
                 continue
-            log.warning("a lease is over", action="lease-over", token=component.token, lease=lease)
+            log.warning("a lease has expired", action="lease-over", token=component.token, lease=lease)
             warning = (component.plan or {}).get("lease_warning")
             if warning is not None:
                 component.grace = Grace.start_now(warning["signal"], warning["grace"])
@@ -124,19 +124,18 @@ class Leases:
         leases = [c.lease for c in self._reporter.live.values() if c.lease is not None]
         return renewal_interval(min(leases, default=None))
 
-    def _silence(self, component: Component) -> float:
-        """Return the silence of a component's daemon; where it is not known it counts from our own beginning."""
+    def _silence_of(self, component: Component) -> float:
+        """Return the silence of a component's daemon, counted from the agent's start if unknown."""
         silence = self._clock_of(component.instance).silence
         return silence if isfinite(silence) else self._clock() - self._began
 
     def _clock_of(self, instance: str) -> SilenceClock:
         if instance not in self._clocks:
-            self._clocks[instance] = SilenceClock(self._noted(instance), self._clock)
+            self._clocks[instance] = SilenceClock(self._load_answer_time(instance), self._clock)
         return self._clocks[instance]
 
-    def _noted(self, instance: str) -> float:
-        """Return when a daemon answered an earlier agent; minus infinity where nothing says that since this machine was
-        started."""
+    def _load_answer_time(self, instance: str) -> float:
+        """Return when a daemon answered an earlier agent; minus infinity if not since this boot of the machine."""
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             with open(self._directory / instance / LEASE_FILE, "rb") as file:
                 noted = json.loads(file.read(MAX_LEASE_FILE))
@@ -144,18 +143,18 @@ class Leases:
                 return min(float(noted["heard_at"]), self._began)
         return -inf
 
-    def _note(self, instance: str, heard_at: float) -> None:
-        """Write down when a daemon answered, for the agent after this one."""
+    def _save_answer_time(self, instance: str, heard_at: float) -> None:
+        """Save the time of a daemon's answer for the next agent."""
         path = self._directory / instance / LEASE_FILE
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             replace_file(path, json.dumps({"boot": self._boot_id, "heard_at": heard_at}).encode(), sync=False)
         except OSError as error:
-            log.warning("a lease cannot be noted", action="lease-not-noted", instance=instance, reason=str(error))
+            log.warning("cannot save a lease", action="lease-not-noted", instance=instance, reason=str(error))
 
 
 def _boot_id() -> str:
-    """Return what tells this run of the machine from every other; empty where the kernel does not say."""
+    """Return the id of this boot of the machine; empty if the kernel does not provide one."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether a resource manager answers and takes jobs, how long its answers take, and what is to be told of that."""
+"""Whether a resource manager answers and accepts jobs, how long its answers take, and the reports of that."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,17 +18,16 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 LARGEST_SPAN = 300.0
-"""Seconds of which, and of as many before, the longest call is told."""
+"""Seconds of a span; the longest call of this span and the one before is reported."""
 SLOWNESS_FACTOR = 3.0
-"""So many times as long as the last look took, the next one may."""
+"""The next poll may take this multiple of the last one before it counts as unanswered."""
 CALL_TIMEOUT = 120.0
-"""Seconds that anything asked of a resource manager may take; each of the commands it is made of has less."""
+"""Seconds for any call of a resource manager; each command within has less."""
 REFUSAL_PAUSE = 60.0
-"""Seconds for which a resource manager that refused a job by its own fault is given no further one, the first time;
-each further refusal in a row doubles it."""
+"""Seconds without submissions after the resource manager rejected a job by its own fault; doubles each time."""
 MAX_REFUSAL_PAUSE = 300.0
 MAX_ERROR_LENGTH = 2000
-"""Signs of an error's words."""
+"""Maximum characters of an error text."""
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class _Tally:
     failed_at: float = 0.0
 
     def move_on(self, now: float) -> None:
-        """What was long ago is no news."""
+        """Start a new span if the last one is over."""
         span = int(now // LARGEST_SPAN)
         if span != self.span:
             self.largest_before = self.largest if span == self.span + 1 else 0.0
@@ -53,17 +52,17 @@ class _Tally:
 
 
 class CallRecord:
-    """Counts and times calls; what is still under way is in none of the figures."""
+    """Counts and durations of finished calls."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._tallies: dict[LrmOperation, _Tally] = {}
 
-    async def measure_call(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
-        """The answer, or the ``SiteError``, of a call that is counted when it is over."""
+    async def measure_call(self, operation: LrmOperation, call: Awaitable[T]) -> T:
+        """Await and record a call; return its answer or raise its ``SiteError``."""
         began = self._clock.monotonic()
         try:
-            answer = await asked
+            answer = await call
         except SiteError as error:
             self.record_call(operation, began, error)
             raise
@@ -71,7 +70,7 @@ class CallRecord:
         return answer
 
     def record_call(self, operation: LrmOperation, began: float, error: SiteError | None = None) -> None:
-        """A call is over that began at that monotonic time."""
+        """Record a call that began at that monotonic time and is finished."""
         now = self._clock.monotonic()
         tally = self._tallies.setdefault(operation, _Tally())
         tally.move_on(now)
@@ -101,109 +100,109 @@ def _calls(operation: LrmOperation, tally: _Tally, now: float) -> LrmCalls:
 
 
 def _is_an_answer(operation: LrmOperation, error: SiteError) -> bool:
-    """Whether it has said no for a reason that lies with the job or with a limit."""
+    """Return whether a job was rejected because of the job itself or a limit."""
     return operation is LrmOperation.SUBMIT and isinstance(error, SiteRejected) and error.fault is not SiteFault.SITE
 
 
 class LrmHealth:
-    """What is known of a resource manager's own health; ``tell`` is called with the problem whenever that changes."""
+    """The state of a resource manager. Calls ``tell`` whenever the problem changes."""
 
     def __init__(
         self, tell: Callable[[], None], timeouts: AgentTimeouts = DEFAULT_TIMEOUTS, clock: Clock = SYSTEM_CLOCK
     ) -> None:
-        self._tell, self._timeouts, self._clock = tell, timeouts, clock
+        self._report_problem, self._timeouts, self._clock = tell, timeouts, clock
         self.calls = CallRecord(clock)
         self._fault = ""
-        """Why it cannot be asked."""
-        self._obstacle = ""
-        """Why it takes no jobs, as far as it was asked."""
+        """Why it cannot be reached."""
+        self._submit_problem = ""
+        """Why it accepts no jobs, as far as it reports that."""
         self._refusal = ""
-        """Why it took none when one was submitted."""
+        """Why it rejected the last submission."""
         self._refused_until = 0.0
         self._refusals = 0
         self._answered_at = self._clock.now()
-        self._took = 0.0
-        """Seconds of the last look that was answered."""
+        self._last_poll_s = 0.0
+        """Duration of the last successful poll."""
 
     @property
     def problem(self) -> str:
-        """Why nothing can be started there, in one line; empty when it can."""
+        """Why nothing can be started, in one line; empty if it can."""
         refusal = self._refusal if self._clock.monotonic() < self._refused_until else ""
-        return self._fault or self._obstacle or refusal
+        return self._fault or self._submit_problem or refusal
 
-    async def poll_lrm(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
-        """The answer to a question that is asked all the time; silence is told of while it lasts. ``SiteError``."""
+    async def poll_lrm(self, operation: LrmOperation, call: Awaitable[T]) -> T:
+        """Return the answer to a regular poll; report silence while it lasts. Raise ``SiteError``."""
         began = self._clock.monotonic()
         # One that always takes its time is slow, and not silent.
-        timeout = max(self._timeouts.lrm_silence_s, min(SLOWNESS_FACTOR * self._took, CALL_TIMEOUT / 2))
-        polling = asyncio.ensure_future(asked)
+        timeout = max(self._timeouts.lrm_silence_s, min(SLOWNESS_FACTOR * self._last_poll_s, CALL_TIMEOUT / 2))
+        polling = asyncio.ensure_future(call)
         try:
-            done, _ = await asyncio.wait((polling,), timeout=timeout)
-            if not done:
-                self._out_of_reach("")
-                done, _ = await asyncio.wait((polling,), timeout=CALL_TIMEOUT - timeout)
-            if not done:
+            finished, _ = await asyncio.wait((polling,), timeout=timeout)
+            if not finished:
+                self._set_unreachable("")
+                finished, _ = await asyncio.wait((polling,), timeout=CALL_TIMEOUT - timeout)
+            if not finished:
                 raise SiteUnavailable(f"no answer within {CALL_TIMEOUT:g} s")
             with only_site_errors():
                 answer = polling.result()
         except SiteError as error:
             self.calls.record_call(operation, began, error)
             text = format_error(error)
-            self._out_of_reach(text, silent=self._clock.monotonic() - began >= timeout)
+            self._set_unreachable(text, silent=self._clock.monotonic() - began >= timeout)
             raise
         finally:
             polling.cancel()
         self.calls.record_call(operation, began)
-        self._answered_at, self._took = self._clock.now(), self._clock.monotonic() - began
+        self._answered_at, self._last_poll_s = self._clock.now(), self._clock.monotonic() - began
         if self._fault:
-            log.info("resource manager in reach again", action="lrm-back")
+            log.info("the resource manager answers again", action="lrm-back")
             self._fault = ""
-            self._tell()
+            self._report_problem()
         return answer
 
-    async def call_lrm(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
-        """The answer to anything else; ``SiteUnavailable`` when there is none: it may have been done all the same."""
-        return await self.calls.measure_call(operation, self._call(asked))
+    async def call_lrm(self, operation: LrmOperation, call: Awaitable[T]) -> T:
+        """Return the answer to any other call. Raise ``SiteUnavailable`` without one: it may have been executed."""
+        return await self.calls.measure_call(operation, self._call(call))
 
-    async def _call(self, asked: Awaitable[T]) -> T:
+    async def _call(self, call: Awaitable[T]) -> T:
         with only_site_errors():
             try:
                 async with asyncio.timeout(CALL_TIMEOUT):
-                    return await asked
+                    return await call
             except TimeoutError as error:
                 raise SiteUnavailable(f"the resource manager did not answer within {CALL_TIMEOUT:g} s") from error
 
-    def set_submit_problem(self, why: str) -> None:
-        """It was asked whether it would take a job; ``why`` is empty when nothing is known to be in the way."""
-        if why == self._obstacle:
+    def set_submit_problem(self, reason: str) -> None:
+        """Set why the resource manager accepts no jobs; empty if no reason is known."""
+        if reason == self._submit_problem:
             return
-        if why:
-            log.warning("resource manager takes no jobs", action="lrm-takes-no-jobs", reason=why)
-        self._obstacle = why
-        self._tell()
+        if reason:
+            log.warning("the resource manager accepts no jobs", action="lrm-takes-no-jobs", reason=reason)
+        self._submit_problem = reason
+        self._report_problem()
 
-    def suspend_submission(self, why: str) -> None:
-        """Tell that the cluster can start no job, for a pause that doubles each time until it takes one."""
+    def suspend_submission(self, reason: str) -> None:
+        """Report that the cluster cannot start jobs, for a pause that doubles until it accepts one."""
         pause = min(MAX_REFUSAL_PAUSE, REFUSAL_PAUSE * 2.0 ** min(self._refusals, 30))
         self._refusals += 1
-        self._refusal, self._refused_until = why, self._clock.monotonic() + pause
-        log.warning("resource manager refuses jobs", action="lrm-refuses", reason=self._refusal, pause=pause)
-        self._tell()
+        self._refusal, self._refused_until = reason, self._clock.monotonic() + pause
+        log.warning("the resource manager rejects jobs", action="lrm-refuses", reason=self._refusal, pause=pause)
+        self._report_problem()
 
     def on_job_accepted(self) -> None:
         self._refusal, self._refusals = "", 0
 
-    def _out_of_reach(self, text: str, *, silent: bool = True) -> None:
+    def _set_unreachable(self, text: str, *, silent: bool = True) -> None:
         now = self._clock.now()
         since = f"not answering since {clock_text(self._answered_at, now, exact=True)}" if silent else ""
         if not self._fault:
-            log.warning("resource manager out of reach", action="lrm-lost", reason=text or since)
+            log.warning("the resource manager does not answer", action="lrm-lost", reason=text or since)
         self._fault = ": ".join(filter(None, (since, text)))
-        self._tell()
+        self._report_problem()
 
 
 def unexpected_error(error: Exception) -> SiteUnavailable:
-    """What is to be told of an error that nobody thought of: what had been asked for may have been done."""
+    """Return an error for an exception in the agent, which may have executed the request, and log it."""
     log.error("an error in the agent", action="agent-error", exc_info=error)
     return SiteUnavailable(f"an error in the agent: {error!r}", hint="see the agent's log")
 
@@ -220,7 +219,7 @@ def only_site_errors() -> Iterator[None]:
 
 
 def format_error(error: SiteError) -> str:
-    """An error's words and the way out; of very many words, the first and the last."""
+    """Return message and hint of an error in one line; shorten long ones in the middle."""
     text = " ".join(error.message.split())
     if len(text) > MAX_ERROR_LENGTH:
         text = f"{text[: MAX_ERROR_LENGTH // 2]} … {text[-MAX_ERROR_LENGTH // 2 :]}"

@@ -1,4 +1,4 @@
-"""A cluster's resource manager, as far as the agent uses it: submits runners, ends them, and watches."""
+"""The agent's jobs in the resource manager: submission, end, polls, and jobs that should be gone."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,154 +25,155 @@ from koalapy.system.event_loop import BackgroundTasks
 log = structlog.get_logger()
 
 REPORT_AFTER = 10.0
-"""Seconds after it was told to end from which it is told of that a job is still there."""
+"""Seconds after the order to end from which a job that still exists is reported."""
 FORCE_AFTER = 30.0
-"""Seconds until a job that is still there is told to end again, by force."""
+"""Seconds until a job that still exists is ended by force."""
 MAX_RETAINED_NAMES = 10_000
 
 
 @dataclass(slots=True)
 class Leftover:
-    """A job that was told to end: when first, in seconds since the epoch for people, and by the monotonic clock when
-    first and last."""
+    """A job that was ordered to end: when (since the epoch), and the monotonic times of the first and last order."""
 
     job: LrmJob
     since: float
     began: float
     ordered: float
     refusal: str = ""
-    """Why the resource manager refused to end it by force, and the remedy."""
+    """Why the resource manager rejected ending it by force, and the remedy."""
 
 
 class Leftovers:
-    """What was told to end and has not."""
+    """The jobs that were ordered to end and still exist."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._over: dict[str, str] = {}
-        """Accounts of components that have ended, by their names: what is found of both, even if late, is to go."""
-        self._left: dict[str, Leftover] = {}
+        self._ended_components: dict[str, str] = {}
+        """Accounts of ended components by job name. Jobs with both are ended, even if found late."""
+        self._leftovers_by_job: dict[str, Leftover] = {}
 
     def component_ended(self, name: str, user: str = "") -> None:
-        self._over.pop(name, None)
-        self._over[name] = user
-        if len(self._over) > MAX_RETAINED_NAMES:
-            del self._over[next(iter(self._over))]
+        self._ended_components.pop(name, None)
+        self._ended_components[name] = user
+        if len(self._ended_components) > MAX_RETAINED_NAMES:
+            del self._ended_components[next(iter(self._ended_components))]
 
     def component_started(self, name: str) -> None:
-        self._over.pop(name, None)
+        self._ended_components.pop(name, None)
 
     def find_overdue(self, jobs: Iterable[LrmJob], ending: Iterable[LrmJob]) -> list[tuple[LrmJob, bool]]:
-        """Take in a look and, of the live components, the jobs that were ordered to end already.
+        """Process a snapshot's jobs, and those of live components that were ordered to end.
 
-        What is to be ordered to end now, and whether by force because it was ordered before.
+        Return the jobs to end now, each with whether by force because it was ordered before.
         """
         now = self._clock.monotonic()
         ordered = {job.id: job for job in ending}
         alive = [job for job in jobs if job.state is not LrmJobState.ENDED]
-        over = {job.id: job for job in alive if self._over.get(job.name) == job.user}
-        self._left = {id: left for id, left in self._left.items() if id in ordered or id in over}
+        ended_jobs = {job.id: job for job in alive if self._ended_components.get(job.name) == job.user}
+        self._leftovers_by_job = {
+            id: leftover for id, leftover in self._leftovers_by_job.items() if id in ordered or id in ended_jobs
+        }
         orders = []
-        for job in (*ordered.values(), *over.values()):
-            left = self._left.get(job.id)
-            if left is None:
-                self._left[job.id] = Leftover(job, self._clock.now(), now, now)
+        for job in (*ordered.values(), *ended_jobs.values()):
+            leftover = self._leftovers_by_job.get(job.id)
+            if leftover is None:
+                self._leftovers_by_job[job.id] = Leftover(job, self._clock.now(), now, now)
                 if job.id not in ordered:
                     orders.append((job, False))
                 continue
-            left.job = job
-            if now >= left.ordered + FORCE_AFTER:
-                left.ordered = now
+            leftover.job = job
+            if now >= leftover.ordered + FORCE_AFTER:
+                leftover.ordered = now
                 orders.append((job, True))
         return orders
 
     def record_refusal(self, job: LrmJob, refusal: str) -> None:
-        """Note why the resource manager refused to end a job by force."""
-        if job.id in self._left:
-            self._left[job.id].refusal = refusal
+        """Record why the resource manager rejected ending a job by force."""
+        if job.id in self._leftovers_by_job:
+            self._leftovers_by_job[job.id].refusal = refusal
 
     def notices(self) -> list[str]:
-        """Of each, for people, what is still there and since when it should not be."""
+        """Return a notice for users about each job that still exists, and since when it should not."""
         now = self._clock.now()
         return [
-            f"the resource manager still holds job {left.job.id} ({left.job.name}"
-            f"{f', {format_nodes(len(left.job.nodes))}' if left.job.nodes else ''}), "
-            f"told to end at {clock_text(left.since, now, exact=True)}"
-            + (f": {left.job.reason}" if left.job.reason else "")
-            + (f"; {left.refusal}" if left.refusal else "")
-            for left in self._left.values()
-            if self._clock.monotonic() >= left.began + REPORT_AFTER
+            f"the resource manager still holds job {leftover.job.id} ({leftover.job.name}"
+            f"{f', {format_nodes(len(leftover.job.nodes))}' if leftover.job.nodes else ''}), "
+            f"ordered to end at {clock_text(leftover.since, now, exact=True)}"
+            + (f": {leftover.job.reason}" if leftover.job.reason else "")
+            + (f"; {leftover.refusal}" if leftover.refusal else "")
+            for leftover in self._leftovers_by_job.values()
+            if self._clock.monotonic() >= leftover.began + REPORT_AFTER
         ]
 
 
-def select_job(component: Component, named: Sequence[LrmJob]) -> tuple[LrmJob | None, list[LrmJob]]:
-    """Of all jobs of a component's name, its own, and those that must be ended because there may be but one.
+def select_job(component: Component, jobs: Sequence[LrmJob]) -> tuple[LrmJob | None, list[LrmJob]]:
+    """Select a component's job among all of its name. Return it, and the duplicates to end.
 
-    A submission that was not answered may have been taken all the same, perhaps late. What a runner is connected from
-    stays; else the job that is known to have ended is the component's, else the oldest.
+    An unanswered submission may have created a job, perhaps late. Select the job of a connected runner, else the
+    recorded job if it has ended, else the oldest.
     """
-    active = [job for job in named if job.state is not LrmJobState.ENDED]
-    known = next((job for job in named if job.id == component.lrm_job), None)
-    if not active or (len(active) == 1 and known in (None, active[0])):
-        return known or next(iter(active), None) or (named[-1] if named else None), []
+    active = [job for job in jobs if job.state is not LrmJobState.ENDED]
+    recorded = next((job for job in jobs if job.id == component.lrm_job), None)
+    if not active or (len(active) == 1 and recorded in (None, active[0])):
+        return recorded or next(iter(active), None) or (jobs[-1] if jobs else None), []
     runners = {node.lrm_job for node in component.nodes if node.runner is not None}
     connected = [job for job in active if job.id in runners]
     if connected:
-        own = min(connected, key=_age)
-    elif known is not None and known.state is LrmJobState.ENDED:
-        own = known
+        selected = min(connected, key=_age)
+    elif recorded is not None and recorded.state is LrmJobState.ENDED:
+        selected = recorded
     else:
-        own = min(active, key=_age)
-    return own, [job for job in active if job is not own]
+        selected = min(active, key=_age)
+    return selected, [job for job in active if job is not selected]
 
 
 def _age(job: LrmJob) -> tuple[int, str]:
-    """Resource managers number their jobs upwards."""
+    """Sort key of jobs, which resource managers number upwards."""
     return len(job.id), job.id
 
 
 def group_by_name(jobs: Iterable[LrmJob]) -> Mapping[tuple[str, str], list[LrmJob]]:
-    """By name and account: another account's job of the same name is none of ours."""
-    named: dict[tuple[str, str], list[LrmJob]] = {}
+    """Group jobs by name and account, since another account may use the same name."""
+    groups: dict[tuple[str, str], list[LrmJob]] = {}
     for job in jobs:
-        named.setdefault((job.name, job.user), []).append(job)
-    return named
+        groups.setdefault((job.name, job.user), []).append(job)
+    return groups
 
 
 FAULTS = get_args(Fault)
 SLEEP_SLICE = 0.5
-"""Seconds."""
+"""Seconds of one sleep."""
 HANG_UP_TIMEOUT = 10.0
-"""Seconds without a word: a node that died says nothing more, and does not hang up either."""
+"""Seconds of silence after which a runner is disconnected: a dead node does not close its connections."""
 POLL_INTERVAL = 5.0
-"""Seconds between two questions that a resource manager asks by itself where it is not told of changes."""
+"""Seconds between two polls that a resource manager makes itself if it is not notified of changes."""
 MAX_OPEN_PAUSE = 10.0
-"""Seconds between two tries to open the resource manager, at most."""
+"""Maximum seconds between two attempts to open the resource manager."""
 MIN_POLL_INTERVAL = 0.02
-"""Seconds between two polls at least, so that a burst of changes costs one."""
+"""Minimum seconds between two polls, so that a burst of changes causes one."""
 MAX_SUBMIT_TRIES = 5
-"""The last of them only looks whether one before was taken all the same."""
+"""Maximum attempts. The last one only checks whether an earlier one succeeded after all."""
 SETTLE_CHECK_INTERVAL = 0.5
 GRACE_CHECK_INTERVAL = 0.5
 STOP_TIMEOUT = 5.0
-"""Seconds that runners have to end by themselves before the resource manager is asked to end them."""
+"""Seconds that runners have to end by themselves before the resource manager ends them."""
 LAST_OUTPUT_TIMEOUT = 60.0
-"""Seconds more, while output of theirs still comes."""
+"""Further seconds while their output still arrives."""
 
 
 async def sleep_awake(seconds: float) -> None:
-    """Wait until so many seconds have passed while this process ran: what came while it was stopped is read first."""
+    """Sleep for so many seconds of running time: after a stop of this process, first read what has arrived."""
     loop = asyncio.get_running_loop()
-    left = seconds
-    while left > 0:
-        pause, began = min(SLEEP_SLICE, left), loop.time()
+    remaining = seconds
+    while remaining > 0:
+        pause, began = min(SLEEP_SLICE, remaining), loop.time()
         await asyncio.sleep(pause)
         if loop.time() - began < pause + SLEEP_SLICE:
-            left -= pause
+            remaining -= pause
 
 
 class LrmJobs:
-    """The jobs we have in the resource manager."""
+    """The agent's jobs in the resource manager."""
 
     def __init__(
         self,
@@ -189,47 +190,47 @@ class LrmJobs:
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
         self._places, self._stop_timeout = places, stop_timeout
         self._timeouts, self._clock = timeouts, clock
-        self._health = LrmHealth(self._tell, timeouts, clock)
+        self._health = LrmHealth(self._report_problem, timeouts, clock)
         self.calls = self._health.calls.summarize_calls
         self._leftovers = Leftovers(clock)
         self.polls = PollSchedule(poll_interval, reporter.live.values, timeouts, clock)
         self._address = address
         self._awaited: set[str] = set()
         self._hanging_up: set[str] = set()
-        """Names of components whose nodes the resource manager has back, and whose runners are still connected."""
+        """Names of components whose nodes were released and whose runners are still connected."""
         self._opened = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._cancelling: set[str] = set()
         self._cancelled: set[str] = set()
-        """Names of live components whose jobs the resource manager was asked to end."""
+        """Names of live components whose jobs the resource manager was ordered to end."""
         self._ordered: dict[str, float] = {}
-        """Jobs beside those of live components that it was asked to end, and when last."""
+        """Other jobs that it was ordered to end, and when last."""
 
     @property
     def problem(self) -> str:
-        """Why nothing can be started in the resource manager, in one line; empty when it can."""
+        """Why nothing can be started in the resource manager, in one line; empty if it can."""
         return self._health.problem
 
-    def report_write_error(self, why: str) -> None:
-        """Tell that no job can be started, since what must be remembered of one cannot be written down."""
-        self._health.suspend_submission(why)
+    def report_write_error(self, reason: str) -> None:
+        """Report that no job can be started because the journal cannot be written."""
+        self._health.suspend_submission(reason)
 
     async def fetch_version(self) -> str:
-        """What the resource manager is, for people; empty where it does not say."""
+        """Return the resource manager's name and version; empty if it does not report them."""
         await self._opened.wait()
         try:
             return await self._health.call_lrm(LrmOperation.VERSION, self._lrm.read_version())
         except SiteError as error:
-            log.info("the resource manager does not say its version", action="version-unknown", reason=error.message)
+            log.info("the resource manager does not report its version", action="version-unknown", reason=error.message)
             return ""
 
     def submit_component(self, component: Component, *, unsure: bool = False) -> None:
-        """Submit a component's runner; ``unsure`` when that may have been done before."""
+        """Submit a component's runner; ``unsure`` if it may have been submitted before."""
         self._leftovers.component_started(component.name)
         self._tasks.spawn(self._submit(component, unsure))
 
     def end_component(self, component: Component) -> None:
-        """Have a component end: its runners if there are any, else its job."""
+        """End a component: its runners if there are any, else its job."""
         if component.ended:
             return
         component.send_to_runners(component.stop_message)
@@ -243,7 +244,7 @@ class LrmJobs:
     async def watch_lrm(self) -> None:
         try:
             await self._open()
-            self._tasks.spawn(self._listen())
+            self._tasks.spawn(self._watch_changes())
             await self.polls.wait_until_due(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
             reported_at = 0.0
             while True:
@@ -258,7 +259,7 @@ class LrmJobs:
             await self._tasks.wait()
 
     async def _open(self) -> None:
-        """Open the resource manager, however long it takes until that can be done."""
+        """Open the resource manager; retry until that succeeds."""
         pause = FIRST_POLL_DELAY
         while not self._opened.is_set():
             try:
@@ -268,7 +269,7 @@ class LrmJobs:
                 await asyncio.sleep(pause)
                 pause = min(MAX_OPEN_PAUSE, pause * 2)
 
-    async def _listen(self) -> None:
+    async def _watch_changes(self) -> None:
         async for _ in self._lrm.watch_changes():
             self.polls.request_poll()
 
@@ -282,36 +283,38 @@ class LrmJobs:
             self.polls.end_poll(began, snapshot)
         if snapshot is not None:
             self._health.set_submit_problem(snapshot.submit_error)
-            self._compare(snapshot, began)
+            self._match_jobs(snapshot, began)
             self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
-            self._reporter.report_cluster(snapshot, self.problem, anyway=anyway)
+            self._reporter.report_cluster(snapshot, self.problem, even_unchanged=anyway)
         elif anyway:
-            self._reporter.report_cluster(None, self.problem, anyway=True)
+            self._reporter.report_cluster(None, self.problem, even_unchanged=True)
         self.polls.notify_processed(number)
 
-    def _tell(self) -> None:
+    def _report_problem(self) -> None:
         if self.problem:
             self._reporter.report_cluster(None, self.problem)
 
-    def _compare(self, snapshot: LrmSnapshot, began: float) -> None:
-        named = group_by_name(snapshot.jobs)
+    def _match_jobs(self, snapshot: LrmSnapshot, began: float) -> None:
+        jobs_by_name = group_by_name(snapshot.jobs)
         ending: list[LrmJob] = []
         for component in list(self._reporter.live.values()):
-            job, superfluous = select_job(component, named.get((component.name, component.user), ()))
+            job, superfluous = select_job(component, jobs_by_name.get((component.name, component.user), ()))
             if component.lrm_job is None or (job is None and component.submitted_at >= began):
                 continue
-            for each in superfluous:
-                log.warning("several jobs of one name", action="duplicate-jobs", token=component.token, lrm_job=each.id)
-                self._order(each)
+            for duplicate in superfluous:
+                log.warning(
+                    "several jobs with one name", action="duplicate-jobs", token=component.token, lrm_job=duplicate.id
+                )
+                self._order_end(duplicate)
             try:
-                self._take_in(component, job, ending)
+                self._apply_job(component, job, ending)
             except Exception as error:  # noqa: BLE001 whatever it is, the others have their turns
-                self._give_up(component, job, error)
+                self._fail_unprocessable(component, job, error)
         for job, by_force in self._leftovers.find_overdue(snapshot.jobs, ending):
-            self._order(job, by_force=by_force)
+            self._order_end(job, by_force=by_force)
 
-    def _take_in(self, component: Component, job: LrmJob | None, ending: list[LrmJob]) -> None:
-        """What a look says of a component; a job that was to end and still lives is added to ``ending``."""
+    def _apply_job(self, component: Component, job: LrmJob | None, ending: list[LrmJob]) -> None:
+        """Update a component from a snapshot. Add its job to ``ending`` if it was ordered to end and still exists."""
         if job is not None and job.id != component.lrm_job:
             component.lrm_job = job.id
             component.folder.note_entry(lrm=job.id)
@@ -321,7 +324,7 @@ class LrmJobs:
             if not self._places.start_fetch(component, self.polls.request_poll):
                 return
             component.on_job_ended(job)
-            self._over(component)
+            self._ended_components(component)
         elif job is not None and (job.lost or job.fault) and component.may_fail:
             component.fail(job.reason, job.fault or "site")
             self.end_component(component)
@@ -333,27 +336,27 @@ class LrmJobs:
                 self._expect_runners(component, job.nodes)
         self._reporter.publish_status(component)
 
-    def _give_up(self, component: Component, job: LrmJob | None, error: Exception) -> None:
-        """Its folder may be such that nothing can be done with it: that is to cost no other component anything."""
+    def _fail_unprocessable(self, component: Component, job: LrmJob | None, error: Exception) -> None:
+        """Fail a component whose update raised an error, so that others are not affected."""
         component.fail(format_error(unexpected_error(error)))
         if component.is_over(job):
             component.mark_ended()
-            self._over(component)
+            self._ended_components(component)
             self._reporter.publish_status(component)
         else:
-            self._failed(component)
+            self._fail_component(component)
 
-    def _over(self, component: Component) -> None:
+    def _ended_components(self, component: Component) -> None:
         log.info("component ended", action="component-ended", token=component.token, error=component.error)
         self._leftovers.component_ended(component.name, component.user)
         self._cancelled.discard(component.name)
 
-    def _failed(self, component: Component) -> None:
+    def _fail_component(self, component: Component) -> None:
         self._reporter.publish_status(component)
         self.end_component(component)
 
     def _expect_runners(self, component: Component, nodes: Sequence[str]) -> None:
-        """Give runners on these nodes a while to connect; one that stays silent is its site's fault."""
+        """Fail the component if runners on these nodes do not connect in time; that is the site's fault."""
         if not component.has_seen_all_runners and component.name not in self._awaited:
             self._awaited.add(component.name)
             self._tasks.spawn(self._await_runners(component, nodes))
@@ -363,21 +366,23 @@ class LrmJobs:
         self._awaited.discard(component.name)
         if component.ended or component.stop is not None or component.has_seen_all_runners:
             return
-        heard = {node.name for node in component.nodes if node.phase}
-        where = next((name for name in nodes if name not in heard), "a node")
-        component.fail(f"the runner on {where} runs but never connected to the agent at {self._address()}")
-        self._failed(component)
+        connected = {node.name for node in component.nodes if node.phase}
+        node = next((name for name in nodes if name not in connected), "a node")
+        component.fail(f"the runner on {node} runs but did not connect to the agent at {self._address()}")
+        self._fail_component(component)
 
     def _expect_hang_up(self, component: Component) -> None:
-        """Give runners whose nodes the resource manager has back a while to finish; then disconnect them."""
+        """Disconnect runners whose nodes were released, after a timeout."""
         if component.runners and component.name not in self._hanging_up:
             self._hanging_up.add(component.name)
             component.send_to_runners({"t": "stop"})  # its nodes are others' now
             self._tasks.spawn(self._await_hang_up(component))
 
     async def _await_hang_up(self, component: Component) -> None:
-        before = -1
-        while component.runners and before != (before := sum(runner.received_bytes for runner in component.runners)):
+        previous = -1
+        while component.runners and previous != (
+            previous := sum(runner.received_bytes for runner in component.runners)
+        ):
             await sleep_awake(HANG_UP_TIMEOUT)
         for runner in component.runners:
             runner.close()
@@ -395,15 +400,15 @@ class LrmJobs:
         except SiteUnavailable as error:
             component.fail(format_error(error))
         except OSError as error:
-            why = format_write_error(component.folder.path, error)
-            self.report_write_error(why)
-            component.fail(why)
+            reason = format_write_error(component.folder.path, error)
+            self.report_write_error(reason)
+            component.fail(reason)
         except Exception as error:  # noqa: BLE001 whatever it is, the component has an end
             component.fail(format_error(unexpected_error(error)))
         component.submitted_at = self._clock.monotonic()
         if component.lrm_job is None:
             component.mark_ended()
-            self._over(component)
+            self._ended_components(component)
             self.polls.request_poll()  # what was told of this cluster may no longer hold
         else:
             component.folder.note_entry(lrm=component.lrm_job)
@@ -415,11 +420,10 @@ class LrmJobs:
             self.end_component(component)
 
     async def _lrm_job_of(self, component: Component, unsure: bool) -> str | None:
-        """Its job in the resource manager, which has but one of its name; None when it was told to end before there was
-        one. ``SiteError``.
+        """Submit a component's job and return its id; None if it was stopped before there was one. Raise ``SiteError``.
 
-        A submission that was not answered may have been taken, and may still be: nothing is submitted again before that
-        must have been settled, and none of that name is there. What comes later all the same is ended when it is seen.
+        A submission without an answer may have succeeded, or may still do so. Submit again only after it must have
+        settled and no job of the name exists. A job that appears later is ended.
         """
         health, lrm = self._health, self._lrm
         for attempt in range(1, MAX_SUBMIT_TRIES + 1):
@@ -449,17 +453,19 @@ class LrmJobs:
         raise failed
 
     async def _settle(self, component: Component, seconds: float) -> None:
-        """Wait so long, or until a runner says that there is a job."""
+        """Wait for so many seconds, or until a runner connects."""
         end = self._clock.monotonic() + seconds
-        while (left := end - self._clock.monotonic()) > 0 and not component.runners:  # noqa: ASYNC110
-            await asyncio.sleep(min(left, SETTLE_CHECK_INTERVAL))
+        while (remaining := end - self._clock.monotonic()) > 0 and not component.runners:  # noqa: ASYNC110
+            await asyncio.sleep(min(remaining, SETTLE_CHECK_INTERVAL))
 
-    def _order(self, job: LrmJob, *, by_force: bool = False) -> None:
-        """Have a job ended that is no live component's, unless that was asked for just now."""
+    def _order_end(self, job: LrmJob, *, by_force: bool = False) -> None:
+        """End a job that belongs to no live component, unless that was ordered just now."""
         now = self._clock.monotonic()
         if now < self._ordered.get(job.id, 0.0) + STOP_TIMEOUT:
             return
-        self._ordered = {id: at for id, at in self._ordered.items() if now < at + STOP_TIMEOUT} | {job.id: now}
+        self._ordered = {
+            id: ordered_at for id, ordered_at in self._ordered.items() if now < ordered_at + STOP_TIMEOUT
+        } | {job.id: now}
         self._tasks.spawn(self._end_now(job, by_force))
 
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
@@ -474,19 +480,19 @@ class LrmJobs:
                 self._leftovers.record_refusal(job, f"{error.message}: {error.hint}" if error.hint else error.message)
 
     async def _cancel(self, component: Component, timeout: float) -> None:
-        """Ask the resource manager, and again until the component has ended."""
+        """Order the resource manager to end a component's job; repeat until it has ended."""
         try:
             await self._opened.wait()
             # It may be told to stop at once meanwhile.
-            while left := component.remaining_grace_s:  # noqa: ASYNC110
-                await asyncio.sleep(min(left, GRACE_CHECK_INTERVAL))
+            while remaining := component.remaining_grace_s:  # noqa: ASYNC110
+                await asyncio.sleep(min(remaining, GRACE_CHECK_INTERVAL))
             await asyncio.sleep(timeout)
             # What its runners had not handed over when they were told to end is not to be lost.
             longest = self._clock.monotonic() + LAST_OUTPUT_TIMEOUT
-            while timeout and (left := component.output.received_at + timeout - self._clock.monotonic()) > 0:
+            while timeout and (remaining := component.output.received_at + timeout - self._clock.monotonic()) > 0:
                 if self._clock.monotonic() > longest:
                     break
-                await asyncio.sleep(left)
+                await asyncio.sleep(remaining)
             while not component.ended and component.lrm_job is not None:
                 self._cancelled.add(component.name)
                 try:

@@ -1,8 +1,8 @@
-"""When a resource manager is polled.
+"""The schedule of polls of a resource manager.
 
-As a rule it says itself when something has changed, and to poll without that is a safety net. But where only its word
-is missing for the end of a component, nodes of ours are idle until then: it is polled soon, and ever later. And nobody
-says when nodes that others have come free.
+A resource manager usually reports changes itself, and polls are a safety net. Two cases need polls: when only the job's
+end is missing to end a component, its nodes are idle until then, so polls start soon and slow down. And no resource
+manager reports when nodes of other users become free.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from koalapy.agent.lrm.port import LrmSnapshot
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 FIRST_POLL_DELAY = 0.1
-"""Seconds until we poll for the end of a component whose runners are gone; each further poll waits twice as long."""
+"""Seconds until the first poll for the end of a component whose runners are gone; each further pause doubles."""
 MIN_PAUSE_RATIO = 4
-"""How many times as long as a poll took, we wait at least until the next such one."""
+"""Minimum pause before such a poll, as a multiple of the last poll's duration."""
 AWAITED_POLL_INTERVAL = 1.0
-"""Seconds between two polls while jobs wait for nodes that others have: nobody tells us when they give them back."""
+"""Seconds between two polls while jobs wait for nodes that other users occupy."""
 
 
 class PollSchedule:
-    """Who wants a poll, and what the last one said and cost."""
+    """When to poll, and the last snapshot with its cost."""
 
     def __init__(
         self,
@@ -31,18 +31,18 @@ class PollSchedule:
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``interval``: seconds between two polls that the resource manager makes of itself; ``live`` components."""
+        """Set up. ``interval``: seconds between two polls that the resource manager makes; ``live`` components."""
         self._timeouts, self._clock = timeouts, clock
         self._interval, self._live = interval, live
         self._wake = asyncio.Event()
         self._answered = asyncio.Event()
         self._last: LrmSnapshot | None = None
         self._seconds = self._ended_at = 0.0
-        """Of the last poll: how long it took, and when it was over."""
+        """Duration and end of the last poll."""
         self._under_way = False
         self._count = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        """Who waits for the end of a poll of that number or a later one."""
+        """Waiters, each for the end of a poll of that number or a later one."""
         self._awaited = False
         self._ending: set[str] = set()
         self._pause = self._pause_until = 0.0
@@ -53,18 +53,18 @@ class PollSchedule:
         self._wake.set()
 
     async def wait_for_new_poll(self) -> None:
-        """Wait for a poll that began after this was called, whatever came of it."""
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._count + 1, done))
+        """Wait for the end of a poll that begins after this call, successful or not."""
+        finished = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._count + 1, finished))
         self.request_poll()
-        await done
+        await finished
 
     def set_nodes_awaited(self, *, awaited: bool) -> None:
-        """Jobs wait for nodes here, or do not any more: what others give back shows soon, at a bounded price."""
+        """Set whether jobs wait for nodes here, so that nodes freed by other users are noticed soon."""
         self._awaited = awaited
         if self._awaits_others and not self._under_way:
-            rest = MIN_PAUSE_RATIO * self._seconds - (self._clock.monotonic() - self._ended_at)
-            asyncio.get_running_loop().call_later(max(0.0, rest), self._soon_after, self._count)
+            pause = MIN_PAUSE_RATIO * self._seconds - (self._clock.monotonic() - self._ended_at)
+            asyncio.get_running_loop().call_later(max(0.0, pause), self._soon_after, self._count)
 
     def _soon_after(self, number: int) -> None:
         """Ask for a poll unless there was one since the poll of that number."""
@@ -73,12 +73,12 @@ class PollSchedule:
 
     @property
     def _awaits_others(self) -> bool:
-        """Whether jobs wait for nodes that others have: of our own jobs' ends we hear without that."""
+        """Whether jobs wait for nodes of other users. The ends of our own jobs are reported anyway."""
         last = self._last
         return self._awaited and last is not None and last.background + last.down > 0
 
     async def wait_until_due(self, timeout: float | None = None) -> None:
-        """Until somebody wants one, or it is time; by default as much of that as ``time_to_next`` says."""
+        """Wait until a poll is requested or due, by default as ``seconds_to_next`` says."""
         try:
             async with asyncio.timeout(self.seconds_to_next() if timeout is None else timeout):
                 await self._wake.wait()
@@ -87,7 +87,7 @@ class PollSchedule:
         self._wake.clear()
 
     def seconds_to_next(self) -> float:
-        """Seconds until the next poll at the latest."""
+        """Return the maximum seconds until the next poll."""
         now = self._clock.monotonic()
         ending = {component.name for component in self._live() if component.awaits_job_end}
         if ending - self._ending:
@@ -110,25 +110,25 @@ class PollSchedule:
         return self._count
 
     def end_poll(self, began: float, snapshot: LrmSnapshot | None) -> None:
-        """What was said, if anything was; it may not have been taken in yet."""
+        """Record the end of a poll and its snapshot, None if it failed. The snapshot is not processed yet."""
         self._under_way = False
         self._ended_at = self._clock.monotonic()
         self._seconds = self._ended_at - began
         self._last = snapshot or self._last
 
     def notify_processed(self, number: int) -> None:
-        """All that follows from it is done: who waits for it goes on."""
+        """Wake the waiters of a poll whose snapshot was processed."""
         if self._last is not None:
             self._answered.set()
         waiting, self._waiting = self._waiting, []
-        for wanted, done in waiting:
-            if wanted > number:
-                self._waiting.append((wanted, done))
-            elif not done.done():
-                done.set_result(None)
+        for required, finished in waiting:
+            if required > number:
+                self._waiting.append((required, finished))
+            elif not finished.done():
+                finished.set_result(None)
 
     async def latest_snapshot(self) -> LrmSnapshot:
-        """What the last poll said that was answered; waits for the first."""
+        """Return the last snapshot; wait for the first."""
         await self._answered.wait()
         assert self._last is not None
         return self._last

@@ -1,4 +1,4 @@
-"""Tells the daemon what there is to tell: the state of components, their output, the cluster's node counts."""
+"""Reports components, their output, node counts and disks to the daemon."""
 
 import asyncio
 import base64
@@ -31,12 +31,12 @@ from koalapy.system.files import measure_disks
 log = structlog.get_logger()
 
 REPORTED_FOR = 3600.0
-"""Seconds for which the loss of a record is reported."""
+"""Seconds for which a lost record is reported."""
 RECORD_LOST = "the agent has lost its record"
 RESEND_INTERVAL = 10.0
-"""Seconds without an acknowledgement after which output is sent again: the daemon may have had no room for it."""
+"""Seconds without an acknowledgement after which output is sent again: the daemon's disk may have been full."""
 DELIVERY_TIMEOUT = 300.0
-"""Seconds for which the output of a component that has ended is offered to a daemon that is there and takes nothing."""
+"""Seconds for which a connected daemon may acknowledge nothing of an ended component's output."""
 
 
 class LostRecords:
@@ -55,7 +55,7 @@ class LostRecords:
     def recent_tokens(self) -> tuple[str, ...]:
         """Return the tokens of the records that were lost in the last hour, at most ``MAX_LOST_RECORDS``."""
         horizon = self._clock.monotonic() - REPORTED_FOR
-        self._lost_at = {token: at for token, at in self._lost_at.items() if at > horizon}
+        self._lost_at = {token: lost_at for token, lost_at in self._lost_at.items() if lost_at > horizon}
         return tuple(self._lost_at)[-MAX_LOST_RECORDS:]
 
 
@@ -63,7 +63,7 @@ EMPTY_REPORT, NO_VERSIONS = ClusterReport(total=0, idle=0), Versions()
 
 
 class Reporter:
-    """All components, and how much of each the daemon knows on this connection."""
+    """All components, and what the daemon knows of them on this connection."""
 
     def __init__(
         self,
@@ -76,26 +76,29 @@ class Reporter:
         lacks: Callable[[], list[str]] = list,
         calls: Callable[[], tuple[LrmCalls, ...]] = tuple,
     ) -> None:
-        """``stages`` returns the stages of a daemon, ``lacks`` the programs missing on this host, ``calls`` how the
-        resource manager answered until now. ``ended`` is called, perhaps several times, with an ended component."""
+        """Set up.
+
+        ``stages`` returns the stages of a daemon, ``lacks`` the programs missing on this host, ``calls`` the statistics
+        of resource manager calls. ``ended`` is called, perhaps several times, with an ended component.
+        """
         self.uplink, self._clock, self.versions = uplink, clock, versions
         self._stages, self._ended, self._lacks, self._calls = stages, ended, lacks, calls
         self.components: dict[str, Component] = {}
-        """By the name their jobs have in the resource manager."""
+        """Components by the names of their jobs in the resource manager."""
         self.live: dict[str, Component] = {}
         self.instance = ""
         self.notices: list[str] = []
-        """What people should know of the cluster beside its counts."""
+        """Notices about the cluster for users."""
         self.disks: list[Disk] = []
-        """Where we write."""
+        """The disks that the agent writes to."""
         self.lost_records = LostRecords(clock)
         self.low_disks: list[str] = []
         self.disk_shortage = ""
-        """Which of them have little room, and which have none, so that nothing may be started."""
+        """Full disks, as text: the reason that nothing may be started. Empty if there are none."""
         self.stray_users: dict[str, str] = {}
-        """Accounts of jobs that carry our name though we have no record of them, by their names."""
-        self._welcomed = False
-        self._ready = False
+        """Accounts of jobs with our names but without a record, by job name."""
+        self._is_welcomed = False
+        self._has_sent_inventory = False
         self._reported: ClusterReport | None = None
 
     def add_component(self, component: Component) -> None:
@@ -104,7 +107,7 @@ class Reporter:
             self.live[component.name] = component
 
     def find_component(self, token: str, instance: str | None = None) -> Component | None:
-        """A component of a daemon: by default the one we are connected to, or were last."""
+        """Return a component of a daemon; by default the one that was connected last."""
         return self.components.get(lrm_name(self.instance if instance is None else instance, token))
 
     def is_connected_to(self, instance: str) -> bool:
@@ -112,23 +115,23 @@ class Reporter:
         return self.uplink.online.is_set() and self.instance == instance
 
     def on_welcome(self, problem: str) -> None:
-        """A daemon has let us in; until the resource manager has been asked there is only a problem to tell, if any."""
-        self._welcomed, self._reported = True, None
+        """Start a connection. Report only a problem until the resource manager has answered."""
+        self._is_welcomed, self._reported = True, None
         if problem:
             self.report_cluster(None, problem)
 
     def send_inventory(self, snapshot: LrmSnapshot | None, problem: str) -> None:
-        """Begin anew with a daemon that has welcomed us; ``problem`` when the snapshot could not be taken again.
+        """Send all components of the connected daemon; ``problem`` if the snapshot is outdated.
 
-        Without a snapshot only what the journals say, if that is anything; all of it once there is one.
+        Without a snapshot, send the components of the journals, if there are any; the complete inventory follows.
         """
-        own = [c for c in self.components.values() if c.instance == self.instance]
-        if snapshot is None and not own:
+        components_of_daemon = [c for c in self.components.values() if c.instance == self.instance]
+        if snapshot is None and not components_of_daemon:
             return
-        for component in own if not self._ready else ():
+        for component in components_of_daemon if not self._has_sent_inventory else ():
             component.output.restart_sending()
-        self._ready = True
-        statuses = [self._status(c) for c in own]
+        self._has_sent_inventory = True
+        statuses = [self._reported_status(c) for c in components_of_daemon]
         components = (*statuses, *(self._stray_statuses(snapshot) if snapshot is not None else ()))
         stages = tuple(self._stages(self.instance))
         self.uplink.send_soon(Inventory(components, whole=snapshot is not None, stages=stages))
@@ -137,29 +140,29 @@ class Reporter:
             self.report_cluster(snapshot)
         if problem:
             self.report_cluster(None, problem)
-        for component, status in zip(own, statuses, strict=True):
+        for component, status in zip(components_of_daemon, statuses, strict=True):
             component.reported = status
             self.publish_output(component)
 
     def on_disconnect(self) -> None:
-        self._welcomed = self._ready = False
+        self._is_welcomed = self._has_sent_inventory = False
 
     def publish_status(self, component: Component) -> None:
-        """Send a component's status if it is another than the last one sent, and with its end what came in last."""
+        """Send a component's status if it changed. On its end, also start its collection and send its last output."""
         if component.ended:
             self.live.pop(component.name, None)
             self._ended(component)
             self.publish_output(component)
-        if not self._ready or component.instance != self.instance:
+        if not self._has_sent_inventory or component.instance != self.instance:
             return
-        status = self._status(component)
+        status = self._reported_status(component)
         if status != component.reported:
             component.reported = status
             self.uplink.send_soon(status)
 
     def publish_stage(self, instance: str, status: StageStatus) -> bool:
-        """Whether it was sent."""
-        sent = self._ready and instance == self.instance
+        """Send a stage's status. Return whether its daemon is connected."""
+        sent = self._has_sent_inventory and instance == self.instance
         if sent:
             self.uplink.send_soon(status)
         return sent
@@ -169,7 +172,7 @@ class Reporter:
         self.publish_status(component)
 
     def publish_output(self, component: Component) -> None:
-        if not self._ready or component.instance != self.instance:
+        if not self._has_sent_inventory or component.instance != self.instance:
             return
         while piece := component.output.next_piece():
             data = base64.b64encode(piece.data).decode("ascii")
@@ -182,8 +185,8 @@ class Reporter:
             self.publish_status(component)
 
     def resend_output(self) -> None:
-        """Send again the output that the daemon was sent and did not take; give up when it never does."""
-        if not self._ready:
+        """Send again the output that the daemon did not acknowledge; give up after ``DELIVERY_TIMEOUT``."""
+        if not self._has_sent_inventory:
             return
         now = self._clock.monotonic()
         for component in list(self.components.values()):
@@ -197,17 +200,17 @@ class Reporter:
                 output.rewind()
                 self.publish_output(component)
 
-    def report_cluster(self, snapshot: LrmSnapshot | None, problem: str = "", *, anyway: bool = False) -> None:
-        """Send node counts if they changed; without a snapshot the last ones (or none), with the reason why.
+    def report_cluster(self, snapshot: LrmSnapshot | None, problem: str = "", *, even_unchanged: bool = False) -> None:
+        """Send node counts if they changed; without a snapshot the previous ones with the reason.
 
-        ``problem``: why nothing can be started there, though it may be known what runs.
+        ``problem``: why nothing can be started, though the running jobs may be known.
         """
-        if not self._welcomed or (snapshot is not None and not self._ready):
+        if not self._is_welcomed or (snapshot is not None and not self._has_sent_inventory):
             return
         problem = "; ".join(filter(None, (problem, self.disk_shortage)))
         if snapshot is not None:
             prefix = lrm_name(self.instance, "")
-            running = (job for job in self._ours(snapshot, prefix) if job.state is LrmJobState.RUNNING)
+            running = (job for job in self._jobs_of_daemon(snapshot, prefix) if job.state is LrmJobState.RUNNING)
             report = ClusterReport(
                 total=snapshot.total,
                 idle=snapshot.idle,
@@ -224,23 +227,23 @@ class Reporter:
                 lost_records=self.lost_records.recent_tokens(),
             )
         else:
-            known = self._reported or EMPTY_REPORT
-            report = replace(known, problem=problem, versions=self.versions, calls=self._calls())
-        if anyway or report != self._reported:
+            previous = self._reported or EMPTY_REPORT
+            report = replace(previous, problem=problem, versions=self.versions, calls=self._calls())
+        if even_unchanged or report != self._reported:
             self._reported = report
             self.uplink.send_soon(report)
 
-    def _status(self, component: Component) -> ComponentStatus:
-        """What to tell now: the end only when the daemon has the results and the last of the output."""
+    def _reported_status(self, component: Component) -> ComponentStatus:
+        """Return the status to report: ended only when the daemon has the results and all output."""
         status = component.current_status()
         if component.ended and (component.output.is_pending or component.awaits_collection):
             return replace(status, state=ComponentState.DELIVERING)
         return status
 
     def find_strays(self, snapshot: LrmSnapshot) -> Iterable[tuple[str, LrmJob]]:
-        """Yield the present daemon's jobs that have not ended and of which there is no record, with their tokens."""
+        """Yield the running jobs of the connected daemon that have no record, with their tokens."""
         prefix = lrm_name(self.instance, "")
-        for job in self._ours(snapshot, prefix):
+        for job in self._jobs_of_daemon(snapshot, prefix):
             token = job.name.removeprefix(prefix)
             # Another user may have given a job such a name.
             if job.name not in self.components and job.state is not LrmJobState.ENDED and is_token(token):
@@ -252,22 +255,22 @@ class Reporter:
             self.stray_users[job.name] = job.user
             yield ComponentStatus(token, ComponentState.WAITING, lrm_job=job.id, error=RECORD_LOST, infrastructure=True)
 
-    def _ours(self, snapshot: LrmSnapshot, prefix: str) -> Iterable[LrmJob]:
-        """Those of a component's name that are not another account's."""
+    def _jobs_of_daemon(self, snapshot: LrmSnapshot, prefix: str) -> Iterable[LrmJob]:
+        """Yield the jobs with a component's name, except those of other accounts."""
         for job in snapshot.jobs:
-            known = self.components.get(job.name)
-            if job.name.startswith(prefix) and (known is None or known.user == job.user):
+            component = self.components.get(job.name)
+            if job.name.startswith(prefix) and (component is None or component.user == job.user):
                 yield job
 
 
 CHECK_INTERVAL = 5.0
-"""Seconds."""
+"""Seconds between two checks."""
 CHECK_TIMEOUT = 10.0
-"""Seconds that a disk may take to say how much room it has."""
+"""Seconds that a disk may take to report its free space."""
 
 
 class DiskWatch:
-    """Tells the reporter; ``changed`` is called when more or less may be started than before."""
+    """Checks the agent's disks. Calls ``changed`` when jobs may be started again, or no longer."""
 
     def __init__(
         self, reporter: Reporter, folders: Mapping[str, Path], limits: DiskLimits, changed: Callable[[], None]
@@ -284,26 +287,26 @@ class DiskWatch:
         await asyncio.wait({looking}, timeout=CHECK_TIMEOUT)
         places = " and ".join(map(str, self._folders.values()))
         if not looking.done():
-            self._tell([], [], f"the disk of {places} has not answered for {CHECK_TIMEOUT:g} s")
+            self._apply_disks([], [], f"the disk of {places} has not answered for {CHECK_TIMEOUT:g} s")
         try:
             disks = await looking
         except OSError as error:
-            self._tell([], [], f"the disk of {places} cannot be looked at: {error.strerror or error}")
+            self._apply_disks([], [], f"the disk of {places} cannot be checked: {error.strerror or error}")
             return
         full = [str(disk) for disk in disks if self._limits.is_full(disk)]
         low = [str(disk) for disk in disks if self._limits.is_low(disk) and not self._limits.is_full(disk)]
-        self._tell(disks, low, "; ".join(full))
+        self._apply_disks(disks, low, "; ".join(full))
 
-    def _tell(self, disks: list[Disk], low: list[str], full: str) -> None:
+    def _apply_disks(self, disks: list[Disk], low: list[str], full: str) -> None:
         reporter = self._reporter
-        before = reporter.disk_shortage, reporter.low_disks
+        previous = reporter.disk_shortage, reporter.low_disks
         reporter.disks, reporter.low_disks, reporter.disk_shortage = disks, low, full
-        if bool(full) != bool(before[0]):
+        if bool(full) != bool(previous[0]):
             if full:
                 log.error("a disk is full", action="disk-full", reason=full)
             else:
-                log.info("there is room again", action="disk-back")
-        elif low and not before[1]:
+                log.info("the disks have space again", action="disk-back")
+        elif low and not previous[1]:
             log.warning("a disk is low", action="disk-low", reason="; ".join(low))
-        if (full, low) != before:
+        if (full, low) != previous:
             self._changed()

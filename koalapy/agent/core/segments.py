@@ -1,8 +1,8 @@
-"""One stream of bytes in files of bounded size, each of which says by itself what it holds.
+"""One stream of bytes in files of bounded size, each of which can be read by itself.
 
-A segment is called ``stream.OFFSET`` by its first byte's place in the stream. It is a row of frames: a line with a
-node, a size and a checksum, and so many bytes of that node's. The first frame says how much of each node's stream came
-before, so that any segment can be lost, or dropped when nobody needs it any more, and the others still mean something.
+A segment ``stream.OFFSET`` starts at that offset of the stream. It is a sequence of frames: a line with node, size and
+checksum, then the bytes of that node. The first frame holds the size of each node's stream before the segment, so that
+any other segment may be lost or dropped.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ SEGMENT_SIZE = 1024 * 1024
 """Bytes after which a new segment begins."""
 MAX_FRAME_SIZE = 1024 * 1024
 MAX_SEGMENT = 64 * 1024 * 1024
-"""Bytes of a file at most: what has more was not written by us."""
+"""Maximum bytes of a file. The agent writes none that is larger."""
 STATE_FRAME = -1
-"""In place of a node: how much there was of each before this segment."""
+"""Node number of the first frame, with each node's bytes before the segment."""
 _NAME = re.compile(r"stream\.(0|[1-9]\d{0,17})", re.ASCII)
 _HEADER = re.compile(rb"(-1|\d{1,7}) (\d{1,7}) ([0-9a-f]{8})\n")
 MAX_HEADER_LENGTH = 32
@@ -30,7 +30,7 @@ MAX_HEADER_LENGTH = 32
 
 @dataclass(slots=True)
 class Segment:
-    """``start`` and ``end`` are places in the stream; ``size`` is bytes in the file, of whole frames."""
+    """A file of the stream. ``start`` and ``end`` are stream offsets; ``size`` is its bytes of whole frames."""
 
     start: int
     end: int
@@ -39,9 +39,9 @@ class Segment:
 
 
 class Segments:
-    """The stream of one folder; ``received`` counts each node's bytes and, last, those that were of no node.
+    """The stream of one folder. ``received`` holds each node's bytes and, last, those of the agent.
 
-    Their sum is always ``total``, the place where the stream goes on.
+    Their sum is always ``total``, the end of the stream.
     """
 
     def __init__(self, folder: Path, nodes: int, segment: int = SEGMENT_SIZE) -> None:
@@ -50,12 +50,12 @@ class Segments:
         self.received = [0] * (nodes + 1)
         self.total = 0
         self.torn = 0
-        """Bytes in files that were found to be of no use: what may be missing of the stream, as far as known."""
+        """Bytes in damaged files: an upper bound of what is missing, as far as known."""
         self._window, self._window_start = bytearray(), 0
-        """A part of the stream that is at hand."""
+        """The part of the stream in memory."""
 
     def recover(self) -> None:
-        """Take up what is in the folder, whatever state it is in; what makes no sense is left out."""
+        """Load the segments of the folder; remove damaged ones."""
         for start, path in self._files():
             try:
                 data = read_regular(path, MAX_SEGMENT)
@@ -85,22 +85,22 @@ class Segments:
             self.total = segment.end
 
     def append_bytes(self, node: int, data: bytes) -> None:
-        """Add bytes of a node's; ``OSError`` when that cannot be, and all is as it was before."""
+        """Append bytes of a node. Raise ``OSError`` and change nothing if that fails."""
         while data:
             part, data = data[:MAX_FRAME_SIZE], data[MAX_FRAME_SIZE:]
             self._append(node, part)
 
     def skip_bytes(self, node: int, size: int) -> None:
-        """Bytes of a node's are gone for ever: the stream goes on behind them."""
+        """Advance the stream over lost bytes of a node."""
         self.received[node] += size
         self.total += size
 
     def read_bytes(self, offset: int, size: int) -> tuple[int, bytes]:
-        """Bytes from an offset on, or from the next that is there; (``total``, nothing) when there are none."""
+        """Return offset and bytes at an offset, or at the next available one; (``total``, nothing) at the end."""
         while True:
-            at = offset - self._window_start
-            if 0 <= at < len(self._window):
-                return offset, bytes(self._window[at : at + size])
+            position = offset - self._window_start
+            if 0 <= position < len(self._window):
+                return offset, bytes(self._window[position : position + size])
             segment = next((s for s in self._segments if s.end > offset), None)
             if segment is None:
                 return self.total, b""
@@ -108,15 +108,15 @@ class Segments:
             self._load(segment)
 
     def drop_segments(self, needless: Callable[[int, int], bool]) -> None:
-        """Remove segments from one place to another of which nobody needs a byte, but never the last."""
-        kept = [s for s in self._segments[:-1] if not needless(s.start, s.end)]
+        """Remove the segments, by start and end, that are not needed; keep the last one."""
+        retained = [s for s in self._segments[:-1] if not needless(s.start, s.end)]
         for segment in self._segments[:-1]:
             if needless(segment.start, segment.end):
                 _remove(segment.path)
-        self._segments = kept + self._segments[-1:]
+        self._segments = retained + self._segments[-1:]
 
     def forget_before(self, offset: int) -> None:
-        """Bytes below will not be read again."""
+        """Free the memory of bytes before an offset."""
         drop = min(len(self._window), offset - self._window_start)
         if drop > 0:
             del self._window[:drop]
@@ -167,21 +167,21 @@ def _frame(node: int, payload: bytes) -> bytes:
 
 
 def _parse(data: bytes) -> list[tuple[int, bytes, int]]:
-    """The (node, payload, end in the data) of the frames up to the first that is not whole."""
+    """Return node, payload and end position of the frames before the first damaged one."""
     frames: list[tuple[int, bytes, int]] = []
-    at = 0
-    while header := _HEADER.match(data, at, at + MAX_HEADER_LENGTH):
+    position = 0
+    while header := _HEADER.match(data, position, position + MAX_HEADER_LENGTH):
         end = header.end() + int(header[2])
         payload = data[header.end() : end]
         if len(data) < end or zlib.crc32(payload) != int(header[3], 16):
             break
         frames.append((int(header[1]), payload, end))
-        at = end
+        position = end
     return frames
 
 
 def _state(frames: list[tuple[int, bytes, int]], count: int, start: int) -> list[int] | None:
-    """What a segment says of before it; None unless it makes sense."""
+    """Return the first frame's byte counts, None if the segment is invalid."""
     if not frames or frames[0][0] != STATE_FRAME or any(node == STATE_FRAME for node, _, _ in frames[1:]):
         return None
     try:
@@ -193,25 +193,26 @@ def _state(frames: list[tuple[int, bytes, int]], count: int, start: int) -> list
     return state if sum(state) == start else None
 
 
-def _write(path: Path, at: int, data: bytes) -> None:
-    """Write at the end of a file that is ``at``; what was written before an error stands behind it, and is no frame."""
-    if not at:
+def _write(path: Path, offset: int, data: bytes) -> None:
+    """Write data at the end of a file, which is ``offset``. Bytes of a failed write stay behind the end and are no
+    frame."""
+    if not offset:
         _remove(path)  # whatever it is
     descriptor = open_regular(path)
     try:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(descriptor, data[done:], at + done)
+        written = 0
+        while written < len(data):
+            written += os.pwrite(descriptor, data[written:], offset + written)
     except OSError:
         with contextlib.suppress(OSError):
-            os.ftruncate(descriptor, at)
+            os.ftruncate(descriptor, offset)
         raise
     finally:
         os.close(descriptor)
 
 
 def _cut(segment: Segment) -> None:
-    """Remove what stands behind the last whole frame; where that cannot be, nothing is added to the segment."""
+    """Truncate a segment after its last whole frame, or append nothing to it if that fails."""
     try:
         os.truncate(segment.path, segment.size)
     except OSError:

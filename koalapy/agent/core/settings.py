@@ -1,4 +1,4 @@
-"""What an agent is told: the parts of its cluster's configuration that it goes by, and where its daemon is."""
+"""An agent's settings, its timeouts, and the environment that it passes to programs."""
 
 import os
 import re
@@ -17,26 +17,26 @@ from koalapy.model.disk import DiskLimits
 from koalapy.system.tls import Trust
 
 RUNNER = Path(koalapy.__file__).parent / "runner" / "runner.py"
-"""The program that runs on the nodes; give it to a local cluster as its ``preload``."""
+"""The program that runs on the nodes; a local cluster gets it as its ``preload``."""
 
 NO_SOCKET = "none"
 
 
 def _known_kind(kind: str) -> str:
     if kind not in KINDS:
-        *others, last = map(repr, KINDS)
-        raise ValueError(f"Input should be {', '.join(others)} or {last}")
+        *first, last = map(repr, KINDS)
+        raise ValueError(f"Input should be {', '.join(first)} or {last}")
     return kind
 
 
 def _embedded_only(probability: float, info: ValidationInfo) -> float:
     if probability and not ((kind := info.data.get("kind")) in KINDS and KINDS[kind].on_this_host):
-        raise ValueError("only clusters of the kind local fail on purpose")
+        raise ValueError("start_failures is only for clusters of the kind local")
     return probability
 
 
 def _loopback_network(network: str) -> str:
-    """Return three bytes in their shortest form. ``ValueError`` for anything else."""
+    """Return three bytes in their shortest form. Raise ``ValueError`` for anything else."""
     if not re.fullmatch(r"127(\.\d{1,3}){2}", network) or any(int(byte) > 255 for byte in network.split(".")):
         raise ValueError(f"{network!r} is not the first three bytes of a loopback address: give one as 127.0.9")
     return ".".join(str(int(byte)) for byte in network.split("."))
@@ -53,64 +53,63 @@ NodeClassName = Annotated[str, StringConstraints(pattern=r"^[\w.+-]{1,100}$")]
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSettings:
-    """What the configuration says of a cluster, under ``clusters.NAME``, that its agent takes as it is."""
+    """The settings under ``clusters.NAME`` that an agent uses unchanged."""
 
     kind: Annotated[str, AfterValidator(_known_kind)] = "local"
-    """Its resource manager: ``slurm``, ``sge``, ``drmaa``, or ``local`` for nodes of this machine."""
+    """Its resource manager: ``slurm``, ``sge``, ``drmaa``, or ``local`` for nodes on this machine."""
     nodes: Annotated[int, Field(ge=1, le=254)] = 4
-    """Of the kinds ``local`` and ``drmaa``; the others are asked how many they have."""
+    """Number of nodes, for the kinds ``local`` and ``drmaa``; the other resource managers report it."""
     network: Annotated[str, AfterValidator(_loopback_network)] | None = None
-    """First three bytes of the nodes' loopback addresses, which no other cluster has; by default 127.0.K for the K-th
+    """First three bytes of the nodes' loopback addresses, unique to the cluster. The default is 127.0.K for the K-th
     cluster, or the first that is free."""
     start_failures: Annotated[float, Field(ge=0, le=1), AfterValidator(_embedded_only)] = 0.0
-    """To try out fault tolerance, of the kind ``local`` only: the probability that the start of a component fails.
+    """Probability that the start of a component fails, to test fault tolerance on the kind ``local``.
 
-    While there is a file ``lrm/start-failures`` in the cluster's directory, the number in it counts instead.
+    A number in the file ``lrm/start-failures`` of the cluster's directory takes precedence.
     """
 
     identity: Literal["own", "service", "mapped"] = "service"
-    """Whose processes jobs are: of the one person whose account the agent runs in, of an account for all, or each of
-    its owner's own account."""
+    """Accounts that jobs run as: ``own`` is the single user's account, ``service`` one account for all, ``mapped`` the
+    account of each job's owner."""
     min_uid: Annotated[int, Field(ge=1)] = 1000
-    """Of the identity ``mapped``: the least number of an account that is a person's; none below gets a job."""
+    """Lowest user id that gets jobs with the identity ``mapped``."""
 
     # How to ask its resource manager
     partition: str | None = None
-    """Slurm: by default the default partition; or several, with commas between."""
+    """Slurm: the partition, or several separated by commas. The default is Slurm's."""
     account: str | None = None
-    """To be charged; by default the user's own."""
+    """Account to charge. The default is the user's own."""
     queue: str | None = None
-    """Grid Engine: by default any queue that the parallel environment may use."""
+    """Grid Engine: the queue. The default is any queue that the parallel environment may use."""
     parallel_environment: str = "koala"
-    """Grid Engine: with whole nodes as its unit, and ``control_slaves TRUE``."""
+    """Grid Engine: a parallel environment that allocates whole nodes, with ``control_slaves TRUE``."""
     library: str | None = None
-    """Path of the DRMAA library; Slurm is driven by its commands when there is none."""
+    """Path of the DRMAA library. Without one, Slurm is driven by its commands."""
     native_specification: str = ""
-    """Further options for every job, as sbatch, qsub or the DRMAA library take them.
+    """Further options for every job, as sbatch, qsub or the DRMAA library accept them.
 
-    Of the kind ``drmaa``, ``{nodes}`` and ``{walltime}`` stand for a job's: in seconds, or as Slurm has it where its
-    ``srun`` starts the runners.
+    For the kind ``drmaa``, ``{nodes}`` and ``{walltime}`` are replaced by a job's values: the walltime in seconds, or
+    in Slurm's form if its ``srun`` starts the runners.
     """
     fanout: Literal["srun", "qrsh", "none"] | None = None
-    """What starts the runner on each allocated node; by default what the kind has."""
+    """Program that starts the runner on each allocated node. The default depends on the kind."""
     poll_interval: Annotated[float, Field(ge=1.0)] = 5.0
-    """Seconds between two questions to an LRM that cannot tell of changes by itself."""
+    """Seconds between two polls of a resource manager that does not report changes itself."""
 
     modules: list[str] = field(default_factory=list)
-    """Environment modules loaded before every program."""
+    """Environment modules to load before every program."""
     login_socket: Annotated[str, AfterValidator(_socket_path)] | None = None
-    """Where users of the head node find the agent (``koala login``), or ``none``; by default
-    ``/run/koala/CLUSTER.sock`` where the agent may listen, else ``login.sock`` in its directory. One that the daemon
-    starts itself has none by default."""
+    """Socket for users of the head node (``koala login``), or ``none``. The default is ``/run/koala/CLUSTER.sock`` if
+    the agent may listen there, else ``login.sock`` in its directory. An embedded agent has none by default."""
     transfer_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """At which other sites' head nodes reach this one to pull files; by default any free one."""
+    """Port on which other sites' head nodes reach this one to pull files. The default is any free port."""
     transfer_limit: Annotated[int, Field(ge=1, le=64)] = 4
-    """How many files and folders are pulled from other sites at once; further ones wait for their turn."""
+    """Number of files and folders pulled from other sites at once; further ones wait."""
     node_classes: dict[NodeClassName, NodeClassSettings] = field(default_factory=dict)
-    """Which of its nodes are alike, and what they are, where its resource manager does not say it."""
+    """Groups of equal nodes and their properties, if the resource manager does not report them."""
     forget_after: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 14 * 86400.0
-    """Seconds after which the agent removes what is left of a daemon that is not heard of any more, while there is
-    another: stages and ended components, as after the database was wiped."""
+    """Seconds of silence after which the agent removes a daemon's stages and ended components, if it has met another
+    daemon since, as after the database was wiped."""
 
     @property
     def lrm(self) -> LrmKind:
@@ -119,95 +118,95 @@ class SiteSettings:
 
 @dataclass(frozen=True)
 class AgentSettings(SiteSettings):
-    """Where an agent finds its daemon, and what its runners need."""
+    """The settings of one agent: how it reaches its daemon, and what its runners need."""
 
     cluster: str
     url: str
-    """``http://host:port`` of the daemon, or ``https://``."""
+    """URL of the daemon, ``http://host:port`` or ``https://``."""
     token: str
     directory: Path
-    """Holds what must survive a restart; best on a file system that the nodes share."""
+    """State that must survive a restart; best on a file system that the nodes share."""
     runner_host: str = "127.0.0.1"
     """Address on which to listen for runners."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to every runner's environment, and so to every program's."""
+    """Variables added to the environment of every runner and program."""
     python: str = sys.executable
     replica_directories: Sequence[Path] = ()
     """Folders below which replicas may lie."""
     stage_directory: Path | None = None
-    """Where components get folders of their own, which the nodes must see; by default beside ``directory``."""
+    """Folder of the components' stages, which the nodes must see. The default is beside ``directory``."""
     transfer_address: str = "127.0.0.1"
-    """Address by which other sites' agents reach this one, to pull files."""
+    """Address on which other sites' agents reach this one to pull files."""
     disks: DiskLimits = field(default_factory=DiskLimits)
     login_sockets: Sequence[Path] = ()
-    """Where to listen for the users of this host: the first of these where that may be."""
+    """Sockets for users of this host. The agent listens on the first that it may create."""
     trust: Trust = field(default_factory=Trust)
-    """By which the daemon is known, where it speaks TLS."""
+    """How the daemon's certificate is verified, if it uses TLS."""
     encrypt_transfers: bool = True
     encrypted_links: Mapping[str, bool] = field(default_factory=dict)
-    """By the other cluster, where it is not as with all."""
+    """Exceptions from ``encrypt_transfers`` by the other cluster."""
 
     def requires_encryption(self, cluster: str) -> bool:
-        """Whether nothing may go in clear between this cluster and another."""
+        """Return whether transfers between this cluster and another must be encrypted."""
         return self.encrypted_links.get(cluster, self.encrypt_transfers)
 
     @property
     def stages(self) -> Path:
-        """Where stages are made ready, and used too unless jobs run as several accounts."""
+        """Folder in which stages are prepared, and also used unless jobs run as several accounts."""
         shared = None if self.identity == "mapped" else self.stage_directory
         return shared or self.directory.with_name(f"{self.directory.name}-stages")
 
     @property
     def accounts_directory(self) -> Path | None:
-        """Where each account has the folders of its jobs; None where they are all the agent's own."""
+        """Folder of the accounts' job folders; None if all jobs run as the agent's account."""
         return self.stage_directory if self.identity == "mapped" else None
 
     @property
     def address_file(self) -> Path:
-        """Tells runners where their agent is."""
+        """File from which runners read their agent's address."""
         return (self.accounts_directory or self.directory) / "agent.json"
 
     @property
     def endpoint(self) -> str:
-        scheme, _, rest = self.url.rstrip("/").partition("://")
-        return f"{scheme.replace('http', 'ws', 1)}://{rest}/api/v1/agents/{self.cluster}/connect"
+        scheme, _, address = self.url.rstrip("/").partition("://")
+        return f"{scheme.replace('http', 'ws', 1)}://{address}/api/v1/agents/{self.cluster}/connect"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentTimeouts:
-    """All values are in seconds."""
+    """The durations of an agent that tests with real processes shorten. All values are in seconds."""
 
     # Resource manager
     lrm_silence_s: float = 10.0
-    """Duration of a poll after which the daemon is told that the resource manager does not answer."""
+    """Duration of a poll after which the resource manager is reported as not answering."""
     report_interval_s: float = 10.0
     """Time between two reports of an unchanged cluster."""
     submit_pause_s: float = 0.2
-    """Base of the pauses between two tries to submit a job: each pause is twice as long as the one before."""
+    """Base of the pauses between two attempts to submit a job; each pause doubles."""
     runner_connect_s: float = 60.0
-    """Time that runners have to connect once the resource manager says that they run."""
+    """Time that runners have to connect once the resource manager reports them as running."""
     expiry_check_s: float = 3600.0
-    """Time between two searches for what is left of daemons that are not heard of any more."""
+    """Time between two searches for remains of expired daemons."""
 
     # Files
     transfer_retry_s: float = 0.5
-    """First pause after a transfer was cut; each further pause is twice as long."""
+    """First pause after a transfer was cut; each further pause doubles."""
     max_transfer_retry_s: float = 16.0
-    """Longest pause between two tries of a transfer."""
+    """Longest pause between two attempts of a transfer."""
     transfer_login_s: float = 30.0
-    """Time that a puller has to begin, to show its ticket, and to be let in."""
+    """Time that a puller has to connect and to present its ticket."""
     account_stall_s: float = 30.0
-    """Time without a byte after which a process that handles files as another account counts as stuck."""
+    """Time without a byte after which a process that handles another account's files counts as stuck."""
     sweep_interval_s: float = 60.0
     """Time between two searches for folders of killed runners."""
 
     # Check of a head node
     trial_node_s: float = 30.0
-    """Time that a node may take to become free and to run the trial job."""
+    """Time for a node to become free and to run the trial job."""
     trial_output_s: float = 3.0
-    """Time after the trial job's end in which its output may come through a shared file system."""
+    """Time after the trial job's end for its output to appear on a shared file system."""
     trial_poll_s: float = 0.5
-    """Pause between two looks at the trial job."""
+    """Pause between two checks of the trial job."""
 
 
 DEFAULT_TIMEOUTS = AgentTimeouts()
@@ -229,21 +228,20 @@ PROGRAM_VARIABLES = frozenset(
         "MODULESHOME",
     }
 )
-"""By every program on a cluster, and ``LC_`` with its categories; what a cluster's programs need besides is set in the
-cluster's ``environment``."""
+"""Variables that every program on a cluster inherits, besides ``LC_*``. Set others in the cluster's ``environment``."""
 OPEN_MPI_PREFIXES = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
-"""How the parameters of Open MPI begin: programs on embedded clusters have them as the daemon does."""
+"""Prefixes of Open MPI's parameters, which programs on embedded clusters inherit from the daemon."""
 LRM_VARIABLES = frozenset({"PYTHONPATH", "SLURM_CONF", "GLIBC_TUNABLES"})
 LRM_PREFIXES = ("DRMAA_", "LSF_", "PBS_", "SGE_")
-"""What the commands and libraries of resource managers go by."""
+"""Prefixes of variables that configure the commands and libraries of resource managers."""
 
 
 def inherited_environment(names: Iterable[str] = (), prefixes: tuple[str, ...] = ()) -> dict[str, str]:
-    """What programs inherit, and what is named besides."""
-    kept, begin = PROGRAM_VARIABLES.union(names), ("LC_", *prefixes)
-    return {name: value for name, value in os.environ.items() if name in kept or name.startswith(begin)}
+    """Return the variables that programs inherit, and those with the given names or prefixes."""
+    allowed, allowed_prefixes = PROGRAM_VARIABLES.union(names), ("LC_", *prefixes)
+    return {name: value for name, value in os.environ.items() if name in allowed or name.startswith(allowed_prefixes)}
 
 
 def agent_environment() -> dict[str, str]:
-    """The environment of an agent that the daemon starts."""
+    """Return the environment of an agent that the daemon starts."""
     return inherited_environment(LRM_VARIABLES, (*OPEN_MPI_PREFIXES, *LRM_PREFIXES))

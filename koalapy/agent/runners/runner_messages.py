@@ -1,4 +1,4 @@
-"""What runners say to their agent, one JSON object a line, checked before anybody looks at it."""
+"""The messages of runners, one JSON object per line, validated before use."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -11,13 +11,13 @@ from koalapy.runner.session import NONCE_SIZE
 
 
 class RunnerMessage(BaseModel):
-    """More than is checked here may be said, by runners that are newer than their agent."""
+    """A message of a runner; newer runners may send further fields."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class Hello(RunnerMessage):
-    """Who it claims to be, and the number for which it wants to be shown that we are its agent."""
+    """The claimed identity of a runner, and the nonce that the agent must prove itself with."""
 
     t: Literal["hello"]
     component: Name
@@ -26,7 +26,7 @@ class Hello(RunnerMessage):
 
 
 class Here(RunnerMessage):
-    """What a runner says of itself, once both are known to each other."""
+    """The runner's state, sent after both sides are authenticated."""
 
     t: Literal["here"]
     life: Name
@@ -35,7 +35,7 @@ class Here(RunnerMessage):
     phase: Literal["waiting", "opened", "running", "ending", "ended"]
     lrm_job: Name = ""
     start: Bytes = 0
-    """Where its output begins."""
+    """Offset at which its output begins."""
     warned: bool = False
 
 
@@ -58,7 +58,7 @@ class Ending(RunnerMessage):
 
 
 class Renew(RunnerMessage):
-    """Ask how long the daemon has been silent."""
+    """A question for the daemon's silence."""
 
     t: Literal["renew"]
     number: Number
@@ -77,14 +77,14 @@ class Exit(RunnerMessage):
     error: Annotated[
         TruncatedText, BeforeValidator(lambda text: escape_surrogates(text) if isinstance(text, str) else text)
     ]
-    """May name files, whose names are any bytes."""
+    """May contain file names, which are arbitrary bytes."""
     infrastructure: bool
     stopped: bool
     warned: bool = False
 
 
 class RunnerResult(RunnerMessage):
-    """What a runner leaves in its spool when it ends, where programs may write, too."""
+    """The result that a runner saves in its spool, where programs may write as well."""
 
     code: ExitCode | None
     error: Annotated[
@@ -94,7 +94,7 @@ class RunnerResult(RunnerMessage):
     stopped: bool
     warned: bool = False
     host: Host | Literal[""]
-    """Empty where it never was known."""
+    """Empty if it was never known."""
     name: Name
     output: Bytes | None = None
 
@@ -105,15 +105,15 @@ _message: TypeAdapter[RunnerMessage] = TypeAdapter(
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
-    """One message; ``ValueError`` when it is none, or out of bounds."""
+    """Return a message as a dictionary. Raise ``ValueError`` if it is invalid."""
     return _message.validate_python(json.loads(line)).model_dump()
 
 
 def parse_hello(line: bytes) -> dict[str, Any]:
-    """The first message on a connection, from anybody; ``ValueError`` when it is none."""
+    """Return the first message on a connection. Raise ``ValueError`` if it is invalid."""
     return Hello.model_validate(json.loads(line)).model_dump()
 
 
 def parse_result(content: bytes) -> dict[str, Any]:
-    """A result that was left; ``ValueError`` when it is none."""
+    """Return a saved result. Raise ``ValueError`` if it is invalid."""
     return RunnerResult.model_validate(json.loads(content)).model_dump(exclude_unset=True)

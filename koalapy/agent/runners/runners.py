@@ -1,4 +1,9 @@
-"""The agent's side of its runners' connections: JSON, one message a line, over TCP."""
+"""The agent's connections to its runners, JSON lines over TCP, and the secrets that authenticate both sides.
+
+Every node of every component has a secret, which is never sent. All derive from one key, which no file of an agent or a
+job contains: an embedded resource manager keeps it in memory, apart from its jobs; elsewhere it derives from the
+agent's token, for only the agent knows that.
+"""
 
 import asyncio
 import fcntl
@@ -27,32 +32,32 @@ from koalapy.system.process import count_open_files
 log = structlog.get_logger()
 
 SCRYPT_COST = 2**14
-"""Makes guessing a token by what was made of it expensive: 50 ms each."""
+"""Cost of guessing a token from a derived secret: 50 ms per attempt."""
 
 
 def lrm_name(instance: str, token: str) -> str:
-    """The name by which the resource manager knows a component: by it we find our own, and touch nothing else."""
+    """Return the name of a component's job in the resource manager. The agent touches only jobs with such names."""
     return f"koala-{instance}-{token}"
 
 
 class RunnerSecrets:
-    """Derives them, as often as they are asked for."""
+    """Derives the secrets of nodes on demand."""
 
     def __init__(self, lrm: Lrm, cluster: str, token: str) -> None:
         self._lrm, self._cluster, self._token = lrm, cluster, token
         self._own_key = b""
 
     def secret_of(self, component: str, node: int) -> bytes | None:
-        """The secret of one node of a component; None while the resource manager has not told the key."""
+        """Return the secret of a component's node; None while the resource manager's key is unknown."""
         key = self._lrm.runners_key()
         return None if key is None else derive(key or self._key_of_the_token(), "runner", component, str(node))
 
     def secret_of_token(self, instance: str, token: str, node: int) -> bytes | None:
-        """The same, of a component by its daemon and token."""
+        """Return the secret of a node by its component's daemon and token."""
         return self.secret_of(lrm_name(instance, token), node)
 
     def hex_secrets(self, component: str, size: int) -> tuple[str, ...]:
-        """As they are handed over; none while they are not known."""
+        """Return the secrets of all nodes in hex; none while the key is unknown."""
         secrets = [self.secret_of(component, node) for node in range(size)]
         return tuple(secret.hex() for secret in secrets if secret is not None)
 
@@ -64,31 +69,31 @@ class RunnerSecrets:
 
 
 def secret_files(secrets: Sequence[str]) -> dict[str, bytes]:
-    """What lies in a component's folder, for each node's runner to take: by name."""
+    """Return name and content of the files in a component's folder from which its runners read their secrets."""
     return {SECRET_FILE.format(node=node): secret.encode() for node, secret in enumerate(secrets)}
 
 
 def write_secrets(folder: Path, secrets: Sequence[str]) -> None:
-    """Write them there. Raise ``OSError``."""
+    """Write the secret files into a folder. Raise ``OSError``."""
     for name, secret in secret_files(secrets).items():
         replace_file(folder / name, secret, sync=False)
 
 
 MAX_HELLO_LENGTH = 8 * 1024
-"""Bytes."""
+"""Maximum bytes of a line before authentication."""
 MAX_LINE_LENGTH = 4 * 1024 * 1024
-"""Bytes: what the head of a large gang tells all its nodes of each other is the longest."""
+"""Maximum bytes of a line: the address list of a large gang is the longest."""
 HELLO_TIMEOUT = 30.0
-"""Seconds."""
+"""Seconds to authenticate."""
 INTRODUCTION_TIMEOUT = 2.0
-"""Seconds for which those are waited for that were challenged, when all that runners have to say is to be heard."""
+"""Seconds to wait for challenged runners when all pending messages are to be read."""
 MAX_UNAUTHENTICATED = 256
-"""Connections without a hello at the same time."""
+"""Maximum connections that are not authenticated."""
 OPEN_FILES_WARNING = 0.9
-"""Of the files that may be open, those that are."""
+"""Fraction of the open files limit from which a warning is logged."""
 OPEN_FILES_HINT = "raise LimitNOFILE in the agent's unit, or ulimit -Hn"
 LOOP_TURN = 0.002
-"""Seconds in which the event loop goes round."""
+"""Seconds for one turn of the event loop."""
 
 
 def encode_line(message: dict[str, Any]) -> Line:
@@ -96,16 +101,18 @@ def encode_line(message: dict[str, Any]) -> Line:
 
 
 class RunnerHandler(Protocol):
+    """The handler of runners' messages."""
+
     def create_challenge(self, runner: "RunnerConnection", hello: dict[str, Any]) -> tuple[Session, str] | None:
-        """How to find out whether somebody is the runner that he says, with our nonce; None when he cannot be."""
+        """Return the session and nonce to challenge a runner with; None to reject it."""
         ...
 
     def admit_runner(self, runner: "RunnerConnection", here: dict[str, Any]) -> bool:
-        """Whether a runner that has shown who it is gets its place."""
+        """Return whether an authenticated runner is accepted."""
         ...
 
     def on_forgery(self, runner: "RunnerConnection") -> None:
-        """Somebody has said what the runner that he claims to be did not say."""
+        """Handle a message that does not come from the claimed runner."""
 
     def receive_message(self, runner: "RunnerConnection", message: dict[str, Any]) -> None: ...
 
@@ -113,28 +120,28 @@ class RunnerHandler(Protocol):
 
 
 class LineBuffer:
-    """Puts a line together from the pieces in which it comes, each looked at once."""
+    """Joins lines from chunks of data; looks at each byte once."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self.size = 0
 
     def split_lines(self, data: bytes) -> Iterator[bytes]:
-        """The lines that end within ``data``."""
-        *ends, rest = data.split(b"\n")
+        """Yield the lines that end within ``data``."""
+        *ends, partial = data.split(b"\n")
         for end in ends:
-            whole = b"".join((*self._pieces, end))
+            line = b"".join((*self._pieces, end))
             self._pieces, self.size = [], 0
-            yield whole
-        if rest:
-            self._pieces.append(rest)
-            self.size += len(rest)
+            yield line
+        if partial:
+            self._pieces.append(partial)
+            self.size += len(partial)
 
 
 class RunnerConnection(asyncio.Protocol):
-    """One runner, from its hello to the end of the connection; ``component`` and ``node`` are set by the handler.
+    """One runner's connection; the handler sets ``component`` and ``node``.
 
-    Anybody may connect: until somebody has proved to be a runner of ours they get little room and little time.
+    Any host may connect, so size and time are limited until the runner is authenticated.
     """
 
     def __init__(self, handler: RunnerHandler, connections: "RunnerConnections") -> None:
@@ -147,7 +154,7 @@ class RunnerConnection(asyncio.Protocol):
         self.component, self.node = "", 0
         self._session: Session | None = None
         self.introduced: asyncio.Future[None] | None = None
-        """Done when it is known whose it is, or it has ended."""
+        """Done when the runner is authenticated or the connection is closed."""
 
     @property
     def is_challenged(self) -> bool:
@@ -196,13 +203,13 @@ class RunnerConnection(asyncio.Protocol):
             self._transport.abort()
 
     async def read_pending(self) -> None:
-        """Wait until all is handled that had arrived when this was called."""
+        """Wait until all data that has arrived by now is processed."""
         if self._transport is None or self._transport.is_closing():
             return
         file = self._transport.get_extra_info("socket").fileno()
         unread = int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
-        wanted = self.received_bytes + unread
-        while self._transport is not None and not self._transport.is_closing() and self.received_bytes < wanted:  # noqa: ASYNC110
+        target = self.received_bytes + unread
+        while self._transport is not None and not self._transport.is_closing() and self.received_bytes < target:  # noqa: ASYNC110
             await asyncio.sleep(LOOP_TURN)
 
     def _check(self, size: int) -> None:
@@ -223,8 +230,8 @@ class RunnerConnection(asyncio.Protocol):
         elif self._session is None:
             self._greet(parse_hello(line))
         else:
-            here = parse_message(line)
-            if here["t"] == "here" and self._handler.admit_runner(self, here):
+            message = parse_message(line)
+            if message["t"] == "here" and self._handler.admit_runner(self, message):
                 self.is_authenticated = True
                 self._connections.mark_authenticated(self)
             else:
@@ -239,13 +246,13 @@ class RunnerConnection(asyncio.Protocol):
 
 
 class RunnerConnections:
-    """All connections: of runners, and of those that have not proved to be one."""
+    """All connections, authenticated or not."""
 
     def __init__(self, max_unauthenticated: int = MAX_UNAUTHENTICATED) -> None:
         self._max_unauthenticated = max_unauthenticated
         self.runners: set[RunnerConnection] = set()
         self._unauthenticated: dict[RunnerConnection, asyncio.TimerHandle] = {}
-        """In the order in which they came."""
+        """Connections and their timeouts, the oldest first."""
 
     @property
     def all_connections(self) -> list[RunnerConnection]:
@@ -253,11 +260,11 @@ class RunnerConnections:
 
     @property
     def challenged(self) -> list[RunnerConnection]:
-        """Those that were challenged, and have not answered yet."""
+        """Connections that have received a challenge and not answered yet."""
         return [connection for connection in self._unauthenticated if connection.is_challenged]
 
     def add(self, connection: RunnerConnection) -> None:
-        """The oldest that is not authenticated makes room, for a runner says hello at once."""
+        """Add a connection. Close the oldest unauthenticated one if there are too many."""
         if len(self._unauthenticated) >= self._max_unauthenticated:
             oldest = next(iter(self._unauthenticated))
             self._forget(oldest)  # it is told of its end in a later turn only, and others may come in this one
@@ -285,20 +292,20 @@ class RunnerConnections:
 
 
 class RunnerServer:
-    """Listens for runners; keeps its port over restarts if it can, so that they find it again at once."""
+    """Listens for runners. Reuses its port after a restart if possible, so that they reconnect at once."""
 
     def __init__(
         self, host: str, address_file: Path, *, is_public: bool = False, max_unauthenticated: int = MAX_UNAUTHENTICATED
     ) -> None:
-        """``is_public``: runners that read the file run as other accounts."""
+        """Set up. ``is_public``: the address file is read by runners of other accounts."""
         self._host, self._is_public = host, is_public
         self._file = address_file
         self._connections = RunnerConnections(max_unauthenticated)
         self._server: asyncio.Server | None = None
         self._unwritten = ""
-        """What is to be in the file that tells runners where to report, until it is."""
+        """Content to write to the address file; empty when written."""
         self.address = ""
-        """Where runners are to find it, for people."""
+        """Address for runners, as text."""
         self._short_of_files = False
 
     async def listen(self, handler: RunnerHandler) -> None:
@@ -316,7 +323,7 @@ class RunnerServer:
         self.write_address()
 
     def write_address(self) -> None:
-        """Write down where we are, for runners, unless that is done; where there is no room it is for the next call."""
+        """Write the address file if it changed. If the disk is full, the next call retries."""
         if not self._unwritten:
             return
         try:
@@ -329,26 +336,26 @@ class RunnerServer:
 
     def _is_ours(self) -> bool:
         try:
-            found = self._file.lstat()
+            status = self._file.lstat()
         except FileNotFoundError:
             return False
-        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
     def check_open_files(self) -> None:
-        """Say once when there may soon be none left for a runner: whoever comes then is not even heard."""
-        few, (used, most) = self._short_of_files, count_open_files()
-        self._short_of_files = used > most * OPEN_FILES_WARNING
-        if self._short_of_files and not few:
+        """Log a warning once when the limit of open files is near, since further runners could not connect."""
+        was_short, (used, limit) = self._short_of_files, count_open_files()
+        self._short_of_files = used > limit * OPEN_FILES_WARNING
+        if self._short_of_files and not was_short:
             log.warning(
                 "few more runners can connect",
                 action="open-files-low",
                 open_files=used,
-                limit=most,
+                limit=limit,
                 hint=OPEN_FILES_HINT,
             )
 
     async def read_pending(self) -> None:
-        """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""
+        """Wait until all data that runners have sent is processed, as after a stop of this process."""
         if self._server is not None:
             await accept_waiting(self._server)
         await asyncio.sleep(LOOP_TURN)  # what is accepted becomes a connection
@@ -356,7 +363,8 @@ class RunnerServer:
             await connection.read_pending()
         if introducing := self._connections.challenged:
             await asyncio.wait(
-                [each.introduced for each in introducing if each.introduced], timeout=INTRODUCTION_TIMEOUT
+                [connection.introduced for connection in introducing if connection.introduced],
+                timeout=INTRODUCTION_TIMEOUT,
             )
             for connection in introducing:
                 await connection.read_pending()

@@ -1,4 +1,4 @@
-"""The agent's connection to the daemon: made again after every break, messages in batches and in order."""
+"""The agent's connection to the daemon: reconnects after every break, sends messages in order and in batches."""
 
 import asyncio
 import json
@@ -22,12 +22,12 @@ BATCH_DELAY = 0.005
 BATCH_SIZE = 256
 """Messages."""
 PING_INTERVAL, PING_TIMEOUT = 10.0, 15.0
-"""Seconds: a daemon whose host is gone does not hang up, and is asked whether it is there."""
+"""Seconds. Pings detect a daemon whose host has failed, since its connections are never closed."""
 MIN_RECONNECT_PAUSE, MAX_RECONNECT_PAUSE = 0.2, 5.0
 
 
 class Uplink:
-    """Says hello, hands over what the daemon says, and sends what is put, while there is a connection."""
+    """The connection: sends a hello, delivers received messages, and sends queued ones."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Uplink:
         trust: Trust = SYSTEM_TRUST,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``synced`` is awaited before anything is sent: what is told must not be forgotten."""
+        """Set up. ``synced`` is awaited before each batch, so that reported events are on the disk."""
         self._trust, self._clock = trust, clock
         self._synced = synced
         self._url, self._token, self._hello = url, token, hello
@@ -47,11 +47,11 @@ class Uplink:
         self._full = asyncio.Event()
         self.online = asyncio.Event()
         self.online_since = float("-inf")
-        """Since when, by the monotonic clock; or when the last one began."""
+        """Start of the current or last connection (monotonic)."""
         self._complained = self._welcomed = False
 
     def send_soon(self, message: wire.FromAgent, *, urgent: bool = False) -> None:
-        """Send soon, or drop while there is no connection: the inventory says it all again."""
+        """Queue a message. Drop it without a connection, since the inventory contains its information."""
         if not self.online.is_set():
             return
         self._queue.append(message)
@@ -60,7 +60,7 @@ class Uplink:
             self._full.set()
 
     async def keep_connected(self, received: Callable[[wire.FromDaemon], None], lost: Callable[[], None]) -> None:
-        """Keep connected until cancelled; ``lost`` is told of every break."""
+        """Stay connected until cancelled; call ``lost`` after every break."""
         pause = MIN_RECONNECT_PAUSE
         while True:
             self._welcomed = False
@@ -132,14 +132,14 @@ class Uplink:
             if batch:
                 if self._synced is not None:
                     await self._synced()
-                for each in wire.frames(batch, partial(wire.frame, wire.from_agent)):
-                    await socket.send(each)
+                for frame in wire.frames(batch, partial(wire.frame, wire.from_agent)):
+                    await socket.send(frame)
 
 
 def _reason(error: Exception, url: str) -> str:
-    """Why there is no connection: in the words of the daemon, when it answered that we are not to come in."""
-    if told := explain_tls_error(error, urlsplit(url).hostname or ""):
-        return f"{told[0]}: {told[1]}"
+    """Return why there is no connection, with detail and hint if the daemon rejected it."""
+    if tls_problem := explain_tls_error(error, urlsplit(url).hostname or ""):
+        return f"{tls_problem[0]}: {tls_problem[1]}"
     if isinstance(error, InvalidStatus):
         try:
             problem = json.loads(error.response.body or b"")

@@ -42,25 +42,25 @@ class DaemonFiles:
     def fetch_bundle(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
         """Bring a bundle into a file, of which the beginning may be there; ``progress`` is given its size."""
         with open(path, "ab", opener=open_owner_only) as file, closing(self._connection()) as connection:
-            there = file.tell()
-            headers = {"Range": f"bytes={there}-"} if there else {}
+            received = file.tell()
+            headers = {"Range": f"bytes={received}-"} if received else {}
             with _errors("cannot be reached", connection):
                 connection.request("GET", self._path("bundles", bundle), headers=self._headers(headers))
             answer = _answer(connection)
             if answer.status == 416:
                 return
             _check(answer)
-            if answer.status != 206 and there:
+            if answer.status != 206 and received:
                 file.truncate(0)
-                there = 0
+                received = 0
             while not stop.is_set():
                 with _errors("does not go on", connection):
                     data = answer.read(CHUNK_SIZE)
                 if not data:
                     break
                 file.write(data)
-                there += len(data)
-                progress(there)
+                received += len(data)
+                progress(received)
             if answer.length:
                 raise SiteUnavailable("the daemon hung up in the midst of a bundle")
 
@@ -92,12 +92,12 @@ class DaemonFiles:
             return http.client.HTTPSConnection(host, port, timeout=IO_TIMEOUT, context=context)
         return http.client.HTTPConnection(host, port, timeout=IO_TIMEOUT)
 
-    def _path(self, what: str, ident: str) -> str:
+    def _path(self, resource: str, ident: str) -> str:
         base = urlsplit(self.url).path.rstrip("/")
-        return f"{base}/api/v1/agents/{quote(self.cluster, safe='')}/{what}/{quote(ident, safe='')}"
+        return f"{base}/api/v1/agents/{quote(self.cluster, safe='')}/{resource}/{quote(ident, safe='')}"
 
-    def _headers(self, more: dict[str, str]) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}", "Connection": "close", **more}
+    def _headers(self, headers: dict[str, str]) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}", "Connection": "close", **headers}
 
 
 class _BodyRejected(Exception):
@@ -130,8 +130,10 @@ def _errors(problem: str, connection: http.client.HTTPConnection) -> Iterator[No
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
-        told = explain_tls_error(error, connection.host)
-        raise SiteUnavailable(f"the daemon {problem}: {f'{told[0]}: {told[1]}' if told else error}") from error
+        tls_problem = explain_tls_error(error, connection.host)
+        raise SiteUnavailable(
+            f"the daemon {problem}: {f'{tls_problem[0]}: {tls_problem[1]}' if tls_problem else error}"
+        ) from error
 
 
 def _answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:

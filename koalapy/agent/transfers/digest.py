@@ -72,9 +72,9 @@ def _part(folder: int, name: str, checksum: bool, depth: int, given_up: Callable
         raise SiteUnavailable("the agent ends")
     if not checksum:
         # Opening it would tell no more.
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if stat.S_ISREG(found.st_mode):
-            return "file", Part(name, found.st_size, "")
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode):
+            return "file", Part(name, status.st_size, "")
     entry = open_entry(folder, name)
     try:
         if stat.S_ISDIR(os.fstat(entry).st_mode):
@@ -93,27 +93,29 @@ class GrowingDigest:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._whole = threading.Event()
+        self._is_complete = threading.Event()
         self._given_up = False
 
     def mark_complete(self) -> None:
-        self._whole.set()
+        self._is_complete.set()
 
     def cancel(self) -> None:
         self._given_up = True
-        self._whole.set()
+        self._is_complete.set()
 
     def compute_content(self) -> Content:
         """``OSError`` when it cannot be read, or was never there."""
         while True:
-            last = self._whole.is_set()  # before we look: it may come, and be whole, right after we have not found it
+            last = (
+                self._is_complete.is_set()
+            )  # before we look: it may come, and be whole, right after we have not found it
             try:
                 descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 break
             except FileNotFoundError:
                 if last:
                     raise
-                self._whole.wait(POLL_INTERVAL)
+                self._is_complete.wait(POLL_INTERVAL)
         try:
             return self._read(descriptor)
         finally:
@@ -123,11 +125,11 @@ class GrowingDigest:
         digest, size = hashlib.sha256(), 0
         buffer = memoryview(bytearray(CHUNK_SIZE))
         while not self._given_up:
-            last = self._whole.is_set()
+            last = self._is_complete.is_set()
             while not self._given_up and (count := os.readv(descriptor, [buffer])):
                 digest.update(buffer[:count])
                 size += count
             if last:
                 break
-            self._whole.wait(POLL_INTERVAL)
+            self._is_complete.wait(POLL_INTERVAL)
         return Content(size, digest.hexdigest())

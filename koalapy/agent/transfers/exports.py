@@ -60,12 +60,12 @@ class TransferIdentity:
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
         signed = builder.not_valid_before(now - _LIFETIME).not_valid_after(now + _LIFETIME).sign(key, hashes.SHA256())
-        shown = signed.public_bytes(Encoding.PEM)
-        self.certificate = shown.decode()
+        certificate = signed.public_bytes(Encoding.PEM)
+        self.certificate = certificate.decode()
         # Never on a disk: each tunnel inherits it, and nobody else.
         self._memory = os.memfd_create("transfers", os.MFD_CLOEXEC)
         with open(os.dup(self._memory), "wb") as file:
-            file.write(shown + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+            file.write(certificate + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
     def close(self) -> None:
         os.close(self._memory)
@@ -197,8 +197,8 @@ class Exports:
 
     async def export_replica(self, payload: Mapping[str, Any]) -> dict[str, object]:
         """Where to pull from, once it is clear that the replica is there; ``SiteError``."""
-        wanted, asker = ReplicaRequest.model_validate(payload), str(payload.get(ASKER, ""))
-        if not wanted.encrypted and self._encrypts(asker):
+        request, asker = ReplicaRequest.model_validate(payload), str(payload.get(ASKER, ""))
+        if not request.encrypted and self._encrypts(asker):
             raise SiteRejected(
                 f"nothing goes from here to {asker or 'others'} in clear, which is how its agent wants it",
                 hint="update that agent, or have both sides say otherwise: encrypt_transfers, or encrypted of the link",
@@ -206,8 +206,8 @@ class Exports:
             )
         if shutil.which(RSYNC) is None:
             raise SiteRejected("there is no rsync on its head node: install it there", fault=SiteFault.NO_RSYNC)
-        path = await asyncio.to_thread(self._replicas.check_replica, wanted)
-        folder, only = await asyncio.to_thread(self._open, path)
+        path = await asyncio.to_thread(self._replicas.check_replica, request)
+        folder, entry = await asyncio.to_thread(self._open, path)
         try:
             self._listen()
         except SiteRejected:
@@ -217,10 +217,10 @@ class Exports:
             self._revoke(next(iter(self._tickets)))
         module = secrets.token_hex(8)
         alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
-        ticket = Ticket(module, secrets.token_hex(16), folder, only, wanted.encrypted, alarm)
+        ticket = Ticket(module, secrets.token_hex(16), folder, entry, request.encrypted, alarm)
         self._tickets[module] = ticket
         try:
-            if wanted.encrypted and self._identity is None:
+            if request.encrypted and self._identity is None:
                 self._identity = await asyncio.to_thread(TransferIdentity)
             self._write()
         except OSError:
@@ -234,7 +234,7 @@ class Exports:
             user=USER,
             password=ticket.password,
             kind="folder" if ticket.entry is None else "file",
-            certificate=self._identity.certificate if wanted.encrypted and self._identity else "",
+            certificate=self._identity.certificate if request.encrypted and self._identity else "",
         ).model_dump()
 
     async def revoke_ticket(self, payload: Mapping[str, Any]) -> dict[str, object]:
@@ -319,9 +319,9 @@ class Exports:
         try:
             self._listening = _listener(self._address, self._port)
         except OSError as error:
-            where = f"{self._address or '*'}:{self._port or '*'}"
+            address = f"{self._address or '*'}:{self._port or '*'}"
             raise SiteRejected(
-                f"cannot listen on {where} for transfers: {error.strerror}", fault=SiteFault.ADDRESS
+                f"cannot listen on {address} for transfers: {error.strerror}", fault=SiteFault.ADDRESS
             ) from error
         shutil.rmtree(self._directory, ignore_errors=True)  # of an agent that was killed
         self._accepting = asyncio.create_task(self._accept(self._listening))
@@ -349,10 +349,10 @@ class Exports:
                     first = await peek_first_byte(connection)
                 connection.setblocking(True)
                 if first == TLS_FIRST_BYTE and self._identity is not None:
-                    here, there = socket.socketpair()
-                    ours.enter_context(there)
-                    process = await self._start_rsync(here, ours, encrypted=True)
-                    processes = [process, await self._identity.start_tunnel(connection, there, self._login_s)]
+                    rsync_end, tunnel_end = socket.socketpair()
+                    ours.enter_context(tunnel_end)
+                    process = await self._start_rsync(rsync_end, ours, encrypted=True)
+                    processes = [process, await self._identity.start_tunnel(connection, tunnel_end, self._login_s)]
                 elif first and first != TLS_FIRST_BYTE:
                     processes = [await self._start_rsync(connection, ours, encrypted=False)]
                 else:
@@ -416,10 +416,10 @@ def filter_pattern(name: str) -> str:
 def _listener(address: str, port: int) -> socket.socket:
     """On the address if it is this host's own, else on all: other sites may know it by another one."""
     try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(found[0], socket.SOCK_STREAM) as probe:
-            probe.bind((found[4][0], 0))
-        family, host = found[0], str(found[4][0])
+        info = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(info[0], socket.SOCK_STREAM) as probe:
+            probe.bind((info[4][0], 0))
+        family, host = info[0], str(info[4][0])
     except OSError:
         family, host = socket.AF_INET, ""
     listening = socket.create_server((host, port), family=family, backlog=128)

@@ -65,8 +65,8 @@ class RsyncOutcome:
     def local_error(self) -> str:
         """Why nothing can be written here; empty when that is not what went wrong."""
         for line in self.errors.splitlines():
-            if any(word in line for word in NO_SPACE) or (
-                OURS.search(line) and any(word in line for word in READ_ONLY)
+            if any(text in line for text in NO_SPACE) or (
+                OURS.search(line) and any(text in line for text in READ_ONLY)
             ):
                 return line.strip().removeprefix("rsync: ")
         return ""
@@ -108,9 +108,9 @@ async def run_rsync(
     try:
         pause = FIRST_TICK
         while True:
-            done, _ = await asyncio.wait((talking,), timeout=pause)
+            finished, _ = await asyncio.wait((talking,), timeout=pause)
             pause = TICK if tick() else min(TICK, 1.1 * pause)
-            if done:
+            if finished:
                 break
         errors = talking.result()
         return RsyncOutcome(process.returncode or 0, errors.decode(errors="replace"))
@@ -127,13 +127,13 @@ async def _talk(process: asyncio.subprocess.Process, names: bytes) -> bytes:
     assert process.stderr is not None
     process.stdin.write(names)
     process.stdin.close()
-    kept = b""
+    errors = b""
     while data := await process.stderr.read(MAX_ERROR_LENGTH):
-        kept += data
-        if len(kept) > MAX_ERROR_LENGTH:
-            kept = kept[-MAX_ERROR_LENGTH:].partition(b"\n")[2]
+        errors += data
+        if len(errors) > MAX_ERROR_LENGTH:
+            errors = errors[-MAX_ERROR_LENGTH:].partition(b"\n")[2]
     await process.wait()
-    return kept
+    return errors
 
 
 def kill_orphans(folder: Path) -> list[int]:
@@ -141,19 +141,21 @@ def kill_orphans(folder: Path) -> list[int]:
 
     Two writers at once would spoil the file.
     """
-    target, found = os.fsencode(f"{folder}/"), []
+    target, killed = os.fsencode(f"{folder}/"), []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-            if os.path.basename(words[0]) == RSYNC.encode() and any(word.startswith(target) for word in words[1:]):
+                arguments = file.read().split(b"\0")
+            if os.path.basename(arguments[0]) == RSYNC.encode() and any(
+                argument.startswith(target) for argument in arguments[1:]
+            ):
                 os.kill(int(entry), signal.SIGKILL)
-                found.append(int(entry))
+                killed.append(int(entry))
         except (OSError, ProcessLookupError):
             continue
-    return found
+    return killed
 
 
 def is_process_alive(pid: int) -> bool:
@@ -253,7 +255,7 @@ class Pull:
         """When bytes were first seen to have come in this try, and how many were there."""
         self._last = 0.0, 0
         """The same of the last ones, or of the beginning."""
-        self._before = 0
+        self._arrived_at_start = 0
         """Bytes that were there before it."""
 
     async def fetch_input(self) -> Path:
@@ -261,7 +263,7 @@ class Pull:
         try:
             await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
             for _ in range(2):
-                await self._bring()
+                await self._pull_with_retries()
                 if await self._is_right():
                     return self._folder / self._name if self._kind == "file" else self._folder
                 log.warning("a wrong checksum", action="checksum-wrong", file=self._file.name, source=self._file.source)
@@ -271,17 +273,17 @@ class Pull:
             raise site_error(self._cluster, error) from error
         finally:
             self._stop_digest()
-        raise await self._blame()
+        raise await self._diagnose_mismatch()
 
-    async def _bring(self) -> None:
+    async def _pull_with_retries(self) -> None:
         """Pull until all is there; what has come is kept over all tries."""
         failures, pause = 0, self._timeouts.transfer_retry_s
         while True:
-            before = self.arrived_bytes
+            arrived_before = self.arrived_bytes
             try:
                 # Who waits for a turn has no ticket: those that a source gives out are few.
                 async with self._means.turns.wait_turn(self._place):
-                    await self._once()
+                    await self._pull_once()
                 return
             except TooManyBytes:
                 return
@@ -297,7 +299,7 @@ class Pull:
                 problem = str(error)
                 if isinstance(error, SiteUnavailable) and self._questions.is_recently_connected:
                     failures = 0  # the source's agent may have to come back, too
-            if self.arrived_bytes > before:
+            if self.arrived_bytes > arrived_before:
                 failures, pause = 0, self._timeouts.transfer_retry_s
             failures += 1
             log.info(
@@ -308,10 +310,10 @@ class Pull:
             await asyncio.sleep(pause)
             pause = min(self._timeouts.max_transfer_retry_s, 2 * pause)
 
-    async def _once(self) -> None:
+    async def _pull_once(self) -> None:
         file = self._file
-        wanted = {"path": file.path, "part": file.part, "size": file.size, "encrypted": self._encrypted}
-        route = Route.model_validate(await self._questions.ask_cluster(file.source, "export", wanted))
+        request = {"path": file.path, "part": file.part, "size": file.size, "encrypted": self._encrypted}
+        route = Route.model_validate(await self._questions.ask_cluster(file.source, "export", request))
         if self._encrypted and not route.certificate:
             self._return_ticket(file.source, route)
             reason = f"nothing comes to {self._cluster} in clear, and the agent there encrypts nothing: update that one"
@@ -338,7 +340,7 @@ class Pull:
             self.seconds += ended - began
             first = self._first  # not what the last look sees
             await self._measure_now()
-            self.moved_bytes += max(0, self.arrived_bytes - self._before)
+            self.moved_bytes += max(0, self.arrived_bytes - self._arrived_at_start)
             if first is not None:
                 # A cut is noticed long after the last bytes; what only the last look sees came before the end.
                 self.flowing += max(0.0, min(ended, self._last[0]) - first[0])
@@ -357,13 +359,13 @@ class Pull:
     # How far it is
 
     def _expect_first(self, now: float) -> None:
-        self._before, self._first, self._next_look = self.arrived_bytes, None, now
+        self._arrived_at_start, self._first, self._next_look = self.arrived_bytes, None, now
         self._last = now, self.arrived_bytes
 
     def _tick(self) -> bool:
         """Whether anything has come yet; ``TooMuch``."""
         if self._clock.monotonic() >= self._next_look and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.get_running_loop().run_in_executor(None, self._look)
+            self._looking = asyncio.get_running_loop().run_in_executor(None, self._measure_folder)
         self._progress()
         if self.arrived_bytes > self._file.size:
             raise TooManyBytes
@@ -373,9 +375,9 @@ class Pull:
         """After a look that is still under way, lest it has the last word."""
         if self._looking is not None:
             await asyncio.wait((self._looking,))
-        await asyncio.to_thread(self._look)
+        await asyncio.to_thread(self._measure_folder)
 
-    def _look(self) -> None:
+    def _measure_folder(self) -> None:
         began = self._clock.monotonic()
         with contextlib.suppress(OSError):
             self.arrived_bytes = _size_of(self._folder)
@@ -406,15 +408,15 @@ class Pull:
             content = await asyncio.get_running_loop().run_in_executor(threads, _measure, self._folder)
         return (content.size, content.checksum) == (self._file.size, self._file.checksum)
 
-    async def _blame(self) -> StageError:
+    async def _diagnose_mismatch(self) -> StageError:
         """Twice the wrong bytes came: is the replica another now?"""
         file = self._file
         path = file.path if file.part is None else f"{file.path}/{file.part}"
         try:
-            found = await self._questions.ask_cluster(file.source, "stat", {"path": path, "checksum": True}, 600.0)
+            content = await self._questions.ask_cluster(file.source, "stat", {"path": path, "checksum": True}, 600.0)
         except SiteError as error:
             return self._error(f"its checksum is wrong, and {file.source} cannot tell why: {error}", "source")
-        if found.get("checksum") != file.checksum:
+        if content.get("checksum") != file.checksum:
             return self._error("its checksum is another than the catalogue's: it was changed", "file")
         return self._error(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
 

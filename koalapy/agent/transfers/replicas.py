@@ -111,19 +111,19 @@ class Replicas:
 
         ``changed_before``: when others last changed it, if we have done so since.
         """
-        before, _ = seal_of(descriptor)
+        seal_before, _ = seal_of(descriptor)
         began = self._clock.now()
         content = measure_content(descriptor, checksum=True, given_up=stop.is_set)
-        after, changed = seal_of(descriptor)
-        if before == after:
+        seal_after, changed = seal_of(descriptor)
+        if seal_before == seal_after:
             changed = changed if changed_before is None else changed_before
-            self._seals.record_seal(path, after, content.checksum, changed + max(0.0, self._clock.now() - began))
+            self._seals.record_seal(path, seal_after, content.checksum, changed + max(0.0, self._clock.now() - began))
         return content
 
-    def lend_replica(self, wanted: ReplicaRequest, checksum: str, stop: threading.Event) -> Path:
+    def lend_replica(self, request: ReplicaRequest, checksum: str, stop: threading.Event) -> Path:
         """The place of a replica that programs are to find as it is, which still is what it was: it is read again when
         anything about it is another than when it was read last, and made read-only. Blocks; ``SiteRejected``."""
-        path = self.check_replica(wanted)
+        path = self.check_replica(request)
         with self._alone(path, stop), self.roots.open_path(path) as opened:
             seal, changed = seal_of(opened.descriptor)
             is_known, changed_before = self._seals.is_unchanged(path, seal, checksum), None
@@ -135,10 +135,10 @@ class Replicas:
             if is_known:
                 self._seals.replace_seal(path, seal, checksum)
                 return path
-            found = self._read(path, opened.descriptor, stop, changed_before)
-        if (found.size, found.checksum) != (wanted.size, checksum):
-            said = f"its SHA-256 begins with {found.checksum[:8]} now and not {checksum[:8]}: it was changed"
-            raise SiteRejected(f"{printable(str(path))}: {said}", fault=SiteFault.CHANGED)
+            content = self._read(path, opened.descriptor, stop, changed_before)
+        if (content.size, content.checksum) != (request.size, checksum):
+            change = f"its SHA-256 begins with {content.checksum[:8]} now and not {checksum[:8]}: it was changed"
+            raise SiteRejected(f"{printable(str(path))}: {change}", fault=SiteFault.CHANGED)
         return path
 
     @contextmanager
@@ -153,15 +153,15 @@ class Replicas:
         finally:
             lock.release()
 
-    def check_replica(self, wanted: ReplicaRequest) -> Path:
+    def check_replica(self, request: ReplicaRequest) -> Path:
         """The place of a replica that is there, can be read and has its size; ``SiteRejected`` otherwise."""
-        path = wanted.path_on_disk()
+        path = request.path_on_disk()
         with self.roots.open_path(path) as opened:
             size = measure_content(opened.descriptor, checksum=False).size
             if not opened.is_folder:
                 os.pread(opened.descriptor, 1, 0)
-        if size != wanted.size:
+        if size != request.size:
             raise SiteRejected(
-                f"{printable(str(path))} has {size:,} bytes now and not {wanted.size:,}", fault=SiteFault.CHANGED
+                f"{printable(str(path))} has {size:,} bytes now and not {request.size:,}", fault=SiteFault.CHANGED
             )
         return path

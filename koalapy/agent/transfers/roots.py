@@ -40,16 +40,16 @@ class Roots:
 
     def __init__(self, cluster: str, folders: Sequence[Path]) -> None:
         self._cluster = cluster
-        self._given = tuple(folders)
+        self._configured = tuple(folders)
 
     @property
     def folders(self) -> tuple[Path, ...]:
         """As they are now: a configured folder may be a link itself."""
-        return tuple(Path(os.path.realpath(folder)) for folder in self._given)
+        return tuple(Path(os.path.realpath(folder)) for folder in self._configured)
 
     def resolve_path(self, path: str) -> Path:
         """The canonical absolute path of what lies below a replica directory; relative ones are below the first."""
-        if not self._given:
+        if not self._configured:
             raise SiteRejected(
                 f"{self._cluster} has no replica directories",
                 hint=f"set clusters.{self._cluster}.replica_directories",
@@ -62,9 +62,9 @@ class Roots:
         folders = self.folders
         canonical = Path(os.path.realpath(folders[0] / path))
         if not any(canonical != folder and canonical.is_relative_to(folder) for folder in folders):
-            where = ", ".join(map(str, self._given))
+            configured = ", ".join(map(str, self._configured))
             raise SiteRejected(
-                f"{printable(path)} is not below a replica directory of {self._cluster} ({where})",
+                f"{printable(path)} is not below a replica directory of {self._cluster} ({configured})",
                 fault=SiteFault.OUTSIDE,
             )
         return canonical
@@ -95,8 +95,8 @@ def open_entry(folder: int, name: str) -> int:
     """A regular file or folder in an open folder; ``OSError``, or ``SiteRejected`` when it is anything else."""
     kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        what = "a symbolic link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
-        raise SiteRejected(f"{printable(name)} is {what}", fault=SiteFault.IRREGULAR)
+        kind_name = "a symbolic link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
+        raise SiteRejected(f"{printable(name)} is {kind_name}", fault=SiteFault.IRREGULAR)
     return os.open(name, CONTENT, dir_fd=folder)
 
 

@@ -30,11 +30,13 @@ def seal_of(descriptor: int) -> tuple[str, float]:
     the second by the time of change of anything, which the kernel sets.
     """
     digest, kernels, changed = hashlib.sha256(), hashlib.sha256(), 0
-    for name, found in _entries(descriptor, MAX_DEPTH):
-        kind = stat.S_IFMT(found.st_mode)
-        digest.update(f"{name}\0{kind} {found.st_ino} {found.st_size} {found.st_mtime_ns}\0".encode(errors="replace"))
-        kernels.update(f"{found.st_ctime_ns} ".encode())
-        changed = max(changed, found.st_mtime_ns, found.st_ctime_ns)
+    for name, status in _entries(descriptor, MAX_DEPTH):
+        kind = stat.S_IFMT(status.st_mode)
+        digest.update(
+            f"{name}\0{kind} {status.st_ino} {status.st_size} {status.st_mtime_ns}\0".encode(errors="replace")
+        )
+        kernels.update(f"{status.st_ctime_ns} ".encode())
+        changed = max(changed, status.st_mtime_ns, status.st_ctime_ns)
     return f"{digest.hexdigest()} {kernels.hexdigest()}", changed / 1e9
 
 
@@ -67,17 +69,17 @@ def make_read_only(descriptor: int) -> bool:
 
 
 def _protect(descriptor: int) -> bool:
-    found = os.fstat(descriptor)
-    if _is_to_protect(found):
+    status = os.fstat(descriptor)
+    if _is_to_protect(status):
         with contextlib.suppress(OSError):  # on a file system that knows no rights, or is read-only
-            os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~WRITING)
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~WRITING)
             return True
     return False
 
 
-def _is_to_protect(found: os.stat_result) -> bool:
-    ours_alone = found.st_uid == os.geteuid() and found.st_nlink == 1
-    return stat.S_ISREG(found.st_mode) and ours_alone and bool(found.st_mode & WRITING)
+def _is_to_protect(status: os.stat_result) -> bool:
+    ours_alone = status.st_uid == os.geteuid() and status.st_nlink == 1
+    return stat.S_ISREG(status.st_mode) and ours_alone and bool(status.st_mode & WRITING)
 
 
 def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:
@@ -96,9 +98,9 @@ def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def _entries(descriptor: int, depth: int) -> Iterator[tuple[str, os.stat_result]]:
-    found = os.fstat(descriptor)
-    yield "", found
-    if stat.S_ISDIR(found.st_mode):
+    status = os.fstat(descriptor)
+    yield "", status
+    if stat.S_ISDIR(status.st_mode):
         for folder, names in _folders(descriptor, depth):
             for name in names:
                 yield name, os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -112,21 +114,21 @@ class Seals:
     ) -> None:
         self._path, self._clock, self._max_retained = path, clock, max_retained
         self._lock = threading.Lock()
-        self._known: dict[str, list[str]] = {}
+        self._seals: dict[str, list[str]] = {}
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
             stored = json.loads(path.read_text()) if path is not None else {}
-            self._known = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in stored.items()}
+            self._seals = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in stored.items()}
 
     def is_unchanged(self, place: Path, seal: str, checksum: str) -> bool:
         """Return whether what has this seal had that checksum when it was read."""
         with self._lock:
-            return self._known.get(str(place)) == [seal, checksum]
+            return self._seals.get(str(place)) == [seal, checksum]
 
     def replace_seal(self, place: Path, seal: str, checksum: str) -> None:
         """Replace the seal of what was read, after a change of its rights by the agent itself."""
         with self._lock:
-            if self._known.get(str(place)) != [seal, checksum]:
-                self._known.pop(str(place), None)
+            if self._seals.get(str(place)) != [seal, checksum]:
+                self._seals.pop(str(place), None)
                 self._keep(place, seal, checksum)
                 self._save()
 
@@ -134,20 +136,20 @@ class Seals:
         """It was read under this seal; nothing is kept of what was changed only just now, for it may be again without
         getting another one."""
         with self._lock:
-            if self._known.get(str(place)) == [seal, checksum]:
+            if self._seals.get(str(place)) == [seal, checksum]:
                 return
-            self._known.pop(str(place), None)
+            self._seals.pop(str(place), None)
             if self._clock.now() - changed > SETTLED:
                 self._keep(place, seal, checksum)
             self._save()
 
     def _keep(self, place: Path, seal: str, checksum: str) -> None:
-        self._known[str(place)] = [seal, checksum]
-        while len(self._known) > self._max_retained:
-            del self._known[next(iter(self._known))]
+        self._seals[str(place)] = [seal, checksum]
+        while len(self._seals) > self._max_retained:
+            del self._seals[next(iter(self._seals))]
 
     def _save(self) -> None:
         if self._path is None:
             return
         with contextlib.suppress(OSError):  # then it is read again after a restart
-            replace_file(self._path, json.dumps(self._known).encode())
+            replace_file(self._path, json.dumps(self._seals).encode())

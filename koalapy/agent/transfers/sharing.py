@@ -30,8 +30,8 @@ class StageError(Exception):
 
 def site_error(cluster: str, error: OSError) -> StageError:
     """A file of ours could not be made or written."""
-    what = "there is no room left" if error.errno in FULL else "a file cannot be written"
-    return StageError(f"{what} on {cluster}: {error.strerror or error}", "site")
+    problem = "there is no room left" if error.errno in FULL else "a file cannot be written"
+    return StageError(f"{problem} on {cluster}: {error.strerror or error}", "site")
 
 
 class Turns:
@@ -59,23 +59,23 @@ class Turns:
         if self._free:
             self._free -= 1
             return
-        given = asyncio.get_running_loop().create_future()
-        insort(self._waiting, (place, given))
+        turn = asyncio.get_running_loop().create_future()
+        insort(self._waiting, (place, turn))
         try:
-            await given
+            await turn
         except asyncio.CancelledError:
-            if given.cancelled():
-                self._waiting.remove((place, given))
+            if turn.cancelled():
+                self._waiting.remove((place, turn))
             else:
                 self._pass_on()  # It was given in the very moment in which nobody wanted it any more.
             raise
 
     def _pass_on(self) -> None:
         """To whoever has waited longest. One that gave up in this moment has not left the line yet."""
-        for index, (_, given) in enumerate(self._waiting):
-            if not given.done():
+        for index, (_, turn) in enumerate(self._waiting):
+            if not turn.done():
                 del self._waiting[index]
-                given.set_result(None)
+                turn.set_result(None)
                 return
         self._free += 1
 
@@ -88,7 +88,7 @@ class SharedTask:
     """Something that one stage at a time does for all that want it."""
 
     def __init__(self) -> None:
-        self.wanted = 0
+        self.users = 0
         """How many stages are on it or wait for it."""
         self.free = asyncio.Lock()
         self.failure: StageError | None = None
@@ -98,13 +98,13 @@ class SharedTasks:
     """Those that somebody is on or waits for."""
 
     def __init__(self) -> None:
-        self._known: dict[ContentKey, SharedTask] = {}
+        self._tasks: dict[ContentKey, SharedTask] = {}
 
     @asynccontextmanager
     async def run_exclusively(self, file: StageFile) -> AsyncIterator[None]:
         """Wait until nobody else brings this; ``StageError`` when it could not be had from its source meanwhile."""
-        task = self._known.setdefault(content_key(file), SharedTask())
-        task.wanted += 1
+        task = self._tasks.setdefault(content_key(file), SharedTask())
+        task.users += 1
         try:
             async with task.free:
                 if task.failure is not None:
@@ -115,6 +115,6 @@ class SharedTasks:
             task.failure = failure if failure.source and failure.fault != "site" else None
             raise
         finally:
-            task.wanted -= 1
-            if not task.wanted:
-                del self._known[content_key(file)]
+            task.users -= 1
+            if not task.users:
+                del self._tasks[content_key(file)]

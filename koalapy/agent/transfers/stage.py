@@ -68,20 +68,20 @@ class StageRun:
         self,
         order: Stage,
         folder: Path,
-        own: Path,
+        work_folder: Path,
         means: TransferTools,
         changed: Callable[["StageRun"], object],
         copies: Callable[[StageFile], Sequence[Path]],
         owner: AccountStage | None = None,
     ) -> None:
-        """``own`` holds the journal and what is on its way, ``folder`` is what the component gets.
+        """``work_folder`` holds the journal and what is on its way, ``folder`` is what the component gets.
 
         ``copies`` says where stages have the same content, the newest last.
         """
         self.owner, self._find_copies = owner, copies
         self.token = order.token
         self.folder = folder
-        self._own, self._journal = own, JournalFolder(own, means.disk_sync)
+        self._work_folder, self._journal = work_folder, JournalFolder(work_folder, means.disk_sync)
         self._files, self._bundle = order.files, order.bundle
         self._means, self._changed = means, changed
         self._place = means.turns.next_position()
@@ -104,10 +104,10 @@ class StageRun:
 
     def load_journal(self) -> None:
         self._recalled = True
-        known = self._journal.load_entries()
-        self._unpacked = known.get("unpacked", False)
-        self._ready, self._moving = set(known.get("ready", [])), known.get("moving")
-        if known.get("done"):
+        entries = self._journal.load_entries()
+        self._unpacked = entries.get("unpacked", False)
+        self._ready, self._moving = set(entries.get("ready", [])), entries.get("moving")
+        if entries.get("done"):
             self._state = "done"
 
     def start_task(self) -> None:
@@ -118,14 +118,14 @@ class StageRun:
     def note_entry(self, **entry: Any) -> None:
         """Write down what must not be forgotten; where that cannot be, the stage has failed."""
         try:
-            _make(self._own)
+            _make_private_folder(self._work_folder)
             self._journal.write_entry(**entry)
         except OSError as error:
             self._fail(site_error(self._means.cluster, error))
 
-    def find_copies(self, wanted: StageFile) -> list[Path]:
+    def find_copies(self, file: StageFile) -> list[Path]:
         """Where a content lies that it has brought from another site; its program may have changed it since."""
-        same = [self._files[index] for index in self._ready if content_key(self._files[index]) == content_key(wanted)]
+        same = [self._files[index] for index in self._ready if content_key(self._files[index]) == content_key(file)]
         return [self.folder / file.target for file in same]
 
     @property
@@ -141,7 +141,7 @@ class StageRun:
         if self._making is not None:
             await asyncio.gather(self._making, return_exceptions=True)
 
-    async def _make(self, work: Callable[..., Made], *args: Any, threads: Executor | None = None) -> Made:
+    async def _run_in_thread(self, work: Callable[..., Made], *args: Any, threads: Executor | None = None) -> Made:
         """As ``asyncio.to_thread``, but ``end`` waits for it: nothing is to be made in folders that are removed."""
         making = self._making = asyncio.get_running_loop().run_in_executor(threads, partial(work, *args))
         return await asyncio.shield(making)
@@ -149,7 +149,7 @@ class StageRun:
     def remove_files(self) -> None:
         with contextlib.suppress(StageError):
             self._end_orphans()
-        for path in (self.folder, self._own):
+        for path in (self.folder, self._work_folder):
             remove_tree(path)
 
     def current_status(self) -> StageStatus:
@@ -176,13 +176,13 @@ class StageRun:
     async def _run(self) -> None:
         try:
             self._check()
-            await self._make(self._end_orphans)
-            await self._make(_make, self.folder)
+            await self._run_in_thread(self._end_orphans)
+            await self._run_in_thread(_make_private_folder, self.folder)
             if self._bundle is not None and not self._unpacked:
-                await self._bring_bundle(self._bundle)
+                await self._place_bundle(self._bundle)
             for index, file in enumerate(self._files):
                 if index not in self._ready:
-                    await self._bring(index, file)
+                    await self._place_input(index, file)
             if self.owner is not None:
                 await self.owner.copy_in(self.folder)
             self._journal.write_entry(done=True)
@@ -225,7 +225,7 @@ class StageRun:
 
     def _end_orphans(self) -> None:
         """End what an agent before us may have left running."""
-        orphans = kill_orphans(self._own) if self._recalled else []
+        orphans = kill_orphans(self._work_folder) if self._recalled else []
         end = time.monotonic() + ORPHANS_TIMEOUT
         while any(is_process_alive(pid) for pid in orphans):
             if time.monotonic() > end:
@@ -234,35 +234,37 @@ class StageRun:
 
     # Inputs
 
-    async def _bring(self, index: int, file: StageFile) -> None:
+    async def _place_input(self, index: int, file: StageFile) -> None:
         if file.source == self._means.cluster:
-            place = await self._make(self._look_at, file, threads=self._means.replica_threads)
-            await self._make(self._link, file, place)
+            place = await self._run_in_thread(self._lend_replica, file, threads=self._means.replica_threads)
+            await self._run_in_thread(self._link, file, place)
         elif index != self._moving or not await asyncio.to_thread(os.path.lexists, self.folder / file.target):
-            await self._bring_from_elsewhere(index, file)
+            await self._copy_or_pull(index, file)
         self._ready.add(index)
         self._journal.write_entry(ready=sorted(self._ready))
         self._changed(self)
 
-    async def _bring_from_elsewhere(self, index: int, file: StageFile) -> None:
+    async def _copy_or_pull(self, index: int, file: StageFile) -> None:
         """Copied from a stage that has it, else pulled, by one stage at a time: then the next may copy from that."""
         tried: set[Path] = set()
         while True:
             async with self._means.shared_tasks.run_exclusively(file):
-                found = [place for place in self._find_copies(file) if place not in tried]
-                if not found or len(tried) == MAX_COPY_TRIES:
+                copies = [place for place in self._find_copies(file) if place not in tried]
+                if not copies or len(tried) == MAX_COPY_TRIES:
                     await self._pull_in(index, file)
                     return
-            place = self._own / f"copy-{index}"
-            await self._make(remove_tree, place)  # There is something only when we had come so far before a restart.
-            if await self._make(self._copy_right, file, found[-1], place, threads=self._means.digest_threads):
+            place = self._work_folder / f"copy-{index}"
+            await self._run_in_thread(
+                remove_tree, place
+            )  # There is something only when we had come so far before a restart.
+            if await self._run_in_thread(self._copy_right, file, copies[-1], place, threads=self._means.digest_threads):
                 await self._take(index, file, place)
                 return
-            await self._make(remove_tree, place)
-            tried.add(found[-1])
+            await self._run_in_thread(remove_tree, place)
+            tried.add(copies[-1])
 
     async def _pull_in(self, index: int, file: StageFile) -> None:
-        place = self._own / f"input-{index}"
+        place = self._work_folder / f"input-{index}"
         pull = self._pull = Pull(file, place, self._place, lambda: self._changed(self), self._means)
         await self._take(index, file, await pull.fetch_input())
         self._moved.append(TransferMeasurement(file.source, pull.moved_bytes, pull.seconds, pull.flowed, pull.flowing))
@@ -272,20 +274,20 @@ class StageRun:
         """Give it to the component; from now on other stages may copy it."""
         self._must_be_free(file)
         self._journal.write_entry(moving=index)
-        await self._make(self._move, file, place, self._own / f"input-{index}")
+        await self._run_in_thread(self._move, file, place, self._work_folder / f"input-{index}")
         self._ready.add(index)
 
-    def _copy_right(self, file: StageFile, found: Path, place: Path) -> bool:
+    def _copy_right(self, file: StageFile, source: Path, place: Path) -> bool:
         try:
-            content = copy_tree(found, place, self._given_up)
+            content = copy_tree(source, place, self._given_up)
         except (OSError, SiteError):
             return False
         return (content.size, content.checksum) == (file.size, file.checksum)
 
-    def _look_at(self, file: StageFile) -> Path:
-        wanted = ReplicaRequest(path=file.path, part=file.part, size=file.size)
+    def _lend_replica(self, file: StageFile) -> Path:
+        request = ReplicaRequest(path=file.path, part=file.part, size=file.size)
         try:
-            return self._means.replicas.lend_replica(wanted, file.checksum, self._given_up)
+            return self._means.replicas.lend_replica(request, file.checksum, self._given_up)
         except SiteRejected as error:
             raise _bad(file, error.message) from error
         except SiteUnavailable as error:
@@ -317,8 +319,8 @@ class StageRun:
 
     # The submitter's own files
 
-    async def _bring_bundle(self, bundle: StageBundle) -> None:
-        path = self._own / "bundle.tar"
+    async def _place_bundle(self, bundle: StageBundle) -> None:
+        path = self._work_folder / "bundle.tar"
         for _ in range(2):
             if await self._fetch(bundle, path):
                 break
@@ -326,7 +328,7 @@ class StageRun:
         else:
             raise StageError("the submitter's own files arrive with a wrong checksum", "source")
         try:
-            await self._make(self._unpack, path)
+            await self._run_in_thread(self._unpack, path)
         except BadBundle as error:
             raise StageError(f"the submitter's own files: {error}", "source") from error
         self._unpacked = True
@@ -366,7 +368,7 @@ class StageRun:
             digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it
 
     def _unpack(self, path: Path) -> None:
-        tree = self._own / "tree"
+        tree = self._work_folder / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir(mode=0o700)
         unpack_bundle(path, tree, self._given_up)
@@ -380,7 +382,7 @@ def _bad(file: StageFile, reason: str) -> StageError:
     return StageError(f"{file.name}: {reason}", "file", source=file.source, file=file.name)
 
 
-def _make(folder: Path) -> None:
+def _make_private_folder(folder: Path) -> None:
     """A folder that is the account's alone, and so is the one that it is in; ``OSError``."""
     with contextlib.suppress(FileExistsError):
         folder.parent.mkdir(mode=0o700, parents=True)

@@ -59,10 +59,10 @@ class Stages:
 
     def current_statuses(self, instance: str) -> list[StageStatus]:
         """Of all that are wanted; each counts as told."""
-        found = [run for key, run in self._stages.items() if key[0] == instance and key not in self._unwanted]
-        for run in found:
+        runs = [run for key, run in self._stages.items() if key[0] == instance and key not in self._unwanted]
+        for run in runs:
             run.published = run.current_status()
-        return [run.published for run in found if run.published]
+        return [run.published for run in runs if run.published]
 
     def load_stages(self) -> None:
         """Go on with whatever the folders remember."""
@@ -75,15 +75,15 @@ class Stages:
         # First those that are not wanted any more: there may be another of the same token that is.
         # The others in the order in which they came, for they wait for their turns again.
         records.sort(key=lambda record: (not record[1].get("unwanted"), record[1].get("since", 0.0)))
-        for own, known in records:
+        for work_folder, entries in records:
             try:
-                instance, order = str(known["instance"]), Stage.model_validate(known["order"])
+                instance, order = str(entries["instance"]), Stage.model_validate(entries["order"])
             except (KeyError, ValidationError):
-                log.warning("a stage's record cannot be read", action="record-unreadable", folder=str(own))
+                log.warning("a stage's record cannot be read", action="record-unreadable", folder=str(work_folder))
                 continue
-            run = self._add(instance, order, own.name.removeprefix("."))
+            run = self._add(instance, order, work_folder.name.removeprefix("."))
             run.load_journal()
-            if known.get("unwanted"):
+            if entries.get("unwanted"):
                 self._unwanted.add((instance, order.token))
                 self.release_stage(instance, order.token)
             else:
@@ -92,7 +92,7 @@ class Stages:
     def start_stage(self, instance: str, order: Stage) -> str:
         """Begin; an error when that cannot be. One that is known is told again."""
         key = instance, order.token
-        if not all(PLAIN.fullmatch(word) for word in key):
+        if not all(PLAIN.fullmatch(part) for part in key):
             return f"{order.token!r} is no stage"
         run = self._stages.get(key)
         if run is None or key in self._unwanted:
@@ -135,21 +135,21 @@ class Stages:
         await self._tasks.wait()
         self._means.close()
 
-    def _copies(self, wanted: StageFile) -> list[Path]:
-        return [place for run in self._stages.values() for place in run.find_copies(wanted)]
+    def _copies(self, file: StageFile) -> list[Path]:
+        return [place for run in self._stages.values() for place in run.find_copies(file)]
 
     def _free_name(self, name: str) -> str:
         """Another than that of a stage of the same token that is still being removed."""
         names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
-        taken = (os.path.lexists(self._directory / n) or os.path.lexists(self._directory / f".{n}") for n in names)
-        return next((n for n, is_taken in zip(names, taken, strict=True) if not is_taken), name)
+        in_use = (os.path.lexists(self._directory / n) or os.path.lexists(self._directory / f".{n}") for n in names)
+        return next((n for n, is_taken in zip(names, in_use, strict=True) if not is_taken), name)
 
     def _add(self, instance: str, order: Stage, name: str) -> StageRun:
-        folder, own = self._directory / name, self._directory / f".{name}"
+        folder, work_folder = self._directory / name, self._directory / f".{name}"
         user = self._folders.run_as.accounts.account_for(order.local_user)
         has_owner = bool(user) or self._folders.is_mapped
         owner = AccountStage(self._folders, user, instance, order.token) if has_owner else None
-        run = StageRun(order, folder, own, self._means, partial(self._publish, instance), self._copies, owner)
+        run = StageRun(order, folder, work_folder, self._means, partial(self._publish, instance), self._copies, owner)
         earlier = self._stages.get((instance, order.token))
         if earlier is not None:
             # A token comes again only for a component that never started its program there: nobody uses that folder.

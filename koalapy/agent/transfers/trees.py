@@ -76,12 +76,12 @@ def _write(opened: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None
         raise BadBundle(f"{printable(member.name)} is there twice") from error
     with open(descriptor, "wb", buffering=0) as file:
         content = opened.extractfile(member)
-        left = member.size
-        while content is not None and left:
-            data = content.read(min(CHUNK_SIZE, left))
+        remaining = member.size
+        while content is not None and remaining:
+            data = content.read(min(CHUNK_SIZE, remaining))
             if not data:
                 raise BadBundle(f"{printable(member.name)} is cut off")
-            left -= len(data)
+            remaining -= len(data)
             while data:
                 data = data[file.write(data) :]
 
@@ -110,17 +110,17 @@ def _copy(source: Path, target: Path, depth: int, stop: threading.Event) -> None
 
 def _copy_file(source: Path, target: Path, stop: threading.Event) -> None:
     """Within the kernel: file systems that can share the blocks do."""
-    with open(os.open(source, CONTENT), "rb", buffering=0) as there:
-        found = os.fstat(there.fileno())
-        mode = 0o700 if found.st_mode & 0o100 else 0o600
-        with open(os.open(target, NEW, mode), "wb", buffering=0) as here:
-            left = found.st_size
-            while left > 0:
+    with open(os.open(source, CONTENT), "rb", buffering=0) as source_file:
+        status = os.fstat(source_file.fileno())
+        mode = 0o700 if status.st_mode & 0o100 else 0o600
+        with open(os.open(target, NEW, mode), "wb", buffering=0) as target_file:
+            remaining = status.st_size
+            while remaining > 0:
                 if stop.is_set():
                     raise SiteUnavailable("nobody wants it any more")
-                count = os.copy_file_range(there.fileno(), here.fileno(), min(left, COPY_CHUNK_SIZE))
-                left -= count or left
-            os.utime(here.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+                count = os.copy_file_range(source_file.fileno(), target_file.fileno(), min(remaining, COPY_CHUNK_SIZE))
+                remaining -= count or remaining
+            os.utime(target_file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def remove_tree(path: Path) -> None:

@@ -28,11 +28,11 @@ CHUNK_SIZE = 256 * 1024
 """Bytes that are taken at once."""
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGALRM, _too_late)
-    if words[0] == "connect":
+    if arguments[0] == "connect":
         return _connect(os.environ[HOST], int(os.environ[PORT]), os.environ[CERTIFICATE])
-    return _serve(int(words[1]), int(words[2]), float(words[3]))
+    return _serve(int(arguments[1]), int(arguments[2]), float(arguments[3]))
 
 
 def _too_late(_signal: int, _frame: object) -> None:
@@ -40,11 +40,11 @@ def _too_late(_signal: int, _frame: object) -> None:
 
 
 def _connect(host: str, port: int, certificate: str) -> int:
-    here = socket.socket(fileno=0)
+    plain = socket.socket(fileno=0)
     try:
         signal.alarm(CONNECT_TIMEOUT)
-        there = socket.create_connection((host, port))
-        secured = pinned_context(certificate).wrap_socket(there)
+        connection = socket.create_connection((host, port))
+        secured = pinned_context(certificate).wrap_socket(connection)
         signal.alarm(0)
     except ssl.SSLCertVerificationError:
         print(f"{host}:{port} shows another certificate than its agent has told", file=sys.stderr)
@@ -53,7 +53,7 @@ def _connect(host: str, port: int, certificate: str) -> int:
         print(f"cannot reach {host}:{port} by TLS: {error.strerror or error}", file=sys.stderr)
         return 1
     os.close(1)
-    return pump(secured, here)
+    return pump(secured, plain)
 
 
 def _serve(rsync: int, key: int, seconds: float) -> int:
@@ -61,29 +61,29 @@ def _serve(rsync: int, key: int, seconds: float) -> int:
     context.load_cert_chain(f"/proc/self/fd/{key}")
     context.num_tickets = 0
     os.close(key)
-    there, here = socket.socket(fileno=0), socket.socket(fileno=rsync)
-    there.setblocking(True)
+    connection, plain = socket.socket(fileno=0), socket.socket(fileno=rsync)
+    connection.setblocking(True)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds)
-        secured = context.wrap_socket(there, server_side=True)
+        secured = context.wrap_socket(connection, server_side=True)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except OSError:
         return 1
-    return pump(secured, here)
+    return pump(secured, plain)
 
 
-def pump(secured: ssl.SSLSocket, here: socket.socket) -> int:
+def pump(secured: ssl.SSLSocket, plain: socket.socket) -> int:
     """Pass on in both directions, until one side ends and the other has taken what that one said."""
     secured.setblocking(False)
-    here.setblocking(False)
+    plain.setblocking(False)
     inward, outward = bytearray(), bytearray()
     with contextlib.suppress(OSError):
-        while _step(secured, here, inward, outward):
+        while _step(secured, plain, inward, outward):
             pass
     signal.alarm(LAST_WORDS_TIMEOUT)
     with contextlib.suppress(OSError):
-        here.setblocking(True)
-        here.sendall(inward)
+        plain.setblocking(True)
+        plain.sendall(inward)
     with contextlib.suppress(OSError):
         secured.setblocking(True)
         secured.sendall(outward)
@@ -91,16 +91,16 @@ def pump(secured: ssl.SSLSocket, here: socket.socket) -> int:
     return 0
 
 
-def _step(secured: ssl.SSLSocket, here: socket.socket, inward: bytearray, outward: bytearray) -> bool:
+def _step(secured: ssl.SSLSocket, plain: socket.socket, inward: bytearray, outward: bytearray) -> bool:
     """Wait until something can be done, and do it; False when one side has ended. Raises ``OSError``."""
     waiting = select.poll()
     # Only what the other side can take is taken in; of what TLS has taken in already, the kernel does not tell.
     waiting.register(secured, (0 if inward else select.POLLIN) | (select.POLLOUT if outward else 0))
-    waiting.register(here, (0 if outward else select.POLLIN) | (select.POLLOUT if inward else 0))
+    waiting.register(plain, (0 if outward else select.POLLIN) | (select.POLLOUT if inward else 0))
     waiting.poll(0 if secured.pending() and not inward else None)
     there_goes_on = bool(inward) or _take(secured, inward)
-    here_goes_on = bool(outward) or _take(here, outward)
-    _give(here, inward)
+    here_goes_on = bool(outward) or _take(plain, outward)
+    _give(plain, inward)
     _give(secured, outward)
     return there_goes_on and here_goes_on
 
@@ -119,14 +119,14 @@ def _take(source: socket.socket, buffer: bytearray) -> bool:
 
 
 def _give(target: socket.socket, buffer: bytearray) -> None:
-    given = 0
+    sent = 0
     with memoryview(buffer) as view:
-        while given < len(view):
+        while sent < len(view):
             try:
-                given += target.send(view[given:])
+                sent += target.send(view[sent:])
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 break
-    del buffer[:given]
+    del buffer[:sent]
 
 
 if __name__ == "__main__":

@@ -234,4 +234,4 @@ async def test_a_helper_that_lies_gets_nothing_written(
 
 async def test_an_agent_that_is_root_runs_nothing_of_its_own(daemon: FakeDaemon, mapped: MappedSite) -> None:
     answer = await daemon.ask("north", "background", nodes=1, seconds=1)
-    assert "is root, and runs no jobs of its own" in answer["error"]
+    assert "runs as root and starts no jobs of its own" in answer["error"]

@@ -26,7 +26,7 @@ BIG = random.Random(3).randbytes(2_000_000)
 async def waits(site: FileSite) -> None:
     """Until somebody waits, for a turn or for somebody else's pull."""
     means = site.stages._means
-    tasks = means.shared_tasks._known
+    tasks = means.shared_tasks._tasks
     await site.until(lambda: bool(means.turns._waiting) or any(task.free._waiters for task in tasks.values()))
 
 
