@@ -25,7 +25,7 @@ from koalapy.api.tokens import limits_router
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.auth.identities import Identities
-from koalapy.daemon.auth.login_codes import LoginCodes
+from koalapy.daemon.auth.login import LoginCodes
 from koalapy.daemon.auth.pace import Pace
 from koalapy.daemon.engine.engine import Engine, Outbox
 from koalapy.daemon.files.bundles import Bundles

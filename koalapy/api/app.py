@@ -25,7 +25,7 @@ from koalapy.api.problems import ErrorPage, add_error_handlers, problem_response
 from koalapy.api.tokens import login_router, tokens_router
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.auth.identities import Identities
-from koalapy.daemon.auth.login_codes import LoginCodes
+from koalapy.daemon.auth.login import LoginCodes
 from koalapy.daemon.auth.pace import Pace
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.observability.audit import Audit

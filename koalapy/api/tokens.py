@@ -13,7 +13,7 @@ from koalapy.api.fields import Input, Output, Timestamp
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, Identities, TokenOrder
-from koalapy.daemon.auth.login_codes import SPAN, LoginCodes
+from koalapy.daemon.auth.login import LOGIN_CODE_TTL_S, LoginCodes
 from koalapy.daemon.jobs.quota import LimitsInUse, ScopeInUse
 from koalapy.daemon.observability.audit import about
 from koalapy.model.errors import ConflictError, ForbiddenError
@@ -154,7 +154,7 @@ def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
     async def create_login_code(caller: Caller) -> Any:
         """Create a link that logs a browser in as the caller once, within a minute."""
         about(detail="for a browser")
-        return {"path": f"/login?{urlencode({'code': codes.make(caller)})}", "expires_in": SPAN}
+        return {"path": f"/login?{urlencode({'code': codes.make(caller)})}", "expires_in": LOGIN_CODE_TTL_S}
 
     return router
 

@@ -11,12 +11,12 @@ from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.access import check_reserved_names
 from koalapy.daemon.agents.embedded import agent_directory
 from koalapy.daemon.agents.session import Sessions
-from koalapy.daemon.alerts.notifications.outgoing import Notifications, build_notifications
+from koalapy.daemon.alerts.notifications import Notifications, build_notifications
 from koalapy.daemon.engine.engine import Engine, Outbox, steady_clock
 from koalapy.daemon.jobs.advisor import MAX_LEARNED_RUNS
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
-from koalapy.daemon.observability.job_log import log_change
+from koalapy.daemon.observability.spans import log_change
 from koalapy.model.limits import DAY, Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue

@@ -15,12 +15,12 @@ from koalapy.config.settings import Settings, load, read_file
 from koalapy.daemon.access import build_identities, build_logins, openid_provider, own_access, token_duties
 from koalapy.daemon.agents.embedded import build_embedded_agents, make_agent_tokens
 from koalapy.daemon.alerts.alerts import Check
-from koalapy.daemon.alerts.checks.configuration import ConfigurationCheck
+from koalapy.daemon.alerts.daemon_checks import ConfigurationCheck
 from koalapy.daemon.core import build_core, check_settings
 from koalapy.daemon.engine.daemon import Daemon
 from koalapy.daemon.listener.connections import FILES_WANTED, Connections
 from koalapy.daemon.observability.audit import Audit
-from koalapy.daemon.observability.traced_app import traced
+from koalapy.daemon.observability.spans import traced
 from koalapy.daemon.services import build_duties, build_services
 from koalapy.daemon.web_server import ServerOptions, build_application, listen, load_certificate, trust_proxies
 from koalapy.policies.installed import policies

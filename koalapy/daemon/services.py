@@ -12,9 +12,9 @@ from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.wire import is_brought
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
 from koalapy.daemon.alerts.alerts import Alerts, Check, build_alerts
-from koalapy.daemon.alerts.checks.data import CertificateCheck, RecordCheck
+from koalapy.daemon.alerts.daemon_checks import CertificateCheck, RecordCheck
 from koalapy.daemon.alerts.health import DISK_INTERVAL, HealthMonitor
-from koalapy.daemon.alerts.notifications.outgoing import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
+from koalapy.daemon.alerts.notifications import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import Logins
 from koalapy.daemon.core import Core

@@ -23,7 +23,7 @@ from koalapy.api.tokens import limits_router
 from koalapy.config.settings import Settings, TlsSection, proxies
 from koalapy.daemon.access import provider_logins
 from koalapy.daemon.auth.identities import Identities
-from koalapy.daemon.auth.login_codes import LoginCodes
+from koalapy.daemon.auth.login import LoginCodes
 from koalapy.daemon.auth.pace import AgentAttempts, Pace
 from koalapy.daemon.core import Core
 from koalapy.daemon.listener.certificate import Certificate

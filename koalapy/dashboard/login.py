@@ -10,7 +10,7 @@ from koalapy.api.access import Caller
 from koalapy.api.guard import LOGIN_PATH, TokenAuthenticator, cookie_of, login_cookie, state_cookie
 from koalapy.api.middleware import client_address
 from koalapy.daemon.auth.identities import Identities
-from koalapy.daemon.auth.login_codes import LoginCodes
+from koalapy.daemon.auth.login import LoginCodes
 from koalapy.daemon.auth.provider_login import ProviderLogins
 from koalapy.daemon.observability.audit import about, under_way
 from koalapy.dashboard.dashboard import Dashboard, SentForm, read_form

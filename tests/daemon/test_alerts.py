@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from koalapy.daemon.alerts.alerts import Alerts
-from koalapy.daemon.alerts.checks.clusters import ClusterChecks
-from koalapy.daemon.alerts.checks.data import WINDOW, DatabaseCheck
+from koalapy.daemon.alerts.cluster_checks import ClusterChecks
+from koalapy.daemon.alerts.daemon_checks import WINDOW, DatabaseCheck
 from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.alert import LET_OTHERS_GO, OPERATORS_SEE_IT, Alert, AlertKind, AlertRules, Severity

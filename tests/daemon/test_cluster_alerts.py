@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.daemon.alerts.checks.clusters import CONNECT_GRACE, REJECTION_WINDOW, ClusterChecks
-from koalapy.daemon.alerts.checks.data import CertificateCheck
+from koalapy.daemon.alerts.cluster_checks import CONNECT_GRACE, REJECTION_WINDOW, ClusterChecks
+from koalapy.daemon.alerts.daemon_checks import CertificateCheck
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.listener.certificate import EXPIRY_WARNING, Certificate
 from koalapy.daemon.observability.figures import _cluster as figures_of_cluster

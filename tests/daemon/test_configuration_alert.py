@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from koalapy.config.settings import read_file
-from koalapy.daemon.alerts.checks.configuration import ConfigurationCheck, difference_of
+from koalapy.daemon.alerts.daemon_checks import ConfigurationCheck, difference_of
 from koalapy.model.alert import Alert, AlertKind
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from koalapy.config.notifications import MailSection, NotificationSection, OperatorsSection, WebhookSection
-from koalapy.daemon.alerts.notifications.channels import Mail, NotTold, Webhooks
-from koalapy.daemon.alerts.notifications.events import happened, of_alert, of_job, text_of
-from koalapy.daemon.alerts.notifications.outgoing import FIRST_PAUSE, MAX_PAUSE, Notifications
+from koalapy.daemon.alerts.notification_channels import Mail, NotTold, Webhooks
+from koalapy.daemon.alerts.notification_events import happened, of_alert, of_job, text_of
+from koalapy.daemon.alerts.notifications import FIRST_PAUSE, MAX_PAUSE, Notifications
 from koalapy.daemon.engine.timeouts import DaemonTimeouts
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.errors import StoreUnavailable

@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
-from koalapy.daemon.auth.oidc import LEEWAY, MAX_KNOWN, MAX_SPAN, Oidc
-from koalapy.daemon.auth.provider_keys import MAX_AGE, MAX_SIZE, MIN_PAUSE, ProviderKeys, fetch, signing_keys
+from koalapy.daemon.auth.oidc import (
+    LEEWAY,
+    MAX_AGE,
+    MAX_KNOWN,
+    MAX_SIZE,
+    MAX_SPAN,
+    MIN_PAUSE,
+    Oidc,
+    ProviderKeys,
+    fetch,
+    signing_keys,
+)
 from koalapy.model.errors import SiteUnavailable, TokenRejected
 from koalapy.model.identity import Provider, Role
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from koalapy.daemon.alerts.checks.data import RecordCheck
+from koalapy.daemon.alerts.daemon_checks import RecordCheck
 from koalapy.daemon.jobs import record as records
 from koalapy.daemon.jobs.record import Record
 from koalapy.model.alert import AlertKind

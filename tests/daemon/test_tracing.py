@@ -10,8 +10,7 @@ import pytest
 
 from koalapy.config.settings import Settings
 from koalapy.daemon.observability import tracing
-from koalapy.daemon.observability.spans import id_of, spans_of_job, trace_of
-from koalapy.daemon.observability.traced_app import traced
+from koalapy.daemon.observability.spans import id_of, spans_of_job, trace_of, traced
 from koalapy.daemon.observability.tracing import Tracing
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState

@@ -11,11 +11,10 @@ import structlog
 from koalapy.config.settings import Settings
 from koalapy.daemon.agents.hub import Hub
 from koalapy.daemon.agents.session import Sessions
-from koalapy.daemon.alerts.checks.black_holes import BlackHoleCheck
-from koalapy.daemon.alerts.checks.clusters import ClusterChecks, DiskCheck, FlappingCheck, VersionCheck
-from koalapy.daemon.alerts.checks.data import DatabaseCheck, LinkCheck, ReplicaCheck
-from koalapy.daemon.alerts.checks.jobs import JobChecks
+from koalapy.daemon.alerts.cluster_checks import BlackHoleCheck, ClusterChecks, DiskCheck, FlappingCheck, VersionCheck
+from koalapy.daemon.alerts.daemon_checks import DatabaseCheck, LinkCheck, ReplicaCheck
 from koalapy.daemon.alerts.health import HealthMonitor
+from koalapy.daemon.alerts.job_checks import JobChecks
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.network.network import Network
 from koalapy.model.alert import Alert, AlertKind, AlertRules, urgency_key

@@ -1,18 +1,159 @@
-"""Bearer tokens of an OpenID provider: signature, issuer, audience and times are verified, and whose they are."""
+"""The keys of an OpenID provider: fetched, or read from a file, and taken anew when they change."""
 
+import asyncio
+import json
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+import httpx2
+import structlog
 from joserfc import jws, jwt
 from joserfc.errors import JoseError
+from joserfc.jwk import ECKey, Key, KeySet, OKPKey, RSAKey, import_key
 from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
-from koalapy.daemon.auth.provider_keys import Fetch, ProviderKeys, source_of
-from koalapy.model.errors import TokenRejected
+from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRejected
 from koalapy.model.identity import Provider, Role, Verified
+from koalapy.system.tls import require_tls_1_2
+
+log = structlog.get_logger()
+
+MAX_AGE = 3600.0
+"""Seconds for which keys are believed that could not be fetched again."""
+MIN_PAUSE = 10.0
+"""Seconds between two fetches for keys that are not known: anybody can name one."""
+FETCH_TIMEOUT = 5.0
+"""Seconds in all."""
+MAX_SIZE = 256 * 1024
+"""Bytes of a set of keys."""
+MIN_RSA_BITS = 2048
+
+Fetch = Callable[[], Awaitable[bytes]]
+
+
+class ProviderKeys:
+    """Public keys by their ids, as far as they may sign; ``SiteUnavailable`` while there are none to be had."""
+
+    def __init__(self, fetch: Fetch, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """``changed`` is called when what was verified by the keys before may not hold any more."""
+        self._fetch, self._changed, self._clock = fetch, changed, clock
+        self._keys = KeySet([])
+        self._fetched_at = self._tried_at = -float("inf")
+        self._fetching = asyncio.Lock()
+        self._problem = ""
+
+    async def for_id(self, kid: str | None) -> KeySet:
+        """Those that there are, fetched again where none has that id, though not for everybody who asks."""
+        if not self._has(kid):
+            async with self._fetching:
+                if not self._has(kid) and self._clock() - self._tried_at >= MIN_PAUSE:
+                    await self._take()
+        if not self._keys:
+            raise SiteUnavailable(
+                f"the keys of the OpenID provider cannot be had: {self._problem}",
+                hint="try again in a while",
+                code=ProblemCode.PROVIDER_UNAVAILABLE,
+            )
+        return self._keys
+
+    async def refresh(self) -> None:
+        """Take them anew; those that could not be for too long are not believed any more."""
+        async with self._fetching:
+            await self._take()
+
+    def _has(self, kid: str | None) -> bool:
+        return any(kid in (None, key.kid) for key in self._keys)
+
+    async def _take(self) -> None:
+        self._tried_at = self._clock()
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT):
+                keys = signing_keys(await self._fetch())
+        except (OSError, ValueError, RecursionError, httpx2.HTTPError, JoseError, TimeoutError) as error:
+            said = str(error) or type(error).__name__
+            if not self._problem:
+                log.error("the keys of the OpenID provider cannot be had", action="oidc-keys-missing", error=said)
+            self._problem = said
+            if self._clock() - self._fetched_at >= MAX_AGE:
+                self._replace(KeySet([]))
+            return
+        self._fetched_at, self._problem = self._clock(), ""
+        self._replace(keys)
+
+    def _replace(self, keys: KeySet) -> None:
+        if keys.as_dict() != self._keys.as_dict():
+            self._keys = keys
+            self._changed()
+
+
+def signing_keys(content: bytes) -> KeySet:
+    """Of a set of keys in JSON those that may sign and are strong enough; ``ValueError`` when there are none."""
+    if len(content) > MAX_SIZE:
+        raise ValueError(f"they are more than {MAX_SIZE} bytes")
+    told = json.loads(content)
+    listed = told.get("keys") if isinstance(told, dict) else None
+    if not isinstance(listed, list):
+        raise ValueError("it is no set of keys: there is no list keys")
+    found: list[Key] = [key for each in listed if (key := _signing_key(each)) is not None]
+    if not found:
+        raise ValueError("there is no key that may sign by RS256, ES256 or EdDSA")
+    return KeySet(found)
+
+
+def _signing_key(told: Any) -> Key | None:
+    """None for one that is none, or of a kind that is not taken; secrets that both sides know are never."""
+    if not isinstance(told, dict) or told.get("use", "sig") != "sig" or "verify" not in told.get("key_ops", ["verify"]):
+        return None
+    if told.get("kty") not in ("RSA", "EC", "OKP") or told.get("crv") not in (None, "P-256", "Ed25519"):
+        return None
+    try:
+        key = import_key({name: told[name] for name in _PUBLIC if name in told})
+    except (JoseError, ValueError, TypeError, KeyError):
+        return None
+    if isinstance(key, RSAKey):
+        return key if key.raw_value.key_size >= MIN_RSA_BITS else None
+    kinds = {"P-256": ECKey, "Ed25519": OKPKey}
+    return key if isinstance(key, kinds[told["crv"]]) else None
+
+
+_PUBLIC = ("kty", "kid", "alg", "use", "n", "e", "crv", "x", "y")
+
+
+def source_of(provider: Provider) -> Fetch:
+    """How the keys of a provider are had."""
+    if provider.jwks_file is not None:
+        path = Path(provider.jwks_file)
+        return lambda: asyncio.to_thread(_read, path)
+    uri = provider.jwks_uri or ""
+    return lambda: fetch(uri)
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_SIZE + 1)
+
+
+async def fetch(uri: str) -> bytes:
+    """What is there, as far as a set of keys may be large; no redirection is followed, and no proxy asked."""
+    context = require_tls_1_2(ssl.create_default_context())
+    async with (
+        httpx2.AsyncClient(verify=context, trust_env=False, timeout=FETCH_TIMEOUT) as client,
+        client.stream("GET", uri, headers={"Accept": "application/json", "Accept-Encoding": "identity"}) as answer,
+    ):
+        if answer.status_code != 200:
+            raise ValueError(f"{uri} answers {answer.status_code}")
+        content = bytearray()
+        async for piece in answer.aiter_raw():
+            content += piece
+            if len(content) > MAX_SIZE:
+                break
+        return bytes(content)
+
 
 ALGORITHMS = ("RS256", "ES256", "EdDSA", "Ed25519")
 """Those by which a provider alone can sign: never ``none``, and no secret that both sides know."""

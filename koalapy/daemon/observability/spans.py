@@ -2,8 +2,14 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import structlog
+
+from koalapy.config.settings import Settings
+from koalapy.daemon.engine.engine import Engine
+from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, Component, Job, JobId, JobState
 
 Value = str | int | float | bool | tuple[str, ...]
@@ -89,3 +95,56 @@ def spans_of_job(job: Job, waited_since: float | None) -> Iterator[Span]:
         yield from spans_of_attempt(job.attempt, end, waited_since)
     elif waited_since is not None:
         yield Span("queued-1", "queued", waited_since, end, "job")
+
+
+log = structlog.get_logger()
+
+
+def log_change(job: Job, before: JobState | None) -> None:
+    """Starts and ends, and that a job has to wait again; with the level ``debug`` all between, too."""
+    if job.state is before:
+        return
+    waits_again = job.state is JobState.QUEUED and before is not None and before.is_active
+    if (job.state.is_final or job.state is JobState.RUNNING or waits_again) and not job.spec.internal:
+        log.info("a job has changed", action="job-changed", **_told(job, before))
+    else:
+        log.debug("a job has changed", action="job-changed", **_told(job, before))
+
+
+def _told(job: Job, before: JobState | None) -> dict[str, object]:
+    """The attempt is the last one, and the clusters are its."""
+    attempt = job.attempt
+    return {
+        "job": job.id,
+        "state": str(job.state),
+        "before": None if before is None else str(before),
+        "user": job.spec.owner,
+        "attempt": job.generation,
+        "clusters": sorted({component.cluster for component in attempt.gang}) if attempt else [],
+        "reason": job.reason,
+        "exit_code": job.exit_code,
+    }
+
+
+@contextmanager
+def traced(settings: Settings, engine: Engine, instance: str) -> Iterator[None]:
+    """``UsageError`` where the packages for that are missing."""
+    if settings.tracing.endpoint is None:
+        yield
+        return
+    try:
+        from koalapy.daemon.observability.tracing import (
+            Tracing,  # many packages, that most installations have no use for
+        )
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"tracing.endpoint: the package {error.name} is missing",
+            field="tracing.endpoint",
+            hint="pip install 'koalapy[tracing]'",
+        ) from error
+    tracing = Tracing(settings.tracing.endpoint, instance)
+    engine.subscribe(tracing.job_changed, tracing.attempt_ended)
+    try:
+        yield
+    finally:
+        tracing.stop()

@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 
 from koalapy.config.notifications import NotificationSection
-from koalapy.daemon.alerts.notifications.channels import Mail, NotTold, Sender, Webhooks
-from koalapy.daemon.alerts.notifications.events import happened, of_alert, of_job, places, waits_since
+from koalapy.daemon.alerts.notification_channels import Mail, NotTold, Sender, Webhooks
+from koalapy.daemon.alerts.notification_events import happened, of_alert, of_job, places, waits_since
 from koalapy.daemon.engine.database import query
 from koalapy.model.alert import Alert, Severity
 from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError

@@ -19,7 +19,7 @@ import httpx2
 
 from koalapy import __version__
 from koalapy.config.notifications import MailSection
-from koalapy.daemon.alerts.notifications.events import text_of
+from koalapy.daemon.alerts.notification_events import text_of
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.model.notification import Notification, host_of
 

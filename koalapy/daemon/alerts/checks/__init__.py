@@ -1,1 +1,0 @@
-"""What may be wrong, by what it is about: each check only looks."""
