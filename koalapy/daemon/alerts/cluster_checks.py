@@ -1,4 +1,4 @@
-"""What may be wrong with clusters: their agents, resource managers, disks and versions."""
+"""Checks of clusters: agents, resource managers, disks, versions, and jobs that fail as soon as they start."""
 
 import re
 from collections import deque

@@ -1,4 +1,4 @@
-"""What may be wrong with what the daemon knows and keeps: its database, the links, the replica catalogue."""
+"""Checks of the daemon: its database, certificate, record, configuration, links and replica catalogue."""
 
 import asyncio
 import time

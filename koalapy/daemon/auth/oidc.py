@@ -1,4 +1,4 @@
-"""The keys of an OpenID provider: fetched, or read from a file, and taken anew when they change."""
+"""Verify bearer tokens of an OpenID provider: signature, issuer, audience and times, by the keys of the provider."""
 
 import asyncio
 import json

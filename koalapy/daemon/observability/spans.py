@@ -1,4 +1,4 @@
-"""A job's way as spans of time: what of it was waiting, claiming and running, in each attempt and on each cluster."""
+"""Record the progress of jobs: as lines of the log, and as spans of time for a trace collector."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
