@@ -1,4 +1,4 @@
-"""Who is behind a request, and what they may do."""
+"""Authenticated callers, their roles, and the OpenID provider whose tokens authenticate them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,20 +10,20 @@ from annotated_types import MinLen
 
 
 class Role(Enum):
-    """What somebody may do; each may do what those before it may."""
+    """The role of a caller; each role includes the permissions of the roles before it."""
 
     USER = "user"
-    """Has jobs and files of their own."""
+    """May manage the caller's own jobs and files."""
     OPERATOR = "operator"
-    """Looks after the clusters, and everybody's jobs."""
+    """May manage clusters and the jobs of all users."""
     ADMIN = "admin"
-    """Says who may come in, and sees who did what."""
+    """May manage tokens and read the audit log."""
 
     def __str__(self) -> str:
         return self.value
 
     def includes(self, other: "Role") -> bool:
-        """Whether this role may do what the other may."""
+        """Return whether this role has all permissions of the other role."""
         return _ORDER.index(self) >= _ORDER.index(other)
 
 
@@ -31,46 +31,47 @@ _ORDER = tuple(Role)
 
 
 def highest_role(roles: Iterable[Role]) -> Role:
-    """Return the highest of several roles, `user` where there is none."""
+    """Return the highest of several roles, or ``user`` if there is none."""
     return max(roles, key=_ORDER.index, default=Role.USER)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody who has shown who they are."""
+    """An authenticated caller and its role."""
 
     user: str
     role: Role
     how: str
-    """By what they are known, for people: ``token 3``, ``alice on north``."""
+    """By what the caller was authenticated: ``token 3``, ``alice on north``."""
     groups: tuple[str, ...] = ()
     token: int | None = None
-    """The number of the stored token that was shown, if it was one."""
+    """The number of the stored token; None if the caller used no stored token."""
     expires_at: float | None = None
-    """When that ends, in seconds since the epoch."""
+    """When the authentication expires, in seconds since the epoch; None: never."""
     site: str = ""
-    """The cluster whose agent has vouched for them; empty of those who did not come by one."""
+    """The cluster whose agent attested the account; empty for other kinds of login."""
     guessable: bool = False
-    """Whether people have thought of the token, which may be a poor one."""
+    """Whether a person chose the token, so that it may be easy to guess."""
 
     def has_role(self, role: Role) -> bool:
+        """Return whether the caller has a role or a higher one."""
         return self.role.includes(role)
 
     def owns(self, owner: str) -> bool:
-        """Whether what is ``owner``'s is theirs."""
+        """Return whether the caller is the owner of an object."""
         return self.user == owner
 
 
 @dataclass(frozen=True)
 class HighPriority:
-    """Who may submit jobs of high priority, which preempt others; the setting ``high_priority``."""
+    """The users who may submit high-priority jobs, which preempt others; the setting ``high_priority``."""
 
     role: Literal[Role.USER, Role.OPERATOR] = Role.OPERATOR
-    """The least role: ``operator``, or ``user`` for every user."""
+    """The lowest role that may: ``operator``, or ``user`` for all users."""
     users: list[str] = field(default_factory=list)
-    """Users who may as well."""
+    """Additional users who may."""
     groups: list[str] = field(default_factory=list)
-    """Groups of the setting ``users`` whose members may as well."""
+    """Groups of the setting ``users`` whose members may, too."""
 
     def is_allowed_to(self, caller: Identity) -> bool:
         """Return whether a caller may give jobs high priority."""
@@ -80,59 +81,59 @@ class HighPriority:
 MAX_CLAIM_LENGTH = 200
 """Characters of a claim that names a user."""
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-"""What a pattern may make of a claim: with an ``@`` it could be taken for somebody's account on a cluster."""
+"""User names that a pattern may extract from a claim. A name with ``@`` could be mistaken for ``ACCOUNT@CLUSTER``."""
 
 Claim = Literal["sub", "email", "preferred_username"]
 
 
 @dataclass(frozen=True)
 class Provider:
-    """Whose tokens are taken, for whom they must be made out, and whose they are; the section ``oidc``."""
+    """An OpenID provider and the mapping of its claims to users and roles; the section ``oidc``."""
 
     issuer: Annotated[str, MinLen(1)]
-    """As it stands in the tokens (``iss``)."""
+    """The claim ``iss`` of its tokens."""
     audience: Annotated[str, MinLen(1)]
-    """For whom they must be made out (``aud``): this daemon's name at the provider."""
+    """The claim ``aud`` of its tokens: the client ID of this daemon at the provider."""
     jwks_uri: str | None = None
-    """Where its keys are fetched: https, or http on a loopback address."""
+    """The URL of the provider's keys: https, or http on a loopback address."""
     jwks_file: str | None = None
-    """Or the file that has them."""
+    """A file with the provider's keys, instead of ``jwks_uri``."""
     claim: Claim = "sub"
-    """What of a token names the user; an ``email`` only where the provider has verified it."""
+    """The claim that identifies the user; ``email`` counts only if the provider has verified it."""
     users: dict[str, str] = field(default_factory=dict)
-    """That claim's value -> user."""
+    """Value of that claim -> user."""
     pattern: str | None = None
-    """For all others: the whole claim, with one group that is the user (``(.+)@example\\.org``)."""
+    """Pattern for other values, matched as a whole; its group is the user: ``(.+)@example\\.org``."""
     role_claim: str | None = None
-    """A claim with a text or a list of texts that may give a role."""
+    """A claim with a text, or a list of texts, that may give a role."""
     roles: dict[str, Role] = field(default_factory=dict)
-    """Such a text -> role; the highest counts, and none gives less than the configuration's ``users`` do."""
+    """Text of ``role_claim`` -> role. The highest role counts, including the one in ``users`` of the configuration."""
     authorization_endpoint: str | None = None
-    """Where browsers are sent to log in to the dashboard; with ``token_endpoint``, else they log in by tokens only."""
+    """The URL where browsers log in to the dashboard; needs ``token_endpoint``. Without it users log in by token."""
     token_endpoint: str | None = None
-    """Where the daemon asks for their ID tokens: https, or http on a loopback address."""
+    """The URL where the daemon fetches ID tokens: https, or http on a loopback address."""
     client_secret: str | None = field(default=None, repr=False)
-    """By which the daemon shows there who it is, where the provider wants that; its name is the ``audience``."""
+    """The secret of the daemon at the provider, if the provider needs one; the client ID is the ``audience``."""
 
     def user_of(self, claims: Mapping[str, Any]) -> str | None:
-        """Whose token it is; None of somebody who is not known."""
-        named = claims.get(self.claim)
-        if not isinstance(named, str) or not 0 < len(named) <= MAX_CLAIM_LENGTH:
+        """Return the user whom a token's claims identify; None if there is no such user."""
+        value = claims.get(self.claim)
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_CLAIM_LENGTH:
             return None
         if self.claim == "email" and claims.get("email_verified") is not True:
             return None
-        if named in self.users:
-            return self.users[named]
-        match = re.fullmatch(self.pattern, named) if self.pattern else None
+        if value in self.users:
+            return self.users[value]
+        match = re.fullmatch(self.pattern, value) if self.pattern else None
         user = match[1] if match else None
         return user if user and USER.fullmatch(user) else None
 
     def role_of(self, claims: Mapping[str, Any]) -> Role | None:
-        """The highest role that its claim gives, if any."""
-        told = claims.get(self.role_claim) if self.role_claim else None
-        texts = [told] if isinstance(told, str) else told if isinstance(told, list) else []
-        given = {self.roles[text] for text in texts if isinstance(text, str) and text in self.roles}
-        return highest_role(given) if given else None
+        """Return the highest role that a token's claims give; None if they give none."""
+        value = claims.get(self.role_claim) if self.role_claim else None
+        texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        roles = {self.roles[text] for text in texts if isinstance(text, str) and text in self.roles}
+        return highest_role(roles) if roles else None
 
     def possible_role(self, user: str) -> Role:
         """Return the highest role that a token may give a user whose claims are not known."""
@@ -142,7 +143,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Whose a token is, the role that its claims give if any, and until when (seconds since the epoch)."""
+    """The user, role and expiry of a valid token; seconds since the epoch, None for a token that gives no role."""
 
     user: str
     role: Role | None
@@ -150,5 +151,5 @@ class Verified:
 
 
 def is_provider_token(token: str) -> bool:
-    """Whether it has the form of a provider's tokens, which those of the daemon's own never have."""
+    """Return whether a token has the form of a JWT, which the tokens of the daemon never have."""
     return token.count(".") == 2

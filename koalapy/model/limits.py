@@ -1,4 +1,4 @@
-"""What users and groups may have at most, and what is said to who asks for more."""
+"""Limits of users and groups, and the errors for requests that exceed them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -18,39 +18,39 @@ ScopeKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class UserLimits:
-    """Of one user, or of all members of a group together; what is left out is not limited."""
+    """The limits of one user, or of all members of a group together; None: not limited."""
 
     queued_jobs: Annotated[int, Ge(0)] | None = None
-    """Jobs that wait or are held."""
+    """Queued or held jobs."""
     nodes: Annotated[int, Ge(0)] | None = None
-    """Nodes at once."""
+    """Nodes in use at once."""
     node_hours_per_day: Annotated[Finite, Ge(0)] | None = None
-    """Node-hours in 24 hours; a job that runs counts with all that its walltime allows."""
+    """Node-hours within 24 hours; a running job counts with its whole walltime."""
     bundle_bytes: Annotated[int, Ge(0)] | None = None
-    """Bytes sent along with jobs that are kept."""
+    """Bytes of stored bundles."""
     result_bytes: Annotated[int, Ge(0)] | None = None
-    """Bytes brought back by jobs that are kept."""
+    """Bytes of stored results."""
     requests_per_second: Annotated[Finite, Gt(0)] | None = None
-    """Requests; five seconds' worth may come at once."""
+    """Requests per second; a burst may have the requests of five seconds."""
 
 
 UNLIMITED = UserLimits()
-NAMES = tuple(own.name for own in fields(UserLimits))
+NAMES = tuple(limit.name for limit in fields(UserLimits))
 
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """The section ``limits``: of each user, of some users instead, and of groups, whose members share them."""
+    """The section ``limits``: for each user, for some users instead, and for groups, whose members share them."""
 
     default: UserLimits = UNLIMITED
     users: dict[str, UserLimits] = field(default_factory=dict)
-    """What is left out of a user's is that of ``default``."""
+    """User -> limits. Omitted limits are those of ``default``."""
     groups: dict[str, UserLimits] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whose limits: those of a user, or of a group of which he is."""
+    """A user or group with its limits."""
 
     key: ScopeKey
     limits: UserLimits
@@ -66,7 +66,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """What was asked for beyond a limit."""
+    """A request that exceeds a limit."""
 
     scope: Scope
     name: str
@@ -87,7 +87,7 @@ class Excess:
 
     @property
     def waiting_reason(self) -> str:
-        """Of a job that waits for it."""
+        """Return the reason for which a job waits until less is in use."""
         return f"{self.text}; {self.hint}"
 
     @property
@@ -95,14 +95,14 @@ class Excess:
         return {"limit": self.limit, "used": self.used, "asked": self.requested}
 
     def raise_error(self) -> NoReturn:
-        """``NeverAllowed`` where that alone is more than the limit, else ``LimitReached``."""
+        """Raise ``NeverAllowed`` if the request alone exceeds the limit, else ``LimitReached``."""
         kind = NeverAllowed if self.requested > self.limit else LimitReached
         raise kind(self.text, field=f"limits.{self.name}", value=self.value, hint=self.hint)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """Nodes that somebody had for a while, in seconds since the epoch."""
+    """A number of nodes that a user had from ``start`` to ``end``, in seconds since the epoch."""
 
     owner: str
     nodes: int
@@ -115,7 +115,7 @@ def _amount(name: str, value: float) -> str:
 
 
 class Limits:
-    """Knows whose limits count for whom."""
+    """A resolver of the limits that apply to a user."""
 
     def __init__(
         self,
@@ -123,53 +123,53 @@ class Limits:
         groups_of: Callable[[str], Sequence[str]] = lambda _: (),
         contact: str = "",
     ) -> None:
-        """``groups_of`` says of which groups a user is; ``contact`` where more is asked for."""
+        """``groups_of`` returns the groups of a user; ``contact`` is the hint of the errors."""
         self.settings = settings or LimitSettings()
         self._groups_of = groups_of
         self.contact = contact
-        self._known: dict[str, tuple[Scope, ...]] = {}
-        every = [self.settings.default, *self.settings.users.values(), *self.settings.groups.values()]
-        self._limited = frozenset(name for name in NAMES for each in every if getattr(each, name) is not None)
+        self._scopes_by_user: dict[str, tuple[Scope, ...]] = {}
+        all_limits = [self.settings.default, *self.settings.users.values(), *self.settings.groups.values()]
+        self._limited = frozenset(name for name in NAMES for limits in all_limits if getattr(limits, name) is not None)
 
     def has_any(self, *names: str) -> bool:
-        """Whether anybody has a limit of one of these names."""
+        """Return whether any user or group has one of these limits."""
         return not self._limited.isdisjoint(names)
 
     def scopes(self, user: str) -> tuple[Scope, ...]:
-        """His own limits, and those of his groups; none where nothing is limited."""
+        """Return the limits of a user and of the user's groups; empty if nothing is limited."""
         if not self._limited:
             return ()
-        if (known := self._known.get(user)) is None:
-            if len(self._known) >= MAX_REMEMBERED_USERS:
-                self._known.clear()
-            known = self._known[user] = tuple(self._scopes(user))
-        return known
+        if (scopes := self._scopes_by_user.get(user)) is None:
+            if len(self._scopes_by_user) >= MAX_REMEMBERED_USERS:
+                self._scopes_by_user.clear()
+            scopes = self._scopes_by_user[user] = self._resolve_scopes(user)
+        return scopes
 
-    def _scopes(self, user: str) -> list[Scope]:
+    def _resolve_scopes(self, user: str) -> tuple[Scope, ...]:
         settings = self.settings
-        own = settings.users.get(user, UNLIMITED)
-        given = {name: value for name in NAMES if (value := getattr(own, name)) is not None}
-        found = [Scope(("user", user), replace(settings.default, **given))]
-        found += [
+        user_limits = settings.users.get(user, UNLIMITED)
+        overrides = {name: value for name in NAMES if (value := getattr(user_limits, name)) is not None}
+        scopes = [Scope(("user", user), replace(settings.default, **overrides))]
+        scopes += [
             Scope(("group", group), settings.groups[group])
             for group in self._groups_of(user)
             if group in settings.groups
         ]
-        return [scope for scope in found if scope.limits != UNLIMITED]
+        return tuple(scope for scope in scopes if scope.limits != UNLIMITED)
 
     def applies_to(self, scope: Scope, user: str) -> bool:
-        """Whether what a user has counts there."""
+        """Return whether the use of a user counts toward the limits of a scope."""
         return scope.key[1] == user if scope.key[0] == "user" else scope.key[1] in self._groups_of(user)
 
-    def check(self, user: str, name: str, asked: float) -> None:
-        """``NeverAllowed`` for what is more by itself than somebody may ever have."""
+    def check(self, user: str, name: str, requested: float) -> None:
+        """Raise ``NeverAllowed`` if a request alone exceeds a limit of the user or the user's groups."""
         for scope in self.scopes(user):
-            if excess := self.find_excess(scope, name, 0, asked):
+            if excess := self.find_excess(scope, name, 0, requested):
                 excess.raise_error()
 
-    def find_excess(self, scope: Scope, name: str, used: float, asked: float) -> Excess | None:
-        """None where there is room for what is asked for."""
+    def find_excess(self, scope: Scope, name: str, used: float, requested: float) -> Excess | None:
+        """Return by what a request exceeds a limit of a scope; None if it does not."""
         limit = getattr(scope.limits, name)
-        if limit is None or used + asked <= limit:
+        if limit is None or used + requested <= limit:
             return None
-        return Excess(scope, name, limit, used, asked, self.contact)
+        return Excess(scope, name, limit, used, requested, self.contact)

@@ -1,4 +1,4 @@
-"""People, and the accounts that they have on the clusters."""
+"""Users, and their accounts on the clusters."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,110 +11,112 @@ from koalapy.model.wording import format_list
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody whom the configuration names."""
+    """A user defined in the configuration."""
 
     accounts: Mapping[ClusterName, str] = field(default_factory=dict)
     role: Role = Role.USER
     groups: tuple[str, ...] = ()
     home: ClusterName = ""
-    """Whose user they count as; empty: of the one cluster on which they have an account, if it is one."""
+    """The home site; empty: the only cluster on which the user has an account."""
 
 
 class Users:
-    """Who is who on which cluster. Somebody without a name of their own is called ``ACCOUNT@CLUSTER``."""
+    """The users and their accounts. The user of an account without a configured user is ``ACCOUNT@CLUSTER``."""
 
-    def __init__(self, named: Mapping[str, User], unmapped: Collection[ClusterName] = ()) -> None:
-        """``unmapped``: clusters whose accounts may come though nobody has named them.
+    def __init__(self, configured: Mapping[str, User], unmapped: Collection[ClusterName] = ()) -> None:
+        """Check that each account has one user. ``unmapped`` clusters also admit accounts without a configured user.
 
-        ``ValueError`` when an account is given to two people, or a name looks like that of an unmapped account.
+        Raise ``ValueError`` if two users have the same account, or a user name contains ``@``.
         """
-        self.configured = named
+        self.configured = configured
         self.unmapped = frozenset(unmapped)
-        self._people: dict[tuple[ClusterName, str], str] = {}
-        for name, user in named.items():
+        self._users_by_account: dict[tuple[ClusterName, str], str] = {}
+        for name, user in configured.items():
             if "@" in name:
-                raise ValueError(f"{name}: a name with an @ is that of an account which nobody is mapped to")
+                raise ValueError(f"user name {name} contains @, which marks accounts without a configured user")
             for cluster, account in user.accounts.items():
-                other = self._people.setdefault((cluster, account), name)
-                if other != name:
-                    raise ValueError(f"{account} on {cluster} is given to both {other} and {name}")
+                first_user = self._users_by_account.setdefault((cluster, account), name)
+                if first_user != name:
+                    raise ValueError(f"account {account} on {cluster} belongs to both {first_user} and {name}")
 
     def configured_user_of(self, cluster: ClusterName, account: str) -> str | None:
-        """Who of those that the configuration names has an account; None when nobody has."""
-        return self._people.get((cluster, account))
+        """Return the configured user of an account; None if there is none."""
+        return self._users_by_account.get((cluster, account))
 
     def user_of(self, cluster: ClusterName, account: str) -> str | None:
-        """Whose account it is; None when accounts that belong to nobody may not come from there."""
-        person = self.configured_user_of(cluster, account)
-        return person or (f"{account}@{cluster}" if cluster in self.unmapped else None)
+        """Return the user of an account; None if it has no configured user and the cluster is not ``unmapped``."""
+        user = self.configured_user_of(cluster, account)
+        return user or (f"{account}@{cluster}" if cluster in self.unmapped else None)
 
     def account_of(self, user: str, cluster: ClusterName) -> str | None:
-        """What somebody is called on a cluster; None where they have no account."""
-        if (named := self.configured.get(user)) is not None:
-            return named.accounts.get(cluster)
-        account, at, of = user.rpartition("@")
-        is_known_otherwise = (cluster, account) in self._people
-        return account if at and of == cluster and cluster in self.unmapped and not is_known_otherwise else None
+        """Return the account of a user on a cluster; None if the user has none."""
+        if (configured := self.configured.get(user)) is not None:
+            return configured.accounts.get(cluster)
+        account, at_sign, account_cluster = user.rpartition("@")
+        has_configured_user = (cluster, account) in self._users_by_account
+        is_unmapped = at_sign and account_cluster == cluster and cluster in self.unmapped and not has_configured_user
+        return account if is_unmapped else None
 
     def sites_of(self, user: str) -> Sequence[ClusterName]:
-        """The clusters that somebody is a user of, as far as is known, the own home first where there is one."""
-        named = self.configured.get(user)
-        if named is None:
+        """Return the clusters on which a user has an account, the home site first."""
+        configured = self.configured.get(user)
+        if configured is None:
             cluster = user.rpartition("@")[2]
             return (cluster,) if self.account_of(user, cluster) else ()
-        return tuple(dict.fromkeys([*filter(None, [named.home]), *sorted(named.accounts)]))
+        return tuple(dict.fromkeys([*filter(None, [configured.home]), *sorted(configured.accounts)]))
 
     def home_of(self, user: str) -> ClusterName:
-        """Whose user somebody counts as; empty where nobody knows."""
-        named, sites = self.configured.get(user, User()), self.sites_of(user)
-        return named.home or (sites[0] if len(sites) == 1 else "")
+        """Return the home site of a user; empty if it is not known."""
+        configured, sites = self.configured.get(user, User()), self.sites_of(user)
+        return configured.home or (sites[0] if len(sites) == 1 else "")
 
     def configured_role(self, user: str) -> Role:
         """Return the role that the setting ``users`` gives a user; other sources may give a higher one."""
         return self.configured[user].role if user in self.configured else Role.USER
 
     def groups_of(self, user: str) -> tuple[str, ...]:
+        """Return the configured groups of a user."""
         return self.configured[user].groups if user in self.configured else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Whose processes the jobs on a cluster are."""
+    """The account under which jobs run on a cluster: the user's own, a service account, or a mapped one."""
 
     identity: Literal["own", "service", "mapped"] = "service"
     user: str = ""
-    """Of the identity ``own``: who alone has jobs there."""
+    """The only user with jobs there, for the identity ``own``."""
 
 
 class Accounts:
-    """Where jobs of an owner may run, and as which account."""
+    """The clusters on which the jobs of an owner may run, and the accounts that they run under."""
 
     def __init__(self, users: Users | None = None, domains: Mapping[ClusterName, Domain] | None = None) -> None:
-        """Clusters of which ``domains`` says nothing are one account's, for all."""
+        """Store the users and domains. Clusters without a domain run all jobs under a service account."""
         self._users = users or Users({})
         self._domains = {name: domain for name, domain in (domains or {}).items() if domain.identity != "service"}
         self._closed: dict[str, frozenset[ClusterName]] = {}
-        """By owner; both do not change while a daemon lives."""
+        """Cached results of ``closed_to`` by owner; users and domains do not change while a daemon runs."""
 
     def sites_of(self, owner: str) -> Sequence[ClusterName]:
-        """The clusters that an owner is a user of, as far as is known."""
+        """Return the clusters on which an owner has an account, the home site first."""
         return self._users.sites_of(owner)
 
     def home_of(self, owner: str) -> ClusterName:
-        """The cluster whose user an owner counts as; empty where nobody knows, or the owner may not use it."""
+        """Return the home site of an owner; empty if it is not known, or the owner may not use it."""
         home = self._users.home_of(owner)
         return "" if home in self.closed_to(owner) else home
 
     def identity_of(self, cluster: ClusterName) -> str:
-        """Whose processes its jobs are to be."""
+        """Return ``own``, ``service`` or ``mapped``: the kind of account under which jobs run on a cluster."""
         return self._domains.get(cluster, SERVICE).identity
 
     def owner_of(self, cluster: ClusterName) -> str:
-        """Whose alone a cluster is; empty when it is not somebody's own."""
+        """Return the only user of a cluster; empty if the cluster serves several users."""
         return self._domains.get(cluster, SERVICE).user
 
     def closed_to(self, owner: str) -> frozenset[ClusterName]:
-        """The clusters where jobs of an owner may not run; asked at every try."""
+        """Return the clusters where jobs of an owner may not run. Called at every placement try."""
         if not self._domains:
             return NOWHERE
         closed = self._closed.get(owner)
@@ -127,16 +129,16 @@ class Accounts:
         return closed
 
     def rejection_reason(self, owner: str, cluster: ClusterName) -> str:
-        """Why jobs of an owner may not run on a cluster; empty when they may."""
+        """Return why jobs of an owner may not run on a cluster; empty if they may."""
         domain = self._domains.get(cluster, SERVICE)
         if domain.identity == "own" and (not domain.user or owner != domain.user):
-            return f"{cluster} is {domain.user}'s own" if domain.user else f"{cluster} is nobody's"
+            return f"{cluster} is {domain.user}'s own" if domain.user else f"{cluster} has no user"
         if domain.identity == "mapped" and not self._users.account_of(owner, cluster):
             return f"{owner} has no account on {cluster}"
         return ""
 
     def local_user(self, owner: str, cluster: ClusterName) -> str:
-        """The account that a job is to run as; empty where that is the agent's own."""
+        """Return the account under which a job runs; empty for the account of the agent."""
         if self._domains.get(cluster, SERVICE).identity != "mapped":
             return ""
         return self._users.account_of(owner, cluster) or ""
@@ -145,9 +147,9 @@ class Accounts:
 SERVICE = Domain()
 NOWHERE: frozenset[ClusterName] = frozenset()
 MAX_OWNERS = 10_000
-"""Of whom it is remembered where they may not run jobs."""
+"""Maximum number of owners whose closed clusters are cached."""
 
 
 def owner_rejection_reason(clusters: Collection[ClusterName]) -> str:
-    """Why a job does not go to these, without a name: owners who may use the same clusters share what is said."""
+    """Return why a job does not run on these clusters, without the owner's name, so that owners share the text."""
     return f"its owner may not use {format_list(sorted(clusters))}"

@@ -251,7 +251,7 @@ def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yam
     assert at_home.home_of("ada") == "south"
     with pytest.raises(UsageError, match=r"users.ada.home is nort, and there is no such cluster"):
         load_yaml(users={"ada": {"home": "nort"}}).known_users()
-    with pytest.raises(UsageError, match="given to both ada and bob"):
+    with pytest.raises(UsageError, match="belongs to both ada and bob"):
         load_yaml(users=people | {"bob": {"accounts": {"north": "al"}}}).known_users()
     with pytest.raises(UsageError, match="there is no cluster nort"):
         load_yaml(users={"ada": {"accounts": {"nort": "al"}}}).known_users()
