@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.drmaa.process import error_of
+from koalapy.agent.lrm.drmaa.process import convert_error
 from koalapy.agent.lrm.port import Fault
 from koalapy.agent.lrm.rejections import classify_rejection
 from koalapy.agent.lrm.slurm.states import fault_of_waiting
@@ -24,7 +24,7 @@ def recorded_refusals(kind: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("fault", "words"), [*recorded_refusals("slurm"), *recorded_refusals("sge")])
 def test_fault_of_recorded_refusal_is_alike_by_command_and_library(fault: str, words: str) -> None:
     assert classify_rejection(words) == fault
-    error = error_of("DeniedByDrmException", f"code 17: {words}")
+    error = convert_error("DeniedByDrmException", f"code 17: {words}")
     assert isinstance(error, SiteRejected)
     assert error.fault == fault
 

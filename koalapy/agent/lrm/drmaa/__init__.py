@@ -1,4 +1,4 @@
 """Drive any resource manager that has a DRMAA library, in a worker process for each account.
 
-Start at ``adapter.py``; the library may hang or die, so ``worker.py`` runs it apart from the agent.
+Start at ``adapter.py``. The library may hang or crash, so ``worker.py`` runs it in a process outside the agent.
 """

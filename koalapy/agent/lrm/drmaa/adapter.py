@@ -1,4 +1,4 @@
-"""Any resource manager with a DRMAA 1.0 library: jobs are submitted, watched and ended through it alone."""
+"""Adapter of any resource manager with a DRMAA 1.0 library, by which jobs are submitted, watched and cancelled."""
 
 import asyncio
 import json
@@ -37,14 +37,13 @@ STATES: Mapping[str, LrmJobState] = {
     "done": LrmJobState.ENDED,
     "failed": LrmJobState.ENDED,
 }
-_HOLDING = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
-EXIT_CODE_TIMEOUT = 5.0
-"""Seconds in which an ended job's exit code may still arrive."""
-ENDED_RETENTION = 60.0
-"""Seconds for which an ended job stays in our snapshots."""
-
-_ENTRY_RETENTION = 7 * 86400.0
-"""Seconds for which an ended job is remembered."""
+_STATES_WITH_NODES = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
+EXIT_CODE_TIMEOUT_S = 5.0
+"""How long to wait for the exit code of an ended job."""
+ENDED_RETENTION_S = 60.0
+"""How long snapshots contain an ended job."""
+_ENTRY_RETENTION_S = 7 * 86400.0
+"""How long the table contains an ended job."""
 
 
 def make_lrm(settings: AgentSettings) -> "DrmaaLrm":
@@ -55,7 +54,7 @@ def make_lrm(settings: AgentSettings) -> "DrmaaLrm":
 
 @dataclass(slots=True)
 class SubmittedJob:
-    """One job; ``job`` is None from before it is submitted until that is answered, ``ended`` the time of its end."""
+    """A job; ``job`` is its id, None until the submission is answered; ``ended`` is the time of its end."""
 
     name: str
     nodes: int
@@ -67,14 +66,16 @@ class SubmittedJob:
     reason: str = ""
     user: str = ""
 
-    def as_job(self) -> LrmJob:
-        """As it ended."""
+    def as_ended_job(self) -> LrmJob:
         code, lost = self.exit_code, self.lost
         return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason, user=self.user)
 
 
 class SubmittedJobs:
-    """Every method that changes something has written it when it returns; they raise ``SiteUnavailable``."""
+    """The table of submitted jobs in a file. Each change is written before its method returns.
+
+    Methods raise ``SiteUnavailable``.
+    """
 
     def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
         self._path, self._clock = path, clock
@@ -89,19 +90,20 @@ class SubmittedJobs:
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise SiteUnavailable(f"cannot read {self._path}: {error}", hint="move it away") from error
 
-    def intend(self, name: str, nodes: int, user: str = "") -> None:
+    def add_intended(self, name: str, nodes: int, user: str = "") -> None:
+        """Add a job before it is submitted."""
         self.entries[name] = SubmittedJob(name, nodes, user=user)
         self._write()
 
-    def submitted(self, name: str, job: str) -> None:
+    def record_submitted(self, name: str, job: str) -> None:
         self.entries[name].job = job
         self._write()
 
-    def forget(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         self.entries.pop(name, None)
         self._write()
 
-    def ended(self, jobs: Sequence[LrmJob]) -> None:
+    def record_ended(self, jobs: Sequence[LrmJob]) -> None:
         now = self._clock.now()
         for job in jobs:
             entry = self.entries[job.name]
@@ -109,9 +111,9 @@ class SubmittedJobs:
         self._write()
 
     def _write(self) -> None:
-        limit = self._clock.now() - _ENTRY_RETENTION
-        self.entries = {name: each for name, each in self.entries.items() if not 0 < each.ended < limit}
-        content = json.dumps({name: asdict(each) for name, each in self.entries.items()}).encode()
+        limit = self._clock.now() - _ENTRY_RETENTION_S
+        self.entries = {name: entry for name, entry in self.entries.items() if not 0 < entry.ended < limit}
+        content = json.dumps({name: asdict(entry) for name, entry in self.entries.items()}).encode()
         try:
             replace_file(self._path, content)
         except OSError as error:
@@ -119,7 +121,7 @@ class SubmittedJobs:
 
 
 class DrmaaLrm(PolledLrm):
-    """Knows of no jobs but ours: whatever they do not hold counts as idle."""
+    """A cluster with a DRMAA library. It lists only grid jobs; all nodes that they do not hold count as idle."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class DrmaaLrm(PolledLrm):
         folders: JobFolders | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """In ``directory`` the names and ids of jobs submitted are written down."""
+        """``directory`` is for the file with the names and ids of submitted jobs."""
         super().__init__(settings.poll_interval)
         self._folders, self._clock = folders or JobFolders.for_own_account(), clock
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
@@ -139,8 +141,8 @@ class DrmaaLrm(PolledLrm):
         else:
             reject_sbatch_options(options, short=self._fanout == "srun")
         self._table = SubmittedJobs(directory / "drmaa-jobs.json", clock)
-        self._gone: dict[str, float] = {}
-        """Jobs that the library calls ended or does not know, and since when; their exit codes may still come."""
+        self._ended_since: dict[str, float] = {}
+        """Jobs that the library calls ended or does not know, and since when; their exit codes may arrive later."""
 
     async def open(self) -> None:
         await asyncio.to_thread(self._table.load)
@@ -154,18 +156,18 @@ class DrmaaLrm(PolledLrm):
         if submission.nodes > self._settings.nodes:
             hint = "ask for fewer, or correct the cluster's nodes in the configuration"
             reject_size(submission.nodes, f"the cluster has {self._settings.nodes}", hint)
-        native = self._native(submission)
+        native = self._native_options(submission)
         script = await place_script(submission, self._fanout, self._folders)
-        # Written down first: after a crash in between, nobody may hand it in a second time.
-        await asyncio.to_thread(self._table.intend, submission.name, submission.nodes, submission.user)
+        # Recorded first: after a crash in between, it must not be submitted a second time.
+        await asyncio.to_thread(self._table.add_intended, submission.name, submission.nodes, submission.user)
         try:
             job = await self._control.submit_job(script, submission, native)
         except Unanswered:
             raise
         except SiteError:
-            await asyncio.to_thread(self._table.forget, submission.name)
+            await asyncio.to_thread(self._table.remove, submission.name)
             raise
-        await asyncio.to_thread(self._table.submitted, submission.name, job)
+        await asyncio.to_thread(self._table.record_submitted, submission.name, job)
         self.poll_soon()
         return job
 
@@ -173,50 +175,50 @@ class DrmaaLrm(PolledLrm):
         entry = self._table.entries.get(name)
         if entry is not None and entry.job is None:
             raise SiteRejected(
-                f"whether {name} was handed in is not known: the DRMAA library failed while it was asked to",
-                hint="look for a job of that name in the cluster, and end it",
+                f"it is not known whether {name} was submitted: the DRMAA library failed during the submission",
+                hint="look for a job of that name in the cluster, and cancel it",
                 fault=SiteFault.SITE,
             )
         return entry.job if entry else None
 
     async def settling_time(self) -> float:
-        return 0.0  # what was not answered is never submitted again: it is not known by its name
+        return 0.0  # an unanswered submission is never repeated, since the job cannot be found by its name
 
     async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
-        known = next((each for each in self._table.entries.values() if each.job == job), None)
-        if known is None or known.ended:
+        entry = next((entry for entry in self._table.entries.values() if entry.job == job), None)
+        if entry is None or entry.ended:
             return
-        if known.name != name:
-            reject_other_job(job, known.name, name)
-        await self._control.cancel_job(job, known.user)
-        known.cancelled = True
+        if entry.name != name:
+            reject_other_job(job, entry.name, name)
+        await self._control.cancel_job(job, entry.user)
+        entry.cancelled = True
         self.poll_soon()
 
     async def take_snapshot(self) -> LrmSnapshot:
-        asked = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
+        active = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
         states: dict[str, str] = {}
-        for user in {entry.user for entry in asked.values()}:
-            own = [job for job, entry in asked.items() if entry.user == user]
-            states |= await self._status(own, user)
-        shown = [self._job(asked[job], state) for job, state in states.items()]
-        running = sum(e.nodes for e, job in zip(asked.values(), shown, strict=True) if job.state in _HOLDING)
-        over = [each for each in shown if each.state is LrmJobState.ENDED]
-        if over:
-            await asyncio.to_thread(self._table.ended, over)
-        earlier = [e.as_job() for e in self._table.entries.values() if e.ended > self._clock.now() - ENDED_RETENTION]
-        jobs = {each.id: each for each in (*earlier, *shown)}
+        for user in {entry.user for entry in active.values()}:
+            user_jobs = [job for job, entry in active.items() if entry.user == user]
+            try:
+                states |= await self._control.read_states(user_jobs, user)
+            except SiteRejected:
+                if not user:
+                    raise
+                # An account that is gone or closed must not hide the jobs of others.
+                states |= dict.fromkeys(user_jobs, "undetermined")
+        jobs = [self._convert_job(active[job], state) for job, state in states.items()]
+        held = sum(
+            entry.nodes for entry, job in zip(active.values(), jobs, strict=True) if job.state in _STATES_WITH_NODES
+        )
+        ended = [job for job in jobs if job.state is LrmJobState.ENDED]
+        if ended:
+            await asyncio.to_thread(self._table.record_ended, ended)
+        limit = self._clock.now() - ENDED_RETENTION_S
+        ended_before = [entry.as_ended_job() for entry in self._table.entries.values() if entry.ended > limit]
+        by_id = {job.id: job for job in (*ended_before, *jobs)}
         total = self._settings.nodes
         submit_error = await self._control.submit_error()
-        return LrmSnapshot(total, max(0, total - running), 0, 0, tuple(jobs.values()), submit_error)
-
-    async def _status(self, jobs: Sequence[str], user: str) -> Mapping[str, str]:
-        """One account that is gone, or closed, keeps nobody from hearing of the others' jobs."""
-        try:
-            return await self._control.status(jobs, user)
-        except SiteRejected:
-            if not user:
-                raise
-            return dict.fromkeys(jobs, "undetermined")
+        return LrmSnapshot(total, max(0, total - held), 0, 0, tuple(by_id.values()), submit_error)
 
     async def read_version(self) -> str:
         return await self._control.read_version()
@@ -224,43 +226,43 @@ class DrmaaLrm(PolledLrm):
     async def check_setup(self) -> Sequence[Finding]:
         return [
             *await self._control.check_setup(),
-            Finding("nodes", True, f"{self._settings.nodes} by the configuration, all taken for ours"),
+            Finding("nodes", True, f"{self._settings.nodes} by the configuration, all counted for grid jobs"),
         ]
 
-    def _native(self, submission: LrmSubmission) -> list[str]:
+    def _native_options(self, submission: LrmSubmission) -> list[str]:
         text = self._settings.native_specification
         if "{walltime}" in text and submission.walltime is None:
             raise SiteRejected(
-                "this cluster wants a walltime for every job",
+                "this cluster requires a walltime for every job",
                 field="walltime",
                 hint="submit the job with one",
                 fault=SiteFault.UNSUITABLE,
             )
         seconds = submission.walltime or 0.0
-        # Where srun starts the runners it is a Slurm, to whose library a mere number is nothing.
+        # Where srun starts the runners the library is that of Slurm, which rejects a plain number.
         limit = time_limit(seconds) if self._fanout == "srun" else str(max(1, round(seconds)))
         text = text.replace("{walltime}", limit)
         return list(split_options(text.replace("{nodes}", str(submission.nodes))))
 
-    def _job(self, entry: SubmittedJob, word: str) -> LrmJob:
-        """As it is now; one that has ended is given a moment for its exit code to arrive."""
+    def _convert_job(self, entry: SubmittedJob, drmaa_state: str) -> LrmJob:
+        """Return a job. An ended one counts as running until its exit code arrives, or for a while."""
         assert entry.job is not None
-        state = LrmJobState.ENDED if word == NO_SUCH_JOB else STATES.get(word, LrmJobState.UNKNOWN)
+        state = LrmJobState.ENDED if drmaa_state == NO_SUCH_JOB else STATES.get(drmaa_state, LrmJobState.UNKNOWN)
         ending = self._control.reported_ending(entry.job)
         if state is LrmJobState.UNKNOWN and ending is None:
-            return LrmJob(entry.job, entry.name, state, reason=f"DRMAA says {word}", user=entry.user)
+            return LrmJob(entry.job, entry.name, state, reason=f"DRMAA says {drmaa_state}", user=entry.user)
         if state is not LrmJobState.ENDED and ending is None:
-            self._gone.pop(entry.job, None)
+            self._ended_since.pop(entry.job, None)
             return LrmJob(entry.job, entry.name, state, user=entry.user)
-        since = self._gone.setdefault(entry.job, self._clock.monotonic())
-        if ending is None and self._clock.monotonic() < since + EXIT_CODE_TIMEOUT:
+        since = self._ended_since.setdefault(entry.job, self._clock.monotonic())
+        if ending is None and self._clock.monotonic() < since + EXIT_CODE_TIMEOUT_S:
             self.poll_soon(1.0)
             return LrmJob(entry.job, entry.name, LrmJobState.RUNNING, user=entry.user)
-        self._gone.pop(entry.job, None)
-        return _ended(entry, word, ending)
+        self._ended_since.pop(entry.job, None)
+        return _convert_ended_job(entry, drmaa_state, ending)
 
 
-def _ended(entry: SubmittedJob, word: str, ending: DrmaaEnding | None) -> LrmJob:
+def _convert_ended_job(entry: SubmittedJob, drmaa_state: str, ending: DrmaaEnding | None) -> LrmJob:
     assert entry.job is not None
     code, number = (ending.exit_code, ending.signal_number) if ending else (None, None)
     lost = True
@@ -272,8 +274,8 @@ def _ended(entry: SubmittedJob, word: str, ending: DrmaaEnding | None) -> LrmJob
         lost, reason = False, ""
     elif ending is not None and ending.aborted:
         reason = "aborted by the resource manager"
-    elif word == "failed":
-        reason = "failed, says DRMAA, and no more"
+    elif drmaa_state == "failed":
+        reason = "failed; the DRMAA library gives no reason"
     else:
         lost, reason = False, "the resource manager no longer knows how it ended"
     return LrmJob(entry.job, entry.name, LrmJobState.ENDED, exit_code=code, lost=lost, reason=reason, user=entry.user)

@@ -1,6 +1,6 @@
-"""Submit and end jobs through DRMAA libraries, and say what the words of DRMAA 1.0 mean.
+"""Submit and cancel jobs through DRMAA libraries.
 
-A library acts for the account that has loaded it: each account that jobs run as has a worker process of its own.
+A library acts for the account that has loaded it, so each account that jobs run as has its own worker process.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from koalapy.agent.lrm.port import DrmaaEnding, Finding, JobControl, LrmSubmissi
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
-RETRY_INTERVAL = 30.0
-"""Seconds between two tries to load a library that cannot be loaded."""
+RETRY_INTERVAL_S = 30.0
+"""Time between two attempts to load a library that cannot be loaded."""
 MAX_ACCOUNTS = 64
-"""Accounts that have a worker at the same time. The least recently used one of more loses its own, and the resource
-manager itself tells how its jobs end."""
-IDLE_TIMEOUT = 300.0
-"""Seconds after which the worker of an account without jobs ends."""
+"""Accounts with a worker at the same time. The least recently used worker is closed, and the resource manager itself
+reports how its jobs end."""
+IDLE_TIMEOUT_S = 300.0
+"""Time after which the worker of an account without jobs is closed."""
 _MAX_RETAINED_ENDINGS = 1000
 _DEFAULT_LIBRARIES = ("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0", "/usr/lib/slurm-drmaa/lib/libdrmaa.so.1")
 
 
 def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl | DrmaaAccounts":
-    """Return what submits jobs through a library. Raise ``SiteRejected`` if it cannot for several accounts."""
+    """Return a control for a library. Raise ``SiteRejected`` if it cannot be used for several accounts."""
     if not run_as.accounts.is_mapped:
         return DrmaaControl(library)
     if run_as.switch_method is SwitchMethod.SUDO:
@@ -42,7 +42,7 @@ def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl | DrmaaAc
 
 
 class DrmaaControl(JobControl):
-    """Submits and ends jobs in the one session of an account."""
+    """Submits and cancels jobs in the DRMAA session of one account."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class DrmaaControl(JobControl):
         self.library = (
             library or os.environ.get("DRMAA_LIBRARY_PATH") or next(filter(os.path.exists, _DEFAULT_LIBRARIES), None)
         )
-        self._process = DrmaaProcess(self.library, contact, environment, self._ended, timeouts, become)
+        self._process = DrmaaProcess(self.library, contact, environment, self._record_ending, timeouts, become)
         self._start_wait_s = timeouts.start_wait_s
         self._listeners: list[Callable[[], None]] = []
         self._endings: dict[str, DrmaaEnding] = {}
@@ -77,8 +77,10 @@ class DrmaaControl(JobControl):
             name=submission.name,
             workdir=str(submission.workdir),
             output=str(submission.output),
-            # Libraries take it apart again at blanks outside of quotes.
-            native=" ".join(f'"{w}"' if any(c.isspace() for c in w) or not w else w for w in native),
+            # Libraries split it at blanks outside of quotes.
+            native=" ".join(
+                f'"{word}"' if any(char.isspace() for char in word) or not word else word for word in native
+            ),
         )
         return job
 
@@ -89,8 +91,8 @@ class DrmaaControl(JobControl):
             if error.value != NO_SUCH_JOB:
                 raise
 
-    async def status(self, jobs: Sequence[str], user: str = "") -> Mapping[str, str]:
-        """Of each job its DRMAA state, or the name of the error that the question gave. Raises ``SiteError``."""
+    async def read_states(self, jobs: Sequence[str], user: str = "") -> Mapping[str, str]:
+        """Return the DRMAA state of each job, or the name of the error of its query. Raise ``SiteError``."""
         states: dict[str, str] = await self._process.request("status", jobs=list(jobs))
         return states
 
@@ -101,38 +103,38 @@ class DrmaaControl(JobControl):
         return self._endings.get(job)
 
     async def submit_error(self) -> str:
-        """Whether there can be a session at all, as far as that is known: a library may take its time to tell."""
+        """Return why no session can be started. A slow library is reported by a later call."""
         if self._starting is None and time.monotonic() >= self._retry_at:
-            self._starting = asyncio.create_task(self._start())
+            self._starting = asyncio.create_task(self._start_session())
         if self._starting is not None:
             done, _ = await asyncio.wait((self._starting,), timeout=self._start_wait_s)
             self._starting = None if done else self._starting
         return self._error
 
-    async def _start(self) -> None:
+    async def _start_session(self) -> None:
         try:
-            await self._process.about()
+            await self._process.read_about()
             self._error = ""
         except SiteError as error:
             self._error = f"{error.message}; {error.hint}" if error.hint else error.message
             if isinstance(error, SiteRejected):
-                self._retry_at = time.monotonic() + RETRY_INTERVAL
+                self._retry_at = time.monotonic() + RETRY_INTERVAL_S
 
     async def read_version(self) -> str:
-        """What the library says of itself and its resource manager; ``SiteError``."""
-        about = await self._process.about()
+        """Return the resource manager and the DRMAA version, as the library reports them. Raise ``SiteError``."""
+        about = await self._process.read_about()
         return f"{about['system']}, DRMAA {about['version']}"
 
     async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         try:
-            about = await self._process.about()
+            about = await self._process.read_about()
         except SiteError as error:
-            hint = error.hint or "see that the resource manager runs and that this host may hand in jobs"
+            hint = error.hint or "see that the resource manager runs and that this host may submit jobs"
             return [Finding("DRMAA library", False, error.message, hint)]
-        found = f"{about['implementation']}, DRMAA {about['version']}, {self.library or 'libdrmaa'}"
-        return [Finding("DRMAA library", True, found)]
+        result = f"{about['implementation']}, DRMAA {about['version']}, {self.library or 'libdrmaa'}"
+        return [Finding("DRMAA library", True, result)]
 
-    def _ended(self, ending: DrmaaEnding) -> None:
+    def _record_ending(self, ending: DrmaaEnding) -> None:
         self._endings[ending.job] = ending
         self._order.append(ending.job)
         if len(self._order) > _MAX_RETAINED_ENDINGS:
@@ -142,7 +144,7 @@ class DrmaaControl(JobControl):
 
 
 class DrmaaAccounts(JobControl):
-    """Submits and ends jobs as several accounts, with a ``DrmaaControl`` for each."""
+    """Submits and cancels jobs as several accounts, with a ``DrmaaControl`` for each."""
 
     def __init__(
         self,
@@ -153,15 +155,15 @@ class DrmaaAccounts(JobControl):
         make_control: Callable[..., DrmaaControl] = DrmaaControl,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``make_control`` is called as ``DrmaaControl`` is."""
+        """``make_control`` has the parameters of ``DrmaaControl``."""
         self.library, self._run_as, self._max_accounts = library, run_as, max_accounts
         self._make_control, self._clock = make_control, clock
         self._own = make_control(library)
         self._controls: dict[str, DrmaaControl] = {}
-        """Those least lately asked first."""
-        self._asked: dict[str, float] = {}
-        self._jobs: dict[str, set[str]] = {}
-        """Of each account those that are not known to have ended."""
+        """Controls by account, the least recently used first."""
+        self._used_at: dict[str, float] = {}
+        self._active_jobs: dict[str, set[str]] = {}
+        """Jobs that are not known to have ended, by account."""
         self._listeners: list[Callable[[], None]] = []
 
     async def close(self) -> None:
@@ -169,16 +171,16 @@ class DrmaaAccounts(JobControl):
             await control.close()
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        control = await self._of(submission.user)
+        control = await self._control_of(submission.user)
         job = await control.submit_job(script, submission, native)
-        self._jobs.setdefault(submission.user, set()).add(job)
+        self._active_jobs.setdefault(submission.user, set()).add(job)
         return job
 
     async def cancel_job(self, job: str, user: str = "") -> None:
-        await (await self._of(user)).cancel_job(job)
+        await (await self._control_of(user)).cancel_job(job)
 
-    async def status(self, jobs: Sequence[str], user: str = "") -> Mapping[str, str]:
-        return await (await self._of(user)).status(jobs)
+    async def read_states(self, jobs: Sequence[str], user: str = "") -> Mapping[str, str]:
+        return await (await self._control_of(user)).read_states(jobs)
 
     def on_ended(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
@@ -187,27 +189,27 @@ class DrmaaAccounts(JobControl):
             control.on_ended(listener)
 
     def reported_ending(self, job: str) -> DrmaaEnding | None:
-        found = (control.reported_ending(job) for control in (self._own, *self._controls.values()))
-        return next((ending for ending in found if ending is not None), None)
+        endings = (control.reported_ending(job) for control in (self._own, *self._controls.values()))
+        return next((ending for ending in endings if ending is not None), None)
 
     async def read_version(self) -> str:
         return await self._own.read_version()
 
     async def submit_error(self) -> str:
-        """As for the agent's own account."""
-        await self._retire(self._max_accounts)
+        """Return the error of the agent's own account, and close workers that are not needed."""
+        await self._close_unused(self._max_accounts)
         return await self._own.submit_error()
 
     async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         return await self._own.check_setup()
 
-    async def _of(self, user: str) -> DrmaaControl:
+    async def _control_of(self, user: str) -> DrmaaControl:
         if not user:
             return self._own
-        account = await self._run_as.accounts.find_account(user)  # each time: it may be gone, or closed
+        account = await self._run_as.accounts.find_account(user)  # each time, since it may be gone or closed
         control = self._controls.pop(user, None)
         if control is None:
-            await self._retire(self._max_accounts - 1)
+            await self._close_unused(self._max_accounts - 1)
 
             def become(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
                 return self._run_as.build_command(account, command), account_environment(account, environment)
@@ -216,19 +218,18 @@ class DrmaaAccounts(JobControl):
             self._controls.pop(user, None)
             for listener in self._listeners:
                 control.on_ended(listener)
-        self._controls[user], self._asked[user] = control, self._clock.monotonic()
+        self._controls[user], self._used_at[user] = control, self._clock.monotonic()
         return control
 
-    async def _retire(self, most: int) -> None:
-        """End workers that nobody needs, and those that are too many."""
+    async def _close_unused(self, max_controls: int) -> None:
+        """Close controls of accounts without jobs, and the least recently used ones beyond a number."""
         now = self._clock.monotonic()
-        idle = [user for user in self._controls if not self._open_jobs(user) and now > self._asked[user] + IDLE_TIMEOUT]
-        many = list(self._controls)[: max(0, len(self._controls) - most)]
-        for user in {*idle, *many}:
-            self._jobs.pop(user, None)
+        unused = set(list(self._controls)[: max(0, len(self._controls) - max_controls)])
+        for user, control in self._controls.items():
+            jobs = self._active_jobs.get(user, set())
+            jobs -= {job for job in jobs if control.reported_ending(job) is not None}
+            if not jobs and now > self._used_at[user] + IDLE_TIMEOUT_S:
+                unused.add(user)
+        for user in unused:
+            self._active_jobs.pop(user, None)
             await self._controls.pop(user).close()
-
-    def _open_jobs(self, user: str) -> set[str]:
-        jobs = self._jobs.get(user, set())
-        jobs -= {job for job in jobs if self._controls[user].reported_ending(job) is not None}
-        return jobs

@@ -1,4 +1,4 @@
-"""The worker process that holds an agent's DRMAA session: started when needed, killed when it hangs, started anew."""
+"""Start, restart and kill the worker process that holds a DRMAA session, and send it requests."""
 
 import asyncio
 import contextlib
@@ -19,16 +19,13 @@ from koalapy.agent.lrm.rejections import classify_rejection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 WORKER = Path(__file__).with_name("worker.py")
-EXIT_TIMEOUT = 8.0
-"""Seconds that a worker has to end by itself; it sees to it itself within 5."""
+EXIT_TIMEOUT_S = 8.0
+"""How long a worker may take to end; it ends itself within 5."""
 _STATIC_TLS = "glibc.rtld.optional_static_tls=4096"
-"""Libraries linked with jemalloc, as Grid Engine's is, ask for more of it than a running process has by default."""
-_MAX_LINE = 16 << 20
-
-
+"""Libraries linked with jemalloc, such as Grid Engine's, need more of it than a running process has by default."""
+_MAX_LINE_BYTES = 16 << 20
 Become = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]
-
-
+"""Returns the command line and environment that run a command as another account."""
 NO_SUCH_JOB = "InvalidJobException"
 
 
@@ -41,9 +38,9 @@ TRANSIENT_ERRORS = _names(
     "ExitTimeoutException InternalException NoActiveSessionException NoUsage OutOfMemoryException StopIteration "
     "TryLaterException"
 )
-"""Exceptions of the package and of the worker after which the same request may succeed; ``DrmaaException`` itself
-stands for a code that the package does not know."""
-LASTING_ERRORS = _names(
+"""Exceptions of the package and the worker after which a retry may succeed. ``DrmaaException`` itself stands for a code
+that the package does not know."""
+PERMANENT_ERRORS = _names(
     "AuthorizationException ConflictingAttributeValuesException DefaultContactStringException DeniedByDrmException "
     "HoldInconsistentStateException IllegalStateException InvalidArgumentException InvalidAttributeFormatException "
     f"InvalidAttributeValueException InvalidContactStringException {NO_SUCH_JOB} InvalidJobTemplateException "
@@ -54,42 +51,42 @@ LASTING_ERRORS = _names(
 
 @dataclass(frozen=True, slots=True)
 class DrmaaTimeouts:
-    """All are seconds."""
+    """Timeouts of a DRMAA library, in seconds."""
 
     start_s: float = 30.0
-    """How long a library may take to begin a session."""
+    """For the start of a session."""
     request_s: float = 30.0
-    """How long a library may take to answer a request; then its process is killed."""
+    """For the answer to a request; then the process is killed."""
     start_wait_s: float = 1.0
-    """How long a snapshot waits for the begin of a session; a later snapshot shows what the library says later."""
+    """How long a snapshot waits for the start of a session; a later snapshot reports a later error."""
     first_restart_s: float = 1.0
-    """How long a lost process is not started anew. Each loss may leave the resource manager with a client that it
-    believes in for minutes, and it takes only so many."""
+    """Time until a process that ended is restarted. The resource manager may count its client for minutes, and accepts
+    only a limited number of clients."""
     max_restart_s: float = 60.0
-    """The same after several losses, each of which doubles it up to this."""
-    refused_s: float = 2.0
-    """How long a session that was refused in words is not asked for again: that leaves nothing behind."""
+    """The limit of that time, which doubles with each end of the process."""
+    rejected_s: float = 2.0
+    """Time until a rejected session is requested again."""
 
 
 DEFAULT_TIMEOUTS = DrmaaTimeouts()
 
 
 class Unanswered(SiteUnavailable):
-    """The request was sent, and it is not known whether it was done."""
+    """A request was sent, and may have had its effect."""
 
 
-def error_of(name: str, text: str) -> SiteError:
-    """Return the site's error for one of the package's exceptions, in one line."""
+def convert_error(name: str, text: str) -> SiteError:
+    """Return the site error for an exception of the DRMAA package."""
     line = " ".join(text.partition(": ")[2].split() if text.startswith("code ") else text.split())
     message = f"DRMAA: {line or name}"
-    # Grid Engine calls a user's limit something to be tried later, as it does a master that is busy.
-    if name in LASTING_ERRORS or classify_rejection(message) is SiteFault.LIMIT:
+    # Grid Engine reports a user's limit as temporary, like a busy master.
+    if name in PERMANENT_ERRORS or classify_rejection(message) is SiteFault.LIMIT:
         return SiteRejected(message, value=name, fault=classify_rejection(message))
     return SiteUnavailable(message, value=name)
 
 
 def start_error(name: str, text: str, library: str | None) -> SiteError:
-    """Return why there is no session, by what the worker process said as it ended."""
+    """Return why there is no session, by the last message of the worker."""
     line = " ".join(text.split())
     if name == "package":
         message, hint = f"the DRMAA package is missing: {line}", "pip install 'koalapy[drmaa]'"
@@ -100,25 +97,32 @@ def start_error(name: str, text: str, library: str | None) -> SiteError:
             hint="install it (Debian for Grid Engine: gridengine-drmaa1.0) and set the cluster's library to its path",
             fault=SiteFault.SITE,
         )
-    return error_of(name, text)
+    return convert_error(name, text)
 
 
 class DrmaaProcess:
-    """At most one worker, so at most one session. Its environment holds nothing of the agent's own."""
+    """A worker process, which is restarted after it ended. Its environment has no variables of the agent itself."""
 
     def __init__(
         self,
         library: str | None,
         contact: str,
         environment: Mapping[str, str],
-        ended: Callable[[DrmaaEnding], None],
+        on_ended: Callable[[DrmaaEnding], None],
         timeouts: DrmaaTimeouts = DEFAULT_TIMEOUTS,
         become: Become | None = None,
     ) -> None:
-        """``become``: another account, by a command line and environment made of the worker's own."""
+        """``become`` runs the worker as another account."""
         self._become = become
-        self._library, self._contact, self._ended, self._timeouts = library, contact, ended, timeouts
-        self._environment = _environment(library, environment)
+        self._library, self._contact, self._on_ended, self._timeouts = library, contact, on_ended, timeouts
+        self._environment = inherited_environment(LRM_VARIABLES, LRM_PREFIXES)
+        tunables = os.environ.get("GLIBC_TUNABLES", "")
+        if "optional_static_tls" not in tunables:
+            tunables = ":".join(filter(None, (tunables, _STATIC_TLS)))
+        self._environment["GLIBC_TUNABLES"] = tunables
+        if library:
+            self._environment["DRMAA_LIBRARY_PATH"] = library
+        self._environment |= environment
         self._session: _Session | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -127,8 +131,8 @@ class DrmaaProcess:
         self._reason = ""
 
     async def request(self, operation: str, **fields: object) -> Any:
-        """Raises ``SiteError``; ``Unanswered`` when it may have been done all the same."""
-        session = await self._started()
+        """Send a request and return the reply. Raise ``SiteError``; ``Unanswered`` if it may have had its effect."""
+        session = await self._running_session()
         try:
             async with asyncio.timeout(self._timeouts.request_s):
                 answer = await session.request(operation, fields)
@@ -136,14 +140,14 @@ class DrmaaProcess:
             session.kill()
             raise Unanswered(f"the DRMAA library did not answer within {self._timeouts.request_s:g} s") from error
         if "error" in answer:
-            if answer["error"] not in TRANSIENT_ERRORS | LASTING_ERRORS:
+            if answer["error"] not in TRANSIENT_ERRORS | PERMANENT_ERRORS:
                 raise Unanswered(f"the DRMAA package failed: {answer['error']}: {answer['text']}")
-            raise error_of(answer["error"], answer["text"])
+            raise convert_error(answer["error"], answer["text"])
         return answer["reply"]
 
-    async def about(self) -> Mapping[str, str]:
-        """What the library says of itself. Raises ``SiteError``."""
-        return (await self._started()).about
+    async def read_about(self) -> Mapping[str, str]:
+        """Return the library's system, implementation and version. Raise ``SiteError``."""
+        return (await self._running_session()).about
 
     async def close(self) -> None:
         self._closed = True
@@ -151,30 +155,30 @@ class DrmaaProcess:
             if self._session is not None:
                 await self._session.close()
 
-    async def _started(self) -> "_Session":
-        if self._session is not None and self._session.alive:
+    async def _running_session(self) -> "_Session":
+        if self._session is not None and self._session.is_alive:
             return self._session
         async with self._starting:
             if self._closed:
                 raise SiteUnavailable("DRMAA: closed")
-            if self._session is not None and not self._session.alive:
-                self._lost(self._session)
+            if self._session is not None and not self._session.is_alive:
+                self._schedule_restart(self._session)
             if self._session is None:
-                if (left := self._not_before - time.monotonic()) > 0:
-                    raise SiteUnavailable(f"{self._reason}; it is started anew in {left:.0f} s")
-                self._session = await self._start()
+                if (remaining := self._not_before - time.monotonic()) > 0:
+                    raise SiteUnavailable(f"{self._reason}; it is restarted in {remaining:.0f} s")
+                self._session = await self._start_session()
             return self._session
 
-    def _lost(self, session: "_Session") -> None:
+    def _schedule_restart(self, session: "_Session") -> None:
         self._session = None
         first, longest = self._timeouts.first_restart_s, self._timeouts.max_restart_s
-        lived = session.ended_at - session.began
-        self._pause = first if lived > longest else min(longest, max(first, 2 * self._pause))
+        lifetime = session.ended_at - session.started_at
+        self._pause = first if lifetime > longest else min(longest, max(first, 2 * self._pause))
         self._not_before = session.ended_at + self._pause
         self._reason = session.end_reason
 
-    async def _start(self) -> "_Session":
-        # Neither the working directory nor the script's own folder on the search path: modules named drmaa are there.
+    async def _start_session(self) -> "_Session":
+        # -P: neither the working directory nor the script's folder is searched, since this folder is named drmaa.
         command = [sys.executable, "-P", "-X", "utf8", str(WORKER), str(os.getpid()), self._contact]
         environment = self._environment
         if self._become is not None:
@@ -185,14 +189,14 @@ class DrmaaProcess:
                 env=environment,
                 cwd="/",
                 start_new_session=True,
-                limit=_MAX_LINE,
+                limit=_MAX_LINE_BYTES,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
         except OSError as problem:
             raise SiteUnavailable(f"cannot run {sys.executable} now: {problem.strerror}") from problem
-        session = _Session(process, self._ended)
+        session = _Session(process, self._on_ended)
         try:
             async with asyncio.timeout(self._timeouts.start_s):
                 await session.greeted.wait()
@@ -203,57 +207,58 @@ class DrmaaProcess:
             raise
         if session.about:
             return session
-        await session.over()
-        if session.refusal is not None:
-            error = start_error(*session.refusal, self._library)
-            self._not_before, self._reason = time.monotonic() + self._timeouts.refused_s, error.message
+        await session.wait_for_end()
+        if session.start_failure is not None:
+            error = start_error(*session.start_failure, self._library)
+            self._not_before, self._reason = time.monotonic() + self._timeouts.rejected_s, error.message
             if isinstance(error, SiteRejected):
                 self._not_before = 0.0
             raise error
-        self._lost(session)
+        self._schedule_restart(session)
         raise SiteUnavailable(self._reason)
 
 
 class _Session:
-    """One worker from its start to its end."""
+    """One run of the worker process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, ended: Callable[[DrmaaEnding], None]) -> None:
-        self._process, self._ended = process, ended
-        self.began = time.monotonic()
-        self.ended_at = self.began
+    def __init__(self, process: asyncio.subprocess.Process, on_ended: Callable[[DrmaaEnding], None]) -> None:
+        self._process, self._on_ended = process, on_ended
+        self.started_at = time.monotonic()
+        self.ended_at = self.started_at
         self.about: Mapping[str, str] = {}
-        self.refusal: tuple[str, str] | None = None
+        self.start_failure: tuple[str, str] | None = None
+        """Kind and text of the error for which there is no session."""
         self.greeted = asyncio.Event()
-        self._asked = 0
+        self._last_id = 0
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._errors: deque[str] = deque(maxlen=1)
         self._killed = False
-        self._listening = asyncio.create_task(self._listen())
+        self._reader_task = asyncio.create_task(self._read_messages())
 
     @property
-    def alive(self) -> bool:
-        return not self._listening.done() and not self._killed
+    def is_alive(self) -> bool:
+        return not self._reader_task.done() and not self._killed
 
     @property
     def end_reason(self) -> str:
         code = self._process.returncode
         if self._killed:
-            how = "hung and was killed"
+            end = "hung and was killed"
         elif code is not None and code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
+            end = f"was ended by {signal.Signals(-code).name}"
         else:
-            how = f"ended with exit code {code}"
-        return f"the DRMAA library's process {how}" + (f" ({self._errors[0]})" if self._errors else "")
+            end = f"ended with exit code {code}"
+        return f"the DRMAA library's process {end}" + (f" ({self._errors[0]})" if self._errors else "")
 
     async def request(self, operation: str, fields: Mapping[str, object]) -> dict[str, Any]:
-        self._asked += 1
-        number = self._asked
-        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        self._last_id += 1
+        number = self._last_id
+        future = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps({"id": number, "op": operation, **fields}).encode() + b"\n")
-            answer: dict[str, Any] = await reply
-            return answer
+            reply: dict[str, Any] = await future
+            return reply
         finally:
             self._replies.pop(number, None)
 
@@ -261,29 +266,28 @@ class _Session:
         self._killed = True
         self.ended_at = time.monotonic()
         assert self._process.stdin is not None
-        self._process.stdin.close()  # one that is another account's and may not be killed ends by that
+        self._process.stdin.close()  # a process of another account may not be killed, and ends by this
         with contextlib.suppress(ProcessLookupError, PermissionError):
             self._process.kill()
 
-    async def over(self) -> None:
-        """Wait until the process is gone."""
-        await asyncio.wait([self._listening])
+    async def wait_for_end(self) -> None:
+        await asyncio.wait([self._reader_task])
 
     async def close(self) -> None:
-        """Have it leave the session in good order, or kill it."""
+        """Ask the worker to close its session, and kill it after a timeout."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        await asyncio.wait([self._listening], timeout=EXIT_TIMEOUT)
-        if not self._listening.done():
+        await asyncio.wait([self._reader_task], timeout=EXIT_TIMEOUT_S)
+        if not self._reader_task.done():
             self.kill()
-        await self.over()
+        await self.wait_for_end()
 
-    async def _listen(self) -> None:
+    async def _read_messages(self) -> None:
         assert self._process.stdout is not None
         errors = asyncio.create_task(self._read_errors())
         try:
             while line := await self._process.stdout.readline():
-                self._receive(json.loads(line))
+                self._handle_message(json.loads(line))
         except (ValueError, OSError):  # a line cut off
             self.kill()
         finally:
@@ -291,20 +295,20 @@ class _Session:
             await self._process.wait()
             self.ended_at = time.monotonic()
             self.greeted.set()
-            for reply in self._replies.values():
-                if not reply.done():
-                    reply.set_exception(Unanswered(self.end_reason))
+            for future in self._replies.values():
+                if not future.done():
+                    future.set_exception(Unanswered(self.end_reason))
 
-    def _receive(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         if "ended" in message:
-            self._ended(DrmaaEnding(**message["ended"]))
+            self._on_ended(DrmaaEnding(**message["ended"]))
         elif "hello" in message:
             self.about = message["hello"]
             self.greeted.set()
         elif "failed" in message:
-            self.refusal = (message["failed"], message["text"])
-        elif (reply := self._replies.get(message["id"])) and not reply.done():
-            reply.set_result(message)
+            self.start_failure = (message["failed"], message["text"])
+        elif (future := self._replies.get(message["id"])) and not future.done():
+            future.set_result(message)
 
     async def _read_errors(self) -> None:
         assert self._process.stderr is not None
@@ -312,12 +316,3 @@ class _Session:
             async for line in self._process.stderr:
                 if text := line.decode(errors="replace").strip():
                     self._errors.append(text[:200])
-
-
-def _environment(library: str | None, given: Mapping[str, str]) -> dict[str, str]:
-    kept = inherited_environment(LRM_VARIABLES, LRM_PREFIXES)
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if "optional_static_tls" not in tunables:
-        tunables = ":".join(filter(None, (tunables, _STATIC_TLS)))
-    own = {"GLIBC_TUNABLES": tunables} | ({"DRMAA_LIBRARY_PATH": library} if library else {})
-    return kept | own | dict(given)

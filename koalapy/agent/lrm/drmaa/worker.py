@@ -1,9 +1,8 @@
-"""A process that holds one DRMAA session for an agent: run as ``worker.py PARENT_PID CONTACT``.
+"""The process that holds one DRMAA session for an agent: ``worker.py PARENT_PID CONTACT``.
 
-A DRMAA library is foreign code that may hang, exit or crash; here it takes nothing with it. One line of JSON is one
-message: requests on standard input, replies and notices of ended jobs on what was standard output. The library itself
-may write to standard output, so that descriptor is led to standard error first. Standard library only, and not
-imported by the agent: importing ``drmaa`` loads the C library.
+A DRMAA library may hang, exit or crash; here it cannot harm the agent. Messages are JSON, one a line: requests on
+standard input, replies and notices of ended jobs on a copy of standard output. The library may write to standard output
+itself, so that is redirected to standard error. Standard library only; the agent does not import this module.
 
 request   {"id": 1, "op": "submit", ...}
 reply     {"id": 1, "reply": ...} or {"id": 1, "error": "InvalidJobException", "text": "..."}
@@ -19,24 +18,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
-EXIT_TIMEOUT = 5.0
-"""Seconds for an orderly end of the session once there is nobody to work for."""
-POLL_INTERVAL = 0.1
-"""Seconds between two questions to the library whether a job has ended, while there are any."""
+EXIT_TIMEOUT_S = 5.0
+"""How long the session may take to close when the agent is gone."""
+POLL_INTERVAL_S = 0.1
+"""Time between two queries of ended jobs, while there are jobs."""
 POLL_COST_FACTOR = 10
-"""How many times as long as such a look took, the next one is waited for at least."""
+"""Minimum time between two queries, as a multiple of the time that the last one took."""
 _PR_SET_PDEATHSIG = 1
 
 
 class NoUsage(Exception):
-    """The job has ended, and the library knows no more of it."""
+    """The job has ended, and the library has no exit code of it."""
 
 
 class ErrorText:
-    """What the library wrote into a buffer, as the package reads it."""
+    """The error buffer of the DRMAA package, decoded without errors."""
 
     class Bytes(bytes):
         def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
@@ -51,7 +49,7 @@ class ErrorText:
 
 
 class Worker:
-    """The session and the jobs submitted through it that have not ended."""
+    """A DRMAA session, and the jobs submitted through it that have not ended."""
 
     def __init__(self, drmaa: Any, out: int) -> None:
         self._drmaa = drmaa
@@ -60,16 +58,18 @@ class Worker:
         self._jobs: set[str] = set()
 
     def serve(self, contact: str, requests: "queue.SimpleQueue[dict[str, Any] | None]") -> None:
-        """Until there is a None among the requests."""
+        """Answer requests and report ended jobs until a request is None."""
         self._session.initialize(contact or None)
         try:
-            self.send({"hello": self._about()})
+            session = self._session
+            about = {"system": session.drmsInfo, "implementation": session.drmaaImplementation}
+            self.send({"hello": {**about, "version": f"{session.version}"}})
             next_poll = 0.0
             while True:
                 if self._jobs and (began := time.monotonic()) >= next_poll:
                     self._report_ended()
                     ended = time.monotonic()
-                    next_poll = ended + max(POLL_INTERVAL, POLL_COST_FACTOR * (ended - began))
+                    next_poll = ended + max(POLL_INTERVAL_S, POLL_COST_FACTOR * (ended - began))
                 try:
                     request = requests.get(timeout=max(0.0, next_poll - time.monotonic()) if self._jobs else None)
                 except queue.Empty:
@@ -85,24 +85,16 @@ class Worker:
         while data:
             data = data[os.write(self._out, data) :]
 
-    def _about(self) -> dict[str, str]:
-        session = self._session
-        return {
-            "system": session.drmsInfo,
-            "implementation": session.drmaaImplementation,
-            "version": f"{session.version}",
-        }
-
     def _answer(self, request: dict[str, Any]) -> None:
-        act = {"submit": self._submit, "cancel": self._cancel, "status": self._status}[request["op"]]
+        operations = {"submit": self._submit_job, "cancel": self._cancel_job, "status": self._read_states}
         try:
-            reply: Any = act(request)
-        except Exception as error:  # noqa: BLE001 other jobs' exit codes must not be lost by it
+            reply: Any = operations[request["op"]](request)
+        except Exception as error:  # noqa: BLE001 the exit codes of other jobs must not be lost
             self.send({"id": request["id"], "error": type(error).__name__, "text": str(error).strip()})
         else:
             self.send({"id": request["id"], "reply": reply})
 
-    def _submit(self, request: dict[str, Any]) -> str:
+    def _submit_job(self, request: dict[str, Any]) -> str:
         template = self._session.createJobTemplate()
         try:
             template.remoteCommand = request["script"]
@@ -118,11 +110,11 @@ class Worker:
         self._jobs.add(job)
         return job
 
-    def _cancel(self, request: dict[str, Any]) -> None:
+    def _cancel_job(self, request: dict[str, Any]) -> None:
         self._session.control(request["job"], "terminate")
 
-    def _status(self, request: dict[str, Any]) -> dict[str, str]:
-        """Of each job its DRMAA state, or the name of the error that the question gave."""
+    def _read_states(self, request: dict[str, Any]) -> dict[str, str]:
+        """Return the DRMAA state of each job, or the name of the error of its query."""
         states = {}
         for job in request["jobs"]:
             try:
@@ -132,7 +124,7 @@ class Worker:
         return states
 
     def _report_ended(self) -> None:
-        """Each by its own id: an answer about any job would not name one of which no usage is known."""
+        """Query each job by its id: a query for any job would not name a job without usage data."""
         errors = self._drmaa.errors
         for job in list(self._jobs):
             try:
@@ -143,9 +135,9 @@ class Worker:
                 ended: dict[str, Any] = {"job": job}
             except errors.DrmaaException:
                 continue  # not now
-            except Exception as error:  # noqa: BLE001 other jobs' exit codes must not be lost by it
+            except Exception as error:  # noqa: BLE001 the exit codes of other jobs must not be lost
                 print(f"wait for job {job}: {error!r}", file=sys.stderr, flush=True)
-                continue  # if the library has let go of the job, it says so the next time
+                continue  # if the library has dropped the job, the next query says so
             else:
                 ended = {
                     "job": job,
@@ -157,44 +149,44 @@ class Worker:
             self.send({"ended": ended})
 
 
-def _read_or_drop(read_usage: Callable[[Any], dict[str, str]], usage: Any) -> dict[str, str]:
-    try:
-        return read_usage(usage)
-    except Exception:  # noqa: BLE001 the library may put anything there
-        return {}
-
-
-def load() -> Any:
-    """The package, and with it the C library."""
+def load_drmaa() -> Any:
+    """Import the package, which loads the C library, and work around its faults."""
     import drmaa
     import drmaa.errors
 
-    # For "no usage" the package raises a plain Exception, which nobody can tell from others.
-    known = getattr(drmaa.errors, "_ERRORS", [])
-    drmaa.errors._ERRORS = [NoUsage if each is Exception else each for each in known]
-    # The usage is not needed, and one that cannot be read would hide the exit code.
+    # The package raises a plain Exception for "no usage".
+    errors = getattr(drmaa.errors, "_ERRORS", [])
+    drmaa.errors._ERRORS = [NoUsage if error is Exception else error for error in errors]
+    # The usage is not needed, and an invalid one would hide the exit code.
     session = sys.modules.get("drmaa.session")
     if (read_usage := getattr(session, "adapt_rusage", None)) is not None:
-        session.adapt_rusage = lambda usage: _read_or_drop(read_usage, usage)  # type: ignore[union-attr]
-    # What is not UTF-8 in a text would hide the error.
+
+        def read_or_drop(usage: Any) -> Any:
+            try:
+                return read_usage(usage)
+            except Exception:  # noqa: BLE001 the library may return anything
+                return {}
+
+        session.adapt_rusage = read_or_drop  # type: ignore[union-attr]
+    # A text that is not UTF-8 would hide the error.
     if (buffer := getattr(drmaa.errors, "error_buffer", None)) is not None:
         drmaa.errors.error_buffer = ErrorText(buffer)
     return drmaa
 
 
-def read(requests: "queue.SimpleQueue[dict[str, Any] | None]", asked_to_end: int) -> None:
-    """Pass requests on until the input ends or a signal comes; then see to it that this process ends."""
+def read_requests(requests: "queue.SimpleQueue[dict[str, Any] | None]", signal_pipe: int) -> None:
+    """Read requests until the input ends or a signal arrives, then make sure that this process ends."""
     buffer = b""
     while True:
-        ready, _, _ = select.select([0, asked_to_end], [], [])
+        ready, _, _ = select.select([0, signal_pipe], [], [])
         data = os.read(0, 65536) if 0 in ready else b""
-        if not data or asked_to_end in ready:
+        if not data or signal_pipe in ready:
             break
         *lines, buffer = (buffer + data).split(b"\n")
         for line in lines:
             requests.put(json.loads(line))
     requests.put(None)
-    threading.Event().wait(EXIT_TIMEOUT)
+    threading.Event().wait(EXIT_TIMEOUT_S)
     os._exit(1)  # the library hangs
 
 
@@ -202,9 +194,9 @@ def main() -> int:
     parent, contact = int(sys.argv[1]), sys.argv[2]
     out = os.dup(1)
     os.dup2(2, 1)
-    asked_to_end, wake = os.pipe()
+    signal_pipe, wake = os.pipe()
     os.set_blocking(wake, False)
-    # The number of a signal arrives in the pipe even while the library does not return.
+    # Python writes signals into the pipe even while the library does not return.
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -212,9 +204,9 @@ def main() -> int:
     if os.getppid() != parent:
         return 1
     requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    threading.Thread(target=read, args=(requests, asked_to_end), daemon=True).start()
+    threading.Thread(target=read_requests, args=(requests, signal_pipe), daemon=True).start()
     try:
-        drmaa = load()
+        drmaa = load_drmaa()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         missing = isinstance(error, ModuleNotFoundError)
         os.write(out, json.dumps({"failed": "package" if missing else "library", "text": str(error)}).encode() + b"\n")

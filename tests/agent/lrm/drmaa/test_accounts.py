@@ -8,7 +8,7 @@ import pytest
 
 from koalapy.agent.accounts import Account, Accounts, RunAs, SwitchMethod
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.lrm.drmaa.control import IDLE_TIMEOUT, DrmaaAccounts, DrmaaControl, drmaa_control
+from koalapy.agent.lrm.drmaa.control import IDLE_TIMEOUT_S, DrmaaAccounts, DrmaaControl, drmaa_control
 from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmSubmission
 from koalapy.model.errors import SiteRejected
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
@@ -54,7 +54,7 @@ class FakeControl(JobControl):
     async def cancel_job(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
 
-    async def status(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
+    async def read_states(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
         return dict.fromkeys(jobs, self.who)
 
     def on_ended(self, listener: Callable[[], None]) -> None:
@@ -98,7 +98,7 @@ async def test_each_account_has_a_worker_of_its_own(control: DrmaaAccounts, made
     assert [(each.who, len(each.jobs)) for each in made] == [("agent", 0), ("ann 2001", 2), ("ben 2002", 1)]
     await control.cancel_job(made[2].jobs[0], "ben")
     assert [each.cancelled for each in made] == [[], [], made[2].jobs]
-    assert await control.status(["7"], "ann") == {"7": "ann 2001"}
+    assert await control.read_states(["7"], "ann") == {"7": "ann 2001"}
 
 
 async def test_an_account_that_is_gone_is_not_acted_for(
@@ -131,7 +131,7 @@ async def test_an_idle_worker_ends_and_one_with_jobs_stays(
     made[1].endings[done] = DrmaaEnding(done, 0)
     await control.submit_error()
     assert [each.closed for each in made] == [False, False, False]
-    virtual_loop.jump(IDLE_TIMEOUT + 1)
+    virtual_loop.jump(IDLE_TIMEOUT_S + 1)
     await control.submit_error()
     assert [each.closed for each in made] == [False, True, False]
     await submit(control, "ann")

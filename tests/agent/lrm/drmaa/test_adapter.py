@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.lrm.drmaa.adapter import ENDED_RETENTION, DrmaaLrm
+from koalapy.agent.lrm.drmaa.adapter import ENDED_RETENTION_S, DrmaaLrm
 from koalapy.agent.lrm.drmaa.control import DrmaaControl
 from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, Unanswered
 from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
@@ -55,7 +55,7 @@ class FakeSession(JobControl):
     async def cancel_job(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
 
-    async def status(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
+    async def read_states(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
         return {job: self.states.get(job, NO_SUCH_JOB) for job in jobs}
 
     def on_ended(self, listener: Callable[[], None]) -> None:
@@ -104,7 +104,7 @@ def test_a_walltime_is_written_as_the_resource_manager_has_it(
     control: DrmaaControl, tmp_path: Path, fanout: Literal["srun", "qrsh", "none"], walltime: float, limit: str
 ) -> None:
     lrm = DrmaaLrm(SiteSettings(native_specification="-l {walltime}", fanout=fanout), control, tmp_path)
-    assert lrm._native(submission(tmp_path, walltime=walltime)) == ["-l", limit]
+    assert lrm._native_options(submission(tmp_path, walltime=walltime)) == ["-l", limit]
 
 
 async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ async def test_ended_job_leaves_the_snapshots_after_its_retention(
 ) -> None:
     job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
     session.end("done", DrmaaEnding(job, 0))
-    for seconds, count in ((0.0, 1), (ENDED_RETENTION - 1, 1), (2.0, 0)):
+    for seconds, count in ((0.0, 1), (ENDED_RETENTION_S - 1, 1), (2.0, 0)):
         virtual_loop.jump(seconds)
         assert len((await lrm.take_snapshot()).jobs) == count
 
@@ -215,7 +215,7 @@ async def test_a_refused_job_may_be_handed_in_again(lrm: DrmaaLrm, session: Fake
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"), [({"nodes": 5, "walltime": 1.0}, "5 nodes requested"), ({}, "wants a walltime")]
+    ("changes", "says"), [({"nodes": 5, "walltime": 1.0}, "5 nodes requested"), ({}, "requires a walltime")]
 )
 async def test_what_cannot_be_is_refused(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, changes: dict[str, float], says: str

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.lrm.drmaa.adapter import STATES
-from koalapy.agent.lrm.drmaa.process import LASTING_ERRORS, TRANSIENT_ERRORS, error_of, start_error
+from koalapy.agent.lrm.drmaa.process import PERMANENT_ERRORS, TRANSIENT_ERRORS, convert_error, start_error
 from koalapy.agent.lrm.port import DrmaaEnding, LrmJobState
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.needs import DRMAA
@@ -90,19 +90,19 @@ def test_every_state_of_the_package_is_mapped() -> None:
 def test_every_error_of_the_package_is_mapped() -> None:
     found = classes_of("errors")
     assert len(found) > 20
-    assert found.keys() <= LASTING_ERRORS | TRANSIENT_ERRORS
+    assert found.keys() <= PERMANENT_ERRORS | TRANSIENT_ERRORS
 
 
 @pytest.mark.parametrize("name", [f"{each}Exception" for each in EXCEPTIONS] + ["NoUsage", "StopIteration"])
 def test_an_error_becomes_a_sites_error_in_one_line(name: str) -> None:
-    error = error_of(name, "code 17: job rejected:\n  the reason ")
+    error = convert_error(name, "code 17: job rejected:\n  the reason ")
     assert isinstance(error, SiteUnavailable if name.removesuffix("Exception") in TRANSIENT else SiteRejected)
     assert (error.message, error.value) == ("DRMAA: job rejected: the reason", name)
 
 
 def test_an_error_that_nobody_knows_may_be_tried_again() -> None:
-    assert isinstance(error_of("SurpriseException", ""), SiteUnavailable)
-    assert error_of("SurpriseException", "").message == "DRMAA: SurpriseException"
+    assert isinstance(convert_error("SurpriseException", ""), SiteUnavailable)
+    assert convert_error("SurpriseException", "").message == "DRMAA: SurpriseException"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_signal_that_ended_a_job(ending: DrmaaEnding, number: int | None) ->
 
 @pytest.mark.parametrize("name", ["TryLaterException", "DeniedByDrmException", "DrmaaException"])
 def test_a_limit_is_a_limit_whatever_the_error_is_called(name: str) -> None:
-    error = error_of(name, "code 25: job rejected: only 1 jobs are allowed per user (current job count: 1)")
+    error = convert_error(name, "code 25: job rejected: only 1 jobs are allowed per user (current job count: 1)")
     assert isinstance(error, SiteRejected)
     assert error.fault == "limit"
-    assert isinstance(error_of("TryLaterException", "code 25: the master is busy"), SiteUnavailable)
+    assert isinstance(convert_error("TryLaterException", "code 25: the master is busy"), SiteUnavailable)

@@ -22,7 +22,7 @@ from .conftest import PACKAGE, FakeLibrary, make_control, submission
 pytestmark = pytest.mark.processes
 
 
-QUICK = DrmaaTimeouts(first_restart_s=0.0, max_restart_s=0.0, refused_s=0.0)
+QUICK = DrmaaTimeouts(first_restart_s=0.0, max_restart_s=0.0, rejected_s=0.0)
 
 
 async def hand_in(control: DrmaaControl, folder: Path) -> str:
@@ -94,9 +94,9 @@ async def test_status_of_a_job_is_its_state_or_the_name_of_the_error(
     control: DrmaaControl, library: FakeLibrary, tmp_path: Path
 ) -> None:
     job = await hand_in(control, tmp_path)
-    assert await control.status([job, "999"]) == {job: "running", "999": NO_SUCH_JOB}
+    assert await control.read_states([job, "999"]) == {job: "running", "999": NO_SUCH_JOB}
     library.will("jobStatus", "TryLaterException")
-    assert await control.status([job]) == {job: "TryLaterException"}
+    assert await control.read_states([job]) == {job: "TryLaterException"}
 
 
 async def test_wait_that_raises_no_drmaa_error_keeps_other_exit_codes(
@@ -159,10 +159,10 @@ async def test_a_library_that_hangs_is_killed(library: FakeLibrary, tmp_path: Pa
 async def test_a_library_that_keeps_dying_is_not_started_at_once(control: DrmaaControl, library: FakeLibrary) -> None:
     library.will("jobStatus", "crash")
     with pytest.raises(Unanswered):
-        await control.status(["1"])
+        await control.read_states(["1"])
     for _ in range(20):
-        with pytest.raises(SiteUnavailable, match="started anew in"):
-            await control.status(["1"])
+        with pytest.raises(SiteUnavailable, match="restarted in"):
+            await control.read_states(["1"])
     assert len(library.pids()) == 1
 
 
@@ -222,7 +222,7 @@ async def main():
     assert (await control.check_setup())[0].ok
     try:
         async with asyncio.timeout(1 if sys.argv[3] == "hang" else 0.0):
-            await control.status(["1"])
+            await control.read_states(["1"])
     except TimeoutError:
         pass
     os.kill(os.getpid(), 9)

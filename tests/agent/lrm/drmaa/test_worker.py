@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.lrm.drmaa.worker import load
+from koalapy.agent.lrm.drmaa.worker import load_drmaa
 from tests.needs import DRMAA
 
 
@@ -35,7 +35,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 )
 def test_an_error_is_told_whatever_bytes_its_text_has(errors: Any, text: bytes, told: str) -> None:
     buffer = errors.error_buffer
-    load()
+    load_drmaa()
     buffer.value = text  # as the library does
     with pytest.raises(errors.InvalidJobException) as raised:
         errors.error_check(18)
@@ -50,5 +50,5 @@ def test_usage_that_cannot_be_read_does_not_hide_the_exit_code(
     session: Any = ModuleType("drmaa.session")
     session.adapt_rusage = lambda lines: dict(line.split("=", 1) for line in lines)
     monkeypatch.setitem(sys.modules, "drmaa.session", session)
-    load()
+    load_drmaa()
     assert session.adapt_rusage(usage) == read
