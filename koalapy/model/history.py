@@ -1,4 +1,4 @@
-"""What was in days of the past: counts of jobs that ended, sums of their times, and node-seconds."""
+"""Daily statistics: counts of ended jobs, sums of their times, and node-seconds."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -9,11 +9,11 @@ from koalapy.model.job import Attempt, Job, JobId, JobState, Priority
 from koalapy.model.request import ClusterName
 
 DAY = 86400.0
-"""Seconds; days are counted from the epoch on, in UTC."""
+"""Seconds of a day; days are numbered from the epoch, in UTC."""
 MAX_DAYS = 400
-"""That one component can have lasted; more says that a clock was wrong."""
+"""Maximum duration of a component in days; a longer one comes from a wrong clock."""
 MIN_SLOWDOWN_RUN_TIME = 10.0
-"""Seconds that a job counts for at least in its slowdown, so that those that end at once do not stand for all."""
+"""Seconds; shorter jobs get the slowdown of this run time, so that they do not dominate the mean."""
 QUEUE_TIME_LIMITS = {
     "within_1m": 60.0,
     "within_10m": 600.0,
@@ -21,28 +21,28 @@ QUEUE_TIME_LIMITS = {
     "within_6h": 21600.0,
     "within_1d": DAY,
 }
-"""How long jobs waited for their placement at most, in seconds, by the names of their counts."""
+"""Maximum queue time in seconds, by the count of jobs that were placed within it."""
 
 
 class Kind(StrEnum):
-    """By what days are told: each is of one of these, of the name that it has there."""
+    """The dimension by which figures are grouped; each group has a name."""
 
     GRID = "grid"
-    """All of it; its name is empty."""
+    """The whole grid; the name is empty."""
     CLUSTER = "cluster"
     USER = "user"
     POLICY = "policy"
     PRIORITY = "priority"
     SITE = "site"
-    """By home site; jobs without one are in none."""
+    """The home site; jobs without a home site are not counted."""
 
 
 class Step(StrEnum):
-    """How many days a line stands for."""
+    """The time span of one line of figures."""
 
     DAY = "day"
     WEEK = "week"
-    """From Monday on."""
+    """A week from Monday."""
     ALL = "all"
 
 
@@ -54,47 +54,47 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DayFilter:
-    """Which days to tell, from the first to the last, by what; of one name, or of all."""
+    """A query for the figures of a range of days; ``name`` None matches all names."""
 
     kind: Kind
     first: int
     last: int
     name: str | None = None
     days: int = 1
-    """So many together; spans begin at days that are ``offset`` more than a multiple of that."""
+    """Days per line; lines begin at days that are ``offset`` more than a multiple of ``days``."""
     offset: int = 0
     limit: int = 10_000
 
     def matches(self, key: "Key") -> bool:
-        """Whether it is of these days, and of that name."""
+        """Return whether a key is in the range of days and has the name."""
         return self.first <= key.day <= self.last and self.name in (None, key.name) and key.kind is self.kind
 
     def period_start(self, day: int) -> int:
-        """The first of the days that are told together with one."""
+        """Return the first day of the line that a day belongs to."""
         return day - (day - self.offset) % self.days
 
 
 @dataclass(slots=True)
 class Figures:
-    """Of any span; times are sums in seconds over those that ``ran``, which is to an end of their own."""
+    """Figures of a time span. Times are sums in seconds over the jobs that ``ran``, that is, ended by themselves."""
 
     jobs: int = 0
-    """That ended; of these so many with success, and so on."""
+    """Number of jobs that ended, in any state."""
     succeeded: int = 0
     failed: int = 0
     cancelled: int = 0
     restarts: int = 0
     ran: int = 0
     coallocated: int = 0
-    """Of those that ran: on several clusters at once."""
+    """Jobs that ran on several clusters at once."""
     within_1m: int = 0
-    """Of those that ran: placed so soon after their submission."""
+    """Jobs that ran and were placed within a minute of their submission."""
     within_10m: int = 0
     within_1h: int = 0
     within_6h: int = 0
     within_1d: int = 0
     start_delays: int = 0
-    """Of those that ran: of which a start delay is known."""
+    """Jobs that ran and have a known start delay."""
     queue_time: float = 0.0
     wait_time: float = 0.0
     startup_overhead: float = 0.0
@@ -103,23 +103,23 @@ class Figures:
     slowdown: float = 0.0
     start_delay: float = 0.0
     node_seconds: float = 0.0
-    """That components had, of whatever attempts, in that span."""
+    """Node-seconds of the components of all attempts."""
     coallocated_node_seconds: float = 0.0
-    """Of these, those of attempts on several clusters at once."""
+    """Node-seconds of attempts on several clusters at once."""
 
-    def add(self, other: "Figures") -> None:
+    def add(self, figures: "Figures") -> None:
+        """Add other figures to these."""
         for name in NAMES:
-            if value := getattr(other, name):
+            if value := getattr(figures, name):
                 setattr(self, name, getattr(self, name) + value)
 
 
-NAMES = tuple(each.name for each in fields(Figures))
+NAMES = tuple(figure.name for figure in fields(Figures))
 
 
 @dataclass(frozen=True, slots=True)
 class EndedJob:
-    """As much of a job that is over as a trace tells; times in seconds since the epoch, None where it never came so
-    far."""
+    """An ended job as a trace describes it; times in seconds since the epoch, None for events that did not happen."""
 
     id: JobId
     submitted_at: float
@@ -131,52 +131,52 @@ class EndedJob:
     priority: Priority
     walltime: float | None
     nodes: int
-    """Of its last attempt."""
+    """Number of nodes of the last attempt."""
     clusters: tuple[ClusterName, ...]
-    """Of its last attempt, in order of their names."""
+    """Clusters of the last attempt, sorted by name."""
     placed_at: float | None = None
     home_site: ClusterName = ""
 
 
 class Days(dict[Key, Figures]):
-    """Figures by what they are of; what is not there is nothing."""
+    """Figures by key; a missing key has zero figures."""
 
     def __missing__(self, key: Key) -> Figures:
         return self.setdefault(key, Figures())
 
 
 def day_of(at: float) -> int:
-    """The day that a moment is in."""
+    """Return the day of a time in seconds since the epoch."""
     return int(at // DAY)
 
 
-def count_ended_jobs(over: Iterable[Job], attempts: Iterable[tuple[Job, Attempt]]) -> Days:
-    """What jobs that are over, with their last attempts, and attempts of others add to their days.
+def count_ended_jobs(ended_jobs: Iterable[Job], attempts: Iterable[tuple[Job, Attempt]]) -> Days:
+    """Return the figures of ended jobs with their last attempts, and of ended attempts of other jobs.
 
-    Each job and each attempt counts once: with the transaction that ends it.
+    Each job and each attempt counts once, in the transaction that ends it.
     """
     days = Days()
-    for job in over:
+    for job in ended_jobs:
         if not job.spec.internal:
-            _count(days, job)
+            _add_job(days, job)
             if job.attempt is not None:
-                _hold(days, job, job.attempt, None)
+                _add_node_seconds(days, job, job.attempt, None)
     for job, attempt in attempts:
         if not job.spec.internal:
-            _hold(days, job, attempt, None)
+            _add_node_seconds(days, job, attempt, None)
     return days
 
 
 def count_running_jobs(jobs: Iterable[Job], now: float) -> Days:
-    """The node-seconds that attempts have had until now that are not over."""
+    """Return the node-seconds that the current attempts of jobs have used until now."""
     days = Days()
     for job in jobs:
         if job.attempt is not None and job.generation and not job.spec.internal:
-            _hold(days, job, job.attempt, now if job.state.is_active else None)
+            _add_node_seconds(days, job, job.attempt, now if job.state.is_active else None)
     return days
 
 
-def _count(days: Days, job: Job) -> None:
+def _add_job(days: Days, job: Job) -> None:
     figures = figures_of(job)
     day = day_of(job.submitted_at if job.ended_at is None else job.ended_at)
     for kind, name in _names(job):
@@ -186,7 +186,7 @@ def _count(days: Days, job: Job) -> None:
 
 
 def figures_of(job: Job) -> Figures:
-    """Those of one job that is over, but for the nodes that it had."""
+    """Return the figures of an ended job, without its node-seconds."""
     figures = Figures(jobs=1, restarts=job.restarts)
     setattr(figures, str(job.state), 1)
     attempt = job.attempt
@@ -215,8 +215,8 @@ def _is_coallocated(attempt: Attempt) -> bool:
     return len({component.cluster for component in attempt.gang}) > 1
 
 
-def _hold(days: Days, job: Job, attempt: Attempt, until: float | None) -> None:
-    """``until`` is the end of components that have not ended; None where nobody knows it any more."""
+def _add_node_seconds(days: Days, job: Job, attempt: Attempt, until: float | None) -> None:
+    """Add the node-seconds of an attempt. ``until`` is the end of its unended components; None: do not count them."""
     coallocated = _is_coallocated(attempt)
     names = _names(job)
     for component in attempt.components:
@@ -224,12 +224,12 @@ def _hold(days: Days, job: Job, attempt: Attempt, until: float | None) -> None:
         if component.claimed_at is None or ended is None:
             continue
         for day, seconds in _days_between(component.claimed_at, ended):
-            held = component.size * seconds
+            node_seconds = component.size * seconds
             for kind, name in (*names, (Kind.CLUSTER, component.cluster)):
                 figures = days[Key(kind, day, name)]
-                figures.node_seconds += held
+                figures.node_seconds += node_seconds
                 if coallocated:
-                    figures.coallocated_node_seconds += held
+                    figures.coallocated_node_seconds += node_seconds
 
 
 def _names(job: Job) -> tuple[tuple[Kind, str], ...]:
@@ -244,7 +244,7 @@ def _names(job: Job) -> tuple[tuple[Kind, str], ...]:
 
 
 def _days_between(start: float, end: float) -> Iterator[tuple[int, float]]:
-    """The days of a span, each with the seconds of it in that day."""
+    """Yield each day of a time span with the seconds of the span in that day."""
     start = max(start, end - MAX_DAYS * DAY)
     while start < end:
         day = day_of(start)
@@ -254,5 +254,5 @@ def _days_between(start: float, end: float) -> Iterator[tuple[int, float]]:
 
 
 def pair_with_jobs(attempts: Iterable[tuple[JobId, Attempt]], jobs: Mapping[JobId, Job]) -> list[tuple[Job, Attempt]]:
-    """Attempts with the jobs that they are of, as far as these are known."""
+    """Return attempts with their jobs; leave out the attempts of unknown jobs."""
     return [(jobs[job], attempt) for job, attempt in attempts if job in jobs]

@@ -1,4 +1,4 @@
-"""What was measured of the network between two clusters, or within one."""
+"""Measurements of the network between two clusters, or within one."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 
 MAX_PINGPONGS = 3
-"""Ping-pongs of a link that count: one that is far from the others does not."""
+"""Number of recent ping-pongs of a link that are compared, so that an outlier does not count."""
 
 
 def _is_finite(value: float) -> bool:
@@ -24,21 +24,21 @@ Finite = Annotated[float, Predicate(_is_finite)]
 
 
 class MeasurementKind(StrEnum):
-    """How something is known of the network between two clusters, or within one."""
+    """The kind of a network measurement."""
 
     PINGPONG = "pingpong"
-    """An MPI ping-pong between two nodes; one with an error: they could not reach each other."""
+    """An MPI ping-pong between two nodes; with an error if the nodes could not reach each other."""
     TRANSFER = "transfer"
-    """Files that were moved; the bandwidth is the smoothed one, after it."""
+    """A file transfer; the bandwidth is the smoothed value that includes it."""
     INCONCLUSIVE = "inconclusive"
-    """A ping-pong that never came to measure anything, for reasons that say nothing of the network."""
+    """A ping-pong that failed for reasons unrelated to the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line of a link's history; latency in seconds, bandwidth in bytes per second.
+    """A measurement of a link; latency in seconds, bandwidth in bytes per second.
 
-    Of ping-pongs ``one`` <= ``other``; a transfer went from ``one`` to ``other``.
+    For ping-pongs ``one`` <= ``other``; a transfer went from ``one`` to ``other``.
     """
 
     one: ClusterName
@@ -50,20 +50,20 @@ class Measurement:
     job: JobId | None = None
     error: str = ""
     back: float | None = None
-    """The bandwidth from ``other`` to ``one``; None where it was not told apart."""
+    """The bandwidth from ``other`` to ``one``; None if it was not measured separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementSettings:
-    """How links are measured: by MPI ping-pongs, which are jobs of low priority like any other. Times in seconds."""
+    """Settings for measuring links by MPI ping-pongs, which run as low-priority jobs. Times are in seconds."""
 
     interval: Annotated[Finite, Ge(60)] | None = None
-    """How often each link is measured; never by itself when there is none."""
+    """Interval between measurements of a link; omitted: links are measured on request only."""
     stale_after: Annotated[Finite, Gt(0)] = 7 * 86400.0
-    """From when on a measurement is shown as stale; it is used all the same."""
+    """Age from which a measurement is shown as stale; it is still used."""
     parallel: Annotated[int, Ge(1)] = 1
-    """How many links are measured at once; more than one disturb each other where they share a network."""
+    """Number of links measured at once; measurements over a shared network disturb each other."""
     patience: Annotated[Finite, Gt(0)] = 300.0
-    """How long a measurement waits for its nodes."""
+    """Maximum time that a measurement waits for its nodes."""
     command: Annotated[tuple[str, ...], MinLen(1)] = ("python", "-m", "koalapy.apps.pingpong", "--json")
-    """What measures, on one node each of two clusters or two of one."""
+    """The measuring program; it runs on one node of each of two clusters, or on two nodes of one."""

@@ -1,4 +1,4 @@
-"""What users and operators want to be told of, where, and what is on its way to them."""
+"""Notifications by mail and webhook, and the recipients that are allowed."""
 
 import re
 from dataclasses import dataclass, field
@@ -9,26 +9,26 @@ from urllib.parse import SplitResult, urlsplit
 Channel = Literal["mail", "webhook"]
 MAX_URL_LENGTH = 2000
 ADDRESS = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63}){0,8}")
-"""A plain mail address: nothing that a header or another's mailer could read as more than one."""
+"""A plain mail address, which no mail program can read as several addresses."""
 PORTS = {"http": 80, "https": 443}
 
 
 class MailType(StrEnum):
-    """Of what a job's owner wants to be told."""
+    """An event of a job that its owner can be notified of."""
 
     BEGIN = "begin"
-    """It runs; again after each restart."""
+    """The job runs, also after a restart."""
     END = "end"
-    """It is over, however it ended."""
+    """The job has ended in any state."""
     FAIL = "fail"
-    """It is over, and has failed."""
+    """The job has failed."""
     WAITING = "waiting"
-    """It has waited for long."""
+    """The job has waited for long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """Something to be told to one place; times in seconds since the epoch."""
+    """A notification for one mail address or webhook; times in seconds since the epoch."""
 
     id: int
     at: float
@@ -36,49 +36,49 @@ class Notification:
     to: str
     """A mail address, or a URL."""
     owner: str
-    """For whom; empty of what operators are told."""
+    """The user who is notified; empty for operators."""
     body: dict[str, Any]
-    """As webhooks tell it."""
+    """The JSON body of a webhook call."""
     tries: int = 0
     next_at: float = 0.0
-    """Not to be tried before."""
+    """Earliest time of the next try."""
 
     @property
     def destination(self) -> str:
-        """Where it goes, for logs: of a URL, whose path may be a secret, the host only."""
+        """Return the destination for logs: the mail address, or only the host of a URL, whose path may be secret."""
         return self.to if self.channel == "mail" else host_of(urlsplit(self.to))
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedRecipients:
-    """Where users may have something told: nobody else is written to, and no other host asked."""
+    """The mail addresses and webhook hosts to which users may have notifications sent."""
 
     recipients: tuple[str, ...] = ()
-    """Mail addresses, or domains with all theirs (``@example.org``)."""
+    """Mail addresses, or whole domains (``@example.org``)."""
     hosts: frozenset[str] = field(default_factory=frozenset)
-    """Of webhooks, with the port where it is not that of https."""
+    """Hosts of webhooks, with the port if it is not that of https."""
 
     def mail_problem(self, address: str) -> str:
-        """What stands against a mail address; empty when nothing does."""
+        """Return why a mail address is not allowed; empty if it is."""
         if not self.recipients:
             return "this daemon mails no users"
         if not ADDRESS.fullmatch(address):
             return "no mail address as name@example.org"
-        allowed = {each.lower() for each in self.recipients}
+        allowed = {recipient.lower() for recipient in self.recipients}
         name, _, domain = address.lower().rpartition("@")
         return "" if {f"{name}@{domain}", f"@{domain}"} & allowed else "not one that this daemon may write to"
 
     def webhook_problem(self, url: str) -> str:
-        """The same of a webhook."""
+        """Return why a webhook URL is not allowed; empty if it is."""
         if not self.hosts:
             return "this daemon asks no webhooks of users"
-        if wrong := url_problem(url):
-            return wrong
+        if problem := url_problem(url):
+            return problem
         return "" if host_of(urlsplit(url)) in self.hosts else "not on a host that this daemon may ask"
 
 
 def url_problem(url: str) -> str:
-    """Why something is no URL of a webhook; empty when it is."""
+    """Return why a text is not a valid webhook URL; empty if it is."""
     if len(url) > MAX_URL_LENGTH or not all("!" <= sign <= "~" for sign in url) or "\\" in url:
         return "no URL: it has spaces, or signs that are not of ASCII"
     try:
@@ -95,7 +95,7 @@ def url_problem(url: str) -> str:
 
 
 def host_of(url: SplitResult) -> str:
-    """``hooks.example.org``, or with a port that is not the scheme's ``hooks.example.org:8443``; in small letters."""
+    """Return the host of a URL in lower case, with its port unless that is 443 for https: ``hooks.example.org``."""
     host = (url.hostname or "").lower()
     host = f"[{host}]" if ":" in host else host
     return host if url.port in (None, 443) and url.scheme == "https" else f"{host}:{url.port or PORTS[url.scheme]}"

@@ -1,4 +1,4 @@
-"""The answers of a policy: a placement, or a refusal; and, cluster by cluster, why."""
+"""Placements and refusals: the results of a placement policy, with the reason for each cluster."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,27 +9,27 @@ from koalapy.model.request import ClusterName
 
 @dataclass(frozen=True, slots=True)
 class PlacedComponent:
-    """A component and its execution site; ``request_index`` is its place in the user's request, if it has one."""
+    """A component and its execution site; ``request_index`` is its index in the user's request, if it is there."""
 
     size: int
     cluster: ClusterName
     request_index: int | None = None
     sources: tuple[ClusterName, ...] = ()
-    """Where each of its inputs comes from, in their order, if the policy chose that (file sites)."""
+    """The file site of each input, in order, if the policy chose them."""
     transfer_time: float = 0.0
-    """Estimated seconds until its input is on the execution site, if the policy chose the file site."""
+    """Estimated seconds until the inputs have arrived, if the policy chose the file sites."""
     node_class: str = ""
-    """Which of the cluster's nodes it gets, by the name of their class; empty: any."""
+    """The node class that the component gets; empty: any node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An execution site for every component of a job, and why there."""
+    """An execution site for each component of a job, and the reason."""
 
     components: tuple[PlacedComponent, ...]
     reason: str = ""
     advice: Advice | None = None
-    """What a policy that learns chose from."""
+    """The options that a policy compared, if it learns run times."""
 
     @property
     def total_size(self) -> int:
@@ -40,27 +40,27 @@ class Placement:
 
 
 class RefusalKind(StrEnum):
-    """What kept a job from being placed, in the large."""
+    """The category of the reason why a job was not placed."""
 
     NODES = "nodes"
-    """Too few are idle, where and as the job wants them."""
+    """Too few suitable nodes are idle."""
     CLUSTERS = "clusters"
-    """None is usable."""
+    """No cluster is usable."""
     FILES = "files"
-    """An input can be had from nowhere, or not be moved."""
+    """An input file has no replica, or cannot be transferred."""
     ELIGIBILITY = "eligibility"
-    """The job may not run there, or not on those clusters together: accounts, folders, Open MPI, constraints."""
+    """The job may not run on the clusters, or not on them together: accounts, folders, Open MPI, constraints."""
     LIMIT = "limit"
-    """Its owner has as much as he may."""
+    """The owner has reached a limit."""
     ADVICE = "advice"
-    """It could be placed, and its policy expects that it ends sooner when it waits."""
+    """The policy expects the job to end sooner if it waits."""
     POLICY = "policy"
-    """Its policy is unknown or broken."""
+    """The policy is unknown or failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No placement now: the binding reason in one line. ``Policy.explain`` gives the reasons cluster by cluster."""
+    """The decisive reason why a job is not placed now. ``Policy.explain`` gives the reasons for each cluster."""
 
     summary: str
     kind: RefusalKind = field(default=RefusalKind.NODES, compare=False)
@@ -71,10 +71,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ClusterReason:
-    """Why one cluster could not serve.
+    """The reason why a cluster does not suffice for a job.
 
-    ``missing`` is how many more idle nodes, on this cluster alone, would have sufficed; None when the cluster is not
-    usable or has not that many nodes.
+    ``missing`` is the number of additional idle nodes on this cluster that would suffice; None if the cluster is not
+    usable or has too few nodes.
     """
 
     cluster: ClusterName

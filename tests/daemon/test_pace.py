@@ -92,7 +92,7 @@ def test_a_network_of_addresses_is_one_who_guesses(clock: Clock) -> None:
 
 
 def test_memory_is_bounded_however_many_come() -> None:
-    throttle = Throttle(1.0, 1.0, most=3)
+    throttle = Throttle(1.0, 1.0, max_keys=3)
     for number in range(1000):
         throttle.count(number, 0.0)
         throttle.count("busy", 0.0)
