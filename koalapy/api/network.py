@@ -130,7 +130,7 @@ def network_router(network: Network) -> APIRouter:
     async def measure_network(order: MeasureOrder | None = None) -> Any:
         """Measure links by jobs of low priority, and return those that are measured. In the first seconds after the
         daemon's start the response waits for the agents to connect."""
-        await network.agents_had_their_chance()
+        await network.wait_for_agents()
         order, since = order or MeasureOrder(), network.now()
         for index, names in enumerate(order.pairs or ()):
             if len(names) != 2:

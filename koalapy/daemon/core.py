@@ -128,7 +128,7 @@ def collect_beginning(
         settings.rules,
         tuple(policies.names()),
         tuple(collect_clusters(settings, saved)),
-        tuple((one, other, link) for (one, other), link in links.links().items()),
+        tuple((one, other, link) for (one, other), link in links.known_links().items()),
         tuple(stores.advice.runs(MAX_LEARNED_RUNS)),
         People(
             users.configured,

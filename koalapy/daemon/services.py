@@ -97,7 +97,7 @@ def build_services(
         stores.files, data_dir / "results", result_limits, clock=clock, attempts=jobs.attempts, owners=owners
     )
     network = Network(engine, queries, jobs, stores.measurements, core.links, settings.network)
-    feedback = TransferFeedback(network.transferred, files.spoiled, engine.instruments.moved)
+    feedback = TransferFeedback(network.record_transfer, files.spoiled, engine.instruments.moved)
     hub = Hub(
         engine,
         queries.accounts,
@@ -150,7 +150,7 @@ def build_duties(core: Core, services: Services, audit: Audit, certificate: Cert
         Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy, by_calendar=True),
         Duty("alerts", ALERTS_INTERVAL, services.alerts.look),
         Duty("disks", DISK_INTERVAL, services.health.look_at_disks),
-        Duty("network", DUE_CHECK_INTERVAL, services.network.measure_what_is_due),
+        Duty("network", DUE_CHECK_INTERVAL, services.network.measure_due_links),
         Duty("predictions", COUNT_INTERVAL, partial(instruments.look_at_predictions, services.track_record.counts)),
         Duty("notifications", NOTIFICATIONS_INTERVAL, core.notifications.look),
         Duty("audit", MERGE_INTERVAL, lambda: audit.tidy(settings.audit_keep)),

@@ -79,7 +79,7 @@ async def test_clusters_that_are_away_are_not_measured_and_it_is_said_why(open_a
         ({"pairs": [[1, 2]]}, "pairs[0][0]", "write it as a text"),
         ({"pairs": []}, "pairs", "leave it out"),
         ({"clusters": []}, "clusters", "leave it out"),
-        ({"clusters": ["north"], "pairs": [["north", "north"]]}, "pairs", "leave one of them out"),
+        ({"clusters": ["north"], "pairs": [["north", "north"]]}, "pairs", "give only one of them"),
         ({"clusters": "north"}, "clusters", "give a list"),
         ({"clutsers": ["north"]}, "clutsers", "did you mean clusters?"),
         ({"clusters": [""]}, "clusters[0]", "known: north"),

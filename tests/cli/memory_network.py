@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from koalapy.daemon.network.links import LinkTable
-from koalapy.daemon.network.network import LinkRecord, MeasureReply, UnderWay
+from koalapy.daemon.network.network import LinkRecord, MeasureReply, PendingMeasurement
 from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.measurement import Measurement
@@ -41,11 +41,15 @@ class MemoryNetwork:
         return [self._record(pair) for pair in self.table.pairs()]
 
     def _record(self, pair: ClusterPair) -> LinkRecord:
-        under_way = UnderWay(self.job if self.under_way.index(pair) == 0 else None) if pair in self.under_way else None
+        under_way = (
+            PendingMeasurement(self.job if self.under_way.index(pair) == 0 else None)
+            if pair in self.under_way
+            else None
+        )
         known = self.table[pair]
         return LinkRecord(pair, known.state(NOW, self.stale_after), known.link, known, under_way)
 
-    async def agents_had_their_chance(self) -> None:
+    async def wait_for_agents(self) -> None:
         pass
 
     def measure(

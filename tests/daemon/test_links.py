@@ -105,16 +105,16 @@ def test_a_daemon_that_starts_knows_what_the_one_before_had_told_the_scheduler(
     configured: Link | None, history: list[Measurement]
 ) -> None:
     live = book(configured)
-    grid = GridStatus([ClusterStatus(name) for name in NAMES], live.links())
+    grid = GridStatus([ClusterStatus(name) for name in NAMES], live.known_links())
     for measurement in history:
         live.learn(measurement)
         grid.set_link(*PAIR, live[PAIR].link)
         grid.set_link(*PAIR[::-1], live[PAIR].link_back)
     again = book(configured, *newest_of_each_sort(history))
     assert again[PAIR] == live[PAIR]
-    assert GridStatus([], again.links()).link(*PAIR) == grid.link(*PAIR) == live[PAIR].link
+    assert GridStatus([], again.known_links()).link(*PAIR) == grid.link(*PAIR) == live[PAIR].link
     back = PAIR[::-1]
-    assert GridStatus([], again.links()).link(*back) == grid.link(*back) == live[PAIR].link_back
+    assert GridStatus([], again.known_links()).link(*back) == grid.link(*back) == live[PAIR].link_back
 
 
 @given(st.lists(st.tuples(st.integers(0, 10 * MIN_TRANSFER_SIZE), st.floats(0, 1e4)), max_size=20), st.booleans())
@@ -124,7 +124,7 @@ def test_transfers_move_a_bandwidth_between_what_was_known_and_what_they_had(
     known = book(Link(bandwidth=5.0), *([replace(BASE, latency=1.0, bandwidth=1e6)] if measured else []))
     for at, (size, seconds) in enumerate(moves, 1):
         before = known[PAIR].newest
-        told = known.moved(PAIR, size, seconds, float(at))
+        told = known.learn_transfer(PAIR, size, seconds, float(at))
         after = known[PAIR].newest
         if size < MIN_TRANSFER_SIZE or seconds < MIN_TRANSFER_SECONDS:
             assert told is None
@@ -139,28 +139,31 @@ def test_transfers_move_a_bandwidth_between_what_was_known_and_what_they_had(
 
 def test_the_first_transfer_over_a_link_that_was_only_configured_replaces_its_bandwidth() -> None:
     known = book(Link(0.1, 5.0))
-    told = known.moved(PAIR, 2 * MIN_TRANSFER_SIZE, 2.0, 10.0)
+    told = known.learn_transfer(PAIR, 2 * MIN_TRANSFER_SIZE, 2.0, 10.0)
     assert told is not None
     assert known[PAIR].link == Link(0.1, float(MIN_TRANSFER_SIZE))
-    second = known.moved(PAIR, 4 * MIN_TRANSFER_SIZE, 2.0, 11.0)
+    second = known.learn_transfer(PAIR, 4 * MIN_TRANSFER_SIZE, 2.0, 11.0)
     assert second is not None
     assert second.bandwidth == pytest.approx(1.5 * MIN_TRANSFER_SIZE), "six times that in four seconds"
 
 
 def test_small_changes_are_told_once_they_have_become_a_large_one() -> None:
     known = book(None, replace(BASE, latency=1.0, bandwidth=1e8))
-    told = [known.moved(PAIR, 9 * MIN_TRANSFER_SIZE, 9 * MIN_TRANSFER_SIZE / 0.9e8, float(at)) for at in range(1, 60)]
+    told = [
+        known.learn_transfer(PAIR, 9 * MIN_TRANSFER_SIZE, 9 * MIN_TRANSFER_SIZE / 0.9e8, float(at))
+        for at in range(1, 60)
+    ]
     assert told[0] is None, "0.4 % slower"
     said = [each.bandwidth for each in told if each and each.bandwidth]
     assert said[0] <= 1e8 * (1 - MIN_CHANGE)
-    assert known.moved(PAIR, 9 * MIN_TRANSFER_SIZE, 40.0, 10_000.0) is not None, "it was long ago"
+    assert known.learn_transfer(PAIR, 9 * MIN_TRANSFER_SIZE, 40.0, 10_000.0) is not None, "it was long ago"
 
 
 def test_an_unreachable_link_stays_so_whatever_was_moved_over_it_until_it_is_measured() -> None:
     known = book(Link(0.1, 5.0), replace(BASE, at=1.0, latency=1.0, bandwidth=2.0), replace(FAILED, at=2.0))
-    known.moved(PAIR, 9 * MIN_TRANSFER_SIZE, 1.0, 3.0)
+    known.learn_transfer(PAIR, 9 * MIN_TRANSFER_SIZE, 1.0, 3.0)
     assert (known[PAIR].state(4.0, WEEK), known[PAIR].link) == (LinkState.UNREACHABLE, Link(unreachable=True))
-    assert known.links() == {PAIR: Link(unreachable=True)}
+    assert known.known_links() == {PAIR: Link(unreachable=True)}
     known.learn(replace(BASE, at=4.0, latency=3.0, bandwidth=4.0))
     assert (known[PAIR].state(5.0, WEEK), known[PAIR].link) == (LinkState.MEASURED, Link(3.0, 4.0))
 
@@ -178,33 +181,35 @@ def test_states() -> None:
 
 def test_clusters_that_are_not_configured_any_more_are_not_learned_of() -> None:
     known = LinkTable(["north"], {}, [replace(BASE, latency=1.0, bandwidth=1.0)])
-    assert (known.pairs(), known.links()) == ([("north", "north")], {})
-    assert known.moved(PAIR, 10 * MIN_TRANSFER_SIZE, 1.0, 1.0) is None
+    assert (known.pairs(), known.known_links()) == ([("north", "north")], {})
+    assert known.learn_transfer(PAIR, 10 * MIN_TRANSFER_SIZE, 1.0, 1.0) is None
     assert pair_of("south", "north") == PAIR
 
 
 def test_a_ping_pong_after_the_clock_was_set_back_is_the_newest() -> None:
-    known = book(None, replace(FAILED, at=7200.0))[PAIR].with_(replace(BASE, at=3600.0, latency=1.0, bandwidth=2.0))
+    known = book(None, replace(FAILED, at=7200.0))[PAIR].with_measurement(
+        replace(BASE, at=3600.0, latency=1.0, bandwidth=2.0)
+    )
     assert (known.state(3601.0, WEEK), known.link, known.error) == (LinkState.MEASURED, Link(1.0, 2.0), "")
     assert known.tried_at == 3600.0
     moved = replace(BASE, kind=MeasurementKind.TRANSFER, at=100.0, bandwidth=9.0)
-    assert known.with_(moved).link == Link(1.0, 9.0)
-    assert known.with_(replace(VAIN, at=100.0)).error == "no nodes"
+    assert known.with_measurement(moved).link == Link(1.0, 9.0)
+    assert known.with_measurement(replace(VAIN, at=100.0)).error == "no nodes"
 
 
 def test_what_was_told_later_than_now_does_not_keep_a_transfer_from_being_told() -> None:
     known = book(None, replace(BASE, at=10_000.0, latency=1.0, bandwidth=1e6))
     size = 9 * MIN_TRANSFER_SIZE
-    assert known.moved(PAIR, size, size / 1.01e6, 100.0) is not None
+    assert known.learn_transfer(PAIR, size, size / 1.01e6, 100.0) is not None
 
 
 def test_small_transfers_hardly_move_what_is_known() -> None:
     known = book(None, replace(BASE, latency=1.0, bandwidth=1200e6))
     for at in range(10):
-        known.moved(PAIR, MIN_TRANSFER_SIZE, 0.08, float(at))
+        known.learn_transfer(PAIR, MIN_TRANSFER_SIZE, 0.08, float(at))
     assert (known[PAIR].link.bandwidth or 0.0) > 1000e6
     for at in range(2):
-        known.moved(PAIR, 6_000_000_000, 60.0, 20.0 + at)
+        known.learn_transfer(PAIR, 6_000_000_000, 60.0, 20.0 + at)
     assert (known[PAIR].link.bandwidth or 0.0) < 600e6, "two of a minute say something"
 
 
@@ -217,7 +222,7 @@ def moved_after(history: list[tuple[int, float]], *, measured: bool) -> LinkTabl
     pingpongs = [replace(BASE, at=float(at), latency=1.0, bandwidth=1e8) for at in range(MAX_PINGPONGS)]
     known = book(None, *(pingpongs if measured else [replace(MOVED, bandwidth=1e8)]))
     for at, (size, took) in enumerate(history, 10):
-        known.moved(PAIR, size, took, float(at))
+        known.learn_transfer(PAIR, size, took, float(at))
     return known
 
 
@@ -229,7 +234,7 @@ def test_one_transfer_moves_what_is_known_by_a_bounded_factor(
 ) -> None:
     known = moved_after(history, measured=measured)
     before = known[PAIR].link.bandwidth or 0.0
-    known.moved(PAIR, size, took, 1e6)
+    known.learn_transfer(PAIR, size, took, 1e6)
     assert before / 1.5 * (1 - 1e-9) <= (known[PAIR].link.bandwidth or 0.0) <= MAX_RISE * before
 
 
@@ -240,7 +245,9 @@ def test_several_long_transfers_in_a_row_replace_what_was_known(
     known = moved_after(history, measured=measured)
     rate = (known[PAIR].link.bandwidth or 0.0) * 10**magnitude
     for at in range(15):
-        known.moved(PAIR, max(MIN_TRANSFER_SIZE, round(60 * rate)), max(60.0, MIN_TRANSFER_SIZE / rate), 1e6 + at)
+        known.learn_transfer(
+            PAIR, max(MIN_TRANSFER_SIZE, round(60 * rate)), max(60.0, MIN_TRANSFER_SIZE / rate), 1e6 + at
+        )
     assert known[PAIR].link.bandwidth == pytest.approx(rate, rel=0.3)
 
 
@@ -254,7 +261,7 @@ def test_one_ping_pong_that_is_far_from_the_others_does_not_count() -> None:
 
 def test_one_ping_pong_does_not_replace_what_transfers_have_shown() -> None:
     known = book(None, *(replace(BASE, at=float(at), latency=1.0, bandwidth=9e8) for at in range(2)))
-    known.moved(PAIR, 60 * 10**9, 60.0, 3.0)
+    known.learn_transfer(PAIR, 60 * 10**9, 60.0, 3.0)
     known.learn(replace(BASE, at=4.0, latency=1.0, bandwidth=2e7))
     assert (known[PAIR].link.bandwidth or 0.0) > 8e8
     known.learn(replace(BASE, at=5.0, latency=1.0, bandwidth=2e7))
@@ -265,9 +272,9 @@ def test_the_two_ways_of_a_link_are_two_numbers() -> None:
     known = book(None, replace(BASE, latency=1.0, bandwidth=1e9, back=1e8))
     assert (known[PAIR].link, known[PAIR].link_back) == (Link(1.0, 1e9), Link(1.0, 1e8))
     for at in range(20):
-        known.moved(PAIR[::-1], 40 * 10**9, 10_000.0, float(at))
+        known.learn_transfer(PAIR[::-1], 40 * 10**9, 10_000.0, float(at))
     assert known[PAIR].link == Link(1.0, 1e9)
     assert known[PAIR].link_back.bandwidth == pytest.approx(4e6, rel=0.05)
-    grid = GridStatus([], known.links())
+    grid = GridStatus([], known.known_links())
     assert grid.link(*PAIR).bandwidth == 1e9
     assert grid.link(*PAIR[::-1]).bandwidth == known[PAIR].link_back.bandwidth

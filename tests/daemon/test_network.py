@@ -13,7 +13,7 @@ import pytest
 
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.daemon.network.links import LinkState, LinkTable
-from koalapy.daemon.network.network import Network, spec_of
+from koalapy.daemon.network.network import Network, measurement_spec
 from koalapy.model.cluster import ClusterPair, Link
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import ComponentState, JobState
@@ -194,7 +194,7 @@ async def test_who_asks_in_the_first_seconds_waits_for_the_agents(tmp_path: Path
         daemon = await stack.enter_async_context(running(tmp_path / "koala.db"))
         world = World(daemon, *2 * [Site(None)], tmp_path / "koala.db")  # type: ignore[arg-type]
         world.network.start()
-        chance = asyncio.create_task(world.network.agents_had_their_chance())
+        chance = asyncio.create_task(world.network.wait_for_agents())
         for name in ("north", "south"):
             assert not chance.done()
             agent = await stack.enter_async_context(daemon.agent_of(name))
@@ -211,7 +211,7 @@ async def test_who_does_not_come_is_waited_for_no_longer(tmp_path: Path) -> None
         world = World(daemon, *2 * [Site(None)], tmp_path / "koala.db")  # type: ignore[arg-type]
         world.network.start()
         async with asyncio.timeout(DEADLINE):
-            await world.network.agents_had_their_chance()
+            await world.network.wait_for_agents()
         assert "has not connected yet" in world.network.measure()[0].reason
 
 
@@ -245,7 +245,7 @@ async def test_nodes_that_do_not_reach_each_other_make_a_link_unreachable_until_
 
 
 @pytest.mark.parametrize(
-    ("act", "said"), [(broken, "No module named numpy"), (silent, "told no result"), (absurd, "told no result")]
+    ("act", "said"), [(broken, "No module named numpy"), (silent, "printed no result"), (absurd, "printed no result")]
 )
 async def test_a_program_that_tells_nothing_says_nothing_of_the_link(world: World, act: Act, said: str) -> None:
     network = world.new_network({BOTH: Link(0.1, 5e6)})
@@ -274,7 +274,7 @@ async def test_a_cluster_that_is_not_used_is_not_measured_and_one_of_a_single_no
     await world.daemon.engine.commit(WorkItem(events=(ClusterDrained("north", "ops", "new switches"),)))
     reasons = {asked.pair: asked.reason for asked in world.network.measure()}
     drained = "north is drained: by ops: new switches"
-    within = "south has 1 node, and it takes 2 to measure within a cluster"
+    within = "south has 1 node; measuring within a cluster needs 2"
     assert reasons == {NORTH: drained, BOTH: drained, SOUTH: within}
     assert world.daemon.scheduler.queries.jobs() == []
 
@@ -296,7 +296,7 @@ async def test_a_daemon_goes_on_with_what_the_one_before_had_begun(world: World)
 
 
 async def test_a_job_that_is_only_called_like_a_measurement_is_none(world: World) -> None:
-    spec = replace(spec_of(BOTH, ("python", "-m", "mine")), owner="koala")
+    spec = replace(measurement_spec(BOTH, ("python", "-m", "mine")), owner="koala")
     world.sites["south"].deaf = True
     await world.jobs.submit(spec, DIRECTOR)
     world.network.start()
@@ -327,19 +327,19 @@ async def test_a_clock_that_was_set_back_keeps_nothing_from_being_measured(world
         at = world.daemon.engine.clock() + later
         world.store.add(Measurement(*pair, MeasurementKind.PINGPONG, at, 0.1, 1e6))
     network = world.new_network(interval=100.0)
-    await network.measure_what_is_due()
+    await network.measure_due_links()
     assert [bool(link.under_way) for link in network.links()] == [True, False, False]
     await world.measured(network)
 
 
 async def test_what_is_due_is_measured_and_nothing_else(world: World) -> None:
-    await world.network.measure_what_is_due()
+    await world.network.measure_due_links()
     assert not any(link.under_way for link in world.network.links()), "there is no interval"
     now = world.daemon.engine.clock()
     for pair, age in ((NORTH, 0.0), (BOTH, 100.0)):
         world.store.add(Measurement(*pair, MeasurementKind.INCONCLUSIVE, now - age, error="no nodes"))
     network = world.new_network(interval=100.0)
-    await network.measure_what_is_due()
+    await network.measure_due_links()
     assert [bool(link.under_way) for link in network.links()] == [False, True, True]
     assert [link.state for link in (await world.measured(network)).values()] == [
         LinkState.UNMEASURED,
@@ -349,8 +349,8 @@ async def test_what_is_due_is_measured_and_nothing_else(world: World) -> None:
 
 
 async def test_transfers_are_learned_from(world: World) -> None:
-    world.network.transferred("south", "north", 8_000_000, 2.0)
-    world.network.transferred("south", "north", 1_000, 2.0)
+    world.network.record_transfer("south", "north", 8_000_000, 2.0)
+    world.network.record_transfer("south", "north", 1_000, 2.0)
     await eventually(lambda: world.link(BOTH) == Link(None, 4e6))
     (line,) = await world.network.history(*BOTH, 5)
     assert (line.kind, line.bandwidth, line.latency, line.job) == (MeasurementKind.TRANSFER, 4e6, None, None)

@@ -17,7 +17,7 @@ from koalapy.daemon.jobs import retention
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.daemon.jobs.retention import Housekeeping, Retention, RetentionTimes
-from koalapy.daemon.network.network import spec_of
+from koalapy.daemon.network.network import measurement_spec
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
 from koalapy.model.measurement import MeasurementSettings
@@ -29,7 +29,7 @@ from tests.daemon.archives import archive_of, pieces
 from tests.daemon.test_hub import Daemon, running
 
 SPEC = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))
-OWN = spec_of(("north", "south"), MeasurementSettings().command)
+OWN = measurement_spec(("north", "south"), MeasurementSettings().command)
 DAY = 86400.0
 NOW = 1000 * DAY
 

@@ -12,7 +12,7 @@ from typing import Any
 from koalapy.daemon.engine.database import DatabaseMonitor
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.listener.certificate import EXPIRY_WARNING, Certificate
-from koalapy.daemon.network.links import Knowledge
+from koalapy.daemon.network.links import LinkMeasurements
 from koalapy.daemon.network.network import LinkRecord
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
@@ -103,7 +103,7 @@ class LinkCheck:
                 )
                 yield self._alert(record, f"have {has / usual:.0%} of their bandwidth", cause, now)
 
-    def _slow(self, known: Knowledge) -> tuple[float, float] | None:
+    def _slow(self, known: LinkMeasurements) -> tuple[float, float] | None:
         """Bandwidth now, and what it should be, of the slower way; None where it is well, or nothing is known."""
         newest = known.newest
         if newest is None:

@@ -1,4 +1,4 @@
-"""What is known of the links between clusters: configured, measured, learned from transfers, found unreachable."""
+"""Decide latency and bandwidth of the links between clusters by configuration, ping-pongs and transfers of files."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,84 +10,80 @@ from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKin
 from koalapy.model.request import ClusterName
 
 MAX_TRANSFER_WEIGHT = 20.0
-"""Seconds of transfers for which what is known of a bandwidth counts at most against further ones."""
+"""Seconds of transfers; the largest weight of a known bandwidth against a new transfer."""
 PINGPONG_WEIGHT = 10.0
-"""Seconds of transfers for which ping-pongs count."""
+"""Seconds of transfers that weigh as much as ping-pongs."""
 MAX_NEW_SHARE = 0.5
-"""What one transfer counts at most, as a fraction of what is known, or of ping-pongs where that is more."""
+"""Largest weight of one transfer, as a fraction of the weight of the known bandwidth or of ping-pongs."""
 MAX_RISE = 4.0
-"""By which one transfer raises at most what counts as ping-pongs do, or for more."""
+"""Largest factor by which one transfer raises a bandwidth that weighs as much as ping-pongs, or more."""
 MIN_CHANGE = 0.05
-"""Fraction by which transfers must have changed a bandwidth before that is told and kept."""
+"""Fraction by which transfers must change a bandwidth before it is reported and stored."""
 REPORT_INTERVAL = 600.0
-"""Seconds after which a transfer is told and kept even if it has changed little."""
+"""Seconds after which a transfer is reported and stored even if the bandwidth has changed little."""
 MIN_TRANSFER_SECONDS = 0.05
-"""Seconds; of shorter ones hardly anything was measured."""
+"""Seconds; shorter transfers are ignored as too imprecise."""
 MIN_TRANSFER_SIZE = 4 * 1000 * 1000
-"""Bytes; smaller ones say more of buffers than of the link."""
+"""Bytes; smaller transfers measure buffers rather than the link."""
 
 
 class LinkState(StrEnum):
-    """How much is to be made of what is known of a link."""
+    """The reliability of a link's values."""
 
     MEASURED = "measured"
     STALE = "stale"
-    """Measured long ago; used all the same."""
+    """Measured long ago, and used until it is measured again."""
     CONFIGURED = "configured"
     UNREACHABLE = "unreachable"
-    """The last ping-pong found that the nodes do not reach each other."""
+    """In the last ping-pong, the nodes could not reach each other."""
     UNMEASURED = "unmeasured"
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
-    """The configured link and the newest measurements of each sort, since its nodes last could not reach each other."""
+class LinkMeasurements:
+    """The configured values and the newest measurements of a link, since its nodes last could not reach each other."""
 
     configured: Link | None = None
     pingpongs: tuple[Measurement, ...] = ()
-    """The newest that went well, the oldest first."""
+    """The newest successful ping-pongs, oldest first."""
     failed: Measurement | None = None
-    """The newest whose nodes could not reach each other."""
+    """The newest ping-pong whose nodes could not reach each other."""
     moved: Measurement | None = None
     """The newest transfer from the first cluster to the second."""
     moved_back: Measurement | None = None
     inconclusive: Measurement | None = None
-    """The newest ping-pong that came to nothing."""
+    """The newest ping-pong without a result."""
 
     order: tuple[Measurement, ...] = ()
-    """The same from the oldest to the newest, as they were learned: clocks may have been set back in between."""
+    """The same measurements in the order of arrival, which differs from ``at`` if the clock was set back."""
 
-    def with_(self, new: Measurement) -> "Knowledge":
+    def with_measurement(self, new: Measurement) -> "LinkMeasurements":
         if new.kind is MeasurementKind.TRANSFER:
             if self.unreachable:
-                return self  # It went between the heads, and says nothing of the nodes.
-            back = new.one > new.other
-            known = replace(self, moved_back=new) if back else replace(self, moved=new)
+                return self  # Transfers run between head nodes and say nothing about the compute nodes.
+            updated = replace(self, moved_back=new) if new.one > new.other else replace(self, moved=new)
         elif new.kind is MeasurementKind.INCONCLUSIVE:
-            known = replace(self, inconclusive=new)
+            updated = replace(self, inconclusive=new)
         elif new.error:
-            known = replace(self, failed=new, pingpongs=(), moved=None, moved_back=None)
+            updated = replace(self, failed=new, pingpongs=(), moved=None, moved_back=None)
         else:
-            known = replace(self, pingpongs=(*self.pingpongs, new)[-MAX_PINGPONGS:])._without_old_transfers()
-        kept = (*known.pingpongs, known.failed, known.moved, known.moved_back, known.inconclusive)
-        order = tuple(found for found in (*self.order, new) if any(found is one for one in kept))
-        return replace(known, order=order)
+            updated = replace(self, pingpongs=(*self.pingpongs, new)[-MAX_PINGPONGS:])
+            if len(updated.pingpongs) == MAX_PINGPONGS:  # Older transfers no longer count, and no store returns them.
+                first = updated.pingpongs[0]
+                moved = self.moved if self._last(first, self.moved) is self.moved else None
+                back = self.moved_back if self._last(first, self.moved_back) is self.moved_back else None
+                updated = replace(updated, moved=moved, moved_back=back)
+        newest = (*updated.pingpongs, updated.failed, updated.moved, updated.moved_back, updated.inconclusive)
+        order = tuple(measurement for measurement in (*self.order, new) if _contains(newest, measurement))
+        return replace(updated, order=order)
 
-    def _without_old_transfers(self) -> "Knowledge":
-        """Without those that so many ping-pongs have followed that they count no more, and no store gives back."""
-        if len(self.pingpongs) < MAX_PINGPONGS:
-            return self
-        first = self.pingpongs[0]
-        moved, back = (one if self._last(first, one) is one else None for one in (self.moved, self.moved_back))
-        return replace(self, moved=moved, moved_back=back)
-
-    def _last(self, *found: Measurement | None) -> Measurement | None:
-        """Which of these was learned last."""
-        return next((each for each in reversed(self.order) if any(each is one for one in found)), None)
+    def _last(self, *measurements: Measurement | None) -> Measurement | None:
+        """Return the last of these in the order of arrival."""
+        return next((entry for entry in reversed(self.order) if _contains(measurements, entry)), None)
 
     @property
     def measured(self) -> Measurement | None:
-        """The newest ping-pong that went well."""
+        """The newest successful ping-pong."""
         return self.pingpongs[-1] if self.pingpongs else None
 
     @property
@@ -96,48 +92,50 @@ class Knowledge:
 
     @property
     def newest(self) -> Measurement | None:
-        """The newest that has a bandwidth."""
+        """The newest measurement with a bandwidth."""
         return self._last(self.measured, self.moved, self.moved_back)
 
     @property
     def link(self) -> Link:
-        """What policies go by, from the first cluster to the second: what was measured before what is configured, and
-        nothing of what is unreachable."""
-        return self._way(back=False)
+        """The link from the first cluster to the second as policies use it.
+
+        Measured values take precedence over configured ones. An unreachable link has no values.
+        """
+        return self._direction(back=False)
 
     @property
     def link_back(self) -> Link:
-        """The same from the second to the first."""
-        return self._way(back=True)
+        """The link from the second cluster to the first as policies use it."""
+        return self._direction(back=True)
 
-    def _way(self, *, back: bool) -> Link:
+    def _direction(self, *, back: bool) -> Link:
         if self.unreachable:
             return Link(unreachable=True)
         configured = self.configured or Link()
-        latencies = [each.latency for each in self.pingpongs if each.latency is not None]
+        latencies = [pingpong.latency for pingpong in self.pingpongs if pingpong.latency is not None]
         latency = median(latencies) if latencies else configured.latency
         bandwidth = self.bandwidth(back=back)
         return Link(latency, configured.bandwidth if bandwidth is None else bandwidth)
 
     def bandwidth(self, *, back: bool) -> float | None:
-        """What was measured of one way, or else of the other; None where nothing was.
+        """Return the measured bandwidth in one direction, or else in the opposite one; None without measurements.
 
-        Transfers carry on what ping-pongs have found. Of ping-pongs after them the middle counts, of the last three
-        and what transfers had come to before these: one that is far from all others does not, two that agree do.
+        A transfer after the last ping-pong includes the bandwidths before it, so its bandwidth counts alone. After a
+        ping-pong, the median of the last three values counts, transfers included, so that a single outlier does not.
         """
-        moved, other = (self.moved_back, self.moved) if back else (self.moved, self.moved_back)
-        if moved is None and self.measured is None:
-            moved = other
-        if moved is not None and self._last(self.measured, moved) is moved:
-            return moved.bandwidth
-        newest = [each for each in self.order if each is moved or any(each is one for one in self.pingpongs)]
-        found = [each.back if back and each.back is not None else each.bandwidth for each in newest[-MAX_PINGPONGS:]]
-        known = [each for each in found if each is not None]
-        return median(known) if known else None
+        transfer, opposite = (self.moved_back, self.moved) if back else (self.moved, self.moved_back)
+        if transfer is None and self.measured is None:
+            transfer = opposite
+        if transfer is not None and self._last(self.measured, transfer) is transfer:
+            return transfer.bandwidth
+        counted = [entry for entry in self.order if entry is transfer or _contains(self.pingpongs, entry)]
+        values = [m.back if back and m.back is not None else m.bandwidth for m in counted[-MAX_PINGPONGS:]]
+        bandwidths = [value for value in values if value is not None]
+        return median(bandwidths) if bandwidths else None
 
     @property
     def tried(self) -> Measurement | None:
-        """The newest ping-pong, whatever came of it."""
+        """The newest ping-pong, successful or not."""
         return self._last(self.measured, self.failed, self.inconclusive)
 
     @property
@@ -146,7 +144,7 @@ class Knowledge:
 
     @property
     def error(self) -> str:
-        """Why it is unreachable, or why the last try came to nothing; empty when the last went well."""
+        """Why the link is unreachable or the last ping-pong has no result; empty if the last one succeeded."""
         if self.inconclusive is not None and self.tried is self.inconclusive:
             return self.inconclusive.error
         return self.failed.error if self.unreachable and self.failed else ""
@@ -154,23 +152,20 @@ class Knowledge:
     def state(self, now: float, stale_after: float) -> LinkState:
         if self.unreachable:
             return LinkState.UNREACHABLE
-        # A transfer says nothing of the latency: beside it, an old ping-pong is no newer.
-        known = self.measured or self._last(self.moved, self.moved_back)
-        if known is not None:
-            return LinkState.STALE if now - known.at > stale_after else LinkState.MEASURED
+        # A transfer measures no latency, so it does not renew an old ping-pong.
+        latest = self.measured or self._last(self.moved, self.moved_back)
+        if latest is not None:
+            return LinkState.STALE if now - latest.at > stale_after else LinkState.MEASURED
         return LinkState.CONFIGURED if self.configured is not None else LinkState.UNMEASURED
 
 
-def _mean(before: float | None, counts: float, found: float, weight: float) -> float:
-    """Of a bandwidth that is known, if one is, and one that a transfer had, each for what it counts."""
-    if before is None:
-        return found
-    mean = (found * weight + before * counts) / (weight + counts)
-    return min(mean, MAX_RISE * before) if counts >= PINGPONG_WEIGHT else mean
+def _contains(measurements: Iterable[Measurement | None], sought: Measurement) -> bool:
+    """Compare by identity, since two measurements may have equal values."""
+    return any(measurement is sought for measurement in measurements)
 
 
 class LinkTable:
-    """What is known of each pair of the configured clusters; a pair is within one cluster or between two."""
+    """The measurements of each pair of configured clusters; a pair is within one cluster or between two."""
 
     def __init__(
         self,
@@ -179,62 +174,68 @@ class LinkTable:
         latest: Iterable[Measurement] = (),
     ) -> None:
         names = sorted(clusters)
-        self._known = {
-            (one, other): Knowledge(configured.get((one, other)))
-            for place, one in enumerate(names)
-            for other in names[place:]
+        self._measurements = {
+            (one, other): LinkMeasurements(configured.get((one, other)))
+            for index, one in enumerate(names)
+            for other in names[index:]
         }
-        self._told: dict[ClusterPair, Measurement] = {}
-        """By which the bandwidth of one way is known to the scheduler and the store."""
-        self._counts: dict[ClusterPair, float] = {}
-        """Seconds of transfers for which what is known of one way counts."""
+        self._reported: dict[ClusterPair, Measurement] = {}
+        """By direction: the last measurement that the scheduler and the store have received."""
+        self._weights: dict[ClusterPair, float] = {}
+        """By direction: the weight of the known bandwidth, in seconds of transfers."""
         for measurement in latest:
             self.learn(measurement)
 
     def pairs(self) -> list[ClusterPair]:
-        return list(self._known)
+        return list(self._measurements)
 
-    def __getitem__(self, pair: ClusterPair) -> Knowledge:
-        return self._known[pair]
+    def __getitem__(self, pair: ClusterPair) -> LinkMeasurements:
+        return self._measurements[pair]
 
     def learn(self, measurement: Measurement) -> None:
-        """Of clusters that are not configured any more nothing is learned."""
+        """Add a measurement; ignore one of a cluster that is not configured."""
         one, other = measurement.one, measurement.other
         pair = pair_of(one, other)
-        if pair not in self._known:
+        if pair not in self._measurements:
             return
-        self._known[pair] = self._known[pair].with_(measurement)
+        self._measurements[pair] = self._measurements[pair].with_measurement(measurement)
         if measurement.kind is MeasurementKind.TRANSFER:
-            self._told[one, other], self._counts[one, other] = measurement, MAX_TRANSFER_WEIGHT
+            self._reported[one, other], self._weights[one, other] = measurement, MAX_TRANSFER_WEIGHT
         elif measurement.kind is MeasurementKind.PINGPONG:
-            for way in ((one, other), (other, one)):
-                self._told[way], self._counts[way] = measurement, PINGPONG_WEIGHT
+            for direction in ((one, other), (other, one)):
+                self._reported[direction], self._weights[direction] = measurement, PINGPONG_WEIGHT
 
-    def moved(self, way: ClusterPair, size: int, seconds: float, now: float) -> Measurement | None:
-        """Learn from a transfer of that many bytes, from the first cluster to the second; None where nothing is to be
-        told and kept of it. The longer it took, the more it counts, up to a bound."""
-        pair = pair_of(*way)
-        if pair not in self._known or size < MIN_TRANSFER_SIZE or seconds < MIN_TRANSFER_SECONDS:
+    def learn_transfer(self, direction: ClusterPair, size: int, seconds: float, now: float) -> Measurement | None:
+        """Average the bandwidth of a transfer of ``size`` bytes with the known one.
+
+        A longer transfer weighs more, up to a bound. Return the new measurement if it is to be reported and stored.
+        """
+        pair = pair_of(*direction)
+        if pair not in self._measurements or size < MIN_TRANSFER_SIZE or seconds < MIN_TRANSFER_SECONDS:
             return None
-        known, back = self._known[pair], way != pair
-        if known.unreachable:
+        measurements, back = self._measurements[pair], direction != pair
+        if measurements.unreachable:
             return None
-        before, counts = known.bandwidth(back=back), self._counts.get(way, 0.0)
-        weight = min(seconds, MAX_NEW_SHARE * max(counts, PINGPONG_WEIGHT))
-        bandwidth = _mean(before, counts, size / seconds, weight)
-        self._counts[way] = min(MAX_TRANSFER_WEIGHT, counts + weight)
-        new = Measurement(*way, MeasurementKind.TRANSFER, now, bandwidth=bandwidth)
-        told = self._told.get(way)
-        told_bandwidth = None if told is None else told.back if back and told.back is not None else told.bandwidth
-        recent = told_bandwidth if told is not None and 0 <= now - told.at < REPORT_INTERVAL else None
-        self._known[pair] = known.with_(new)
-        if recent and abs(bandwidth / recent - 1) < MIN_CHANGE:
-            return None
-        self._told[way] = new
+        previous, previous_weight = measurements.bandwidth(back=back), self._weights.get(direction, 0.0)
+        weight = min(seconds, MAX_NEW_SHARE * max(previous_weight, PINGPONG_WEIGHT))
+        bandwidth = size / seconds
+        if previous is not None:
+            bandwidth = (bandwidth * weight + previous * previous_weight) / (weight + previous_weight)
+            if previous_weight >= PINGPONG_WEIGHT:
+                bandwidth = min(bandwidth, MAX_RISE * previous)
+        self._weights[direction] = min(MAX_TRANSFER_WEIGHT, previous_weight + weight)
+        new = Measurement(*direction, MeasurementKind.TRANSFER, now, bandwidth=bandwidth)
+        self._measurements[pair] = measurements.with_measurement(new)
+        last = self._reported.get(direction)
+        if last is not None and 0 <= now - last.at < REPORT_INTERVAL:
+            last_bandwidth = last.back if back and last.back is not None else last.bandwidth
+            if last_bandwidth and abs(bandwidth / last_bandwidth - 1) < MIN_CHANGE:
+                return None
+        self._reported[direction] = new
         return new
 
-    def links(self) -> dict[ClusterPair, Link]:
-        """What policies are to know at the start."""
-        found = {pair: known.link for pair, known in self._known.items() if known.link != Link()}
-        back = {pair[::-1]: known.link_back for pair, known in self._known.items() if known.link_back != known.link}
-        return found | back
+    def known_links(self) -> dict[ClusterPair, Link]:
+        """Return the links with known values, by direction; the opposite direction only if it differs."""
+        there = {pair: m.link for pair, m in self._measurements.items() if m.link != Link()}
+        back = {pair[::-1]: m.link_back for pair, m in self._measurements.items() if m.link_back != m.link}
+        return there | back

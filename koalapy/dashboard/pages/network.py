@@ -131,7 +131,7 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
     @dashboard.action("/network/measure", operation="measure_network")
     async def measure(form: SentForm) -> str:
         """All links, or the one that is named."""
-        await network.agents_had_their_chance()
+        await network.wait_for_agents()
         one, other = form.get("one"), form.get("other")
         if one or other:
             network.measure(pairs=[(one, other)])
@@ -152,7 +152,7 @@ async def link_view(network: Network, one: ClusterName, other: ClusterName, limi
         other=other,
         there=all_ways[one, other],
         back=all_ways[other, one],
-        why_not=network.why_not_now((one, other)),
+        why_not=network.rejection_reason((one, other)),
         job=record.under_way.job if record.under_way else None,
         error=record.known.error,
         measurements=found,
