@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from koalapy.daemon.engine import duties
-from koalapy.daemon.engine.database import in_database, query
+from koalapy.daemon.engine.database import query, run_in_database
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.model.errors import StoreUnavailable
 from koalapy.scheduler.rules import Rules
@@ -260,7 +260,7 @@ async def test_replicas_are_not_waited_for_while_the_database_is_away(stack: Asy
 
 async def test_work_that_hangs_in_the_database_takes_no_thread_from_anything_else() -> None:
     goes_on = threading.Event()
-    hanging = [asyncio.ensure_future(in_database(goes_on.wait)) for _ in range(40)]
+    hanging = [asyncio.ensure_future(run_in_database(goes_on.wait)) for _ in range(40)]
     try:
         assert await asyncio.to_thread(lambda: "shown") == "shown"
         assert await query(lambda: "answered") == "answered"

@@ -77,7 +77,7 @@ class Store:
     append_audit = staticmethod(hang)
 
 async def run():
-    working = asyncio.ensure_future(database.in_database(hang))
+    working = asyncio.ensure_future(database.run_in_database(hang))
     trail = audit.Audit(Store(), time.time)
     await trail.record("login", None, origin="192.0.2.1")
     await trail.end()

@@ -24,7 +24,7 @@ def seen(*clusters: ClusterStatus, now: float = 100.0) -> Any:
         waiting=0,
         outbox=Outbox((), 1),
         database=SimpleNamespace(problem="", lease_lost=False, lease_renewed_at=None),
-        round_began=None,
+        cycle_started_at=None,
         draining=False,
         epoch=1,
         stored_queued=0,

@@ -94,8 +94,8 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
         north.says(ClusterReport(total=3, idle=3))
         daemon.engine.post(WorkItem(events=(ClusterDrained("south", "ops", ""),)))
         await signals.until(writes.is_set)
-        assert daemon.engine.round_began is not None
-        database.lease_renewed_at = now = daemon.engine.round_began + service_health.ROUND_TIMEOUT
+        assert daemon.engine.cycle_started_at is not None
+        database.lease_renewed_at = now = daemon.engine.cycle_started_at + service_health.ROUND_TIMEOUT
         assert health.readiness().reasons == ["a round of the engine does not end since 3 s"]
         may_write.set()
         await signals.until(lambda: health.readiness().ready)

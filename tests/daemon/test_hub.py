@@ -288,8 +288,8 @@ async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(t
         await until(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(WorkItem())
         before = daemon.engine.clock()
-        daemon.sessions.confirm("north")
-        daemon.sessions.confirm("south")
+        daemon.sessions.request_confirmation("north")
+        daemon.sessions.request_confirmation("south")
         probes = await signals.until(lambda: [m for m in north.heard if m["type"] == "probe"])
         assert [probe["look"] for probe in probes] == [True]
         asked = daemon.engine.clock()
@@ -325,7 +325,7 @@ async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) ->
             north.says(Inventory(components=()), report(0))
             assert await awaited(north) == [True]
             await daemon.engine.commit(WorkItem(events=tuple(JobCancelled(job, "") for job in (1, 2))))
-            daemon.sessions.confirm("north")
+            daemon.sessions.request_confirmation("north")
             assert await awaited(north) == [False]
             anywhere = JobSpec(FlexibleRequest(1), ("true",))
             await daemon.engine.commit(WorkItem(events=(JobSubmitted(Job(3, anywhere, 0.0)),)))

@@ -263,13 +263,13 @@ async def test_what_an_agent_makes_up_fills_no_outbox_however_often_it_tells_its
             stages = [StageStatus(token=f"8{turn}{n}.1.0.77", state="running", size=1, staged=0) for n in range(3)]
             grid.north.says(Inventory(components=tuple(components), stages=tuple(stages)))
         await grid.all_taken_in(grid.north)
-        assert grid.daemon.engine.outbox.open("north") == 5
+        assert grid.daemon.engine.outbox.count_open("north") == 5
         head, _ = await grid.submit(1, COUPLED)
         assert heard(grid.north, "submit", token=head), "what is of live jobs has room"
         [stop, *_] = heard(grid.north, "stop")
         grid.north.says(wire.Ack(id=stop["id"]))
         await grid.all_taken_in(grid.north)
-        assert grid.daemon.engine.outbox.open("north") == 5, "the submit, and one stray fewer"
+        assert grid.daemon.engine.outbox.count_open("north") == 5, "the submit, and one stray fewer"
 
 
 @pytest.mark.parametrize("hosts", [[], ["n1", "n2", "n3"], ["n1"] * 1000])

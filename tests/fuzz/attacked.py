@@ -112,7 +112,7 @@ class Grid:
     async def quiet(self) -> None:
         """Return when the honest clusters have carried out all that they were told, and everybody knows."""
         outbox = self.daemon.engine.outbox
-        await when(self.daemon, lambda: not any(outbox.open(name) for name in HONEST))
+        await when(self.daemon, lambda: not any(outbox.count_open(name) for name in HONEST))
         await self.daemon.settled()
 
     # What must hold
@@ -167,7 +167,7 @@ class Grid:
         outbox = self.daemon.engine.outbox
         assert {entry.id: entry for entry in stored.outbox} == outbox._entries
         for cluster in CLUSTERS:
-            assert outbox.open(cluster) == sum(entry.cluster == cluster for entry in stored.outbox)
+            assert outbox.count_open(cluster) == sum(entry.cluster == cluster for entry in stored.outbox)
 
     async def foreign(self) -> dict[str, Any]:
         """All that there is and that the hostile cluster has nothing to do with: as stored, as kept in files, as shown
@@ -318,7 +318,7 @@ async def prepare(directory: Path) -> Prepared:
             await grid.reaches(QUEUED, "queued")
             await grid.reaches(HELD, "held")
             for agent in (grid.north, grid.east, south):
-                await when(daemon, lambda agent=agent: not daemon.engine.outbox.open(agent.name))  # type: ignore[misc]
+                await when(daemon, lambda agent=agent: not daemon.engine.outbox.count_open(agent.name))  # type: ignore[misc]
                 running = agent.in_phase(ComponentState.RUNNING)
                 await when(daemon, lambda agent=agent, running=running: all(map(agent.acknowledged.get, running)))  # type: ignore[misc]
             await grid.quiet()

@@ -131,7 +131,7 @@ class AgentMessages:
             self._engine.post(WorkItem(events=tuple(spoiled)))
 
         def greet(forgotten: Sequence[dict[str, Any]]) -> None:
-            session.start([*forgotten, *self._engine.outbox.of(session.cluster, self._engine.epoch)])
+            session.start([*forgotten, *self._engine.outbox.pending_messages(session.cluster, self._engine.epoch)])
 
         def prepare() -> tuple[Event, ...]:
             undelivered = self._engine.outbox.undelivered_submits(session.cluster)

@@ -207,12 +207,12 @@ class Sessions:
         if (session := self._sessions.get(cluster)) is not None and session.ready:
             session.put(messages)
 
-    def confirm(self, cluster: ClusterName) -> None:
+    def request_confirmation(self, cluster: ClusterName) -> None:
         """Have an agent tell all it knows, and then that it has."""
         if (session := self._sessions.get(cluster)) is not None and session.ready:
             session.ask_to_confirm(self._clock())
 
-    def jobs_wait_for(self, clusters: frozenset[ClusterName]) -> None:
+    def set_awaited_clusters(self, clusters: frozenset[ClusterName]) -> None:
         """Have the agents of these clusters, and of no others, look for free nodes more often."""
         changed, self._awaited = clusters ^ self._awaited, clusters
         for cluster in changed:

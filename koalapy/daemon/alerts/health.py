@@ -181,7 +181,7 @@ class HealthMonitor:
         engine = self._engine
         if engine.draining:
             return "the daemon is ending"
-        if engine.round_began is None or (lasts := time.monotonic() - engine.round_began) < ROUND_TIMEOUT:
+        if engine.cycle_started_at is None or (lasts := time.monotonic() - engine.cycle_started_at) < ROUND_TIMEOUT:
             return ""
         what = "waits for the database" if engine.database.problem else "does not end"
         return f"a round of the engine {what} since {lasts:.0f} s"

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from koalapy.daemon.engine.database import in_database
+from koalapy.daemon.engine.database import run_in_database
 from koalapy.model.errors import (
     ConflictError,
     ForbiddenError,
@@ -249,7 +249,7 @@ class Identities:
             # Known before it is written, so that who revokes the one that was shown meanwhile ends this one, too.
             self._stored[number] = token
             try:
-                await in_database(self._store.save_tokens, [token])
+                await run_in_database(self._store.save_tokens, [token])
             except BaseException:
                 del self._stored[number]
                 raise
@@ -350,7 +350,7 @@ class Identities:
             old -= kept
         async with self._changing:
             if old and self._store is not None:
-                await in_database(self._store.remove_tokens, old)
+                await run_in_database(self._store.remove_tokens, old)
                 for number in old:
                     self._valid.pop(self._stored.pop(number).digest, None)
         return len(old)
@@ -359,7 +359,7 @@ class Identities:
         async with self._changing:
             rows = [self._stored[number] for number in sorted(tokens) if number in self._stored]
             if rows and self._store is not None:
-                await in_database(self._store.save_tokens, rows)
+                await run_in_database(self._store.save_tokens, rows)
 
 
 def _moments(token: StoredToken) -> list[float]:

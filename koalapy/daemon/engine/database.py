@@ -23,15 +23,15 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 
-SLOW_AFTER = 2.0
+SLOW_AFTER_S = 2.0
 """Seconds after which a database that has not answered counts as away."""
-COMMIT_TIMEOUT = 3.0
+COMMIT_TIMEOUT_S = 3.0
 """Seconds for which somebody is kept waiting while the database is away."""
-QUERY_TIMEOUT = 5.0
+QUERY_TIMEOUT_S = 5.0
 """Seconds that a question to the database may take."""
 UNKNOWN_OUTCOME = "ask for it in a while: it is done or not, and nothing is done by half"
 
-READS = Timings()
+READ_TIMINGS = Timings()
 """Questions to the database, of all who ask in this process."""
 
 
@@ -114,7 +114,7 @@ READING_USER: ContextVar[str] = ContextVar("reading_user", default="")
 """The user whose request is under way; empty in the daemon's own tasks."""
 
 
-async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What comes of work in the database, however long that takes."""
     return await asyncio.get_running_loop().run_in_executor(_workers, lambda: work(*args, **kwargs))
 
@@ -125,17 +125,17 @@ async def query(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     asking = asyncio.get_running_loop().run_in_executor(reader, lambda: question(*args, **kwargs))
     began, failed = time.monotonic(), False
     try:
-        return await asyncio.wait_for(asking, QUERY_TIMEOUT)
+        return await asyncio.wait_for(asking, QUERY_TIMEOUT_S)
     except StoreUnavailable:
         failed = True
         raise
     except TimeoutError:
         failed = True
         raise StoreUnavailable(
-            f"the database has not answered for {QUERY_TIMEOUT:g} s", hint="ask again later"
+            f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="ask again later"
         ) from None
     finally:
-        READS.note(time.monotonic() - began, failed=failed)
+        READ_TIMINGS.note(time.monotonic() - began, failed=failed)
 
 
 class DatabaseMonitor:
@@ -158,7 +158,7 @@ class DatabaseMonitor:
         """Why it takes nothing; empty while it does."""
         return next(iter(self._problems.values()), "")
 
-    def failed(self, who: str, reason: str) -> None:
+    def note_failure(self, who: str, reason: str) -> None:
         """Somebody's transaction was not taken."""
         if not self._problems:
             self._since = time.monotonic()
@@ -169,7 +169,7 @@ class DatabaseMonitor:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def succeeded(self, who: str) -> None:
+    def note_success(self, who: str) -> None:
         """The same one's transaction was."""
         if self._problems.pop(who, "") and not self._problems:
             self.away.clear()
@@ -178,9 +178,9 @@ class DatabaseMonitor:
     def check(self) -> None:
         """``StoreUnavailable`` while it takes nothing."""
         if self._problems:
-            raise self.refusal()
+            raise self.make_error()
 
-    def refusal(self) -> StoreUnavailable:
+    def make_error(self) -> StoreUnavailable:
         return StoreUnavailable(f"{self.problem}; nothing was changed", hint="try again when the database is back")
 
     async def await_outcome(self, work: Awaitable[T], hint: str = UNKNOWN_OUTCOME) -> T:
@@ -194,7 +194,7 @@ class DatabaseMonitor:
         while not working.done():
             await self._until_done_or_away(working)
             if not working.done():
-                await asyncio.wait({working}, timeout=COMMIT_TIMEOUT)
+                await asyncio.wait({working}, timeout=COMMIT_TIMEOUT_S)
             if not working.done() and self.problem:
                 working.add_done_callback(_end_quietly)
                 raise StoreUnavailable(f"{self.problem}; it is not known yet whether this will be done", hint=hint)

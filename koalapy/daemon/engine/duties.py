@@ -15,17 +15,17 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.base import BaseTrigger
 
-from koalapy.daemon.engine.database import SLOW_AFTER
-from koalapy.daemon.engine.engine import RETRY_PAUSE, Engine, WorkItem
+from koalapy.daemon.engine.database import SLOW_AFTER_S
+from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.ports import Store
 from koalapy.scheduler.events import PeriodicScan
 
 log = structlog.get_logger()
 
-LEASE_RENEWAL = 2.0
+LEASE_RENEWAL_INTERVAL_S = 2.0
 """Seconds between renewals, a small part of the lease: by them it is known soon that the database takes nothing."""
-CLOCK_CHECK_INTERVAL = 30.0
+CLOCK_CHECK_INTERVAL_S = 30.0
 """Seconds between two comparisons of the calendar's next runs with the machine's clock."""
 LEASE = "lease"
 
@@ -96,8 +96,8 @@ class Duties:
         self._engine.database.lease_renewed_at = time.monotonic()  # it was taken just now
         own = [
             Duty("scan", self._engine.queries.rules.scan_interval, self.scan),
-            Duty("lease", LEASE_RENEWAL, self.renew_lease),
-            Duty("calendar", CLOCK_CHECK_INTERVAL, self.follow_clock),
+            Duty("lease", LEASE_RENEWAL_INTERVAL_S, self.renew_lease),
+            Duty("calendar", CLOCK_CHECK_INTERVAL_S, self.follow_clock),
         ]
         for duty in (*own, *self._others):
             if duty.by_calendar:
@@ -124,22 +124,22 @@ class Duties:
     async def renew_lease(self) -> None:
         """Once; where the database does not take it, until the next is near: whether it does may show here first."""
         began = asyncio.get_running_loop().time()
-        while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL / 2:
+        while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL_INTERVAL_S / 2:
             renewing = asyncio.ensure_future(asyncio.to_thread(self._store.renew_lease, self._engine.clock()))
-            await asyncio.wait({renewing}, timeout=SLOW_AFTER)
+            await asyncio.wait({renewing}, timeout=SLOW_AFTER_S)
             if not renewing.done():
-                self._engine.database.failed(LEASE, f"the database has not answered for {SLOW_AFTER:g} s")
+                self._engine.database.note_failure(LEASE, f"the database has not answered for {SLOW_AFTER_S:g} s")
             try:
                 await renewing
             except StoreUnavailable as error:
-                self._engine.database.failed(LEASE, error.message)
-                await asyncio.sleep(RETRY_PAUSE)
+                self._engine.database.note_failure(LEASE, error.message)
+                await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             except LeaseLost as error:
                 log.critical("another daemon has taken over: this one ends", action="lease-lost", error=str(error))
                 self._engine.database.lease_lost = True
                 self._on_lease_lost()
-            self._engine.database.succeeded(LEASE)
+            self._engine.database.note_success(LEASE)
             self._engine.database.lease_renewed_at = time.monotonic()
             return
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import structlog
 
 from koalapy.daemon.agents.wire import CommandMessages
-from koalapy.daemon.engine.database import SLOW_AFTER, DatabaseMonitor
+from koalapy.daemon.engine.database import SLOW_AFTER_S, DatabaseMonitor
 from koalapy.daemon.jobs.changes import Changes, Topic
 from koalapy.daemon.observability.audit import DONE, Deed, take
 from koalapy.daemon.observability.instruments import Instruments
@@ -35,15 +35,15 @@ from koalapy.scheduler.scheduler import Scheduler
 
 log = structlog.get_logger()
 
-MIN_DELAY = 0.002
+BATCH_DELAY_S = 0.002
 """Seconds to wait for company once something has happened."""
-BREATH = 0.01
+STEP_YIELD_S = 0.01
 """Seconds that everybody else in the daemon has between two steps, as long as there are jobs left to be placed."""
 TAKE_IN_BUDGET_S = 0.025
 """Processor time for which one round takes in events; further ones wait for the next, so that other tasks run."""
-RETRY_PAUSE = 0.5
+RETRY_INTERVAL_S = 0.5
 """Seconds before a transaction that the database did not take is tried again."""
-LAST_WRITE = 10.0
+LAST_WRITE_TIMEOUT_S = 10.0
 """Seconds that a database has for a transaction while the daemon ends: after that it ends without, as if killed."""
 WRITER = "engine"
 
@@ -71,10 +71,10 @@ class Dispatcher(Protocol):
 
     def send(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None: ...
 
-    def confirm(self, cluster: str) -> None:
+    def request_confirmation(self, cluster: str) -> None:
         """Have a cluster's agent tell all it knows, and then that it has."""
 
-    def jobs_wait_for(self, clusters: frozenset[ClusterName]) -> None:
+    def set_awaited_clusters(self, clusters: frozenset[ClusterName]) -> None:
         """Have the agents of these clusters, and of no others, look for free nodes more often."""
 
 
@@ -124,9 +124,9 @@ class Outbox:
         self._open: Counter[ClusterName] = Counter()
         self.add(entries)
         self._next = max(self._entries, default=0) + 1
-        self.outgrow(epoch)
+        self.raise_ids(epoch)
 
-    def outgrow(self, epoch: int) -> None:
+    def raise_ids(self, epoch: int) -> None:
         """Ids rise over all epochs, so that an acknowledgement can never be taken for that of another command."""
         self._next = max(self._next, epoch * 10**9)
 
@@ -139,7 +139,7 @@ class Outbox:
             self._entries[entry.id] = entry
             self._open[entry.cluster] += 1
 
-    def open(self, cluster: ClusterName) -> int:
+    def count_open(self, cluster: ClusterName) -> int:
         """How many commands a cluster has not acknowledged."""
         return self._open[cluster]
 
@@ -152,7 +152,7 @@ class Outbox:
         self._open[cluster] -= 1
         return True
 
-    def of(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:
+    def pending_messages(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:
         """What a cluster has not acknowledged, as messages of today's epoch: first what ends other components."""
         submitted = self.undelivered_submits(cluster)
         own = [entry for entry in self._entries.values() if entry.cluster == cluster]
@@ -195,7 +195,7 @@ class Engine:
         self.epoch = epoch
         self.clock = clock or steady_clock()
         self.draining = False
-        self.round_began: float | None = None
+        self.cycle_started_at: float | None = None
         """When the round that is under way did, by the monotonic clock; None while there is nothing to do."""
         self.database = DatabaseMonitor()
         self.changes = Changes()
@@ -236,7 +236,7 @@ class Engine:
             raise
 
     @property
-    def waiting(self) -> int:
+    def pending_items(self) -> int:
         """What the next round will take in."""
         return len(self._items)
 
@@ -261,18 +261,18 @@ class Engine:
             self._attempt_observers.append(attempt_ended)
 
     @contextmanager
-    def watching(self, job: JobId) -> Iterator[asyncio.Event]:
+    def watch(self, job: JobId) -> Iterator[asyncio.Event]:
         """Yield an event that is set at each change of a job or its output."""
-        changed = asyncio.Event()
-        self._watchers.setdefault(job, set()).add(changed)
+        wake_watchers = asyncio.Event()
+        self._watchers.setdefault(job, set()).add(wake_watchers)
         try:
-            yield changed
+            yield wake_watchers
         finally:
-            self._watchers[job].discard(changed)
+            self._watchers[job].discard(wake_watchers)
             if not self._watchers[job]:
                 del self._watchers[job]
 
-    def changed(self, job: JobId) -> None:
+    def wake_watchers(self, job: JobId) -> None:
         """There is more to see of a job: tell who watches it."""
         for changed in self._watchers.get(job, ()):
             changed.set()
@@ -299,13 +299,13 @@ class Engine:
         """Until ``stop``: wait, take everything that is there, step, write, send."""
         while not (self._stopping and not self._items):
             await self._wait()
-            self.round_began = time.monotonic()
+            self.cycle_started_at = time.monotonic()
             await self._round()
-            self.round_began = None
+            self.cycle_started_at = None
 
     async def _wait(self) -> None:
         if self._scheduler.is_unfinished:
-            await asyncio.sleep(BREATH)
+            await asyncio.sleep(STEP_YIELD_S)
             self._wake.clear()
             return
         wakeup = self._scheduler.next_wakeup()
@@ -316,7 +316,7 @@ class Engine:
                     await self._wake.wait()
             except TimeoutError:
                 return
-            await asyncio.sleep(MIN_DELAY)
+            await asyncio.sleep(BATCH_DELAY_S)
         else:
             await asyncio.sleep(0)
         self._wake.clear()
@@ -400,7 +400,7 @@ class Engine:
         for command in commands:
             if isinstance(command, StopComponent | UnstageComponent) and command.stray:
                 strays[command.cluster] += 1
-                if self.outbox.open(command.cluster) + strays[command.cluster] > self._max_strays:
+                if self.outbox.count_open(command.cluster) + strays[command.cluster] > self._max_strays:
                     continue
             yield command
 
@@ -415,7 +415,7 @@ class Engine:
         if epoch > self.epoch:
             await self._write(partial(self._store.raise_epoch, epoch))
             self.epoch = epoch
-            self.outbox.outgrow(epoch)
+            self.outbox.raise_ids(epoch)
 
     async def _write(self, work: Callable[[], None]) -> None:
         """Write until it is written: nothing may be done that is not."""
@@ -424,32 +424,32 @@ class Engine:
             try:
                 await self._try_to_write(work)
                 self.instruments.writes.note(time.monotonic() - began)
-                self.database.succeeded(WRITER)
+                self.database.note_success(WRITER)
                 return
             except StoreUnavailable as error:
                 self.instruments.writes.note(time.monotonic() - began, failed=True)
                 self._cannot_write(error.message)
                 if self._stopping:
                     raise  # as if killed: nothing of it was sent
-                await asyncio.sleep(RETRY_PAUSE)
+                await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def _try_to_write(self, work: Callable[[], None]) -> None:
         writing, began = asyncio.get_running_loop().run_in_executor(self._writer, work), time.monotonic()
-        while not (await asyncio.wait({writing}, timeout=SLOW_AFTER))[0]:
-            self._cannot_write(silent := f"the database has not answered for {SLOW_AFTER:g} s")
-            if self._stopping and time.monotonic() - began >= LAST_WRITE:
+        while not (await asyncio.wait({writing}, timeout=SLOW_AFTER_S))[0]:
+            self._cannot_write(silent := f"the database has not answered for {SLOW_AFTER_S:g} s")
+            if self._stopping and time.monotonic() - began >= LAST_WRITE_TIMEOUT_S:
                 raise StoreUnavailable(silent)
         await writing
 
     def _cannot_write(self, reason: str) -> None:
         """Turn away who waits for the next transaction, and may: they are to try again."""
-        self.database.failed(WRITER, reason)
+        self.database.note_failure(WRITER, reason)
         kept = []
         for item in self._items:
             if item.committed is None or item.decided:
                 kept.append(item)
             elif not item.committed.done():
-                item.committed.set_exception(self.database.refusal())
+                item.committed.set_exception(self.database.make_error())
         self._items = deque(kept)
 
     def _finish(
@@ -479,14 +479,14 @@ class Engine:
                 item.committed.set_result(None)
         if self._dispatcher is not None:
             for cluster in sorted(effects.confirm):
-                self._dispatcher.confirm(cluster)
-            self._dispatcher.jobs_wait_for(self.queries.awaited_clusters())
+                self._dispatcher.request_confirmation(cluster)
+            self._dispatcher.set_awaited_clusters(self.queries.awaited_clusters())
         for ident in effects.jobs if self._watchers else ():
-            self.changed(ident)
+            self.wake_watchers(ident)
         counted = any(isinstance(each, Reported) and isinstance(each.report, ClusterReport) for each in this.events)
-        changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": counted or bool(effects.clusters)}
-        if any(changed.values()):
-            self.changes.note(*(topic for topic, is_so in changed.items() if is_so))
+        wake_watchers: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": counted or bool(effects.clusters)}
+        if any(wake_watchers.values()):
+            self.changes.note(*(topic for topic, is_so in wake_watchers.items() if is_so))
 
     def _send(self, messages: dict[str, list[dict[str, Any]]]) -> None:
         if self._dispatcher is not None:

@@ -86,7 +86,7 @@ class Watchdog:
         hangs, before = silence > self._timeouts.loop_hangs_s, self._hangs
         self._hangs = hangs
         if hangs and not before:
-            seconds, where = round(silence, 1), place_of(ident)
+            seconds, where = round(silence, 1), describe_stack(ident)
             log.critical("the daemon's loop hangs", action="loop-hangs", seconds=seconds, where=where)
             self._said = ""
             self._manager.show_status(f"its loop hangs: {where}")
@@ -98,7 +98,7 @@ class Watchdog:
                 self._stand_in.stop()
 
 
-def place_of(ident: int) -> str:
+def describe_stack(ident: int) -> str:
     """Where a thread is, the innermost call first."""
     frame = sys._current_frames().get(ident)
     if frame is None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from koalapy.daemon.engine.database import in_database
+from koalapy.daemon.engine.database import run_in_database
 from koalapy.daemon.files.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
 from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
 from koalapy.model.errors import FullError, NotFoundError, ProblemCode, UsageError
@@ -80,7 +80,7 @@ class Bundles:
                 with keeping():
                     path.rename(self._directory / bundle.id)
                 # Known only when that is written: after a restart nobody would know of it.
-                await in_database(self._store.save_bundles, [bundle])
+                await run_in_database(self._store.save_bundles, [bundle])
                 # One whose file was lost is counted, until it is back or thrown away.
                 hold.keep(replaced_size=self._known[bundle.id].size if bundle.id in self._known else 0)
                 self._known[bundle.id] = bundle
@@ -94,7 +94,7 @@ class Bundles:
             return found, False
         await self._make_room_of(owner, found.size)
         found = replace(found, owners=(*found.owners, owner))
-        await in_database(self._store.save_bundles, [found])
+        await run_in_database(self._store.save_bundles, [found])
         self._known[bundle] = found
         return found, True
 
@@ -188,7 +188,7 @@ class Bundles:
         with suppress(FullError):
             await self._quota.free_space()
         touched = self._touched & self._known.keys()
-        await in_database(self._store.save_bundles, [self._known[ident] for ident in touched])
+        await run_in_database(self._store.save_bundles, [self._known[ident] for ident in touched])
         self._touched -= touched
         if stuck is not None:
             raise stuck
@@ -215,7 +215,7 @@ class Bundles:
         # First out of the catalogue, then out of the store, so that nobody is promised what is on its way out.
         self._quota.used -= self._known.pop(bundle).size
         self._tops.pop(bundle, None)
-        await in_database(self._store.remove_bundle, bundle)
+        await run_in_database(self._store.remove_bundle, bundle)
 
 
 def _no_bundle(bundle: str) -> NotFoundError:

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from koalapy.daemon.agents.questions import Questions
-from koalapy.daemon.engine.database import in_database
+from koalapy.daemon.engine.database import run_in_database
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.observability.audit import about
@@ -143,7 +143,7 @@ class Files:
         async with self._changing:
             gone = self._chosen(name, cluster)
             clusters = [replica.cluster for replica in gone]
-            await in_database(self._store.remove_replicas, name, clusters)
+            await run_in_database(self._store.remove_replicas, name, clusters)
             for one in clusters:
                 self._catalogue.remove(name, one)
             await self._tell(name)
@@ -272,7 +272,7 @@ class Files:
 
     async def _save(self, replicas: Sequence[Replica]) -> None:
         """To the store, to memory, and then before the scheduler."""
-        await in_database(self._store.save_replicas, replicas)
+        await run_in_database(self._store.save_replicas, replicas)
         for replica in replicas:
             self._catalogue.put(replica)
         await self._tell(*sorted({replica.name for replica in replicas}))

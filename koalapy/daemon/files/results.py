@@ -8,7 +8,7 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
-from koalapy.daemon.engine.database import in_database, query
+from koalapy.daemon.engine.database import query, run_in_database
 from koalapy.daemon.files.archives import PIECE_SIZE, discard, incoming, keeping, plain_name, receive
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
@@ -62,7 +62,7 @@ class Results:
             async with self._changing:
                 await self._make_room_of(owner, archive.size)
                 # Written down first: a file that nobody knows of would stay for ever.
-                hold.keep(replaced_size=await in_database(self._store.save_result, result))
+                hold.keep(replaced_size=await run_in_database(self._store.save_result, result))
                 await asyncio.to_thread(_keep, path, self._path(result), generation)
         return result
 
@@ -85,7 +85,7 @@ class Results:
             most = scope.limits.result_bytes
             if most is None:
                 continue
-            sizes = await in_database(self._store.results_sizes)
+            sizes = await run_in_database(self._store.results_sizes)
             theirs = {one: kept for one, kept in sizes.items() if self._owners.applies_to(scope, one)}
             over = sum(theirs.values()) + size - most
             if over > 0:
@@ -170,7 +170,7 @@ class Results:
         async with self._changing:
             for job in jobs:
                 await asyncio.to_thread(self._remove_files, job)
-            self._quota.used -= await in_database(self._store.forget_results, jobs)
+            self._quota.used -= await run_in_database(self._store.forget_results, jobs)
 
     async def _free(self, excess: Excess) -> None:
         """Remove those of the jobs that ended first."""
@@ -182,10 +182,10 @@ class Results:
         self, before: float, enough: int | None = None, owners: Collection[str] | None = None
     ) -> tuple[dict[JobId, int], OSError | None]:
         """The jobs whose files are gone, and how many bytes these were; why files of others stay, if some do."""
-        old = await in_database(self._store.old_results, before, owners)
+        old = await run_in_database(self._store.old_results, before, owners)
         # Files first: one that the books have given up would stay for ever, and nobody would count it.
         gone, stuck = await asyncio.to_thread(self._remove_oldest, old, enough)
-        self._quota.used -= await in_database(self._store.clear_results, gone)
+        self._quota.used -= await run_in_database(self._store.clear_results, gone)
         return gone, stuck
 
     def _remove_oldest(self, old: Mapping[JobId, int], enough: int | None) -> tuple[dict[JobId, int], OSError | None]:

@@ -8,8 +8,8 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from koalapy.daemon.engine.database import QUERY_TIMEOUT, query
-from koalapy.daemon.engine.engine import RETRY_PAUSE, Engine, WorkItem
+from koalapy.daemon.engine.database import QUERY_TIMEOUT_S, query
+from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.observability.audit import about
 from koalapy.model.application import summarize_job
@@ -344,7 +344,7 @@ class Jobs:
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
         """The job as soon as it is final, or as it is after ``timeout`` seconds."""
-        with self._engine.watching(job) as changed, suppress(TimeoutError):
+        with self._engine.watch(job) as changed, suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not (await self.get(job)).job.state.is_final and not self._engine.draining:
                     await changed.wait()
@@ -358,7 +358,7 @@ class Jobs:
         """
         before: Job | None = None
         after = min(after, MAX_LINE_NUMBER)
-        with self._engine.watching(job) as changed:
+        with self._engine.watch(job) as changed:
             while True:
                 record = await self.get(job)
                 lines = await query(self._store.timeline, job, after, TIMELINE_PAGE)
@@ -379,7 +379,7 @@ class Jobs:
         What is not kept of it is told by a line in its place. ``NotFoundError`` is raised at the first step.
         """
         reading = self._outputs.read((await self.get(job)).job)
-        with self._engine.watching(job) as changed:
+        with self._engine.watch(job) as changed:
             while True:
                 try:
                     record = (await self.get(job)).job
@@ -388,7 +388,7 @@ class Jobs:
                 except StoreUnavailable:
                     if not follow or self._engine.draining:
                         raise
-                    await asyncio.sleep(RETRY_PAUSE)  # the job goes on, and so does who follows it
+                    await asyncio.sleep(RETRY_INTERVAL_S)  # the job goes on, and so does who follows it
                     continue
                 if record.generation != reading.generation:
                     reading = self._outputs.read(record)
@@ -452,12 +452,12 @@ class IdempotencyKeys:
     async def _ask(self, lookup: Lookup) -> Mapping[str, Submitted]:
         await asyncio.sleep(0)  # for those who are there at this very moment
         try:
-            async with asyncio.timeout(QUERY_TIMEOUT), self._turn:
+            async with asyncio.timeout(QUERY_TIMEOUT_S), self._turn:
                 self._next = None
                 return await query(self._store.submitted, lookup.keys)
         except TimeoutError:
             raise StoreUnavailable(
-                f"the database has not answered for {QUERY_TIMEOUT:g} s", hint="ask again later"
+                f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="ask again later"
             ) from None
         finally:
             if self._next is lookup:

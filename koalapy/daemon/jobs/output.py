@@ -68,7 +68,7 @@ class Outputs:
         self._no_room = False
         for reading in self._readings:
             reading.told(token)
-        self._engine.changed(parse_token(token)[0])
+        self._engine.wake_watchers(parse_token(token)[0])
         return end
 
     async def _is_on(self, cluster: ClusterName, token: Token) -> bool:

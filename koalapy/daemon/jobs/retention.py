@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import structlog
 
-from koalapy.daemon.engine.database import in_database
+from koalapy.daemon.engine.database import run_in_database
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.jobs.output import Outputs
@@ -74,7 +74,7 @@ class Retention:
             gone += await self._remove_all(now - times.jobs, internal=False)
         more = True
         while more and not self._is_ending():
-            more = await in_database(self._store.shrink)
+            more = await run_in_database(self._store.shrink)
             await asyncio.sleep(PAUSE)
         if self._stuck:
             raise next(iter(self._stuck.values()))
@@ -84,7 +84,7 @@ class Retention:
         gone = 0
         while not self._is_ending():
             limit = self._batch_size + len(self._stuck)
-            found = await in_database(self._store.over, before, limit, internal=internal)
+            found = await run_in_database(self._store.over, before, limit, internal=internal)
             jobs = [job for job in found if job not in self._stuck]
             if not jobs:
                 break
@@ -99,7 +99,7 @@ class Retention:
         if not jobs:
             return 0
         began = self._monotonic()
-        await in_database(self._store.remove, jobs)
+        await run_in_database(self._store.remove, jobs)
         took = self._monotonic() - began
         size = self._batch_size // 2 if took > LONG_TRANSACTION else self._batch_size * 2
         self._batch_size = min(max(1, size), MAX_BATCH)

@@ -8,8 +8,8 @@ from typing import Any
 
 import structlog
 
-from koalapy.daemon.engine.database import in_database, query
-from koalapy.daemon.engine.engine import RETRY_PAUSE, Engine, WorkItem
+from koalapy.daemon.engine.database import query, run_in_database
+from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.network.links import LinkMeasurements, LinkState, LinkTable
 from koalapy.model.application import NO_APPLICATION
@@ -275,11 +275,11 @@ class Network:
         """Store a measurement, retrying until the database takes it, and then report it to the scheduler."""
         while True:
             try:
-                await in_database(self._store.add, measurement)
+                await run_in_database(self._store.add, measurement)
                 break
             except StoreUnavailable as error:
                 log.error("could not store a measurement, retrying", action="measurement-not-kept", error=str(error))
-                await asyncio.sleep(RETRY_PAUSE)
+                await asyncio.sleep(RETRY_INTERVAL_S)
             except LeaseLost as error:
                 log.error("could not store a measurement", action="measurement-not-kept", error=str(error))
                 return

@@ -10,7 +10,7 @@ from itertools import chain
 
 import structlog
 
-from koalapy.daemon.engine.database import Threads, in_database, query
+from koalapy.daemon.engine.database import Threads, query, run_in_database
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.identity import Identity
@@ -207,7 +207,7 @@ class Audit:
             log.warning("the last entry of the audit was not looked at", action="audit-not-tidied", error=error.message)
         if keep is not None:
             try:
-                await in_database(self._store.forget_audit, min(self._clock(), time.time()) - keep)
+                await run_in_database(self._store.forget_audit, min(self._clock(), time.time()) - keep)
             except KoalaError as error:
                 log.error("what is old of the audit was not removed", action="audit-not-tidied", error=error.message)
 

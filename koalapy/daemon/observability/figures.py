@@ -98,7 +98,7 @@ async def figures_of(engine: Engine, health: HealthMonitor, alerts: Alerts) -> F
         is_well=report.status == "ok",
         is_ready=report.ready,
         alerts=Counter((alert.kind, alert.severity) for alert in alerts.current()),
-        waiting_events=engine.waiting,
+        waiting_events=engine.pending_items,
     )
 
 
@@ -149,7 +149,7 @@ def _cluster(cluster: ClusterStatus, engine: Engine, now: float) -> ClusterFigur
         doubted=cluster.doubted,
         errors=cluster.health.errors,
         reported_ago=None if cluster.reported_at is None else max(0.0, now - cluster.reported_at),
-        outbox=engine.outbox.open(cluster.name),
+        outbox=engine.outbox.count_open(cluster.name),
         components=len(cluster.live),
         versions=cluster.versions,
         calls=[calls for calls in cluster.calls if calls.operation in OPERATIONS],

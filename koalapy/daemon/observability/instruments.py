@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from koalapy.daemon.engine.database import READS, query
+from koalapy.daemon.engine.database import READ_TIMINGS, query
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import FINAL_STATES, JobState, Priority
@@ -73,7 +73,7 @@ class Instruments:
     rounds: Rounds = field(default_factory=Rounds)
     writes: Timings = field(default_factory=Timings)
     """The engine's transactions."""
-    reads: Timings = field(default_factory=lambda: READS)
+    reads: Timings = field(default_factory=lambda: READ_TIMINGS)
     """Questions to the database, of this process."""
     requests: Requests = field(default_factory=Requests)
     submitted: Counter[Priority] = field(default_factory=Counter)

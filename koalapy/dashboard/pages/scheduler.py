@@ -167,7 +167,7 @@ def scheduler_view(engine: Engine) -> SchedulerView:
     return SchedulerView(
         queued=engine.stored_queued,
         active=engine.stored_active,
-        waiting=engine.waiting,
+        waiting=engine.pending_items,
         last_round=rounds.waiting,
         timed=[
             timed("Rounds", "each takes in what came, decides, writes it down, and sends what follows", rounds.whole),
