@@ -266,7 +266,7 @@ async def serving(
         path.parent / "results",
         StorageLimits(BUNDLE_LIMIT, 2 * BUNDLE_LIMIT),
         clock=engine.clock,
-        attempts=jobs.attempts,
+        attempts=jobs.list_attempts,
         owners=limits,
     )
     measurements = SqlMeasurements(database)

@@ -78,7 +78,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
-        dependencies=[Depends(build_authorizer(jobs.theirs))],
+        dependencies=[Depends(build_authorizer(jobs.get_owned))],
     )
     app.include_router(jobs_router(jobs))
     app.include_router(explain_router(jobs))

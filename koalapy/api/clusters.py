@@ -117,12 +117,12 @@ def clusters_router(service: Jobs) -> APIRouter:
     @router.get("/clusters", response_model=ClusterList)
     async def list_clusters() -> Any:
         """List all clusters with their nodes and state."""
-        return {"clusters": service.clusters()}
+        return {"clusters": service.list_clusters()}
 
     @router.get("/clusters/{name}", response_model=ClusterView)
     async def show_cluster(name: Name) -> Any:
         """Show one cluster."""
-        return service.cluster(name)
+        return service.get_cluster(name)
 
     _add_orders(router, service)
 
@@ -130,12 +130,12 @@ def clusters_router(service: Jobs) -> APIRouter:
     async def show_metrics(since: Since = 3600.0) -> Any:
         """Show the use of the clusters and the waiting times of jobs over the last ``since`` seconds. Spans of more
         than two days begin at the start of a day (UTC)."""
-        return _metrics_view(await service.metrics(since))
+        return _metrics_view(await service.measure(since))
 
     @router.get("/policies", response_model=PolicyList)
     async def list_policies() -> Any:
         """List the placement policies."""
-        return {"policies": service.policies()}
+        return {"policies": service.list_policies()}
 
     return router
 
@@ -213,7 +213,7 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
         background load."""
         if not allowed:
             return _forbidden()
-        total = service.cluster(name).total  # 0 before the first report: then the agent checks the number
+        total = service.get_cluster(name).total  # 0 before the first report: then the agent checks the number
         if order.nodes < 1 or order.nodes > total > 0:
             hint = f"give 1 to {total}" if total else "give 1 or more"
             raise UsageError(f"nodes is {order.nodes}", field="nodes", value=order.nodes, hint=hint)
@@ -229,7 +229,7 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
         """Cancel the background load that this route started on a cluster."""
         if not allowed:
             return _forbidden()
-        service.cluster(name)
+        service.get_cluster(name)
         return await questions.ask(name, "background-stop", {}, timeout=AGENT_TIMEOUT_S)
 
     return router

@@ -248,7 +248,7 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
     async def foretell_submission(submission: JobSubmission, caller: Caller, wait: Wait = 10.0) -> Any:
         """Predict when a job would start if it were submitted now: at once, or as simulated within the waiting time.
         Nothing is stored."""
-        spec = await jobs.as_submitted(submission.to_model(), caller)
+        spec = await jobs.complete_spec(submission.to_model(), caller)
         return _if_submitted_view(await service.if_submitted(spec, wait))
 
     @router.get("/jobs/{job}/forecast", response_model=JobForecastView)

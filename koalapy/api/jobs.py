@@ -96,7 +96,7 @@ def jobs_router(service: Jobs) -> APIRouter:
         owner = _whose(caller, mine=mine, owner=owner, name=name)
         states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
         which = JobFilter(tuple(sorted(states)), owner, name, cluster, home_site, before, limit)
-        records, following = await service.page(which)
+        records, following = await service.list_page(which)
         address = None if following is None else _next_page(replace(which, before=following), active, state)
         texts = (summary_for(caller, record).model_dump_json(by_alias=True) for record in records)
         return await render_json_list("jobs", texts, {"next": address})
@@ -112,19 +112,19 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
     async def show_job(job: Id, caller: Caller, wait: Wait = 0.0) -> Any:
         """One job with its timeline; with ``wait``, as soon as it is over or the time has passed. Of others' jobs users
         see no timeline, and little else (``redacted``)."""
-        record = await (service.wait(job, wait) if wait else service.get(job))
+        record = await (service.wait_until_final(job, wait) if wait else service.get(job))
         is_theirs = may_see_all_of(caller, record.job)
-        return job_with_timeline(record, await service.timeline(job) if is_theirs else None)
+        return job_with_timeline(record, await service.read_timeline(job) if is_theirs else None)
 
     @router.get("/{job}/timeline", response_model=Timeline)
     async def show_timeline(job: Id) -> Any:
         """Everything that happened to a job, in order."""
-        return {"timeline": await service.timeline(job)}
+        return {"timeline": await service.read_timeline(job)}
 
     @router.get("/{job}/attempts", response_model=AttemptList)
     async def list_attempts(job: Id, last: Last = None) -> Any:
         """Every try to run a job, or the ``last`` so many, with the times of its components."""
-        record, tried = await service.attempts(job, last)
+        record, tried = await service.list_attempts(job, last)
         return {"attempts": [attempt_view(record.job, attempt) for attempt in tried]}
 
     @router.get(
@@ -139,7 +139,7 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         line between that says how much is left out.
         """
         _check_component((await service.get(job)).job, component, follow=follow)
-        return StreamingResponse(service.output(job, follow, component), media_type="text/plain; charset=utf-8")
+        return StreamingResponse(service.follow_output(job, follow, component), media_type="text/plain; charset=utf-8")
 
 
 def _check_component(job: Job, component: int | None, *, follow: bool) -> None:
@@ -324,7 +324,7 @@ def _add_events(router: APIRouter, service: Jobs) -> None:
     async def changes(job: Id, last: LastId = 0) -> AsyncIterator[JobChange]:
         """Of a job that there is: a stream that has begun cannot be refused any more."""
         await service.get(job)
-        return service.changes(job, last)
+        return service.follow(job, last)
 
     @router.get(
         "/{job}/events",

@@ -94,7 +94,7 @@ def build_services(
     jobs = Jobs(engine, queries, stores.jobs, outputs, next_job, core.describe, files.resolve, rules, reachable)
     result_limits = StorageLimits(settings.collect_limit, settings.results_quota)
     results = Results(
-        stores.files, data_dir / "results", result_limits, clock=clock, attempts=jobs.attempts, owners=owners
+        stores.files, data_dir / "results", result_limits, clock=clock, attempts=jobs.list_attempts, owners=owners
     )
     network = Network(engine, queries, jobs, stores.measurements, core.links, settings.network)
     feedback = TransferFeedback(network.record_transfer, files.spoiled, engine.instruments.moved)
@@ -106,7 +106,7 @@ def build_services(
         questions,
         Terms(stores.jobs.instance, core.run_id, settings.output_limit, settings.public_url or ""),
         unreachable_after=queries.rules.unreachable_after,
-        number_above=jobs.number_above,
+        number_above=jobs.raise_next_number,
     )
     folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
     if (database := file_of(settings.database)) is not None:

@@ -88,7 +88,7 @@ schemathesis.openapi.media_type("application/x-tar", st.sampled_from([archive_of
 class Grid:
     """What the routes of background load ask, answered as by a cluster of four nodes."""
 
-    def cluster(self, name: str) -> ClusterRecord:
+    def get_cluster(self, name: str) -> ClusterRecord:
         check_cluster(name, ["north"])
         return ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", None, 1, 1.0)
 

@@ -106,6 +106,6 @@ async def test_a_stream_ends_when_the_database_does_not_answer_or_the_job_is_not
         yield JobChange(await jobs.get(job), ())
         raise error
 
-    monkeypatch.setattr(jobs, "changes", failing)
+    monkeypatch.setattr(jobs, "follow", failing)
     answer = await api.get("/api/v1/jobs/1/events")
     assert [kind for _, kind, _ in parsed(answer.text)] == ["job"]

@@ -126,7 +126,7 @@ async def test_hold_release_cancel(open_api: Open, body: Body) -> None:
     assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "because")
     again = await act("cancel")
     assert again.status_code == 409
-    assert again.json()["detail"] == "job 1 is cancelled already"
+    assert again.json()["detail"] == "job 1 is already cancelled"
 
 
 async def test_many_are_cancelled_in_one_request_each_by_itself(open_api: Open, body: Body) -> None:

@@ -144,34 +144,34 @@ class MemoryService:
         known = (await self.get(job)).job
         return await self._change(job, spec=replace(known.spec, priority=priority))
 
-    def cluster(self, name: ClusterName) -> ClusterRecord:
-        known = {record.name: record for record in self.clusters()}
+    def get_cluster(self, name: ClusterName) -> ClusterRecord:
+        known = {record.name: record for record in self.list_clusters()}
         check_cluster(name, known)
         return known[name]
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        self.cluster(cluster)
+        self.get_cluster(cluster)
         self.south = replace(self.south, state="usable", errors=0, reason="")
         return self.south
 
     async def drain_cluster(
         self, cluster: ClusterName, by: Identity, reason: str, *, requeue: bool = False
     ) -> ClusterRecord:
-        self.cluster(cluster)
+        self.get_cluster(cluster)
         if reason or self.south.drained is None:
             used = 0 if requeue else 2
             self.south = replace(self.south, state="drained", drained=Drain(1000.0, by.user, reason), used=used)
         return self.south
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        self.cluster(cluster)
+        self.get_cluster(cluster)
         if self.south.drained is None:
             raise ConflictError(f"cluster {cluster} is not drained", field="cluster", hint="see koala clusters")
         self.south = replace(self.south, state="unusable", drained=None)
         return self.south
 
     async def declare_cluster_lost(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
-        self.cluster(cluster)
+        self.get_cluster(cluster)
         return self.south
 
     async def get(self, job: JobId) -> JobRecord:
@@ -182,7 +182,7 @@ class MemoryService:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
         return self.record(job)
 
-    async def theirs(self, job: JobId, by: Identity) -> JobRecord:
+    async def get_owned(self, job: JobId, by: Identity) -> JobRecord:
         record = await self.get(job)
         check_is_theirs(by, record.job)
         return record
@@ -190,7 +190,7 @@ class MemoryService:
     def record(self, job: JobId) -> JobRecord:
         return JobRecord(self.records[job], self.records[job].reason)
 
-    async def page(self, which: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
+    async def list_page(self, which: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
         found = [
             JobRecord(job, job.reason)
             for job in sorted(self.records.values(), key=lambda job: -job.id)
@@ -213,28 +213,28 @@ class MemoryService:
         self.asked = spec
         return self.explanation or Explanation(None, JobState.PLACED, "would be placed at once on north (4 nodes)")
 
-    async def as_submitted(self, spec: JobSpec, by: Identity) -> JobSpec:
+    async def complete_spec(self, spec: JobSpec, by: Identity) -> JobSpec:
         return spec
 
     async def if_submitted(self, spec: JobSpec, patience: float) -> IfSubmitted:
         return self.told
 
-    async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
+    async def read_timeline(self, job: JobId) -> Sequence[TimelineEntry]:
         entries = [TimelineEntry(job, 1000.25, "submitted", JobState.QUEUED)]
         if (attempt := (await self.get(job)).job.attempt) is not None:
             entries.append(TimelineEntry(job, attempt.placed_at, "placed", JobState.PLACED))
         return entries
 
-    async def attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
+    async def list_attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
         record = await self.get(job)
         return record, [record.job.attempt] if record.job.attempt else []
 
-    async def metrics(self, since: float) -> Metrics:
+    async def measure(self, since: float) -> Metrics:
         mean_times = {Priority.HIGH: MeanTimes(), Priority.LOW: MeanTimes(3, 1.5, 62.0, 60.5, 3725.25)}
         usage = Usage({"north": 7200.0}, mean_times, {JobState.SUCCEEDED: 2, JobState.FAILED: 1}, 4)
-        return Metrics(3600.0 - since, 3600.0, usage, self.clusters(), 5, 1)
+        return Metrics(3600.0 - since, 3600.0, usage, self.list_clusters(), 5, 1)
 
-    async def wait(self, job: JobId, timeout: float) -> JobRecord:
+    async def wait_until_final(self, job: JobId, timeout: float) -> JobRecord:
         record = await self.get(job)
         if record.job.state.is_final:
             return record
@@ -246,7 +246,7 @@ class MemoryService:
             pass
         return await self.get(job)
 
-    async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
+    async def follow_output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
         record = await self.get(job)
         if self.printed[job]:
             yield self.printed[job]
@@ -255,17 +255,17 @@ class MemoryService:
             async with self.changed:
                 await self.changed.wait_for(lambda: self.records[job].state.is_final)
 
-    async def changes(self, job: JobId, last: int) -> AsyncIterator[JobChange]:
+    async def follow(self, job: JobId, last: int) -> AsyncIterator[JobChange]:
         for number, (restarts, entry) in enumerate(self.story, 1):
             if number > last:
                 record = await self.get(job)
                 now = replace(record, job=replace(record.job, restarts=restarts))
                 yield JobChange(now, ((number, replace(entry, job=job)),))
 
-    def clusters(self) -> Sequence[ClusterRecord]:
+    def list_clusters(self) -> Sequence[ClusterRecord]:
         return [NORTH, self.south]
 
-    def policies(self) -> Sequence[dict[str, object]]:
+    def list_policies(self) -> Sequence[dict[str, object]]:
         return builtin().describe()
 
     def report(self) -> HealthReport:

@@ -21,7 +21,7 @@ def seen(*clusters: ClusterStatus, now: float = 100.0) -> Any:
     return SimpleNamespace(
         queries=SimpleNamespace(jobs=list, grid=grid, rules=SimpleNamespace(unreachable_after=5.0)),
         clock=lambda: now,
-        waiting=0,
+        pending_items=0,
         outbox=Outbox((), 1),
         database=SimpleNamespace(problem="", lease_lost=False, lease_renewed_at=None),
         cycle_started_at=None,

@@ -173,11 +173,11 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
         await signals.until(lambda: daemon.scheduler.queries.job(1) is None)
         assert not (await jobs.get(1)).job.state.is_final, "that is what anybody reads"
-        assert (health.report().active, (await jobs.metrics(60.0)).active) == (1, 1)
+        assert (health.report().active, (await jobs.measure(60.0)).active) == (1, 1)
         may_write.set()
         await signals.until(lambda: not health.report().active)
         assert (await jobs.get(1)).job.state is JobState.SUCCEEDED
-        assert (await jobs.metrics(60.0)).active == 0
+        assert (await jobs.measure(60.0)).active == 0
 
 
 async def test_readiness_with_removed_or_replaced_folder_is_false_until_it_is_back(tmp_path: Path) -> None:

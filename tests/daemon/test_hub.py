@@ -116,7 +116,7 @@ class Daemon:
             questions,
             Terms(instance="test", life="own", output_limit=1000),
             unreachable_after=unreachable_after,
-            number_above=self.jobs.number_above,
+            number_above=self.jobs.raise_next_number,
             max_unread=max_unread,
         )
 

@@ -46,7 +46,7 @@ async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: P
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         await jobs.submit(SPEC, ADA)
         job = await job_when(jobs, JobState.CLAIMING, 1)
-        record, attempts = await jobs.attempts(1)
+        record, attempts = await jobs.list_attempts(1)
         assert (record.job, attempts) == (job, [job.attempt])
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.WAITING, hosts=()))
         north.says(
@@ -55,16 +55,16 @@ async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: P
             )
         )
         second = await job_when(jobs, JobState.CLAIMING, 2)
-        first, under_way = (await jobs.attempts(1))[1]
+        first, under_way = (await jobs.list_attempts(1))[1]
         assert under_way == second.attempt
         assert first.generation == 1
         assert (first.components[0].state, first.components[0].ended_at) == (ComponentState.ENDED, first.ended_at)
         assert "no shell" in first.end_reason
-        assert (await jobs.attempts(1, last=1))[1] == [under_way]
-        assert (await jobs.attempts(1, last=7))[1] == [first, under_way]
+        assert (await jobs.list_attempts(1, last=1))[1] == [under_way]
+        assert (await jobs.list_attempts(1, last=7))[1] == [first, under_way]
         assert daemon.store.attempts(1)[-1] == under_way
         with pytest.raises(NotFoundError):
-            await jobs.attempts(2)
+            await jobs.list_attempts(2)
 
 
 async def test_output_is_followed_though_the_database_is_away_for_a_while(
@@ -87,9 +87,9 @@ async def test_output_is_followed_though_the_database_is_away_for_a_while(
             away = 4  # the first question is whether there is such a job
             if not follow:
                 with pytest.raises(StoreUnavailable):
-                    [piece async for piece in jobs.output(1, follow)]
+                    [piece async for piece in jobs.follow_output(1, follow)]
             else:
-                assert [piece async for piece in jobs.output(1, follow)] == []
+                assert [piece async for piece in jobs.follow_output(1, follow)] == []
                 assert away == -1
 
 
@@ -108,7 +108,7 @@ async def test_who_follows_the_output_of_a_job_that_is_removed_has_come_to_its_e
             return await answers(job)
 
         monkeypatch.setattr(jobs, "get", get)
-        assert [piece async for piece in jobs.output(1, follow=True)] == []
+        assert [piece async for piece in jobs.follow_output(1, follow=True)] == []
 
 
 async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         job = await job_when(jobs, JobState.STARTING, 1)
         await daemon.engine.commit(WorkItem())  # what memory says is written then
-        metrics = await jobs.metrics(3600.0)
+        measure = await jobs.measure(3600.0)
         assert job.attempt is not None
         claimed = job.attempt.components[0].claimed_at
         assert claimed is not None
-        assert metrics.usage.node_seconds == pytest.approx({"north": 2 * (metrics.end - claimed)})
-        assert (metrics.active, metrics.queued, metrics.end - metrics.start) == (1, 0, pytest.approx(3600.0))
+        assert measure.usage.node_seconds == pytest.approx({"north": 2 * (measure.end - claimed)})
+        assert (measure.active, measure.queued, measure.end - measure.start) == (1, 0, pytest.approx(3600.0))
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
         over = await job_when(jobs, JobState.SUCCEEDED, 1)
         await daemon.engine.commit(WorkItem())
@@ -131,7 +131,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         assert over.attempt.components[0].state is ComponentState.ENDED
         ended = over.attempt.components[0].ended_at
         assert ended is not None
-        usage = (await jobs.metrics(3600.0)).usage
+        usage = (await jobs.measure(3600.0)).usage
         assert usage.node_seconds == pytest.approx({"north": 2 * (ended - claimed)})
         assert usage.ended == {JobState.SUCCEEDED: 1}
         assert usage.mean_times[SPEC.priority].jobs == 1
@@ -141,7 +141,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
 async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.daemon.jobs.jobs.TIMELINE_PAGE", 10)
+    monkeypatch.setattr("koalapy.daemon.jobs.jobs.TIMELINE_PAGE_SIZE", 10)
     async with north_and_jobs(tmp_path) as (daemon, _, jobs):
         others = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA))[0].job.id
         waits = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA))[0].job.id
@@ -158,12 +158,12 @@ async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
 
         monkeypatch.setattr(daemon.store, "timeline", counted)
         async with asyncio.timeout(DEADLINE):
-            following = jobs.changes(waits, after=3)
+            following = jobs.follow(waits, after=3)
             seen = [line for _ in range(3) for line in (await anext(following)).timeline]
             await jobs.cancel(waits, ADA, "enough")
             seen += [line async for change in following for line in change.timeline]
         assert [number for number, _ in seen] == list(range(4, len(timeline(waits)) + 1))
         assert [entry for _, entry in seen] == timeline(waits)[3:]
         assert (sum(read), max(read)) == (len(seen), 10)
-        assert [change.timeline async for change in jobs.changes(waits, after=2**63)] == [()]
+        assert [change.timeline async for change in jobs.follow(waits, after=2**63)] == [()]
         assert others != waits

@@ -15,7 +15,7 @@ from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, Opened, heard, outp
 
 async def logs(daemon: Daemon, job: int) -> bytes:
     jobs = daemon.jobs
-    return b"".join([text async for text in jobs.output(job, follow=False)])
+    return b"".join([text async for text in jobs.follow_output(job, follow=False)])
 
 
 async def says(grid: Grid, token: str, offset: int, text: bytes, gap: int = 0) -> None:
@@ -100,7 +100,7 @@ async def test_who_follows_reads_what_is_new_of_whom_it_is_of(tmp_path: Path, mo
 
         monkeypatch.setattr(grid.daemon.kept, "read", counted)
         jobs = grid.daemon.jobs
-        following = jobs.output(1, follow=True)
+        following = jobs.follow_output(1, follow=True)
         await says(grid, tokens[0], 0, b"x" * 900)
         assert await anext(following) + await anext(following) == b"x" * 900
         for number in range(20):

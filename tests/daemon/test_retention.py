@@ -41,9 +41,8 @@ class World:
         self.path, self.daemon, self.store = path, daemon, daemon.store
         self.files = SqlFiles(self.store.database)
         self.jobs = daemon.jobs
-        self.results = Results(
-            self.files, path / "results", StorageLimits(10**6, 10**9), clock=lambda: NOW, attempts=self.jobs.attempts
-        )
+        limits, attempts = StorageLimits(10**6, 10**9), self.jobs.list_attempts
+        self.results = Results(self.files, path / "results", limits, clock=lambda: NOW, attempts=attempts)
         self.history = SqlHistory(self.store.database)
         self.ending = False
 
@@ -223,7 +222,7 @@ async def test_output_that_comes_meanwhile_leaves_nothing_behind(tmp_path: Path)
         await world.add(1, 20 * DAY)
         tidying = world.retention()
         outputs = tidying._outputs
-        assert await outputs.take("north", "1.1.0.a", [OutputPiece(5, b"late\n")]) == 10
+        assert await outputs.append("north", "1.1.0.a", [OutputPiece(5, b"late\n")]) == 10
         remove = world.history.remove
 
         def and_more_comes(jobs: list[JobId]) -> None:
@@ -233,7 +232,7 @@ async def test_output_that_comes_meanwhile_leaves_nothing_behind(tmp_path: Path)
         world.history.remove = and_more_comes  # type: ignore[assignment, method-assign]
         await tidying.tidy()
         assert world.there()["output"] == set()
-        assert await outputs.take("north", "1.1.0.a", [OutputPiece(0, b"later still\n")]) is None
+        assert await outputs.append("north", "1.1.0.a", [OutputPiece(0, b"later still\n")]) is None
         assert world.there()["output"] == set()
 
 

@@ -169,7 +169,7 @@ def test_a_form_changes_no_job_of_others_and_none_that_nobody_was_shown(
     assert not told["done"]
     assert [one["job"] for one in told["refused"]] == [jobs["bob"], jobs["alice"], 999]
     assert "is not yours" in told["refused"][0]["problem"]
-    assert "was held when it was chosen, and is queued now" in told["refused"][1]["problem"]
+    assert "is queued now, and was held when you chose it" in told["refused"][1]["problem"]
     for wrong in (
         "",
         "x",

@@ -204,7 +204,7 @@ class AgentMessages:
         for message in messages:
             piece = OutputPiece(message.offset, base64.b64decode(message.data), message.gap)
             pieces.setdefault(message.token, []).append(piece)
-        ends = await asyncio.gather(*(self._outputs.take(session.cluster, *each) for each in pieces.items()))
+        ends = await asyncio.gather(*(self._outputs.append(session.cluster, *each) for each in pieces.items()))
         acks = zip(pieces, ends, strict=True)
         for token, end in acks:
             if end is not None:

@@ -97,7 +97,7 @@ class JobFinder:
         found: list[Job] = []
         looked_at = 0
         while True:
-            records, following = await self._jobs.page(which)
+            records, following = await self._jobs.list_page(which)
             looked_at += len(records)
             found += [record.job for record in records if is_meant(record.job)]
             if following is None or len(found) > limit or looked_at >= MAX_LOOKED_AT:

@@ -1,15 +1,15 @@
-"""Submissions, actions on jobs and clusters, and what is told of them."""
+"""Submit jobs, act on jobs and clusters, and read their state."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from weakref import WeakValueDictionary
+from dataclasses import dataclass, replace
 
 import structlog
 
-from koalapy.daemon.engine.database import QUERY_TIMEOUT_S, query
+from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
+from koalapy.daemon.jobs.idempotency import IdempotencyKeys
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.observability.audit import about
 from koalapy.model.application import summarize_job
@@ -48,23 +48,23 @@ from koalapy.validation.submission import check, hash_key, hash_spec
 
 log = structlog.get_logger()
 
-TIMELINE_PAGE = 500
-"""Lines of a timeline that are read at once for who follows it."""
+TIMELINE_PAGE_SIZE = 500
+"""Lines of a timeline that one query reads for a client that follows a job."""
 MAX_LINE_NUMBER = 2**31
 MAX_JOBS_AHEAD = 1_000_000
-"""By how much all agents together may raise the number of a daemon's next job while it lives."""
-MAX_EXACT_SPAN = 2 * DAY
-"""Seconds for which metrics are told to the second; of more whole days are told, which are added up already."""
-Shown = Mapping[JobId, JobState]
-"""The states in which jobs were when somebody decided what to do with them."""
-NOTHING_SHOWN: Shown = {}
-UNKNOWN_JOB = "see koala queue --all whether there is one, before you submit it again"
-UNKNOWN_JOB_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
+"""The most by which all agents together may raise the number of the next job during one daemon run."""
+MAX_EXACT_SPAN_S = 2 * DAY
+"""Spans up to this long are measured to the second; longer ones by the daily sums of whole days."""
+ExpectedStates = Mapping[JobId, JobState]
+"""The states of jobs that the user saw when choosing an action."""
+NO_EXPECTED_STATES: ExpectedStates = {}
+HINT_UNKNOWN_OUTCOME = "look for the job with koala queue --all before you submit it again"
+HINT_UNKNOWN_OUTCOME_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as it is told to people: ``reason`` says why it waits or why it ended."""
+    """A job and the reason why it waits or ended."""
 
     job: Job
     reason: str
@@ -72,7 +72,7 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """A job after something changed, and the lines that its timeline has since, numbered from 1."""
+    """A job after a change, and the new lines of its timeline with their numbers, from 1."""
 
     record: JobRecord
     timeline: tuple[tuple[int, TimelineEntry], ...]
@@ -80,7 +80,7 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """What became of one of several jobs that were acted on together: the job as it is, or what stood against it."""
+    """The result of a bulk action for one job: the job, or the error."""
 
     job: JobId
     record: JobRecord | None = None
@@ -89,7 +89,7 @@ class ActionResult:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The grid from ``start`` to ``end``, which is now; the clusters and the counts of jobs are those of now."""
+    """The use of the grid from ``start`` to ``end``, which is now; clusters and job counts are those of now."""
 
     start: float
     end: float
@@ -100,7 +100,7 @@ class Metrics:
 
 
 class Jobs:
-    """Checks what users ask, hands it to the engine, and tells them how things stand."""
+    """The jobs and clusters of the daemon, as users see and change them."""
 
     def __init__(
         self,
@@ -108,22 +108,22 @@ class Jobs:
         queries: Queries,
         store: Store,
         outputs: Outputs,
-        next_job: JobId,
+        next_number: JobId,
         describe: Callable[[str], ClusterRecord],
         resolve: Callable[[JobSpec, Identity], Awaitable[JobSpec]] | None = None,
         rules: SubmissionRules | None = None,
         reachable: AllowedRecipients | None = None,
     ) -> None:
-        """``rules``: what callers may ask for; ``reachable``: where users may have what told."""
+        """``rules``: what callers may submit; ``reachable``: the channels by which users can be notified."""
         self._engine, self._queries = engine, queries
-        self._resolve = resolve or _as_it_is
+        self._resolve = resolve
         self.rules = rules or SubmissionRules()
         self.bulk = BulkActions(self, queries, self.rules)
         self._reachable = reachable or AllowedRecipients()
         self._store = store
         self._outputs = outputs
-        self._next_job = next_job
-        self._max_claimed_job = next_job - 1 + MAX_JOBS_AHEAD
+        self._next_number = next_number
+        self._max_claimed_number = next_number - 1 + MAX_JOBS_AHEAD
         self._describe = describe
         self._keys = IdempotencyKeys(store)
         self._submitting: set[asyncio.Task[tuple[JobRecord, bool]]] = set()
@@ -131,78 +131,81 @@ class Jobs:
     # Submitting and acting
 
     async def submit(self, spec: JobSpec, by: Identity, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
-        """Check, store and try a job; False with the first job when the key was used before for the same spec.
+        """Store a job and try to place it. Return it and whether it is new.
 
-        The same key with another spec is a ``ConflictError``; keys are each user's own. ``ForbiddenError`` for what the
-        user may not ask for.
+        If the user submitted the same spec with the same key before, return that job and False. Raise
+        ``ConflictError`` for the same key with another spec, ``ForbiddenError`` for what the user may not submit.
         """
         spec = self.rules.with_owner(spec, by)
         if idempotency_key is None:
-            return await self._engine.database.await_outcome(self._store_new(spec, by, None), UNKNOWN_JOB), True
-        # It goes on when its client goes away: the next one with its key must find what becomes of it.
+            storing = self._store_new(spec, by, None)
+            return await self._engine.database.await_outcome(storing, HINT_UNKNOWN_OUTCOME), True
+        # A task of its own goes on when the client disconnects: a retry with the same key must find its outcome.
         submitting = asyncio.create_task(self._submit_once(spec, by, idempotency_key))
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
-        return await self._engine.database.await_outcome(submitting, UNKNOWN_JOB_OF_KEY)
+        return await self._engine.database.await_outcome(submitting, HINT_UNKNOWN_OUTCOME_OF_KEY)
 
-    async def _submit_once(self, spec: JobSpec, by: Identity, key: str) -> tuple[JobRecord, bool]:
-        own = hash_key(by.user, key)
-        async with self._keys.lock(own):
-            first = await self._keys.find(own)
+    async def _submit_once(self, spec: JobSpec, by: Identity, idempotency_key: str) -> tuple[JobRecord, bool]:
+        user_key = hash_key(by.user, idempotency_key)
+        async with self._keys.lock(user_key):
+            first = await self._keys.find(user_key)
             if first is None:
-                return await self._store_new(spec, by, (own, hash_spec(spec))), True
+                return await self._store_new(spec, by, (user_key, hash_spec(spec))), True
             if hash_spec(spec) != first.digest:
                 raise ConflictError(
-                    f"the Idempotency-Key was used for job {first.job}, which is not the same job",
+                    f"the Idempotency-Key was used for job {first.job}, whose specification differs",
                     field="Idempotency-Key",
-                    value=key,
+                    value=idempotency_key,
                     hint="use a new key for a new job",
                     code=ProblemCode.IDEMPOTENCY_KEY_REUSED,
                 )
             about(f"job {first.job}", "it was submitted before")
-            return await self.theirs(first.job, by), False
+            return await self.get_owned(first.job, by), False
 
     async def _store_new(self, spec: JobSpec, by: Identity, key: tuple[str, str] | None) -> JobRecord:
         engine, queries = self._engine, self._queries
-        spec = await self._checked(spec, by)
-        ident, self._next_job = self._next_job, self._next_job + 1
+        spec = await self._complete(spec, by)
+        number, self._next_number = self._next_number, self._next_number + 1
 
         def prepare() -> tuple[Event, ...]:
             queries.admit(spec)
-            return (JobSubmitted(Job(ident, spec, engine.clock()), by.user),)
+            return (JobSubmitted(Job(number, spec, engine.clock()), by.user),)
 
-        about(f"job {ident}")
-        submitted = Submitted(key[0], ident, key[1]) if key else None
+        about(f"job {number}")
+        submitted = Submitted(key[0], number, key[1]) if key else None
         await engine.commit(WorkItem(prepare=prepare, submitted=submitted))
-        return await self.get(ident)
+        return await self.get(number)
 
-    def number_above(self, job: JobId) -> bool:
-        """Give new jobs numbers above one that was given by a database that was lost; False when that is too far."""
-        if job > self._max_claimed_job:
+    def raise_next_number(self, job: JobId) -> bool:
+        """Number new jobs above ``job``, which an agent knows from a lost database. Return False if it is too far."""
+        if job > self._max_claimed_number:
             return False
-        if job >= self._next_job:
-            log.warning("jobs are numbered above what agents know", action="job-numbers-raised", job=job)
-            self._next_job = job + 1
+        if job >= self._next_number:
+            log.warning("new jobs get numbers above those that agents know", action="job-numbers-raised", job=job)
+            self._next_number = job + 1
         return True
 
     async def commit(self, item: WorkItem) -> None:
-        """Hand something to the engine, and wait until it is written."""
+        """Pass a work item to the engine and wait until it is written."""
         await self._engine.database.await_outcome(self._engine.commit(item))
 
-    async def _checked(self, spec: JobSpec, by: Identity) -> JobSpec:
-        """With its policy's name, its home site, and what the catalogue says of its inputs.
+    async def _complete(self, spec: JobSpec, by: Identity) -> JobSpec:
+        """Return the spec with its policy, its home site and the catalogued inputs.
 
-        ``UsageError`` for what can never work.
+        Raise ``UsageError`` if it can never run.
         """
         queries = self._queries
         check_size(spec, queries.limits())
         check_notifications(spec, self._reachable)
-        spec = with_home_site(await self._resolve(spec, by), by, queries.accounts)
+        if self._resolve is not None:
+            spec = await self._resolve(spec, by)
+        spec = with_home_site(spec, by, queries.accounts)
         check(spec, queries.limits())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
     async def cancel(self, job: JobId, by: Identity, reason: str, *, warn: bool = False) -> JobRecord:
-        """With ``warn`` its program has the grace that it asked for."""
+        """Cancel a job; with ``warn`` its program gets the warning signal and grace time that the job asked for."""
         return await self._act(job, by, JobCancelled(job, reason or f"cancelled by {by.user}", by.user, warn))
 
     async def hold(self, job: JobId, by: Identity, reason: str) -> JobRecord:
@@ -212,28 +215,29 @@ class Jobs:
         return await self._act(job, by, JobReleased(job, by.user))
 
     async def _act(self, job: JobId, by: Identity, event: Event) -> JobRecord:
-        known = await self.theirs(job, by)
+        record = await self.get_owned(job, by)
         if self._queries.job(job) is None:
-            raise _over_already(known.job)
+            raise _already_ended(record.job)
         await self.commit(WorkItem(events=(event,)))
         return await self.get(job)
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        self.cluster(cluster)
+        """Forget the errors of a cluster, so that jobs are placed there again."""
+        self.get_cluster(cluster)
         await self.commit(WorkItem(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
 
     async def drain_cluster(
         self, cluster: ClusterName, by: Identity, reason: str, *, requeue: bool = False
     ) -> ClusterRecord:
-        """With ``requeue`` the jobs there are stopped, and queue again."""
-        self.cluster(cluster)
+        """Place no further jobs on a cluster; with ``requeue`` stop and requeue those that are there."""
+        self.get_cluster(cluster)
         await self.commit(WorkItem(events=(ClusterDrained(cluster, by.user, reason, requeue),)))
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
-        """``ConflictError`` when it is not drained."""
-        self.cluster(cluster)
+        """Place jobs on a drained cluster again. Raise ``ConflictError`` if it is not drained."""
+        self.get_cluster(cluster)
 
         def prepare() -> tuple[Event, ...]:
             if self._queries.grid[cluster].drained is None:
@@ -246,104 +250,100 @@ class Jobs:
         return self._describe(cluster)
 
     async def declare_cluster_lost(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
-        """Count the components of a cluster as over that is out of reach; ``ConflictError`` while its agent is
-        connected."""
-        self.cluster(cluster)
+        """End all components on an unreachable cluster. Raise ``ConflictError`` if its agent is connected."""
+        self.get_cluster(cluster)
         await self.commit(WorkItem(events=(ClusterLost(cluster, by.user, reason),)))
         return self._describe(cluster)
 
-    # Looking
+    # Reading
 
     async def get(self, job: JobId) -> JobRecord:
-        known = self._queries.job(job)
-        found = known or await query(self._store.job, job)
-        if found is None:
+        """Return a job. Raise ``NotFoundError`` if it does not exist."""
+        stored = self._queries.job(job) or await query(self._store.job, job)
+        if stored is None:
             raise _no_job(job)
-        return self.record(found)
+        return self.record(stored)
 
-    async def theirs(self, job: JobId, by: Identity) -> JobRecord:
-        """A job of which somebody may see and do all; ``ForbiddenError`` for others'."""
+    async def get_owned(self, job: JobId, by: Identity) -> JobRecord:
+        """Return a job. Raise ``ForbiddenError`` if the caller may not see and change all of it."""
         record = await self.get(job)
         check_is_theirs(by, record.job)
         return record
 
-    async def page(self, which: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
-        """Jobs, newest first, and what the ids of the next page are to be smaller than: None when this is the last.
+    async def list_page(self, job_filter: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
+        """Return matching jobs, newest first, and the id below which the next page starts; None on the last page.
 
-        Where many are looked at for a few it is short, but has one.
+        A page that is not the last has at least one job, but may have fewer than the limit.
         """
-        page = await query(self._store.page, which)
+        page = await query(self._store.page, job_filter)
         while not page.jobs and page.before is not None:
-            page = await query(self._store.page, replace(which, before=page.before))
+            page = await query(self._store.page, replace(job_filter, before=page.before))
         return [self.record(job) for job in page.jobs], page.before
 
-    async def several(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
-        """Return the jobs of these numbers that exist, each once and in this order; those that are over as lists hold
-        them."""
-        wanted, queries = tuple(dict.fromkeys(jobs)), self._queries
-        found = {job: known for job in wanted if (known := queries.job(job)) is not None}
-        over = tuple(job for job in wanted if job not in found)
+    async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
+        """Return the existing jobs of these ids in their order. Ended jobs have the fields of lists only."""
+        ids, queries = tuple(dict.fromkeys(jobs)), self._queries
+        by_id = {ident: job for ident in ids if (job := queries.job(ident)) is not None}
+        ended_ids = tuple(ident for ident in ids if ident not in by_id)
         before: JobId | None = None
-        while over:
-            ended, before = await self.page(JobFilter(limit=len(over), ids=over, before=before))
-            found |= {record.job.id: summarize_job(record.job) for record in ended}
+        while ended_ids:
+            ended, before = await self.list_page(JobFilter(limit=len(ended_ids), ids=ended_ids, before=before))
+            by_id |= {record.job.id: summarize_job(record.job) for record in ended}
             if before is None:
                 break
-        return {job: found[job] for job in wanted if job in found}
+        return {ident: by_id[ident] for ident in ids if ident in by_id}
 
     def record(self, job: Job) -> JobRecord:
-        """A job as it is told to people."""
-        if job.state is JobState.QUEUED:
-            return JobRecord(job, self._queries.waiting_reason(job))
-        return JobRecord(job, job.reason)
+        """Return a job with the reason why it waits or ended."""
+        return JobRecord(job, self._queries.waiting_reason(job) if job.state is JobState.QUEUED else job.reason)
 
-    async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
+    async def read_timeline(self, job: JobId) -> Sequence[TimelineEntry]:
         await self.get(job)
         return await query(self._store.timeline, job)
 
-    async def attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
-        """A job and its attempts in order: all of them, or the last so many."""
+    async def list_attempts(self, job: JobId, last: int | None = None) -> tuple[JobRecord, Sequence[Attempt]]:
+        """Return a job and its attempts in order: all, or the ``last`` ones."""
         stored = await query(self._store.attempts, job, last)
-        # Asked for afterwards, so that what is stored is never newer.
+        # Read after the attempts, so that these are never newer than the job.
         record = await self.get(job)
         newest = record.job.attempt
         if newest is None:
             return record, stored
         if newest.generation > 1 and (not stored or stored[-1].generation < newest.generation):
-            # It has just begun: how the one before ended is still being written.
+            # The newest attempt has just begun: wait until the end of the previous one is written.
             await self.commit(WorkItem())
             stored = await query(self._store.attempts, job, last)
-        found = [*(attempt for attempt in stored if attempt.generation < newest.generation), newest]
-        return record, found[-last:] if last else found
+        attempts = [*(attempt for attempt in stored if attempt.generation < newest.generation), newest]
+        return record, attempts[-last:] if last else attempts
 
     async def explain(self, job: JobId, by: Identity) -> Explanation:
-        """Return why a job waits, is where it is, or how it ended, with changes that the caller may make."""
-        known = (await self.get(job)).job
+        """Return why a job waits, where it runs, or how it ended, with changes that the caller may make."""
+        stored = (await self.get(job)).job
         timeline = await query(self._store.timeline, job)
         queries = self._queries
         now, allowed = self._engine.clock(), self.rules.high_priority.is_allowed_to(by)
-        return explain(queries, queries.job(job) or known, timeline, now, high_priority_allowed=allowed)
+        return explain(queries, queries.job(job) or stored, timeline, now, high_priority_allowed=allowed)
 
     async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
-        """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
-        spec, allowed = await self.as_submitted(spec, by), self.rules.high_priority.is_allowed_to(by)
+        """Return what would happen to a submission now. It is checked like a real one; nothing is stored."""
+        spec, allowed = await self.complete_spec(spec, by), self.rules.high_priority.is_allowed_to(by)
         return explain_submission(self._queries, spec, self._engine.clock(), high_priority_allowed=allowed)
 
-    async def as_submitted(self, spec: JobSpec, by: Identity) -> JobSpec:
-        """The job that a submission would be taken for now; it is checked as ``submit`` does, and nothing is stored."""
-        spec = await self._checked(self.rules.with_owner(spec, by), by)
+    async def complete_spec(self, spec: JobSpec, by: Identity) -> JobSpec:
+        """Return the spec of the job that a submission would become. Check it like a real one; store nothing."""
+        spec = await self._complete(self.rules.with_owner(spec, by), by)
         self._queries.admit(spec)
         return spec
 
-    async def metrics(self, since: float) -> Metrics:
-        """Of the last ``since`` seconds; of more than two days, from the beginning of the day on (UTC)."""
+    async def measure(self, since: float) -> Metrics:
+        """Return the metrics of the last ``since`` seconds; from the start of a day (UTC) if over two days."""
         now = self._engine.clock()
-        start = now - since if since <= MAX_EXACT_SPAN else (now - since) // DAY * DAY
+        start = now - since if since <= MAX_EXACT_SPAN_S else (now - since) // DAY * DAY
         usage = await query(self._store.usage, start, now)
-        return Metrics(start, now, usage, self.clusters(), self._engine.stored_queued, self._engine.stored_active)
+        return Metrics(start, now, usage, self.list_clusters(), self._engine.stored_queued, self._engine.stored_active)
 
-    async def wait(self, job: JobId, timeout: float) -> JobRecord:
-        """The job as soon as it is final, or as it is after ``timeout`` seconds."""
+    async def wait_until_final(self, job: JobId, timeout: float) -> JobRecord:
+        """Return a job once it is final, at latest after ``timeout`` seconds."""
         with self._engine.watch(job) as changed, suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not (await self.get(job)).job.state.is_final and not self._engine.draining:
@@ -351,32 +351,33 @@ class Jobs:
                     changed.clear()
         return await self.get(job)
 
-    async def changes(self, job: JobId, after: int) -> AsyncIterator[JobChange]:
-        """The job as it is, and again at each change until it is final; the timeline beyond line ``after``.
+    async def follow(self, job: JobId, after: int) -> AsyncIterator[JobChange]:
+        """Yield a job now and at each change until it is final, with the timeline beyond line ``after``.
 
-        ``NotFoundError`` is raised at the first step.
+        The first step raises ``NotFoundError`` if the job does not exist.
         """
         before: Job | None = None
         after = min(after, MAX_LINE_NUMBER)
         with self._engine.watch(job) as changed:
             while True:
                 record = await self.get(job)
-                lines = await query(self._store.timeline, job, after, TIMELINE_PAGE)
+                lines = await query(self._store.timeline, job, after, TIMELINE_PAGE_SIZE)
                 if lines or record.job != before:
                     yield JobChange(record, tuple(enumerate(lines, after + 1)))
                 before = record.job
                 after += len(lines)
-                if len(lines) == TIMELINE_PAGE:
+                if len(lines) == TIMELINE_PAGE_SIZE:
                     continue  # there may be more
                 if record.job.state.is_final or self._engine.draining:
                     return
                 await changed.wait()
                 changed.clear()
 
-    async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
-        """The output of the last attempt, in order of arrival; with ``follow`` until the job is final.
+    async def follow_output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
+        """Yield the output of the last attempt in order of arrival; with ``follow`` until the job is final.
 
-        What is not kept of it is told by a line in its place. ``NotFoundError`` is raised at the first step.
+        A line stands in place of output that is not stored. The first step raises ``NotFoundError`` if the job does
+        not exist.
         """
         reading = self._outputs.read((await self.get(job)).job)
         with self._engine.watch(job) as changed:
@@ -384,181 +385,143 @@ class Jobs:
                 try:
                     record = (await self.get(job)).job
                 except NotFoundError:
-                    return  # it is over, and not kept any more
+                    return  # removed meanwhile
                 except StoreUnavailable:
                     if not follow or self._engine.draining:
                         raise
-                    await asyncio.sleep(RETRY_INTERVAL_S)  # the job goes on, and so does who follows it
+                    await asyncio.sleep(RETRY_INTERVAL_S)  # the job goes on, so the client keeps following it
                     continue
                 if record.generation != reading.generation:
                     reading = self._outputs.read(record)
-                over = not follow or record.state.is_final
-                async for text in reading.more(record, component, to_the_end=over):
+                is_last = not follow or record.state.is_final
+                async for text in reading.read_new(record, component, to_the_end=is_last):
                     yield text
-                if over or self._engine.draining:
+                if is_last or self._engine.draining:
                     return
                 await changed.wait()
                 changed.clear()
 
-    async def output_tails(self, job: JobId, most: int) -> Sequence[OutputTail]:
-        """The ends of what the components of the last attempt wrote, in all at most so many bytes."""
-        return await self._outputs.tails((await self.get(job)).job, most)
+    async def read_output_tails(self, job: JobId, max_bytes: int) -> Sequence[OutputTail]:
+        """Return the ends of the output of the last attempt's components, ``max_bytes`` in total."""
+        return await self._outputs.read_tails((await self.get(job)).job, max_bytes)
 
-    def cluster(self, name: ClusterName) -> ClusterRecord:
-        """``NotFoundError`` when there is none of that name."""
+    def get_cluster(self, name: ClusterName) -> ClusterRecord:
+        """Return a cluster. Raise ``NotFoundError`` if it does not exist."""
         self._engine.check_cluster(name)
         return self._describe(name)
 
-    def clusters(self) -> Sequence[ClusterRecord]:
+    def list_clusters(self) -> Sequence[ClusterRecord]:
         return [self._describe(cluster.name) for cluster in self._queries.grid.clusters()]
 
-    def policies(self) -> Sequence[dict[str, object]]:
-        """``name``, ``serves`` (request types), ``summary`` of each policy."""
+    def list_policies(self) -> Sequence[dict[str, object]]:
+        """Return ``name``, ``serves`` (request types) and ``summary`` of each policy."""
         return self._queries.policies.describe()
 
 
-@dataclass(slots=True)
-class Lookup:
-    """Keys that will be asked for in one go."""
-
-    keys: set[str] = field(default_factory=set)
-    asking: "asyncio.Task[Mapping[str, Submitted]] | None" = None
-
-
-class IdempotencyKeys:
-    """What keys were used for: one lookup in the store at a time, and who comes meanwhile is in the next one."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._turn = asyncio.Lock()
-        self._next: Lookup | None = None
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """A lock is kept by those who have it and those who wait for it."""
-
-    def lock(self, key: str) -> asyncio.Lock:
-        """Held by a submission under way, so that two with one key do not both become jobs."""
-        return self._locks.setdefault(key, asyncio.Lock())
-
-    async def find(self, key: str) -> Submitted | None:
-        """What a key was used for, as of now; ``StoreUnavailable``."""
-        lookup = self._next
-        if lookup is None:
-            self._next = lookup = Lookup()
-            lookup.asking = asyncio.ensure_future(self._ask(lookup))
-        lookup.keys.add(key)
-        assert lookup.asking is not None
-        return (await asyncio.shield(lookup.asking)).get(key)
-
-    async def _ask(self, lookup: Lookup) -> Mapping[str, Submitted]:
-        await asyncio.sleep(0)  # for those who are there at this very moment
-        try:
-            async with asyncio.timeout(QUERY_TIMEOUT_S), self._turn:
-                self._next = None
-                return await query(self._store.submitted, lookup.keys)
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="ask again later"
-            ) from None
-        finally:
-            if self._next is lookup:
-                self._next = None
-
-
 class BulkActions:
-    """What stands against one job keeps no other from it; one that is as it should be is told as such.
+    """Actions on several jobs, each with a result of its own: an error of one job does not affect the others.
 
-    With ``shown`` nothing is done to a job that is in another state than it was shown in: who decided did not know.
+    A job that is already as requested is a success. With ``expected`` states, a job in another state is not changed.
     """
 
     def __init__(self, jobs: Jobs, queries: Queries, rules: SubmissionRules) -> None:
         self._jobs, self._queries, self._rules = jobs, queries, rules
 
     async def cancel(
-        self, jobs: Sequence[JobId], by: Identity, reason: str, shown: Shown = NOTHING_SHOWN, *, warn: bool = False
+        self,
+        jobs: Sequence[JobId],
+        by: Identity,
+        reason: str,
+        expected: ExpectedStates = NO_EXPECTED_STATES,
+        *,
+        warn: bool = False,
     ) -> Sequence[ActionResult]:
-        """With ``warn`` their programs have the grace that they asked for."""
-        why = reason or f"cancelled by {by.user}"
-        return await self._act(
-            jobs, by, lambda job: JobCancelled(job.id, why, by.user, warn), shown, done=JobState.CANCELLED
-        )
+        """Cancel jobs; with ``warn`` their programs get the warning signal and grace time that they asked for."""
+
+        def make_event(job: Job) -> Event:
+            return JobCancelled(job.id, reason or f"cancelled by {by.user}", by.user, warn)
+
+        return await self._act(jobs, by, make_event, expected, JobState.CANCELLED)
 
     async def hold(
-        self, jobs: Sequence[JobId], by: Identity, reason: str, shown: Shown = NOTHING_SHOWN
+        self, jobs: Sequence[JobId], by: Identity, reason: str, expected: ExpectedStates = NO_EXPECTED_STATES
     ) -> Sequence[ActionResult]:
-        why = reason or f"held by {by.user}"
-
-        def event(job: Job) -> Event | None:
+        def make_event(job: Job) -> Event | None:
             if not job.state.is_waiting:
                 raise _wrong_state(job, "only queued jobs can be held", "cancel it instead")
-            return JobHeld(job.id, why, by.user) if job.state is JobState.QUEUED else None
+            is_queued = job.state is JobState.QUEUED
+            return JobHeld(job.id, reason or f"held by {by.user}", by.user) if is_queued else None
 
-        return await self._act(jobs, by, event, shown)
+        return await self._act(jobs, by, make_event, expected)
 
     async def release(
-        self, jobs: Sequence[JobId], by: Identity, shown: Shown = NOTHING_SHOWN
+        self, jobs: Sequence[JobId], by: Identity, expected: ExpectedStates = NO_EXPECTED_STATES
     ) -> Sequence[ActionResult]:
-        def event(job: Job) -> Event | None:
+        def make_event(job: Job) -> Event | None:
             if not job.state.is_waiting:
                 raise _wrong_state(job, "only held jobs can be released")
             return JobReleased(job.id, by.user) if job.state is JobState.HELD else None
 
-        return await self._act(jobs, by, event, shown)
+        return await self._act(jobs, by, make_event, expected)
 
     async def set_priority(
-        self, jobs: Sequence[JobId], priority: Priority, by: Identity, reason: str, shown: Shown = NOTHING_SHOWN
+        self,
+        jobs: Sequence[JobId],
+        priority: Priority,
+        by: Identity,
+        reason: str,
+        expected: ExpectedStates = NO_EXPECTED_STATES,
     ) -> Sequence[ActionResult]:
-        """Raise ``ForbiddenError`` if the caller may not give jobs this priority."""
+        """Change the priority of waiting jobs. Raise ``ForbiddenError`` if the caller may not give this priority."""
         self._rules.check_priority(priority, by, "leave it low")
 
-        def event(job: Job) -> Event | None:
+        def make_event(job: Job) -> Event | None:
             if not job.state.is_waiting:
                 raise _wrong_state(job, "only jobs that wait can be given another priority")
             is_new = job.spec.priority is not priority
             return JobPriorityChanged(job.id, priority, reason, by.user) if is_new else None
 
-        return await self._act(jobs, by, event, shown)
+        return await self._act(jobs, by, make_event, expected)
 
     async def _act(
         self,
         jobs: Sequence[JobId],
         by: Identity,
-        event_of: Callable[[Job], Event | None],
-        shown: Shown,
-        done: JobState | None = None,
+        make_event: Callable[[Job], Event | None],
+        expected: ExpectedStates,
+        target: JobState | None = None,
     ) -> Sequence[ActionResult]:
-        """Act on the caller's jobs that are not over.
+        """Act on the caller's unfinished jobs. A job that ended in the state ``target`` is a success.
 
-        ``event_of`` returns what is to be done to one, None where it is as it should be already, and raises
-        ``ConflictError`` where it cannot be done. Jobs that are over in the state ``done`` are as they should be.
+        ``make_event`` returns None if a job is already as requested, and raises ``ConflictError`` if it cannot change.
         """
-        wanted, queries = list(dict.fromkeys(jobs)), self._queries
-        refused: dict[JobId, KoalaError] = {}
+        ids, queries = list(dict.fromkeys(jobs)), self._queries
+        errors: dict[JobId, KoalaError] = {}
 
-        def is_theirs(job: JobId) -> bool:
-            known = queries.job(job)
-            return known is not None and may_see_all_of(by, known)
+        def may_change(ident: JobId) -> bool:
+            job = queries.job(ident)
+            return job is not None and may_see_all_of(by, job)
 
         def prepare() -> tuple[Event, ...]:
             events = []
-            for ident in wanted:
+            for ident in filter(may_change, ids):
                 job = queries.job(ident)
-                if job is None or not may_see_all_of(by, job):
-                    continue
+                assert job is not None
                 try:
-                    _check_is_as_shown(job, shown)
-                    event = event_of(job)
+                    _check_state(job, expected)
+                    event = make_event(job)
                 except ConflictError as error:
-                    refused[ident] = error
+                    errors[ident] = error
                 else:
                     events += [event] if event is not None else []
             return tuple(events)
 
-        others = [str(job) for job in wanted if queries.job(job) is not None and not is_theirs(job)]
-        about(f"jobs {', '.join(map(str, wanted))}", f"not {by.user}'s: {', '.join(others)}" if others else "")
-        if any(is_theirs(job) for job in wanted):
+        others = [str(ident) for ident in ids if queries.job(ident) is not None and not may_change(ident)]
+        about(f"jobs {', '.join(map(str, ids))}", f"not {by.user}'s: {', '.join(others)}" if others else "")
+        if any(map(may_change, ids)):
             await self._jobs.commit(WorkItem(prepare=prepare))
-        known = {ident: self._jobs.record(job) for ident, job in (await self._jobs.several(wanted)).items()}
-        return [_result(job, known.get(job), by, refused.get(job), done) for job in wanted]
+        records = {ident: self._jobs.record(job) for ident, job in (await self._jobs.get_many(ids)).items()}
+        return [_result(ident, records.get(ident), by, errors.get(ident), target) for ident in ids]
 
 
 def _no_job(job: JobId) -> NotFoundError:
@@ -567,38 +530,35 @@ def _no_job(job: JobId) -> NotFoundError:
     )
 
 
-def _over_already(job: Job) -> ConflictError:
-    return ConflictError(f"job {job.id} is {job.state} already", field="job", value=job.id)
+def _already_ended(job: Job) -> ConflictError:
+    return ConflictError(f"job {job.id} is already {job.state}", field="job", value=job.id)
 
 
-def _wrong_state(job: Job, said: str, hint: str = "") -> ConflictError:
-    return ConflictError(f"job {job.id} is {job.state}: {said}", field="job", value=job.id, hint=hint)
+def _wrong_state(job: Job, rule: str, hint: str = "") -> ConflictError:
+    return ConflictError(f"job {job.id} is {job.state}: {rule}", field="job", value=job.id, hint=hint)
 
 
-def _check_is_as_shown(job: Job, shown: Shown) -> None:
-    before = shown.get(job.id, job.state)
-    if before is not job.state:
+def _check_state(job: Job, expected: ExpectedStates) -> None:
+    """Raise ``ConflictError`` if a job has another state than the user saw."""
+    state = expected.get(job.id, job.state)
+    if state is not job.state:
         raise ConflictError(
-            f"job {job.id} was {before} when it was chosen, and is {job.state} now: nothing was done to it",
+            f"job {job.id} is {job.state} now, and was {state} when you chose it: it was not changed",
             field="job",
             value=job.id,
-            hint="look at it again",
+            hint="look at it and choose again",
         )
 
 
 def _result(
-    job: JobId, now: JobRecord | None, by: Identity, error: KoalaError | None, done: JobState | None
+    ident: JobId, record: JobRecord | None, by: Identity, error: KoalaError | None, target: JobState | None
 ) -> ActionResult:
-    if now is None:
-        return ActionResult(job, error=_no_job(job))
+    if record is None:
+        return ActionResult(ident, error=_no_job(ident))
     try:
-        check_is_theirs(by, now.job)
+        check_is_theirs(by, record.job)
     except ForbiddenError as forbidden:
         error = forbidden
-    if error is None and now.job.state.is_final and now.job.state is not done:
-        error = _over_already(now.job)
-    return ActionResult(job, error=error) if error else ActionResult(job, now)
-
-
-async def _as_it_is(spec: JobSpec, _: Identity) -> JobSpec:
-    return spec
+    if error is None and record.job.state.is_final and record.job.state is not target:
+        error = _already_ended(record.job)
+    return ActionResult(ident, error=error) if error else ActionResult(ident, record)

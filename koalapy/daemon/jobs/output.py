@@ -1,4 +1,4 @@
-"""Components' output: taken in from agents, and told to people with a line in place of what is not kept."""
+"""The output of components: stored as agents send it, and read by users."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -23,19 +23,19 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 MAX_REMEMBERED_COMPONENTS = 10_000
-"""Components of attempts that are over of which it is known that they were on their cluster."""
+"""Components of ended attempts that are remembered to be on their cluster."""
 
 _threads = ThreadPoolExecutor(8, "output")
-"""A disk that hangs keeps nobody else from a thread."""
+"""Separate threads, so that a hanging disk does not block those of other work."""
 
 
-async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return await asyncio.get_running_loop().run_in_executor(_threads, lambda: work(*args, **kwargs))
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTail:
-    """The end of what one component wrote; ``before`` bytes of it came before that."""
+    """The end of one component's output, which ``before`` bytes precede."""
 
     component: int
     cluster: ClusterName
@@ -44,131 +44,129 @@ class OutputTail:
 
 
 class Outputs:
-    """Between the agents that send output, the store that keeps it, and those who read it."""
+    """The stored output of all jobs."""
 
-    def __init__(self, engine: Engine, queries: Queries, store: Store, kept: OutputStore) -> None:
-        self._engine, self._queries, self._store, self._kept = engine, queries, store, kept
-        self._known: dict[tuple[ClusterName, Token], None] = {}
+    def __init__(self, engine: Engine, queries: Queries, store: Store, output_store: OutputStore) -> None:
+        self._engine, self._queries, self._store, self._output_store = engine, queries, store, output_store
+        self._remembered: dict[tuple[ClusterName, Token], None] = {}
         self._readings: WeakSet[Reading] = WeakSet()
-        self._no_room = False
+        self._is_failing = False
 
-    async def take(self, cluster: ClusterName, token: Token, pieces: Sequence[OutputPiece]) -> int | None:
-        """Keep an agent's pieces; how far they are kept, None when nothing is: no room now, or no component of its."""
+    async def append(self, cluster: ClusterName, token: Token, pieces: Sequence[OutputPiece]) -> int | None:
+        """Store the pieces that an agent sent. Return the offset up to which output is stored.
+
+        Return None if nothing is: the disk takes nothing now, or the component is not on the agent's cluster.
+        """
         if not await self._is_on(cluster, token):
             return None
         try:
-            end = await in_thread(self._kept.append, token, pieces)
+            end = await run_in_thread(self._output_store.append, token, pieces)
         except OSError as error:
-            if not self._no_room:
-                log.error("output cannot be kept: agents send it again", action="output-not-kept", error=str(error))
-            self._no_room = True
+            if not self._is_failing:
+                log.error("cannot store output: agents send it again", action="output-not-kept", error=str(error))
+            self._is_failing = True
             return None
-        if self._no_room:
-            log.info("output can be kept again", action="output-kept-again")
-        self._no_room = False
+        if self._is_failing:
+            log.info("output is stored again", action="output-kept-again")
+        self._is_failing = False
         for reading in self._readings:
-            reading.told(token)
-        self._engine.wake_watchers(parse_token(token)[0])
+            reading.mark_unread(token)
+        self._engine.wake_watchers(parse_token(token).job)
         return end
 
     async def _is_on(self, cluster: ClusterName, token: Token) -> bool:
-        """Whether a token names a component on that very cluster, of its job's present attempt or an earlier one."""
+        """Return whether a component of the current or an earlier attempt is on that cluster."""
         if found := self._queries.find(token):
             return found[1].cluster == cluster
-        if (cluster, token) in self._known:
+        if (cluster, token) in self._remembered:
             return True
-        if not await self._is_of_an_earlier_attempt(cluster, token):
-            return False
-        self._known[cluster, token] = None
-        if len(self._known) > MAX_REMEMBERED_COMPONENTS:
-            del self._known[next(iter(self._known))]
-        return True
-
-    async def _is_of_an_earlier_attempt(self, cluster: ClusterName, token: Token) -> bool:
         try:
             job, generation, index, nonce = parse_token(token)
         except ValueError:
             return False
         attempts = await query(self._store.attempts, job)
-        there = (c for a in attempts if (a.generation, a.nonce) == (generation, nonce) for c in a.components)
-        return any((c.index, c.cluster) == (index, cluster) for c in there)
+        components = (c for a in attempts if (a.generation, a.nonce) == (generation, nonce) for c in a.components)
+        if not any((c.index, c.cluster) == (index, cluster) for c in components):
+            return False
+        self._remembered[cluster, token] = None
+        if len(self._remembered) > MAX_REMEMBERED_COMPONENTS:
+            del self._remembered[next(iter(self._remembered))]
+        return True
 
     async def remove(self, jobs: Collection[JobId]) -> None:
-        """All that is kept of jobs; no more of them is taken in once the store knows them no longer."""
-        for known in [known for known in self._known if parse_token(known[1]).job in jobs]:
-            del self._known[known]
-        await in_thread(self._kept.remove, jobs)
+        """Delete the output of jobs. Once the store does not know a job, no output of it is stored."""
+        for key in [key for key in self._remembered if parse_token(key[1]).job in jobs]:
+            del self._remembered[key]
+        await run_in_thread(self._output_store.remove, jobs)
 
-    async def tails(self, job: Job, most: int) -> Sequence[OutputTail]:
-        """The ends of what the components of a job's last attempt wrote, in all at most so many bytes."""
+    async def read_tails(self, job: Job, max_bytes: int) -> Sequence[OutputTail]:
+        """Return the ends of the output of the last attempt's components, ``max_bytes`` in total."""
         components = job.attempt.components if job.attempt else ()
-        each = most // max(1, len(components))
-        return [await in_thread(self._tail, job, component, each) for component in components]
+        share = max_bytes // max(1, len(components))
 
-    def _tail(self, job: Job, component: Component, most: int) -> OutputTail:
-        token = job.token(component.index)
-        start = max(0, self._kept.size(token) - most)
-        data = b"".join(piece.data for piece in self._kept.read(token, start, to_the_end=False))
-        return OutputTail(component.index, component.cluster, data, start)
+        def read_tail(component: Component) -> OutputTail:
+            token = job.token(component.index)
+            start = max(0, self._output_store.size(token) - share)
+            data = b"".join(piece.data for piece in self._output_store.read(token, start, to_the_end=False))
+            return OutputTail(component.index, component.cluster, data, start)
+
+        return [await run_in_thread(read_tail, component) for component in components]
 
     def read(self, job: Job) -> "Reading":
-        """The output of a job's attempt as it is now, from its beginning."""
-        reading = Reading(self._kept, self._queries.grid, job.generation)
+        """Start to read the output of a job's current attempt from its beginning."""
+        reading = Reading(self._output_store, self._queries.grid, job.generation)
         self._readings.add(reading)
         return reading
 
 
 class Reading:
-    """How far somebody has read the output of one attempt."""
+    """A reader's position in the output of one attempt."""
 
-    def __init__(self, kept: OutputStore, grid: GridStatus, generation: int) -> None:
-        self._kept, self._grid = kept, grid
+    def __init__(self, output_store: OutputStore, grid: GridStatus, generation: int) -> None:
+        self._output_store, self._grid = output_store, grid
         self.generation = generation
-        self._at: dict[Token, int] = {}
+        self._offsets: dict[Token, int] = {}
         self._unread: dict[Token, bool] = {}
-        """Whether there may be more of a component: a look takes a thread, and mostly one component has changed."""
-        self._in_line: dict[Token, bool] = {}
-        """Whether the last that was read of a component did not end a line."""
+        """Whether a component may have new output. Reading takes a thread, and mostly one component has changed."""
+        self._is_in_line: dict[Token, bool] = {}
+        """Whether the last text of a component did not end a line."""
 
-    def told(self, token: Token) -> None:
-        """More has come of a component, of whichever job."""
+    def mark_unread(self, token: Token) -> None:
+        """Note that a component, of any job, has new output."""
         if token in self._unread:
             self._unread[token] = True
 
-    async def more(self, job: Job, only: int | None, *, to_the_end: bool) -> AsyncIterator[bytes]:
-        """What is there now and was not read, of all components or of one."""
+    async def read_new(self, job: Job, index: int | None, *, to_the_end: bool) -> AsyncIterator[bytes]:
+        """Yield the unread output of the component with that index, or of all components."""
         for component in job.attempt.components if job.attempt else ():
-            if only not in (None, component.index):
+            if index not in (None, component.index):
                 continue
             token = job.token(component.index)
             if not self._unread.get(token, True) and not to_the_end:
                 continue
             self._unread[token] = False
-            while pieces := await in_thread(self._kept.read, token, self._at.get(token, 0), to_the_end=to_the_end):
+            while pieces := await run_in_thread(
+                self._output_store.read, token, self._offsets.get(token, 0), to_the_end=to_the_end
+            ):
                 for piece in pieces:
-                    yield self._text(job, component, piece)
+                    yield self._format(job, component, piece)
 
-    def _text(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
+    def _format(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
         token = job.token(component.index)
-        line = self._line(job, component, piece) if piece.missing else b""
-        line = b"\n" + line if line and self._in_line.get(token) else line
-        self._at[token] = piece.offset + len(piece.data)
-        self._in_line[token] = not (line + piece.data).endswith(b"\n")
-        return line + piece.data
+        note = self._note_missing(job, component, piece) if piece.missing else b""
+        note = b"\n" + note if note and self._is_in_line.get(token) else note
+        self._offsets[token] = piece.offset + len(piece.data)
+        self._is_in_line[token] = not (note + piece.data).endswith(b"\n")
+        return note + piece.data
 
-    def _line(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
-        """What is said in place of bytes that are missing."""
-        if piece.offset - piece.missing < self._kept.head:
+    def _note_missing(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
+        """Return the line that stands in place of missing bytes."""
+        if piece.offset - piece.missing < self._output_store.head:
             return f"koala: {piece.missing} bytes are missing here: they did not reach the daemon\n".encode()
-        file = self._file(job, component)
-        whole = f"all of it is in {file} on its nodes" if file else "a file given with --output would have all of it"
-        limit = f"output_limit is {self._kept.limit}"
-        return f"koala: {piece.missing} bytes are left out here ({limit}); {whole}\n".encode()
-
-    def _file(self, job: Job, component: Component) -> str | None:
-        """The file on the component's cluster that has the whole output, if the user wanted one."""
-        own = job.spec.component(component.request_index)
-        file, grid = (own and own.output) or job.spec.output, self._grid
+        settings = job.spec.component(component.request_index)
+        file, grid = (settings and settings.output) or job.spec.output, self._grid
         if file and component.cluster in grid:
-            return grid[component.cluster].profile.map_path(file, component.cluster, job.id)
-        return file
+            file = grid[component.cluster].profile.map_path(file, component.cluster, job.id)
+        whole = f"all of it is in {file} on its nodes" if file else "a file given with --output would have all of it"
+        limit = f"output_limit is {self._output_store.limit}"
+        return f"koala: {piece.missing} bytes are left out here ({limit}); {whole}\n".encode()

@@ -240,7 +240,7 @@ class Network:
                 return None
             output = b""
             if not reason:
-                async for chunk in self._jobs.output(job.id, follow=False):
+                async for chunk in self._jobs.follow_output(job.id, follow=False):
                     output = (output + chunk)[-MAX_OUTPUT_SIZE:]
         except KoalaError as error:
             log.error("could not measure a link", action="measurement-failed", clusters=pair, error=error.message)
@@ -254,9 +254,9 @@ class Network:
 
     async def _follow(self, job: JobId) -> str:
         """Wait until a job ends or the daemon shuts down. Cancel one that takes too long, and return the reason."""
-        record = await self._jobs.wait(job, self._settings.patience)
+        record = await self._jobs.wait_until_final(job, self._settings.patience)
         if record.job.state in (JobState.STARTING, JobState.RUNNING):
-            record = await self._jobs.wait(job, WALLTIME + START_AND_END_GRACE)
+            record = await self._jobs.wait_until_final(job, WALLTIME + START_AND_END_GRACE)
             reason = f"the job did not end within {WALLTIME + START_AND_END_GRACE:g} s of its start"
         else:
             reason = f"no nodes for {self._settings.patience:g} s: {record.reason or record.job.state}"

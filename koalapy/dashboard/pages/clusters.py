@@ -84,7 +84,7 @@ def add_now(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> 
     async def now(caller: Caller) -> NowView:
         survey = await surveyor.survey()
         moment = engine.clock()
-        records = services.jobs.clusters()
+        records = services.jobs.list_clusters()
         lanes = sort_by_problem([cluster_row(queries.grid[each.name], each, survey, moment) for each in records])
         fresh = [lane for lane in lanes if not lane.stale]
         return NowView(
@@ -209,7 +209,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c")
     async def clusters() -> ClustersView:
         survey, now = await surveyor.survey(), engine.clock()
-        lanes = [cluster_row(queries.grid[each.name], each, survey, now) for each in services.jobs.clusters()]
+        lanes = [cluster_row(queries.grid[each.name], each, survey, now) for each in services.jobs.list_clusters()]
         together: Counter[str] = Counter()
         for lane in lanes:
             together.update(asdict(lane.nodes))
@@ -217,7 +217,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
 
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="A cluster")
     async def cluster(name: Name, caller: Caller) -> ClusterPage:
-        record, survey, now = services.jobs.cluster(name), await surveyor.survey(), engine.clock()
+        record, survey, now = services.jobs.get_cluster(name), await surveyor.survey(), engine.clock()
         known = queries.grid[name]
         return ClusterPage(
             lane=cluster_row(known, record, survey, now),

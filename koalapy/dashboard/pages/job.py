@@ -72,8 +72,8 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
         view, row = view_for(caller, record), job_row(record, caller, position, whole_reason=True)
         if not is_theirs:
             return JobPageView(view, row, "", (), record.job.state.is_final, (), (), 0, None, (), False, (), 0)
-        record, tried = await jobs.attempts(job, attempts)
-        timeline = await jobs.timeline(job)
+        record, tried = await jobs.list_attempts(job, attempts)
+        timeline = await jobs.read_timeline(job)
         known = record.job
         return JobPageView(
             job=view_for(caller, record),
@@ -85,7 +85,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
             attempts=[attempt_view(known, attempt) for attempt in tried],
             more_attempts=tried[0].generation - 1 if tried else 0,
             explanation=ExplanationView.model_validate(await jobs.explain(job, caller)),
-            output=[_output(tail) for tail in await jobs.output_tails(job, TAIL)],
+            output=[_output(tail) for tail in await jobs.read_output_tails(job, TAIL)],
             has_results=bool(known.spec.collect) and known.state.is_final,
             timeline=[TimelineView.model_validate(entry) for entry in timeline[-MAX_LINES:]],
             earlier_lines=max(0, len(timeline) - MAX_LINES),
@@ -94,7 +94,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
     @dashboard.router.get("/jobs/{job}/output/{component}", operation_id="read_logs", response_class=PlainTextResponse)
     async def output(job: Id, component: int) -> Response:
         """The end of what one component wrote, as the page shows it."""
-        tails = await jobs.output_tails(job, TAIL)
+        tails = await jobs.read_output_tails(job, TAIL)
         text = next((_output(tail).text for tail in tails if tail.component == component), "")
         return PlainTextResponse(text, headers={"Cache-Control": "no-store"})
 

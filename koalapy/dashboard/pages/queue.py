@@ -175,7 +175,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             meant = await finder.find(parse_search(q), caller, limit=MAX_CHOSEN)
             chosen, more = list(meant.jobs), max(0, meant.unfinished - len(meant.jobs))
         else:
-            chosen, more = list((await jobs.several(job)).values()), 0
+            chosen, more = list((await jobs.get_many(job)).values()), 0
         if action == "high":
             jobs.rules.check_priority(Priority.HIGH, caller, "leave it low")
         acted_on, left_out = _sorted_out(action, chosen, caller)
