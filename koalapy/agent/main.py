@@ -1,4 +1,4 @@
-"""The agent of one cluster, with the adapter of its resource manager and the environment of its programs."""
+"""The start of a cluster's agent: its settings, its resource manager's adapter, its programs' environment."""
 
 import asyncio
 import contextlib
@@ -34,11 +34,11 @@ from koalapy.system.systemd import ServiceManager
 from koalapy.system.tls import SYSTEM_TRUST, Trust, check_encrypted
 
 PREDECESSOR_TIMEOUT = 10.0
-"""Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
+"""Seconds that an embedded agent waits for an earlier one, which its daemon may have left running."""
 INSTALLED_CONFIGURATIONS = ("~/.config/koala/koala.yaml", "/etc/koala/koala.yaml")
-"""Where the units of agents have their configuration: of an account's own agent, and of the site's."""
+"""Configuration files of installed agents: of an account's own agent, and of the site's."""
 MAX_OPEN_FILES = 65_536
-"""Open files that an agent asks for: one for each runner, and what transfers and commands need."""
+"""Maximum open files to request: one per runner, and those of transfers and commands."""
 
 
 def start_agent(
@@ -50,9 +50,9 @@ def start_agent(
     ca_file: Path | None,
     embedded: bool = False,
 ) -> None:
-    """Run the agent of a cluster until it is told to end.
+    """Run the agent of a cluster until it is stopped.
 
-    ``embedded``: or until the daemon dies that started it, and hands over its settings and token.
+    An ``embedded`` agent gets settings and token from the daemon that started it, and also stops when that ends.
     """
     configure_logging("warning" if embedded else "info", cluster=cluster)
     raise_file_limit(MAX_OPEN_FILES)
@@ -63,7 +63,7 @@ def start_agent(
         config = config or installed_configuration()
         settings, trust = load(config), Trust(ca_file)
         trust.check_files()
-    # What an agent does is of no interest beside the daemon's own lines.
+    # The daemon's log needs only the warnings of its agents.
     level = "warning" if embedded and settings.log_level == "info" else settings.log_level
     configure_logging(level, settings.log_format, cluster=cluster)
     watch_out_for_crashes()
@@ -82,7 +82,7 @@ def start_agent(
         try:
             uvloop.run(_agent(agent_settings, lrm, manager))
         finally:
-            # What a component has left can be read with the key alone that its resource manager keeps.
+            # The resource manager holds the key that verifies the files of components.
             if embedded and isinstance(lrm, LocalLrm) and not any(Spool(agent_settings.directory).load_folders()):
                 lrm.cluster.stop(if_idle=True)
 
@@ -94,9 +94,9 @@ def make_lrm(settings: AgentSettings) -> Lrm:
 
 
 def installed_configuration(places: Sequence[str] = INSTALLED_CONFIGURATIONS) -> Path | None:
-    """Return the configuration file that the agents' units read on this host, None where there is none.
+    """Return the configuration file of this host's agents, None if there is none.
 
-    The file of this account comes before that of the site. A file that may not be read is returned all the same.
+    The account's own file precedes the site's. Return an unreadable file as well, so that reading it reports the error.
     """
     for name in places:
         path = Path(name).expanduser()
@@ -105,7 +105,7 @@ def installed_configuration(places: Sequence[str] = INSTALLED_CONFIGURATIONS) ->
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
-            pass  # reading it says what is wrong
+            pass  # reading it reports the error
         return path
     return None
 
@@ -159,44 +159,44 @@ def _settings_of_agent(
 
 
 def _login_sockets(cluster: str, section: ClusterSection, directory: Path) -> list[Path]:
-    """Where its agent may listen for the users of the head node, the best place first."""
+    """Return the paths on which the agent may listen for users of the head node, the preferred one first."""
     if section.login_socket is not None:
         return [] if section.login_socket == NO_SOCKET else [Path(section.login_socket)]
     return [] if section.is_embedded else [well_known_path(cluster), directory / LOGIN_SOCKET]
 
 
 def _check_identity(cluster: str, agent_settings: AgentSettings, section: ClusterSection) -> None:
-    """Refuse to act for many where that cannot be done, or would show people what they may not read."""
+    """Raise ``UsageError`` if the agent cannot act for several accounts, or would expose files to others."""
     section_name = f"clusters.{cluster}"
     if agent_settings.identity != "mapped":
         return
     if section.stage_directory is None:
         raise UsageError(
-            f"{section_name}.identity is mapped, and there is no {section_name}.stage_directory",
+            f"{section_name}.identity is mapped, but {section_name}.stage_directory is not set",
             field=f"{section_name}.stage_directory",
-            hint="name a folder in which each account gets one of its own, and that all can pass through to",
+            hint="set a folder that all accounts may enter; each gets its own folder in it",
         )
     if os.geteuid() == 0 and section.replica_directories:
         raise UsageError(
-            f"{section_name}.replica_directories: an agent that is root would hand out what their readers may not read",
+            f"{section_name}.replica_directories: an agent that runs as root would expose files to all users",
             field=f"{section_name}.replica_directories",
             hint="run the agent as an account of its own with CAP_SETUID, CAP_SETGID and CAP_KILL",
         )
     if detect_switch_method() is SwitchMethod.NONE:
         raise UsageError(
-            f"{section_name}.identity is mapped, and this agent may act for nobody",
+            f"{section_name}.identity is mapped, but this agent cannot act for other accounts",
             field=f"{section_name}.identity",
             hint="run it as root, or with CAP_SETUID and CAP_SETGID, or install sudo (docs/clusters.md)",
         )
 
 
 def replica_directory(directory: Path) -> Path:
-    """Where replicas of an embedded cluster lie that is told of no other place."""
+    """Return the default replica directory of an embedded cluster."""
     return directory / "replicas"
 
 
 def _addresses(section: ClusterSection, url: str) -> tuple[str, str]:
-    """Where the nodes reach this host, and where other sites do."""
+    """Return the addresses on which nodes and other sites reach this host."""
     if section.lrm.on_this_host:
         return section.runner_address or "127.0.0.1", section.transfer_address or "127.0.0.1"
     try:
@@ -209,7 +209,7 @@ def _addresses(section: ClusterSection, url: str) -> tuple[str, str]:
 
 
 def _own_address(url: str) -> str:
-    """This host's address on the way to the daemon; nothing is sent."""
+    """Return this host's address on the route to the daemon. Send nothing."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -219,7 +219,7 @@ def _own_address(url: str) -> str:
             return str(asking.getsockname()[0])
     except OSError as error:
         raise UsageError(
-            f"cannot tell this host's own address: {url} leads nowhere ({error.strerror})",
+            f"cannot determine this host's address: {url} cannot be reached ({error.strerror})",
             field="--url",
             value=url,
             hint="give the daemon's URL with --url, or set the cluster's runner_address",
@@ -227,7 +227,7 @@ def _own_address(url: str) -> str:
 
 
 async def _agent(settings: AgentSettings, lrm: Lrm, manager: ServiceManager) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Run the agent until SIGTERM or SIGINT."""
     serving = asyncio.ensure_future(run_agent(settings, lrm, manager=manager))
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
@@ -235,17 +235,17 @@ async def _agent(settings: AgentSettings, lrm: Lrm, manager: ServiceManager) -> 
         await serving
 
 
-# All nodes of an embedded cluster share this machine's name, and collectives that need all ranks to agree on who is
-# whose neighbour (coll/han, coll/sm) waited for ever. Nodes are told apart now; that cures it for all of them is not
-# proven.
+# All nodes of an embedded cluster share this machine's name. Collectives that need all ranks to agree on neighbours
+# (coll/han, coll/sm) hung because of that. Nodes have different addresses now; it is not proven that this helps all.
 LOOPBACK_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_coll": "^han,sm"}
 
 
 def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str]:
-    """What programs of a cluster find: the profile's own, ``bin`` folders first on ``PATH``, and how MPI is set."""
+    """Return the variables of a cluster's programs: the profile's, Open MPI's, and ``PATH`` with the ``bin`` folders
+    first."""
     mpi = section.mpi
     environment = {
-        # More ranks than cores are the rule here: a rank that waits gives its core away.
+        # There are usually more ranks than cores, so waiting ranks must yield.
         **({**LOOPBACK_MPI, "OMPI_MCA_mpi_yield_when_idle": "1"} if section.lrm.on_this_host else {}),
         **section.environment,
         "KOALA_CLUSTER": cluster,
@@ -278,12 +278,13 @@ def check_host(
     user: str = "",
     installed: Sequence[str] = INSTALLED_CONFIGURATIONS,
 ) -> list[Finding]:
-    """Return what the agent of a cluster would find here, in order. Raise ``UsageError`` for a wrong configuration.
+    """Return what the agent of a cluster finds on this host, in order. Raise ``UsageError`` for an invalid
+    configuration.
 
-    ``user``: the account that runs the trial jobs, where jobs run as several accounts; ``installed``: where the
-    configuration is looked for when none is given.
+    ``user`` is the account of the trial jobs, if jobs run as several accounts; ``installed`` are the default
+    configuration files.
     """
-    # Imported here: nobody else needs an HTTP client.
+    # Imported here, since only this function needs an HTTP client.
     from koalapy.agent.check.head_node import Expected, check_cluster
 
     configure_logging("critical")
@@ -313,6 +314,6 @@ def _configuration_finding(cluster: str, config: Path | None, installed: Sequenc
     return Finding(
         "configuration",
         True,
-        f"none was given, and there is neither {places}: this checks the built-in embedded cluster {cluster}",
-        "give the cluster's own with --config or KOALA_CONFIG",
+        f"none was given, and neither {places} exists: this checks the built-in embedded cluster {cluster}",
+        "give the cluster's configuration with --config or KOALA_CONFIG",
     )

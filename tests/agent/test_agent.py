@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 T = "7.1.0"
 
 
-async def test_a_component_from_submit_to_forget(site: Site, daemon: FakeDaemon) -> None:
+async def test_component_from_submit_to_forget_leaves_nothing(site: Site, daemon: FakeDaemon) -> None:
     end = await site.finish(T, ["sh", "-c", "echo $KOALA_NODE $SITE; exit 3"])
     assert daemon.headers == ["/api/v1/agents/north/connect Bearer s3cret"]
     assert (end["program_exit"], end["error"], end["infrastructure"]) == (3, "", False)
@@ -42,7 +42,7 @@ async def test_lines_of_several_nodes_are_kept_whole(site: Site, daemon: FakeDae
         assert [line for line in lines if line.startswith(node)] == [f"{node} line {i}" for i in range(1, 6)]
 
 
-async def test_the_first_node_that_fails_is_told_at_once(site: Site, daemon: FakeDaemon) -> None:
+async def test_first_failed_node_is_reported_at_once(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "[ $KOALA_NODE_INDEX = 0 ] && exit 9; exec sleep 1000"], T)
@@ -69,7 +69,7 @@ async def test_more_nodes_than_there_are_is_a_limit_and_no_error_of_the_cluster(
     assert "5" in end["error"]
 
 
-async def test_a_killed_runner_fails_its_component_and_frees_the_rest(site: Site, daemon: FakeDaemon) -> None:
+async def test_killed_runner_fails_component_and_ends_other_nodes(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "echo $PPID; exec sleep 1000"], T)
@@ -133,7 +133,7 @@ async def test_output_of_stopped_component_arrives_whole_after_its_end(site: Sit
     assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 200_001)) + b"THE-END\n"
 
 
-async def test_of_long_output_head_and_tail_are_sent_and_spool_stays_small(site: Site, daemon: FakeDaemon) -> None:
+async def test_long_output_is_sent_as_head_and_tail(site: Site, daemon: FakeDaemon) -> None:
     daemon.output_limit = 100_000
     await daemon.leave()
     await daemon.listen()
@@ -174,7 +174,7 @@ async def test_programs_outlive_the_daemon(site: Site, daemon: FakeDaemon) -> No
     assert daemon.output[T] == b"one\ntwo\n"
 
 
-async def test_a_new_agent_takes_over_what_the_old_one_left(site: Site, daemon: FakeDaemon) -> None:
+async def test_new_agent_resumes_components_of_old_one(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit("7.1.0")
     await daemon.submit("8.1.0")
     for token in ("7.1.0", "8.1.0"):
@@ -197,7 +197,7 @@ async def test_a_new_agent_takes_over_what_the_old_one_left(site: Site, daemon: 
     assert (await daemon.reaches("8.1.0", "ended"))["program_exit"] == 0
 
 
-async def test_what_ended_while_no_agent_was_there_is_found(site: Site, daemon: FakeDaemon) -> None:
+async def test_component_ended_without_agent_is_found(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "echo up; exec sleep 1000"], T)
@@ -269,7 +269,7 @@ async def test_stopped_component_with_killed_runner_reports_missing_output(site:
     assert (end["error"], end["missing"]) == ("", "possibly the end of what node 1 wrote: its runner was killed")
 
 
-async def test_an_agent_that_was_killed_loses_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
+async def test_killed_agent_loses_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
     site = Site(tmp_path, daemon)
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, str(tmp_path), str(daemon.port))
     await daemon.until(lambda: len(daemon.inventories) == 1)
@@ -314,7 +314,7 @@ asyncio.run(run_agent(site.settings, LocalLrm(site.cluster, "koala-")))
 """
 
 
-async def test_a_component_of_which_nothing_was_written_down_is_none(tmp_path: Path, daemon: FakeDaemon) -> None:
+async def test_component_without_journal_entry_is_ignored(tmp_path: Path, daemon: FakeDaemon) -> None:
     site = Site(tmp_path, daemon)
     folder = site.settings.directory / "test" / T
     folder.mkdir(parents=True)
@@ -408,7 +408,7 @@ shutil.rmtree = stuck
 """
 
 
-async def test_an_agent_that_was_killed_while_it_forgets_leaves_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
+async def test_agent_killed_during_forget_leaves_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
     site = Site(tmp_path, daemon)
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", STUCK + AGENT, str(tmp_path), str(daemon.port))
     await daemon.until(lambda: len(daemon.inventories) == 1)
@@ -432,7 +432,7 @@ async def test_an_agent_that_was_killed_while_it_forgets_leaves_nothing(tmp_path
         site.cluster.stop()
 
 
-async def test_the_folder_of_a_killed_runner_is_removed(tmp_path: Path, daemon: FakeDaemon) -> None:
+async def test_folder_of_killed_runner_is_removed(tmp_path: Path, daemon: FakeDaemon) -> None:
     with TemporaryDirectory(prefix="t") as base:
         site = Site(tmp_path, daemon)
         site.timeouts = AgentTimeouts(sweep_interval_s=0.05)
@@ -508,7 +508,7 @@ async def test_another_jobs_program_gets_nothing_and_is_told_of(site: Site, daem
 
 
 @pytest.mark.evidence("J3")
-async def test_a_result_that_another_job_wrote_is_none_for_the_next_agent(site: Site, daemon: FakeDaemon) -> None:
+async def test_result_written_by_another_job_is_ignored(site: Site, daemon: FakeDaemon) -> None:
     """While nobody listens, the runner's own word is in the same folder."""
     gate, runner = await victim(site, daemon)
     await attack(site, daemon, [runner])

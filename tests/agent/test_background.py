@@ -36,7 +36,7 @@ async def until(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmS
 
 
 @pytest.mark.processes
-async def test_it_counts_as_background_until_it_ends(lrm: LocalLrm, tmp_path: Path) -> None:
+async def test_background_job_counts_until_it_ends(lrm: LocalLrm, tmp_path: Path) -> None:
     background = Background(lrm, "local", tmp_path / "background")
     answer = await background.start_job({"nodes": 3, "seconds": 300})
     assert str(answer["name"]).startswith("local-")
@@ -53,7 +53,7 @@ async def test_it_counts_as_background_until_it_ends(lrm: LocalLrm, tmp_path: Pa
 
 
 @pytest.mark.processes
-async def test_it_can_be_ended_and_only_what_was_started_here(lrm: LocalLrm, tmp_path: Path) -> None:
+async def test_background_stop_ends_only_own_jobs(lrm: LocalLrm, tmp_path: Path) -> None:
     background, other = (Background(lrm, "local", tmp_path / name) for name in ("one", "other"))
     for _ in range(2):
         await background.start_job({"nodes": 1, "seconds": 300})
@@ -76,7 +76,7 @@ async def test_background_order_out_of_bounds_is_refused(tmp_path: Path, field: 
         await Background(MemoryLrm(), "local", tmp_path).start_job({"nodes": 1, "seconds": 1, field: value})
 
 
-async def test_where_local_users_are_not_seen_there_is_none(tmp_path: Path) -> None:
+async def test_background_without_visible_local_users_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="kind drmaa"):
         await Background(MemoryLrm(), "drmaa", tmp_path).start_job({"nodes": 1, "seconds": 1})
 
@@ -109,7 +109,7 @@ class SlowLrm(MemoryLrm):
         self.cancelled.append(job)
 
 
-async def test_what_is_being_handed_in_is_ended_too(tmp_path: Path) -> None:
+async def test_background_stop_ends_job_being_submitted(tmp_path: Path) -> None:
     lrm = SlowLrm()
     await lrm.open()
     background = Background(lrm, "slurm", tmp_path / "background")

@@ -39,7 +39,7 @@ def waiting(component: Component, barrier: Barrier) -> list[Wire]:
     return wires
 
 
-async def test_a_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
+async def test_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
     """A thousand runners of a job of a thousand nodes were told 82 MB, each byte of it encoded for each of them."""
     uplink = Uplink("ws://127.0.0.1:1", "", lambda: cast(Hello, None))
     reporter = Reporter(uplink)

@@ -150,7 +150,7 @@ async def test_open_mpi_of_wrong_series_fails(settings: AgentSettings, bin_folde
 async def test_mpirun_of_another_vendor_fails(settings: AgentSettings, bin_folder: Path) -> None:
     path = write_mpirun(bin_folder, "HYDRA build details:\n Version: 4.1")
     finding = await find(settings, "Open MPI")
-    assert (finding.ok, finding.result) == (False, f"{path} is no Open MPI")
+    assert (finding.ok, finding.result) == (False, f"{path} is not Open MPI")
     assert "clusters.north.mpi.prefix" in finding.hint
 
 

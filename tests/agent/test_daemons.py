@@ -24,7 +24,7 @@ def told(directory: Path) -> list[tuple[str, int, str, int]]:
     return [(known.instance, known.epoch, known.life, known.job) for known in Daemons(directory).known_daemons()]
 
 
-def test_the_next_agent_knows_the_same(tmp_path: Path) -> None:
+def test_next_agent_knows_the_same_daemons(tmp_path: Path) -> None:
     daemons = Daemons(tmp_path)
     assert daemons.known_daemons() == []
     daemons.record_job("one", 3)  # which was never served
@@ -41,7 +41,7 @@ def test_the_next_agent_knows_the_same(tmp_path: Path) -> None:
     assert told(tmp_path) == [("one", 5, "b", 9), ("two", 1, "c", 0)]
 
 
-def test_a_hello_names_those_that_were_met_last(tmp_path: Path) -> None:
+def test_hello_names_most_recent_daemons(tmp_path: Path) -> None:
     daemons = Daemons(tmp_path)
     for number in range(MAX_KNOWN_DAEMONS + 3):
         assert daemons.accept_epoch(f"d{number}", 1, "a")
@@ -51,7 +51,7 @@ def test_a_hello_names_those_that_were_met_last(tmp_path: Path) -> None:
     assert names[-2:] == [f"d{MAX_KNOWN_DAEMONS + 2}", "d0"]
 
 
-def test_what_could_not_be_noted_is_noted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_after_failed_write_is_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemons = Daemons(tmp_path)
 
     def full(descriptor: int) -> None:
@@ -163,7 +163,7 @@ def test_entries_with_unfinished_last_line_returns_the_others_and_cuts_it_off(tm
     assert folder.load_entries() == {"order": {"a": 1}, "done": True}
 
 
-def test_a_record_for_which_there_is_no_room_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_on_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:5]))
     with pytest.raises(OSError, match="No space left"):

@@ -13,7 +13,7 @@ from koalapy.agent.core.directory_lock import lock_directory
 from koalapy.model.errors import ConflictError
 
 
-def test_a_second_one_is_refused_by_the_name_of_the_first_and_touches_nothing(tmp_path: Path) -> None:
+def test_lock_of_used_directory_names_its_holder(tmp_path: Path) -> None:
     with lock_directory(tmp_path):
         before = (tmp_path / "agent.lock").read_text()
         with pytest.raises(ConflictError) as refused, lock_directory(tmp_path):
@@ -27,7 +27,7 @@ def test_a_second_one_is_refused_by_the_name_of_the_first_and_touches_nothing(tm
 
 
 @pytest.mark.processes
-def test_whoever_died_holds_nothing(tmp_path: Path) -> None:
+def test_lock_of_killed_process_is_released(tmp_path: Path) -> None:
     """Whatever it wrote down."""
     code = (
         "import os; from pathlib import Path; from koalapy.agent.core.directory_lock import lock_directory\n"
@@ -39,7 +39,7 @@ def test_whoever_died_holds_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_who_is_patient_takes_over_from_one_that_is_just_ending(tmp_path: Path) -> None:
+def test_lock_with_timeout_waits_for_ending_process(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from koalapy.agent.core.directory_lock import lock_directory\n"
         f"with lock_directory(Path({str(tmp_path)!r})): print(flush=True); sys.stdin.read()"
@@ -56,14 +56,14 @@ def test_who_is_patient_takes_over_from_one_that_is_just_ending(tmp_path: Path) 
     first.stdout.close()
 
 
-def test_what_is_written_there_may_be_torn(tmp_path: Path) -> None:
+def test_lock_file_with_torn_content_is_used(tmp_path: Path) -> None:
     with lock_directory(tmp_path):
         (tmp_path / "agent.lock").write_text('{"pid": 1')
         with pytest.raises(ConflictError, match="an agent that is starting"), lock_directory(tmp_path):
             pass
 
 
-def test_a_directory_on_a_full_disk_is_held_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_on_full_disk_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else an agent that was killed could not come back before there is room."""
 
     def no_room(*_: object) -> int:

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,17 +33,17 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
-        append, make = JournalFolder._append, Spool.make_folder
+        write, make = JournalFolder.write_entry, Spool.make_folder
 
-        def checked_append(folder: JournalFolder, lines: bytes) -> None:
+        def checked_write(folder: JournalFolder, **entry: Any) -> None:
             self._check()
-            append(folder, lines)
+            write(folder, **entry)
 
         def checked_make(spool: Spool, instance: str, token: str) -> JournalFolder:
             self._check()
             return make(spool, instance, token)
 
-        monkeypatch.setattr(JournalFolder, "_append", checked_append)
+        monkeypatch.setattr(JournalFolder, "write_entry", checked_write)
         monkeypatch.setattr(Spool, "make_folder", checked_make)
 
     def _check(self) -> None:
@@ -199,7 +200,7 @@ ENTRIES: list[dict[str, object]] = [
     st.floats(0, 1),
     st.binary(max_size=3),
 )
-def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
+def test_folder_truncated_anywhere_loads_nothing_false(
     tmp_path_factory: pytest.TempPathFactory, count: int, ran: bool, torn: str, where: float, noise: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("spool")
@@ -232,7 +233,7 @@ def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
     assert folder.load_entries()["stop"] == "later"
 
 
-def test_a_result_of_which_a_part_is_missing_is_none(tmp_path: Path) -> None:
+def test_truncated_result_is_ignored(tmp_path: Path) -> None:
     folder = JournalFolder(tmp_path)
     for text in ("3", "[]", "{}", json.dumps({"code": 0})):
         (tmp_path / "result.0.json").write_text(text)
@@ -258,19 +259,19 @@ GB, MB = 10**9, 10**6
         (Disk("spool", "/s", 0, 0, None), False, False),
     ],
 )
-def test_when_a_disk_is_low(disk: Disk, low: bool, full: bool) -> None:
+def test_disk_limits_define_low_disks(disk: Disk, low: bool, full: bool) -> None:
     assert (LIMITS.is_low(disk), LIMITS.is_full(disk)) == (low, full)
     assert not DiskLimits(0, 0).is_low(disk)
     assert not DiskLimits(0, 0).is_full(disk)
 
 
 @given(st.integers(0, 10**15))
-def test_what_is_said_of_a_disk_changes_seldom(free: int) -> None:
+def test_disk_text_changes_seldom(free: int) -> None:
     assert str(Disk("spool", "/s", free, 10**15)) == str(Disk("spool", "/s", free, 10**15, 10**6))
     assert len(str(Disk("spool", "/s", free, 10**15))) < 60
 
 
-def test_of_folders_on_one_disk_the_first_is_told(tmp_path: Path) -> None:
+def test_folders_on_one_disk_are_reported_once(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (found,) = measure_disks({"spool": tmp_path / "a", "stages": tmp_path / "not" / "there" / "yet"})
     assert (found.what, found.path) == ("spool", str(tmp_path / "a"))
@@ -308,7 +309,7 @@ async def test_disk_is_reported_low_then_full_then_free(room: Room, tmp_path: Pa
         await daemon.until(lambda: (daemon.report()["problem"], daemon.report()["notices"]) == ("", []))
 
 
-async def test_an_agent_starts_on_a_full_disk_and_tells_runners_where_it_is_when_there_is_room(
+async def test_agent_on_full_disk_writes_address_later(
     tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace, full, address = os.replace, True, tmp_path / "agent.json"

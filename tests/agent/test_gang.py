@@ -20,7 +20,7 @@ async def claim(daemon: FakeDaemon, north: int, south: int) -> None:
         await daemon.reaches(token, "claimed")
 
 
-async def test_one_program_over_two_clusters(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+async def test_gang_runs_one_program_over_two_clusters(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     await claim(daemon, 3, 3)
     code = (
         "from mpi4py import MPI; import os; c = MPI.COMM_WORLD; print(os.environ['SITE'], c.allreduce(1), flush=True)"
@@ -32,7 +32,7 @@ async def test_one_program_over_two_clusters(site: Site, other_site: Site, daemo
     assert sorted(daemon.output[HEAD].splitlines()) == [b"north 6"] * 3 + [b"south 6"] * 3
 
 
-async def test_a_lost_runner_of_the_other_cluster_is_told(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+async def test_relay_to_lost_remote_runner_is_reported(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     await claim(daemon, 1, 2)
     await daemon.open(["sh", "-c", "echo $SITE $$; exec sleep 1000"], HEAD, TAIL, launcher="openmpi")
     await daemon.until(lambda: daemon.output.get(HEAD, b"").count(b"\n") == 3)
@@ -47,7 +47,7 @@ async def test_a_lost_runner_of_the_other_cluster_is_told(site: Site, other_site
     await daemon.until(lambda: all(daemon.report(c)["idle"] == 4 for c in ("north", "south")))
 
 
-async def test_a_cancelled_gang_leaves_no_process(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+async def test_cancelled_gang_leaves_no_process(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     await claim(daemon, 2, 1)
     await daemon.open(["sh", "-c", "setsid sleep 1000 & echo $!; wait"], HEAD, TAIL, launcher="openmpi")
     await daemon.until(lambda: daemon.output.get(HEAD, b"").count(b"\n") == 3)

@@ -28,7 +28,7 @@ SECRETS = {
 AGENT = [sys.executable, "-m", "koalapy.cli.main", "agent", "north", "--embedded", "--url", "http://127.0.0.1:1"]
 
 
-def test_an_agent_is_told_its_own_section_and_no_secret_but_its_own() -> None:
+def test_handover_contains_own_section_and_secret_only() -> None:
     settings = Settings.model_validate(SECRETS)
     text = write_handover("north", settings, "the-own-token", 0o022)
     told = json.loads(text)
@@ -66,7 +66,7 @@ def test_agent_ends_if_its_daemon_is_gone_at_start(tmp_path: Path, handover: byt
         assert agent.wait(60) in (0, -15)
 
 
-def test_an_agent_ends_with_its_daemon_and_lives_as_long(tmp_path: Path, handover: bytes) -> None:
+def test_agent_ends_with_its_daemon(tmp_path: Path, handover: bytes) -> None:
     with started(tmp_path, subprocess.PIPE) as agent:
         assert agent.stdin is not None
         agent.stdin.write(handover)

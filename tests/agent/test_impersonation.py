@@ -28,7 +28,7 @@ async def port(daemon: FakeDaemon, tmp_path: Path) -> AsyncIterator[Port]:
 
 @pytest.mark.evidence("R1")
 @pytest.mark.parametrize("secret", [b"", b"s3cret", secret_of(NAME, 1), secret_of("koala-test-1.2.0.aa")])
-async def test_who_does_not_know_the_nodes_own_secret_has_no_say(port: Port, secret: bytes) -> None:
+async def test_runner_without_node_secret_is_rejected(port: Port, secret: bytes) -> None:
     """Nor one who knows that of its neighbour, or of the attempt before."""
     true = await port.runner(TOKEN)
     liar = await port.connect()
@@ -45,7 +45,7 @@ async def test_who_does_not_know_the_nodes_own_secret_has_no_say(port: Port, sec
 
 
 @pytest.mark.evidence("R2")
-async def test_what_was_recorded_is_worth_nothing(port: Port) -> None:
+async def test_replayed_session_is_rejected(port: Port) -> None:
     true = await port.runner(TOKEN)
     true.send(t="out", offset=0, data="aGk=")
     await true.hears("output")
@@ -65,7 +65,7 @@ async def test_what_was_recorded_is_worth_nothing(port: Port) -> None:
 
 @pytest.mark.evidence("R3")
 @pytest.mark.parametrize("forge", ["twice", "swapped", "changed", "plain", "reflected", "skipped"])
-async def test_a_line_that_is_not_the_runners_next_ends_its_connection(port: Port, forge: str) -> None:
+async def test_line_out_of_sequence_ends_connection(port: Port, forge: str) -> None:
     """As somebody between it and its agent might slip in, repeat, turn back or hold back."""
     runner = await port.runner(TOKEN)
     assert runner.session is not None
@@ -87,7 +87,7 @@ async def test_a_line_that_is_not_the_runners_next_ends_its_connection(port: Por
 
 
 @pytest.mark.evidence("R4")
-async def test_who_has_the_secret_comes_too_late_once_its_runner_is_there(port: Port) -> None:
+async def test_second_runner_with_secret_is_rejected(port: Port) -> None:
     true = await port.runner(TOKEN)
     thief = await port.connect()
     await thief.greet(NAME, secret_of(NAME), lrm_job="4711")
@@ -99,7 +99,7 @@ async def test_who_has_the_secret_comes_too_late_once_its_runner_is_there(port: 
     assert (await true.hears("output"))["offset"] == 2
 
 
-async def test_a_runner_that_lost_its_connection_comes_back(port: Port) -> None:
+async def test_disconnected_runner_reconnects(port: Port) -> None:
     await port.daemon.submit(TOKEN)
     await port.daemon.reaches(TOKEN, "waiting")
     for _ in range(2):
@@ -131,7 +131,7 @@ async def test_first_runner_of_node_keeps_its_place_after_agent_restart(daemon: 
 
 
 @pytest.mark.evidence("R8")
-async def test_who_tries_often_is_told_of_once_in_a_while(port: Port) -> None:
+async def test_repeated_rejections_are_reported_together(port: Port) -> None:
     await port.runner(TOKEN)
     for _ in range(20):
         liar = await port.connect()

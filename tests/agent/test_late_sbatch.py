@@ -38,7 +38,7 @@ done
 
 
 @pytest.mark.parametrize(("late", "most"), [(1, 1), (3, 2)])
-async def test_one_job_is_left_of_all_that_were_sent(
+async def test_late_submissions_leave_one_job(
     daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, most: int
 ) -> None:
     folder, programs = tmp_path / "slurm", tmp_path / "bin"

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -331,9 +333,7 @@ ODD = pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, endless])
 
 @ODD
 @pytest.mark.parametrize("name", ["stream.0", "stream.50", "result.0.json", "output.0.0"])
-def test_an_agent_that_begins_anew_does_without_it(
-    folder: JournalFolder, make: Callable[[Path], None], name: str
-) -> None:
+def test_restarted_agent_ignores_odd_files(folder: JournalFolder, make: Callable[[Path], None], name: str) -> None:
     make(folder.path / name)
     component = Component.load_journal("test", T, folder)
     assert component.size == 1
@@ -343,14 +343,14 @@ def test_an_agent_that_begins_anew_does_without_it(
 
 
 @ODD
-def test_in_the_journals_place_it_is_no_record(folder: JournalFolder, make: Callable[[Path], None]) -> None:
+def test_odd_file_as_journal_is_no_record(folder: JournalFolder, make: Callable[[Path], None]) -> None:
     (folder.path / "journal").unlink()
     make(folder.path / "journal")
     with pytest.raises(OSError, match="not a file of the agent or a runner"):
         Component.load_journal("test", T, folder)
 
 
-def test_a_pipe_in_the_journals_place_is_not_written_to(folder: JournalFolder) -> None:
+def test_pipe_as_journal_is_not_written(folder: JournalFolder) -> None:
     (folder.path / "journal").unlink()
     os.mkfifo(folder.path / "journal")
     with pytest.raises(OSError, match="No such device"):
@@ -392,7 +392,7 @@ def test_output_that_stays_where_it_was_left_is_taken_once(
     assert Component.load_journal("test", T, folder).output.total == 3
 
 
-def test_what_is_not_from_a_runner_may_stay(folder: JournalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forged_file_may_remain(folder: JournalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.secret_of = lambda node: b"s" * 32
     component = Component.load_journal("test", T, folder)
     (folder.path / "output.0.0").write_bytes(b"hi\n")
@@ -402,7 +402,7 @@ def test_what_is_not_from_a_runner_may_stay(folder: JournalFolder, monkeypatch: 
     assert component.output.total == 0
 
 
-async def test_a_record_that_a_program_wrote_keeps_no_agent_from_the_others(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_forged_journal_does_not_affect_other_records(daemon: FakeDaemon, tmp_path: Path) -> None:
     records: list[tuple[str, dict[str, Any]]]
     records = [("7.1.0", {"submit": 5}), ("8.1.0", {"submit": {"size": 1}, "lrm": "1"})]
     for token, record in records:
@@ -415,7 +415,7 @@ async def test_a_record_that_a_program_wrote_keeps_no_agent_from_the_others(daem
 
 @pytest.mark.processes
 @needs(ROOT)
-def test_a_folder_goes_also_where_a_program_has_made_what_is_in_it_read_only(tmp_path: Path) -> None:
+def test_folder_with_read_only_files_is_removed(tmp_path: Path) -> None:
     def left_by(remove: Callable[[Path], object]) -> None:
         path = Path("test", T)
         (path / "pkg" / "mod").mkdir(parents=True)
@@ -430,3 +430,19 @@ def test_a_folder_goes_also_where_a_program_has_made_what_is_in_it_read_only(tmp
     (tmp_path / "test" / "heard").touch()
     as_somebody(tmp_path, lambda: Spool(Path()).remove_leftovers())
     assert [path.name for path in (tmp_path / "test").iterdir()] == ["heard"]
+
+
+@pytest.mark.processes
+def test_spool_after_agent_killed_writing_secrets_removes_temporary_file(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    folder = spool.make_folder("test", T)
+    folder.write_entry(submit={"size": 1})
+    code = (
+        "import os; from pathlib import Path; from koalapy.agent.runners.runners import write_secrets\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
+        f"write_secrets(Path({str(folder.path)!r}), ['5ec7e7'])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert [path.read_text() for path in folder.path.glob(".secret.0.*")] == ["5ec7e7"]
+    assert spool.remove_leftovers() == []
+    assert os.listdir(folder.path) == ["journal"]

@@ -71,7 +71,7 @@ async def test_lrm_silent_from_the_start_is_reported(lrm: MemoryLrm, daemon: Fak
 
 
 @pytest.mark.processes
-async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon) -> None:
+async def test_stopped_locald_is_reported_as_silent(site: Site, daemon: FakeDaemon) -> None:
     site.settings = replace(site.settings, poll_interval=0.1)
     await site.restart(AgentTimeouts(lrm_silence_s=0.2, report_interval_s=0.1))
     pid = json.loads((site.cluster.directory / "locald.json").read_text())["pid"]
@@ -88,7 +88,7 @@ async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon) -> None:
     assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
 
 
-async def test_one_that_always_takes_its_time_is_slow_and_not_silent() -> None:
+async def test_slow_lrm_is_not_reported_as_silent() -> None:
     told: list[str] = []
     health = lrm_health.LrmHealth(lambda: told.append(health.problem), clock=loop_clock())
 
@@ -122,7 +122,7 @@ def test_very_many_words_are_cut() -> None:
         ("", (False, "unknown"), ""),
     ],
 )
-async def test_whose_fault_a_refusal_is(
+async def test_rejection_has_fault_of_its_cause(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, fault: str, told: tuple[bool, str], problem: str
 ) -> None:
     lrm.refusal = SiteRejected("no such account", hint="ask for one", fault=SiteFault(fault))
@@ -229,7 +229,7 @@ async def test_late_submission_is_found_before_another(lrm: MemoryLrm, daemon: F
         assert ("1", False) not in lrm.cancelled
 
 
-async def test_what_is_taken_after_it_was_given_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_job_accepted_after_give_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.refusal = SiteUnavailable("sbatch did not answer")
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
@@ -262,7 +262,7 @@ def component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
         ("7", (), (), (), None, ()),
     ],
 )
-def test_of_several_jobs_of_one_name_one_stays(
+def test_duplicate_jobs_are_ended_except_one(
     tmp_path: Path,
     known: str,
     runners: tuple[str, ...],
@@ -309,7 +309,7 @@ async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: Fake
         await daemon.until(lambda: daemon.report()["notices"] == [])
 
 
-def test_a_component_of_the_same_name_that_begins_anew_is_let_be() -> None:
+def test_restarted_component_is_not_ended_as_leftover() -> None:
     left, job = Leftovers(), LrmJob("1", NAME, LrmJobState.RUNNING)
     left.component_ended(NAME)
     assert left.find_overdue([job], []) == [(job, False)]
@@ -321,7 +321,7 @@ def test_a_component_of_the_same_name_that_begins_anew_is_let_be() -> None:
 # What is missing
 
 
-async def test_a_head_without_rsync_is_told_from_the_first_until_it_has_it(
+async def test_missing_rsync_is_reported_until_installed(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -378,7 +378,7 @@ async def test_refusal_of_job_is_an_answer(error: SiteError | None, operation: L
     assert (calls.failed_ago is not None) == bool(failures)
 
 
-async def test_the_longest_call_is_forgotten_after_a_while_and_the_sum_is_not() -> None:
+async def test_longest_call_expires_but_sum_remains() -> None:
     await pass_time(-asyncio.get_running_loop().time() % lrm_health.LARGEST_SPAN)
     record = CallRecord(loop_clock())
 
@@ -445,7 +445,7 @@ def taken(message: dict[str, Any]) -> ClusterReport:
     return report
 
 
-def test_an_agent_of_before_says_nothing_and_a_later_one_more() -> None:
+def test_report_accepts_missing_and_unknown_fields() -> None:
     known = replace(REPORT, versions=Versions("1.0", "slurm 22.05", "4.1.4"), calls=CALLS)
     message = sent(known)
     assert taken(message).calls == CALLS
@@ -456,6 +456,6 @@ def test_an_agent_of_before_says_nothing_and_a_later_one_more() -> None:
     assert taken({**message, "calls": [later]}).calls[0].operation == "hibernate"
 
 
-def test_a_version_is_cut_and_not_refused() -> None:
+def test_long_version_is_truncated() -> None:
     message = sent(REPORT) | {"versions": {"lrm": "x" * 1_000_000}}
     assert taken(message).versions == Versions(lrm="x" * 100)

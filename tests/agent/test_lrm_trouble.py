@@ -226,7 +226,7 @@ async def test_failed_start_of_runner_quotes_its_log(lrm: MemoryLrm, daemon: Fak
         {"stopped": None},
     ],
 )
-def test_a_result_that_a_program_has_left_is_none(tmp_path: Path, nonsense: dict[str, object]) -> None:
+def test_result_written_by_program_is_ignored(tmp_path: Path, nonsense: dict[str, object]) -> None:
     """One that the daemon's protocol has no room for ended the agent, and the next one."""
     own = {"code": 0, "error": "a\ud800", "infrastructure": False, "stopped": False, "host": "10.0.0.1", "name": "n1"}
     folder = Spool(tmp_path).make_folder("test", "7.1.0")
@@ -241,7 +241,7 @@ def test_a_result_that_a_program_has_left_is_none(tmp_path: Path, nonsense: dict
 # Errors that nobody thought of
 
 
-async def test_one_while_it_is_handed_in_ends_the_component(
+async def test_error_during_submission_ends_component(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its task had died, and whoever told it to stop waited for ever."""
@@ -258,7 +258,7 @@ async def test_one_while_it_is_handed_in_ends_the_component(
         assert status["error"] == "an error in the agent: KeyError('nobody thought of this'); see the agent's log"
 
 
-async def test_one_before_that_ends_it_too(
+async def test_error_before_submission_ends_component(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(**_: object) -> str:
@@ -273,7 +273,7 @@ async def test_one_before_that_ends_it_too(
         assert await daemon.reaches("7.1.0", "ended")
 
 
-async def test_one_with_a_components_end_costs_no_other_component_anything(
+async def test_error_at_component_end_spares_other_components(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent had died of it, and each one that was started then."""
@@ -298,7 +298,7 @@ async def test_one_with_a_components_end_costs_no_other_component_anything(
         assert "ended without a word" in (await daemon.reaches("8.1.0", "ended"))["error"]
 
 
-async def test_one_at_a_look_is_told_as_trouble_and_passes(
+async def test_error_during_poll_is_reported_as_problem(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
@@ -362,7 +362,7 @@ async def test_booting_nodes_are_awaited_and_reported(lrm: MemoryLrm, daemon: Fa
 
 
 @pytest.mark.parametrize("last_words", [False, True])
-async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same(
+async def test_dead_node_without_hang_up_is_given_up(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, last_words: bool
 ) -> None:
     """The resource manager's word counts, after a while in which its runners might have said something."""

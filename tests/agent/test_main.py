@@ -6,7 +6,7 @@ from koalapy.agent.main import _settings_of_agent
 from koalapy.config.settings import ClusterSection, Settings
 
 
-def test_an_agent_is_told_what_is_configured() -> None:
+def test_agent_settings_follow_configuration() -> None:
     section = ClusterSection(
         kind="slurm",
         replica_directories=["/data"],
@@ -27,12 +27,12 @@ def test_an_agent_is_told_what_is_configured() -> None:
     assert (told.modules, told.python, told.kind) == (["openmpi"], "/opt/python", "slurm")
 
 
-def test_what_is_not_configured_has_one_default() -> None:
+def test_agent_settings_have_equal_defaults() -> None:
     told = _settings_of_agent("north", Settings(), "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
     assert (told.transfer_limit, told.forget_after) == (4, 14 * 86400.0)
 
 
-def test_what_goes_between_two_clusters_is_encrypted_unless_the_configuration_says_otherwise() -> None:
+def test_transfers_are_encrypted_unless_configured_otherwise() -> None:
     links = [
         {"between": ["north", "east"], "encrypted": True},
         {"between": ["south", "north"], "encrypted": False},

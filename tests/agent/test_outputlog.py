@@ -146,7 +146,7 @@ def test_lines_of_several_nodes_arrive_whole_through_restarts(nodes: int, seed: 
 
 
 @given(st.integers(1, 3), st.integers(0, 2**32))
-def test_it_recovers_from_every_torn_state(nodes: int, seed: int) -> None:
+def test_output_recovers_from_every_torn_state(nodes: int, seed: int) -> None:
     """Files cut, missing, or full of anything: what comes afterwards is right, and what is lost is said."""
     chance = random.Random(seed)
     with TemporaryDirectory() as directory:
@@ -197,7 +197,7 @@ def _damage(path: Path, chance: random.Random) -> None:
             path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
 
 
-def test_a_full_disk_makes_the_nodes_wait_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_on_full_disk_waits_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, node, keeper = OutputLog(tmp_path, 2), Node(0), Keeper()
     node.greet(log)
     node.write(b"one\ntwo\nthr")
@@ -227,7 +227,7 @@ def test_a_full_disk_makes_the_nodes_wait_and_costs_nothing(tmp_path: Path, monk
     assert keeper.text(0, keeper.end) == b"one\ntwo\nthr"
 
 
-def test_what_nobody_can_keep_any_more_is_told(tmp_path: Path) -> None:
+def test_output_lost_at_end_is_reported(tmp_path: Path) -> None:
     log = OutputLog(tmp_path, 1)
     log.add_bytes(0, 0, b"abc")
     log.give_up("the daemon took nothing for 300 s")

@@ -50,7 +50,7 @@ class Handler:
         pass
 
 
-async def test_all_that_runners_have_sent_is_handled_before_anything_is_confirmed(tmp_path: Path) -> None:
+async def test_probe_is_confirmed_after_all_runner_messages(tmp_path: Path) -> None:
     """Nobody read while they spoke: one was connected, another has come since."""
     handler, server = Handler(), RunnerServer("127.0.0.1", tmp_path / "agent.json")
     await server.listen(handler)

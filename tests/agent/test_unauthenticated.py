@@ -88,7 +88,7 @@ async def port(daemon: FakeDaemon, tmp_path: Path) -> AsyncIterator[Port]:
 
 @pytest.mark.evidence("R7")
 @pytest.mark.parametrize("other", ["2.1.0.aa", "1.2.0.aa", "1.1.1.bb", "1.1.1", "nonsense"])
-async def test_a_runner_is_heard_by_its_own_gang_only(port: Port, other: str) -> None:
+async def test_relay_reaches_own_gang_only(port: Port, other: str) -> None:
     first, second = await port.runner("1.1.0.aa"), await port.runner("1.1.1.aa")
     stranger = await port.runner(other) if other != "nonsense" else None
     first.send(t="relay", token=other, node=0, payload={"op": "launch", "command": "id"})
@@ -114,19 +114,19 @@ async def test_a_runner_is_heard_by_its_own_gang_only(port: Port, other: str) ->
 
 
 @pytest.mark.evidence("N4")
-async def test_who_says_too_much_before_hello_is_cut_off(port: Port) -> None:
+async def test_too_long_line_before_hello_is_disconnected(port: Port) -> None:
     stranger = await port.connect()
     stranger.writer.write(b"x" * (TAG_LENGTH + runners.MAX_HELLO_LENGTH + 1))
     await stranger.is_cut_off()
 
 
-async def test_who_says_nothing_is_cut_off(port: Port) -> None:
+async def test_silent_connection_is_disconnected(port: Port) -> None:
     stranger = await port.connect()
     stranger.writer.write(b'{"t":')
     await stranger.is_cut_off()
 
 
-async def test_a_runner_that_has_said_hello_may_be_silent(port: Port) -> None:
+async def test_authenticated_runner_may_be_silent(port: Port) -> None:
     known = await port.runner("1.1.0.aa")
     await pass_time(2 * runners.HELLO_TIMEOUT)
     known.send(t="out", offset=0, data="aGk=")
@@ -143,7 +143,7 @@ async def test_strangers_do_not_keep_runners_out(port: Port) -> None:
     assert (await runner.hears("output"))["offset"] == 2
 
 
-async def test_so_few_strangers_are_kept_also_when_many_come_at_once(tmp_path: Path) -> None:
+async def test_unauthenticated_connections_are_limited(tmp_path: Path) -> None:
     server = runners.RunnerServer("127.0.0.1", tmp_path / "agent.json", max_unauthenticated=3)
     await server.listen(Handler())
     address = json.loads((tmp_path / "agent.json").read_bytes())
@@ -169,7 +169,7 @@ async def hung_up_on(stranger: socket.socket) -> None:
             assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
 
 
-async def test_a_long_line_is_put_together_once(port: Port) -> None:
+async def test_long_line_is_joined_once(port: Port) -> None:
     runner = await port.runner("1.1.0.aa")
     runner.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line = json.dumps({"t": "relay", "token": "1.1.7.bb", "node": 0, "payload": {"op": "x" * 1_000_000}}).encode()
@@ -183,7 +183,7 @@ async def test_a_long_line_is_put_together_once(port: Port) -> None:
     assert (await runner.hears("output"))["offset"] == 2
 
 
-async def test_a_line_without_end_costs_a_runner_its_connection(port: Port) -> None:
+async def test_endless_line_disconnects_runner(port: Port) -> None:
     runner = await port.runner("1.1.0.aa")
     runner.writer.write(b"x" * (TAG_LENGTH + runners.MAX_LINE_LENGTH + 1))
     await runner.is_cut_off()
@@ -253,7 +253,7 @@ async def test_runner_that_describes_itself_out_of_bounds_is_hung_up_on(port: Po
     assert await stranger.read() == {}
 
 
-async def test_an_error_that_names_any_file_is_told(port: Port) -> None:
+async def test_error_with_any_file_name_is_reported(port: Port) -> None:
     runner = await port.runner("1.1.0.aa")
     error = "cannot run /tmp/\udcff" + "x" * 100_000
     runner.send(t="exit", code=None, error=error, infrastructure=False, stopped=False)
@@ -261,7 +261,7 @@ async def test_an_error_that_names_any_file_is_told(port: Port) -> None:
 
 
 @pytest.mark.parametrize(("depth", "cut_off"), [(99, False), (100, True), (900, True), (100_000, True)])
-async def test_what_the_daemon_could_not_read_is_not_passed_on(port: Port, depth: int, cut_off: bool) -> None:
+async def test_invalid_relay_payload_is_rejected(port: Port, depth: int, cut_off: bool) -> None:
     """Else one runner would cost its whole cluster the connection."""
     runner = await port.runner("1.1.0.aa")
     payload = '{"a":' + "[" * depth + "]" * depth + "}"
@@ -286,7 +286,7 @@ def test_much_at_once_goes_in_frames_that_the_daemon_takes() -> None:
 
 
 @pytest.mark.parametrize("start", ["1e999", "-1", str(10**400), "[]", '"x"'])
-def test_where_a_runners_output_begins_is_a_number_within_bounds(start: str) -> None:
+def test_output_start_out_of_bounds_is_rejected(start: str) -> None:
     hello = '{"t": "here", "life": "l", "host": "h", "name": "n", "phase": "waiting"'
     assert runner_messages.parse_message(f'{hello}, "start": 7}}'.encode())["start"] == 7
     with pytest.raises(ValueError, match="start"):

@@ -34,7 +34,7 @@ async def is_heard(daemon: FakeDaemon, times: int = 1) -> None:
 
 
 @pytest.mark.processes
-async def test_a_program_that_saves_itself_on_all_its_nodes_ends_by_itself(site: Site, daemon: FakeDaemon) -> None:
+async def test_warned_program_that_ends_is_not_stopped(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, SAVES, size=2)
     assert daemon.status(T)["warned"] is False
     await warn(daemon)
@@ -44,7 +44,7 @@ async def test_a_program_that_saves_itself_on_all_its_nodes_ends_by_itself(site:
 
 
 @pytest.mark.processes
-async def test_one_that_does_not_is_stopped_after_its_grace(site: Site, daemon: FakeDaemon) -> None:
+async def test_warned_program_is_stopped_after_grace(site: Site, daemon: FakeDaemon) -> None:
     """Whether it has had the time to say that it heard the warning or not."""
     await runs(daemon, LISTENS)
     await warn(daemon, 0.3)
@@ -53,7 +53,7 @@ async def test_one_that_does_not_is_stopped_after_its_grace(site: Site, daemon: 
 
 
 @pytest.mark.processes
-async def test_a_stop_without_a_warning_does_not_wait_for_its_end(site: Site, daemon: FakeDaemon) -> None:
+async def test_stop_without_warning_ends_grace(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, LISTENS)
     await warn(daemon)
     await is_heard(daemon)
@@ -62,7 +62,7 @@ async def test_a_stop_without_a_warning_does_not_wait_for_its_end(site: Site, da
 
 
 @pytest.mark.processes
-async def test_a_warning_that_comes_twice_or_after_a_stop_is_no_other(site: Site, daemon: FakeDaemon) -> None:
+async def test_repeated_warning_changes_nothing(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, "trap '' TERM; " + LISTENS)
     await warn(daemon)
     await warn(daemon)
@@ -74,7 +74,7 @@ async def test_a_warning_that_comes_twice_or_after_a_stop_is_no_other(site: Site
 
 
 @pytest.mark.processes
-async def test_an_agent_that_is_restarted_lets_the_grace_go_on(site: Site, daemon: FakeDaemon) -> None:
+async def test_restarted_agent_continues_grace(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, LISTENS)
     await warn(daemon)
     await is_heard(daemon)
@@ -87,7 +87,7 @@ async def test_an_agent_that_is_restarted_lets_the_grace_go_on(site: Site, daemo
 
 
 @pytest.mark.processes
-async def test_a_grace_that_ends_while_there_is_no_agent_is_over(site: Site, daemon: FakeDaemon) -> None:
+async def test_grace_without_agent_expires(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, LISTENS)
     await warn(daemon, 0.3)
     await site.stop()
@@ -106,7 +106,7 @@ async def test_component_without_program_stops_at_once(site: Site, daemon: FakeD
 
 
 @pytest.mark.processes
-async def test_the_plan_says_when_its_walltime_is_near(site: Site, daemon: FakeDaemon) -> None:
+async def test_plan_contains_walltime_warning(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T)
     host = (await daemon.reaches(T, "claimed"))["hosts"][0]
     context = {"token": T, "command": ["sleep", "1000"], "environment": {}, "workdir": None, "output": None}
@@ -118,7 +118,7 @@ async def test_the_plan_says_when_its_walltime_is_near(site: Site, daemon: FakeD
     assert (end["program_exit"], end["warned"]) == (128 + signal.SIGUSR1, True), "it had no handler"
 
 
-def test_an_agent_of_before_reads_a_stop_and_a_plan_without_their_warnings() -> None:
+def test_stop_and_plan_without_warnings_are_valid() -> None:
     """It knew none of the new fields, and takes no offence at any."""
     stop = {"type": "stop", "id": 1, "epoch": 1, "token": T, "reason": "r", "signal": "TERM", "grace": 3.0, "later": 1}
     own = {"job": 7, "generation": 1, "launcher": "processes", "head": T, "nodes": [], "contexts": []}

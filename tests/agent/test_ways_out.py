@@ -29,7 +29,7 @@ def everything_in(folder: Path) -> list[Path]:
 
 @pytest.mark.evidence("D1")
 @pytest.mark.parametrize("token", ["../../home", "{home}", "..", "daemon", "a/b", "7.1.0/../../../home", "7.1.0.A", ""])
-async def test_what_is_no_token_names_no_folder(daemon: FakeDaemon, tmp_path: Path, token: str) -> None:
+async def test_invalid_token_creates_no_folder(daemon: FakeDaemon, tmp_path: Path, token: str) -> None:
     """Else the folder that it names would be written to, and removed as soon as it is to be forgotten."""
     home = tmp_path / "home"
     home.mkdir()
@@ -45,7 +45,7 @@ async def test_what_is_no_token_names_no_folder(daemon: FakeDaemon, tmp_path: Pa
 
 
 @pytest.mark.evidence("D1")
-async def test_what_is_no_stage_is_no_folder_to_collect_from(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_invalid_stage_is_rejected(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
         ident = await daemon.submit(T, stage="x/../../../home", collect=["**"])
         assert await daemon.acknowledged(ident) == "'x/../../../home' is not a valid token"
@@ -66,7 +66,7 @@ async def test_daemon_with_path_as_name_is_refused(daemon: FakeDaemon, tmp_path:
 
 
 @pytest.mark.evidence("D2")
-async def test_who_has_not_said_who_it_is_is_not_obeyed(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_daemon_without_welcome_is_rejected(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
         await daemon.leave()
         greeted = len(daemon.said("hello"))
@@ -76,7 +76,7 @@ async def test_who_has_not_said_who_it_is_is_not_obeyed(daemon: FakeDaemon, tmp_
         assert not lrm.jobs
 
 
-async def test_a_job_that_somebody_gave_such_a_name_is_not_told_of(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_foreign_job_with_similar_name_is_not_reported(daemon: FakeDaemon, tmp_path: Path) -> None:
     """Who asks the resource manager sees our jobs' names, and gives others what names they like."""
     lrm = MemoryLrm()
     for name in ("koala-test-../../home", "koala-test-", "koala-test-7.1.0.aa"):

@@ -188,8 +188,8 @@ def test_check_without_any_configuration_says_it_checks_built_in_cluster(home: P
     first, *_ = agents.check_host("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
     assert (first.ok, first.subject) == (True, "configuration")
     assert first.result == (
-        f"none was given, and there is neither ~/.config/koala/koala.yaml nor {home}/etc/koala.yaml: "
+        f"none was given, and neither ~/.config/koala/koala.yaml nor {home}/etc/koala.yaml exists: "
         "this checks the built-in embedded cluster north"
     )
-    assert first.hint == "give the cluster's own with --config or KOALA_CONFIG"
+    assert first.hint == "give the cluster's configuration with --config or KOALA_CONFIG"
     LocalCluster(home / "agent" / "lrm", "north", 4).stop()

@@ -77,5 +77,5 @@ def test_it_is_said_once_that_few_are_left(tmp_path: Path) -> None:
             server.check_open_files()
         raise_file_limit(2 * limit + 100)
         server.check_open_files()
-    assert [each["event"] for each in said] == ["few more runners can connect"]
+    assert [each["event"] for each in said] == ["the limit of open files is nearly reached"]
     assert "raise LimitNOFILE" in said[0]["hint"]

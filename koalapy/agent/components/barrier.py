@@ -58,7 +58,11 @@ class RejectedRunners:
             self._pending_reports.pop(name, None)
             return
         self._pending_reports[name] = None
-        log.warning("somebody claims to be a runner", action="impostor", **impostor.model_dump(exclude={"type"}))
+        log.warning(
+            "rejected a connection that claims to be a runner",
+            action="impostor",
+            **impostor.model_dump(exclude={"type"}),
+        )
         if name == lrm_name(self._reporter.instance, impostor.token):
             self._reporter.uplink.send_soon(impostor)
         asyncio.get_running_loop().call_later(MIN_INTERVAL, lambda: self._tell(name, self._pending_reports.get(name)))
@@ -73,7 +77,7 @@ class Barrier:
         self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
         self._leases = leases
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
-        """Nodes whose runners are missing and still have time to reconnect."""
+        """Nodes with absent runners that still have time to reconnect."""
         self._output_failed: set[str] = set()
         self._tasks = BackgroundTasks()
 
@@ -84,7 +88,7 @@ class Barrier:
 
     async def _open(self, component: Component, plan: dict[str, Any]) -> None:
         try:
-            await component.folder.wait_synced()  # else a runner might be let go and we not know of it
+            await component.folder.wait_synced()  # else a program could run that the journal does not record
         except OSError as error:
             self.fail_component(component, format_write_error(component.folder.path, error))
             return
@@ -128,10 +132,10 @@ class Barrier:
         name, index = hello["component"], hello["node"]
         component = self._reporter.components.get(name)
         if component is not None and index >= component.size:
-            log.warning("a runner of a node that is none", action="runner-refused", component=name, node=index)
+            log.warning("rejected a runner of an unknown node", action="runner-refused", component=name, node=index)
             return None
         secret = self._secrets.secret_of(name, index)
-        if secret is None:  # it comes again; by then the resource manager has told us
+        if secret is None:  # it reconnects, after the resource manager has sent the key
             return None
         runner.component, runner.node = name, index
         nonces = hello["nonce"], make_nonce()
@@ -146,19 +150,8 @@ class Barrier:
         if component is None:
             self._refuse_unrecorded(runner)
             return False
-        return self._admit(component, runner, message)
-
-    def _refuse_unrecorded(self, runner: RunnerConnection) -> None:
-        """Reject an authenticated runner of a component without a record, which ends it."""
-        log.warning("a runner of nobody", action="runner-refused", component=runner.component, node=runner.node)
-        if is_token(token := runner.component.rpartition("-")[2]):
-            self._reporter.lost_records.record_loss(token, f"its runner is there: node {runner.node}")
-        runner.send_message({"t": "refused"})
-        self._jobs.polls.request_poll()
-
-    def _admit(self, component: Component, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
         index = runner.node
-        node, lrm_job, life = component.nodes[index], hello["lrm_job"], sha256(hello["life"].encode()).hexdigest()
+        node, lrm_job, life = component.nodes[index], message["lrm_job"], sha256(message["life"].encode()).hexdigest()
         if node.life not in ("", life):
             self._impostors.report_rejection(component, index, "second", runner.address, lrm_job)
             runner.send_message({"t": "refused"})
@@ -170,20 +163,33 @@ class Barrier:
             awaited.cancel()
         if earlier is not None:
             earlier.close()
-        node.host, node.name = hello["host"], hello["name"]
-        node.phase = node.phase if node.phase == "ended" else hello["phase"]
-        node.warned |= hello["warned"]
-        received = component.output.accept_stream(index, hello["start"])
+        node.host, node.name = message["host"], message["name"]
+        node.phase = node.phase if node.phase == "ended" else message["phase"]
+        node.warned |= message["warned"]
+        received = component.output.accept_stream(index, message["start"])
         runner.send_message({"t": "welcome", "lease": component.lease, "output": received})
         if component.stop is not None or component.error:
             runner.send_message(component.stop_message)
         elif component.plan is None and node.phase in PROGRAM_PHASES:
-            self._reporter.lost_records.record_loss(component.token, "its program runs, and its record has no plan")
+            self._reporter.lost_records.record_loss(component.token, "its program runs, but its record has no plan")
             self.fail_component(component, RECORD_LOST)
         elif component.plan is not None and node.phase == "waiting":
             runner.send_line(component.open_line)
         self._reporter.publish_status(component)
         return True
+
+    def _refuse_unrecorded(self, runner: RunnerConnection) -> None:
+        """Reject an authenticated runner of a component without a record, which ends it."""
+        log.warning(
+            "rejected a runner without a component",
+            action="runner-refused",
+            component=runner.component,
+            node=runner.node,
+        )
+        if is_token(token := runner.component.rpartition("-")[2]):
+            self._reporter.lost_records.record_loss(token, f"the runner of node {runner.node} is connected")
+        runner.send_message({"t": "refused"})
+        self._jobs.polls.request_poll()
 
     def receive_message(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
         component = self._reporter.components.get(runner.component)
@@ -192,7 +198,10 @@ class Barrier:
             return
         match message["t"]:
             case "out":
-                self._output(component, runner, message)
+                received = component.output.add_bytes(runner.node, message["offset"], base64.b64decode(message["data"]))
+                runner.send_message({"t": "output", "offset": received})
+                self._reporter.publish_output(component)
+                self._note_output_error(component)
             case "running":
                 component.nodes[runner.node].phase = "running"
                 self._reporter.publish_status(component)
@@ -222,12 +231,6 @@ class Barrier:
         if not component.runners:
             self._jobs.polls.request_poll()
 
-    def _output(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
-        received = component.output.add_bytes(runner.node, message["offset"], base64.b64decode(message["data"]))
-        runner.send_message({"t": "output", "offset": received})
-        self._reporter.publish_output(component)
-        self._note_output_error(component)
-
     def retry_output(self) -> None:
         """Retry to store output after the disk was full; its runners are waiting for that."""
         for name in list(self._output_failed):
@@ -247,10 +250,10 @@ class Barrier:
     def _note_output_error(self, component: Component) -> None:
         reason = component.output.error
         if reason and component.name not in self._output_failed:
-            log.error("no room for output", action="output-not-kept", token=component.token, reason=reason)
+            log.error("cannot store output", action="output-not-kept", token=component.token, reason=reason)
             self._output_failed.add(component.name)
         elif not reason and component.name in self._output_failed:
-            log.info("there is room for output again", action="output-kept-again", token=component.token)
+            log.info("storing output again", action="output-kept-again", token=component.token)
             self._output_failed.discard(component.name)
 
     def _exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
@@ -258,7 +261,7 @@ class Barrier:
         node.exit = message
         if not component.output.finish_node(runner.node):
             self._note_output_error(component)
-            return  # it stays, and sends again what it has, until that is kept
+            return  # the runner resends its output until it is stored
         result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned")}
         component.record_result(runner.node, {**result, "host": node.host, "name": node.name})
         self._tasks.spawn(self._let_go(component, runner))
@@ -294,8 +297,13 @@ class Barrier:
         component = self._reporter.find_component(message.token, instance)
         node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
         if not is_same_attempt(message.sender, message.token):
-            log.warning("relay to another attempt", action="relay-refused", sender=message.sender, token=message.token)
-            self._undelivered(instance, message, "not to a component of the same attempt")
+            log.warning(
+                "rejected a relay to another attempt",
+                action="relay-refused",
+                sender=message.sender,
+                token=message.token,
+            )
+            self._undelivered(instance, message, "the receiver belongs to another attempt")
         elif elsewhere:
             self._reporter.uplink.send_soon(message, urgent=True)
         elif node is None or node.runner is None:
@@ -332,13 +340,10 @@ class Barrier:
     async def _await(self, component: Component, index: int, within: float) -> None:
         await sleep_awake(within)
         self._absent.pop((component.name, index), None)
-        self._miss(component, index)
-
-    def _miss(self, component: Component, index: int) -> None:
-        component.collect_results()  # its secret may not have been known when the folder was recalled
+        component.collect_results()  # its secret may have been unknown when the folder was loaded
         self._reporter.publish_output(component)
         node = component.nodes[index]
         if node.runner is None and node.result is None and not component.ended:
-            component.fail(f"the runner on {node.name or f'node {index}'} lost its connection and did not come back")
+            component.fail(f"the runner on {node.name or f'node {index}'} lost its connection and did not reconnect")
             self._reporter.publish_status(component)
             self._jobs.end_component(component)

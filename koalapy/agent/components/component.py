@@ -304,14 +304,8 @@ class Component:
                 )
                 self.record_result(index, result)
 
-    def _collect_output(self) -> None:
-        unsent = self.folder.unsent_files()
-        for index, node in enumerate(self.nodes):
-            total = (node.result or {}).get("output")
-            self.output.recover_unsent(index, unsent.get(index, []), total, self.folder.read_runner_file)
-
     def _note_killed_runners(self) -> None:
-        """Report possibly lost output of nodes whose runners were killed after the program was started."""
+        """Report possibly lost output of nodes with runners that were killed while the program ran."""
         if self.plan is None:
             return
         writers = self.nodes if self.plan["launcher"] != "openmpi" else self.nodes[: self.is_leader]
@@ -322,13 +316,16 @@ class Component:
     def on_job_ended(self, job: LrmJob | None) -> None:
         """Process the end of the job; None if the resource manager no longer knows it."""
         self.collect_results()
-        self._collect_output()
+        unsent = self.folder.unsent_files()
+        for index, node in enumerate(self.nodes):
+            total = (node.result or {}).get("output")
+            self.output.recover_unsent(index, unsent.get(index, []), total, self.folder.read_runner_file)
         results = [n.result for n in self.nodes]
         reason = job.reason if job else ""
         if job is None and not all(results):
             self.fail("the local resource manager no longer knows it")
         elif job is not None and job.exceeded == "memory" and self.exit_code != 0:
-            # What runners reported before is what came of it: of one killed process, or of a lost MPI daemon.
+            # Earlier reports of runners are consequences: a killed process, or a lost MPI daemon.
             self.exceeded, self.error, self.infrastructure = "memory", reason, False
             self.exit_code = self.exit_code or job.exit_code or KILLED_BY_KILL
         elif job is not None and job.exceeded == "walltime" and self.stop is None and self.exit_code is None:

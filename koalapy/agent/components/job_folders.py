@@ -92,10 +92,10 @@ class JobFolders:
             status = self.base.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                 raise UsageError(
-                    f"{self.base} is not this agent's own (it is uid {status.st_uid}'s)",
+                    f"{self.base} does not belong to this agent's account, but to uid {status.st_uid}",
                     field="stage_directory",
                     value=str(self.base),
-                    hint="give a folder of the agent's account, which each account that has jobs may pass through to",
+                    hint="set a folder of the agent's account that the accounts of all users may enter",
                 )
             self.base.chmod(OPEN_TO_ALL)
         except OSError as error:
@@ -105,7 +105,7 @@ class JobFolders:
 
     def folder_path(self, user: str, name: str) -> Path:
         if self.base is None or not ACCOUNT_NAME.fullmatch(user):
-            raise SiteRejected(f"{user!r} has no folder here", fault=SiteFault.UNSUITABLE)
+            raise SiteRejected(f"the account {user!r} cannot have a folder on this cluster", fault=SiteFault.UNSUITABLE)
         return self.base / user / name
 
     def stage_path(self, user: str, instance: str, token: str) -> Path:
@@ -147,7 +147,7 @@ class JobFolders:
                 max_size = LOG_END if kind is None else MAX_RESULT if kind[1] else remaining
                 is_ours = name == RUNNER_LOG or (kind is not None and int(name.split(".")[1]) < nodes)
                 if not is_ours or size > max_size or count > 2 * nodes + 1000:
-                    raise SiteRejected(f"as {user}: {name[:60]!r} of {size} bytes is nothing that runners leave")
+                    raise SiteRejected(f"as {user}: {name[:60]!r} of {size} bytes is not a file of a runner")
                 remaining -= size if kind and kind[2] else 0
                 data = process.open_content(size).read()
                 if not (kind and kind[1]) or into.read_result(int(name.split(".")[1])) is None:

@@ -67,7 +67,12 @@ class ComponentFolders:
                 self._reporter.publish_output(component)
                 return
             except (SiteError, OSError) as error:
-                log.warning("left files lost", action="left-files-lost", token=component.token, reason=str(error))
+                log.warning(
+                    "cannot fetch the files of runners",
+                    action="left-files-lost",
+                    token=component.token,
+                    reason=str(error),
+                )
                 if not isinstance(error, SiteUnavailable) or attempt == FETCH_TRIES:
                     return
             await asyncio.sleep(RETRY_DELAY)
@@ -80,7 +85,9 @@ class ComponentFolders:
         try:
             await self._folders.remove_folder(component.user, self.work_path(component))
         except SiteError as error:
-            log.warning("job folder stays", action="folder-not-removed", token=component.token, reason=str(error))
+            log.warning(
+                "cannot remove a job folder", action="folder-not-removed", token=component.token, reason=str(error)
+            )
 
     async def remove_leftovers(self) -> None:
         """Remove folders in accounts that earlier agents left."""
@@ -90,7 +97,9 @@ class ComponentFolders:
                     if name not in self._known(user):
                         await self._folders.remove_folder(user, self._folders.folder_path(user, name))
             except SiteError as error:
-                log.info("cannot list folders", action="folders-not-swept", user=user, reason=str(error))
+                log.info(
+                    "cannot list the folders of an account", action="folders-not-swept", user=user, reason=str(error)
+                )
 
     def _known(self, user: str) -> set[str]:
         components = [component for component in self._reporter.components.values() if component.user == user]

@@ -39,5 +39,5 @@ async def open_mpi_here(settings: AgentSettings, prefix: str | None) -> OpenMpi:
         return OpenMpi(complaint=f"{mpirun} was not found" + (f" ({reason})" if reason else ""))
     version = re.search(r"\(Open MPI\) (\d[\w.]*)", "\n".join(output[1:]))
     if version is None:
-        return OpenMpi(output[0], complaint=f"{output[0]} is no Open MPI")
+        return OpenMpi(output[0], complaint=f"{output[0]} is not Open MPI")
     return OpenMpi(output[0], version[1])

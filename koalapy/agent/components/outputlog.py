@@ -60,12 +60,12 @@ class OutputLog:
         self._again = False
         """Whether the next piece was sent before."""
         self.received_at = 0.0
-        """When the last bytes came from a node (monotonic)."""
+        """When the last bytes of a node arrived (monotonic)."""
         self.is_given_up = False
         self.missing = ""
         """Description of lost output; empty if none is lost."""
         self.error = ""
-        """Why nothing can be written now. Runners get no acknowledgement meanwhile, and wait."""
+        """Why nothing can be written now. Until then, runners get no acknowledgement and wait."""
 
     @property
     def total(self) -> int:
@@ -138,7 +138,7 @@ class OutputLog:
         total: int | None,
         read_file: Callable[[int, Path, int], bytes],
     ) -> None:
-        """Store and remove the files of a node whose runner is gone after ``total`` bytes, None if unknown.
+        """Store and remove the files of a lost runner that wrote ``total`` bytes, None if unknown.
 
         ``unsent`` holds offsets in the stream and paths; ``read_file`` returns a verified file of the node.
         """
@@ -268,4 +268,4 @@ def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("a file of a runner's cannot be removed", action="left-file-not-removed", reason=str(error))
+        log.warning("cannot remove a file of a runner", action="left-file-not-removed", reason=str(error))

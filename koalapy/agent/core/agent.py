@@ -206,13 +206,13 @@ class Agent:
             try:
                 component = Component.load_journal(instance, token, folder, self._clock)
             except Exception as error:
-                # One folder is not to keep us from all others. What still runs is found and ended without its record.
+                # A damaged folder must not affect the others. Its job is found and ended without a record.
                 log.error("unreadable record", action="record-unreadable", token=token, exc_info=error)
                 self._reporter.lost_records.record_loss(token, str(error))
                 folder.set_damaged_aside()
                 continue
             if component.size == 0 and component.stop is None:
-                folder.remove_folder()  # We ended before it was written down what the daemon wants: it says so again.
+                folder.remove_folder()  # The agent ended before the command was recorded; the daemon sends it again.
                 continue
             self._reporter.add_component(component)
             if component.ended:
@@ -241,7 +241,11 @@ class Agent:
             await asyncio.sleep(RETRY_INTERVAL)
             self._barrier.retry_output()
             self._reporter.resend_output()
-            self._catch_up()
+            for component in list(self._reporter.components.values()):
+                component.folder.write_late_entries()
+            undone, self._undone = self._undone, []
+            for message in undone:
+                self._command(message)
             self._runners.write_address()
             self._runners.check_open_files()
 
@@ -368,12 +372,12 @@ class Agent:
         self._reporter.send_inventory(snapshot, self._jobs.problem)
 
     def _end_unrecorded(self, snapshot: LrmSnapshot) -> None:
-        """End the daemon's jobs that the resource manager holds and whose record is lost."""
+        """End the daemon's jobs that the resource manager holds although their record is lost."""
         for token, job in list(self._reporter.find_strays(snapshot)):
             self._reporter.lost_records.record_loss(token, f"the resource manager has its job {job.id}")
             try:
                 component = self._new(token, 0, None)
-            except OSError as error:  # its status makes the daemon stop it
+            except OSError as error:  # the daemon stops it because of its status
                 log.error(
                     "cannot create a component's folder", action="command-not-noted", token=token, error=str(error)
                 )
@@ -400,7 +404,7 @@ class Agent:
         self._uplink.send_soon(wire.Confirmed(sequence=sequence), urgent=True)
 
     def _command(self, message: wire.Command) -> None:
-        # Tokens name folders: none may lead out of the agent's.
+        # Tokens are folder names: a path must not leave the agent's directory.
         tokens = [message.token, *([message.stage] if isinstance(message, wire.Submit) and message.stage else ())]
         error = next((f"{token[:60]!r} is not a valid token" for token in tokens if not is_token(token)), "")
         if message.epoch < self._epoch:
@@ -409,7 +413,10 @@ class Agent:
             self._uplink.send_soon(wire.Ack(id=message.id, error=error))
             return
         try:
-            self._note(message)
+            if message.epoch > self._epoch:
+                self._epoch = message.epoch
+                self._daemons.accept_epoch(self._reporter.instance, message.epoch, self._life)
+            self._daemons.record_job(self._reporter.instance, parse_token(message.token).job)
             refusal = self._carry_out(message)
         except OSError as failure:
             refusal = self._cannot_write(message, failure)
@@ -442,7 +449,7 @@ class Agent:
         component = self._reporter.find_component(message.token)
         if isinstance(message, wire.Submit) and component is None:
             self._spool.discard_folder(self._reporter.instance, message.token)
-            self._jobs.report_write_error(error)  # said first, so that no other is sent the same way
+            self._jobs.report_write_error(error)  # reported first, so that no other job is sent here
             lost = ComponentStatus(message.token, ComponentState.ENDED, error=error, infrastructure=True)
             self._uplink.send_soon(lost)
         elif isinstance(message, wire.Open) and component is not None:
@@ -451,20 +458,6 @@ class Agent:
             self._undone.append(message)
             return None
         return ""
-
-    def _catch_up(self) -> None:
-        for component in list(self._reporter.components.values()):
-            component.folder.write_late_entries()
-        undone, self._undone = self._undone, []
-        for message in undone:
-            self._command(message)
-
-    def _note(self, message: wire.Command) -> None:
-        instance = self._reporter.instance
-        if message.epoch > self._epoch:
-            self._epoch = message.epoch
-            self._daemons.accept_epoch(instance, message.epoch, self._life)
-        self._daemons.record_job(instance, parse_token(message.token).job)
 
     def _submit(self, message: wire.Submit) -> str:
         component_before = self._reporter.find_component(message.token)

@@ -87,7 +87,10 @@ class Background:
             )
         name = f"{NAME_PREFIX}{uuid4().hex[:12]}"
         folder = self._directory / name
-        self._clean()
+        with contextlib.suppress(OSError):
+            for path in self._directory.iterdir():
+                if path.name not in self._started and path.stat().st_mtime + FOLDER_RETENTION < self._clock.now():
+                    shutil.rmtree(path, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
         submission = LrmSubmission(
             name=name,
@@ -128,9 +131,3 @@ class Background:
             for name, job_record in self._started.items()
             if job_record.until + MAX_QUEUED_SECONDS > now
         }
-
-    def _clean(self) -> None:
-        with contextlib.suppress(OSError):
-            for folder in self._directory.iterdir():
-                if folder.name not in self._started and folder.stat().st_mtime + FOLDER_RETENTION < self._clock.now():
-                    shutil.rmtree(folder, ignore_errors=True)

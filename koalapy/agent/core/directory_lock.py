@@ -32,7 +32,7 @@ def lock_directory(directory: Path, timeout: float = 0.0) -> Iterator[None]:
     try:
         _lock(file, directory, time.monotonic() + timeout)
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        with suppress(OSError):  # where there is no room it is held all the same
+        with suppress(OSError):  # the lock holds even if the disk is full
             os.ftruncate(file, 0)
             os.pwrite(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}).encode(), 0)
         yield

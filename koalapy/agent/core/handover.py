@@ -1,4 +1,4 @@
-"""Hands settings and token to embedded agents by a pipe, whose end tells them that the daemon is gone."""
+"""Hands settings and token to embedded agents by a pipe, and its end signals that the daemon is gone."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def read_handover() -> tuple[str, Settings, Trust]:
         if not piece:
             raise SystemExit(0)
         line += piece
-    # Nothing that is started from here may have the pipe.
+    # Child processes must not inherit the pipe.
     pipe = os.dup(STDIN)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, STDIN)

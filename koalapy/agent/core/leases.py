@@ -1,7 +1,7 @@
 """The leases of this agent's components: how long the daemon has been silent, and which leases expired.
 
 Runners end their programs themselves. The agent ends what no runner can: jobs that wait in the resource manager, and
-programs whose runner was stopped.
+programs of stopped runners.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Leases:
             self.end_expired()
 
     def end_expired(self) -> None:
-        """End the components whose daemon has been silent for longer than their leases.
+        """End the components with expired leases.
 
         After this process was stopped, ask the daemon first; runners may have ended the programs already.
         """
@@ -109,7 +109,10 @@ class Leases:
             return
         for component in list(self._reporter.live.values()):
             lease = component.lease
-            if lease is None or component.stop is not None or component.error or self._silence_of(component) < lease:
+            if lease is None or component.stop is not None or component.error:
+                continue
+            silence = self._clock_of(component.instance).silence
+            if (silence if isfinite(silence) else now - self._began) < lease:
                 continue
             log.warning("a lease has expired", action="lease-over", token=component.token, lease=lease)
             warning = (component.plan or {}).get("lease_warning")
@@ -123,11 +126,6 @@ class Leases:
     def _interval(self) -> float:
         leases = [c.lease for c in self._reporter.live.values() if c.lease is not None]
         return renewal_interval(min(leases, default=None))
-
-    def _silence_of(self, component: Component) -> float:
-        """Return the silence of a component's daemon, counted from the agent's start if unknown."""
-        silence = self._clock_of(component.instance).silence
-        return silence if isfinite(silence) else self._clock() - self._began
 
     def _clock_of(self, instance: str) -> SilenceClock:
         if instance not in self._clocks:

@@ -77,7 +77,9 @@ class CallRecord:
         tally.count += 1
         tally.seconds += now - began
         tally.largest = max(tally.largest, now - began)
-        if error is not None and not _is_an_answer(operation, error):
+        # A rejection of the job itself, or because of a limit, is an answer.
+        is_job_rejected = isinstance(error, SiteRejected) and error.fault is not SiteFault.SITE
+        if error is not None and not (operation is LrmOperation.SUBMIT and is_job_rejected):
             tally.failures += 1
             tally.last_error, tally.failed_at = error.message, now
 
@@ -97,11 +99,6 @@ def _calls(operation: LrmOperation, tally: _Tally, now: float) -> LrmCalls:
         last_error=tally.last_error,
         failed_ago=round(now - tally.failed_at, 3) if tally.failures else None,
     )
-
-
-def _is_an_answer(operation: LrmOperation, error: SiteError) -> bool:
-    """Return whether a job was rejected because of the job itself or a limit."""
-    return operation is LrmOperation.SUBMIT and isinstance(error, SiteRejected) and error.fault is not SiteFault.SITE
 
 
 class LrmHealth:
@@ -133,7 +130,7 @@ class LrmHealth:
     async def poll_lrm(self, operation: LrmOperation, call: Awaitable[T]) -> T:
         """Return the answer to a regular poll; report silence while it lasts. Raise ``SiteError``."""
         began = self._clock.monotonic()
-        # One that always takes its time is slow, and not silent.
+        # A resource manager that is always slow is not silent.
         timeout = max(self._timeouts.lrm_silence_s, min(SLOWNESS_FACTOR * self._last_poll_s, CALL_TIMEOUT / 2))
         polling = asyncio.ensure_future(call)
         try:

@@ -162,7 +162,7 @@ LAST_OUTPUT_TIMEOUT = 60.0
 
 
 async def sleep_awake(seconds: float) -> None:
-    """Sleep for so many seconds of running time: after a stop of this process, first read what has arrived."""
+    """Sleep for so many seconds of running time: after a stop of this process, first read the arrived data."""
     loop = asyncio.get_running_loop()
     remaining = seconds
     while remaining > 0:
@@ -197,12 +197,12 @@ class LrmJobs:
         self._address = address
         self._awaited: set[str] = set()
         self._hanging_up: set[str] = set()
-        """Names of components whose nodes were released and whose runners are still connected."""
+        """Names of components with released nodes and runners that are still connected."""
         self._opened = asyncio.Event()
         self._tasks = BackgroundTasks()
         self._cancelling: set[str] = set()
         self._cancelled: set[str] = set()
-        """Names of live components whose jobs the resource manager was ordered to end."""
+        """Names of live components with jobs that the resource manager was ordered to end."""
         self._ordered: dict[str, float] = {}
         """Other jobs that it was ordered to end, and when last."""
 
@@ -236,8 +236,8 @@ class LrmJobs:
         component.send_to_runners(component.stop_message)
         if component.lrm_job is not None and component.name not in self._cancelling:
             self._cancelling.add(component.name)
-            # What has begun to end by itself is let end: a cancellation that crosses it confuses Grid Engine.
-            # Runners that were let go may not have found a restarted agent yet, and hold output of their program.
+            # Do not cancel a job that is ending by itself: that confuses Grid Engine.
+            # Runners that were started may still have to reconnect to a restarted agent, and hold output.
             started = component.plan is not None or any(node.phase for node in component.nodes)
             self._tasks.spawn(self._cancel(component, self._stop_timeout if started else 0.0))
 
@@ -245,7 +245,7 @@ class LrmJobs:
         try:
             await self._open()
             self._tasks.spawn(self._watch_changes())
-            await self.polls.wait_until_due(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
+            await self.polls.wait_until_due(FIRST_POLL_DELAY)  # give the resource manager time for its first changes
             reported_at = 0.0
             while True:
                 anyway = self._clock.monotonic() - reported_at >= self._timeouts.report_interval_s
@@ -332,12 +332,14 @@ class LrmJobs:
             ending.append(job)
         elif job is not None:
             component.on_job_alive(job)
-            if job.state is LrmJobState.RUNNING and not job.starting:
-                self._expect_runners(component, job.nodes)
+            runs = job.state is LrmJobState.RUNNING and not job.starting
+            if runs and not component.has_seen_all_runners and component.name not in self._awaited:
+                self._awaited.add(component.name)
+                self._tasks.spawn(self._await_runners(component, job.nodes))
         self._reporter.publish_status(component)
 
     def _fail_unprocessable(self, component: Component, job: LrmJob | None, error: Exception) -> None:
-        """Fail a component whose update raised an error, so that others are not affected."""
+        """Fail a component after an error of its update, so that others are not affected."""
         component.fail(format_error(unexpected_error(error)))
         if component.is_over(job):
             component.mark_ended()
@@ -355,13 +357,8 @@ class LrmJobs:
         self._reporter.publish_status(component)
         self.end_component(component)
 
-    def _expect_runners(self, component: Component, nodes: Sequence[str]) -> None:
-        """Fail the component if runners on these nodes do not connect in time; that is the site's fault."""
-        if not component.has_seen_all_runners and component.name not in self._awaited:
-            self._awaited.add(component.name)
-            self._tasks.spawn(self._await_runners(component, nodes))
-
     async def _await_runners(self, component: Component, nodes: Sequence[str]) -> None:
+        """Fail the component if its runners do not connect in time; that is the site's fault."""
         await sleep_awake(self._timeouts.runner_connect_s)
         self._awaited.discard(component.name)
         if component.ended or component.stop is not None or component.has_seen_all_runners:
@@ -372,10 +369,10 @@ class LrmJobs:
         self._fail_component(component)
 
     def _expect_hang_up(self, component: Component) -> None:
-        """Disconnect runners whose nodes were released, after a timeout."""
+        """Disconnect runners on released nodes after a timeout."""
         if component.runners and component.name not in self._hanging_up:
             self._hanging_up.add(component.name)
-            component.send_to_runners({"t": "stop"})  # its nodes are others' now
+            component.send_to_runners({"t": "stop"})  # its nodes may have new users
             self._tasks.spawn(self._await_hang_up(component))
 
     async def _await_hang_up(self, component: Component) -> None:
@@ -394,7 +391,7 @@ class LrmJobs:
             component.lrm_job = await self._lrm_job_of(component, unsure)
         except SiteRejected as error:
             fault = cast(Fault, error.fault.value) if error.fault in FAULTS else "unknown"
-            if fault == "site":  # said first, so that no other is sent the same way
+            if fault == "site":  # reported first, so that no other job is sent here
                 self._health.suspend_submission(format_error(error))
             component.fail(format_error(error), fault)
         except SiteUnavailable as error:
@@ -409,7 +406,7 @@ class LrmJobs:
         if component.lrm_job is None:
             component.mark_ended()
             self._ended_components(component)
-            self.polls.request_poll()  # what was told of this cluster may no longer hold
+            self.polls.request_poll()  # the last report of this cluster may be outdated
         else:
             component.folder.note_entry(lrm=component.lrm_job)
             log.info(
@@ -434,7 +431,7 @@ class LrmJobs:
                     else None
                 )
                 if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
-                    await component.folder.wait_synced()  # else it might run and nobody know of it
+                    await component.folder.wait_synced()  # else a job could run without a record
                     lrm_job = await health.call_lrm(LrmOperation.SUBMIT, lrm.submit_job(self._submission(component)))
                     health.on_job_accepted()
                 if lrm_job is not None or component.stop is not None:
@@ -483,11 +480,11 @@ class LrmJobs:
         """Order the resource manager to end a component's job; repeat until it has ended."""
         try:
             await self._opened.wait()
-            # It may be told to stop at once meanwhile.
+            # An immediate stop may arrive during the grace period.
             while remaining := component.remaining_grace_s:  # noqa: ASYNC110
                 await asyncio.sleep(min(remaining, GRACE_CHECK_INTERVAL))
             await asyncio.sleep(timeout)
-            # What its runners had not handed over when they were told to end is not to be lost.
+            # Wait for the output that its runners had not sent when they were ordered to end.
             longest = self._clock.monotonic() + LAST_OUTPUT_TIMEOUT
             while timeout and (remaining := component.output.received_at + timeout - self._clock.monotonic()) > 0:
                 if self._clock.monotonic() > longest:

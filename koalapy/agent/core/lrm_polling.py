@@ -14,7 +14,7 @@ from koalapy.agent.lrm.port import LrmSnapshot
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 FIRST_POLL_DELAY = 0.1
-"""Seconds until the first poll for the end of a component whose runners are gone; each further pause doubles."""
+"""Seconds until the first poll for the end of a component without runners; each further pause doubles."""
 MIN_PAUSE_RATIO = 4
 """Minimum pause before such a poll, as a multiple of the last poll's duration."""
 AWAITED_POLL_INTERVAL = 1.0
@@ -117,7 +117,7 @@ class PollSchedule:
         self._last = snapshot or self._last
 
     def notify_processed(self, number: int) -> None:
-        """Wake the waiters of a poll whose snapshot was processed."""
+        """Wake the waiters of a processed poll."""
         if self._last is not None:
             self._answered.set()
         waiting, self._waiting = self._waiting, []

@@ -23,7 +23,7 @@ REPEAT_INTERVAL = 5.0
 """Seconds after which a question without an answer is sent again."""
 
 ASKER = "asker"
-"""Key of every payload: the cluster whose agent asks, set by the daemon; empty for the daemon itself."""
+"""Key of every payload: the asking agent's cluster, set by the daemon; empty for the daemon itself."""
 Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, object]]]
 """Answers the payload of a question. Raises ``SiteError`` if it cannot."""
 

@@ -40,7 +40,7 @@ DELIVERY_TIMEOUT = 300.0
 
 
 class LostRecords:
-    """Tokens of components whose records are missing or damaged."""
+    """Tokens of components with missing or damaged records."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -245,7 +245,7 @@ class Reporter:
         prefix = lrm_name(self.instance, "")
         for job in self._jobs_of_daemon(snapshot, prefix):
             token = job.name.removeprefix(prefix)
-            # Another user may have given a job such a name.
+            # Another user's job may have such a name.
             if job.name not in self.components and job.state is not LrmJobState.ENDED and is_token(token):
                 yield token, job
 

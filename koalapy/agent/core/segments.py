@@ -50,7 +50,7 @@ class Segments:
         self.received = [0] * (nodes + 1)
         self.total = 0
         self.torn = 0
-        """Bytes in damaged files: an upper bound of what is missing, as far as known."""
+        """Bytes in damaged files: an upper bound of the missing bytes, as far as known."""
         self._window, self._window_start = bytearray(), 0
         """The part of the stream in memory."""
 
@@ -68,7 +68,7 @@ class Segments:
                 _remove(path)
                 continue
             if self._segments and start > self._segments[-1].end:
-                self._segments[-1].size = -1  # nothing may be appended to it
+                self._segments[-1].size = -1  # append nothing to it
             segment = Segment(start, start, path)
             self.received = state
             for node, payload, end in frames:
@@ -80,7 +80,10 @@ class Segments:
                     self.received[node] += len(payload)
             if segment.size < len(data):
                 self.torn += len(data) - segment.size
-                _cut(segment)
+                try:
+                    os.truncate(path, segment.size)
+                except OSError:
+                    segment.size = -1  # append nothing to it
             self._segments.append(segment)
             self.total = segment.end
 
@@ -157,7 +160,7 @@ class Segments:
             data = b""
         self._window = bytearray(b"".join(payload for node, payload, _ in _parse(data) if node != STATE_FRAME))
         self._window_start = segment.start
-        if len(self._window) < segment.end - segment.start:  # damaged since: what follows in it is lost
+        if len(self._window) < segment.end - segment.start:  # the file was damaged: its remaining bytes are lost
             self.torn += segment.end - segment.start - len(self._window)
             segment.end, segment.size = segment.start + len(self._window), -1
 
@@ -197,7 +200,7 @@ def _write(path: Path, offset: int, data: bytes) -> None:
     """Write data at the end of a file, which is ``offset``. Bytes of a failed write stay behind the end and are no
     frame."""
     if not offset:
-        _remove(path)  # whatever it is
+        _remove(path)  # it may be of any type
     descriptor = open_regular(path)
     try:
         written = 0
@@ -211,14 +214,6 @@ def _write(path: Path, offset: int, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _cut(segment: Segment) -> None:
-    """Truncate a segment after its last whole frame, or append nothing to it if that fails."""
-    try:
-        os.truncate(segment.path, segment.size)
-    except OSError:
-        segment.size = -1
-
-
 def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # else it is found again, and left out again
+    with contextlib.suppress(OSError):  # else the next start removes it
         path.unlink()

@@ -134,7 +134,7 @@ class AgentSettings(SiteSettings):
     replica_directories: Sequence[Path] = ()
     """Folders below which replicas may lie."""
     stage_directory: Path | None = None
-    """Folder of the components' stages, which the nodes must see. The default is beside ``directory``."""
+    """Folder of the components' stages, which the nodes must see. The default is next to ``directory``."""
     transfer_address: str = "127.0.0.1"
     """Address on which other sites' agents reach this one to pull files."""
     disks: DiskLimits = field(default_factory=DiskLimits)

@@ -27,6 +27,7 @@ from koalapy.runner.account_files import MAX_RESULT
 from koalapy.runner.account_files import RUNNER_LOG as RUNNER_LOG
 from koalapy.runner.result_archive import CONTENT
 from koalapy.runner.session import FILE_TAG_LENGTH, open_file
+from koalapy.runner.settings import SECRET_FILE
 
 log = structlog.get_logger()
 
@@ -89,7 +90,7 @@ class DiskSync:
         self._sync_task: asyncio.Task[None] | None = None
 
     def mark_written(self, *paths: Path) -> None:
-        """Record files that were written, or folders whose entries changed."""
+        """Record written files, or folders with changed entries."""
         self._dirty.update(dict.fromkeys(paths))
         self._written_count += 1
 
@@ -124,7 +125,7 @@ def _sync(path: Path) -> OSError | None:
     try:
         sync_path(path)
     except FileNotFoundError:
-        return None  # removed meanwhile
+        return None  # removed in between
     except OSError as error:
         return error
     return None
@@ -132,7 +133,7 @@ def _sync(path: Path) -> OSError | None:
 
 def sync_path(path: Path) -> None:
     """Flush a file, or the entries of a folder, to the disk. Raise ``OSError``."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place is not waited at
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # do not block on a pipe
     try:
         os.fsync(descriptor)
     finally:
@@ -140,7 +141,7 @@ def sync_path(path: Path) -> None:
 
 
 class DamagedJournal(ValueError):
-    """A line of a journal was changed, so that what it recorded is lost."""
+    """A line of a journal was changed, so that its record is lost."""
 
 
 @dataclass(eq=False, slots=True)
@@ -156,11 +157,30 @@ class JournalFolder:
 
     def write_entry(self, **entry: Any) -> None:
         """Append to the journal. Raise ``OSError`` if not all of it could be written."""
-        self._append(self._unwritten + _line(entry))
+        lines = self._unwritten + _line(entry)
+        path = self.path / "journal"
+        descriptor = open_regular(path, os.O_APPEND)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, lines) < len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+        paths = [path] if size else [path, self.path]
+        if self.disk_sync is not None:
+            self.disk_sync.mark_written(*paths)
+        else:
+            for changed in paths:
+                sync_path(changed)
         self._unwritten = b""
 
     def note_entry(self, **entry: Any) -> None:
-        """Append what has happened already. If the disk is full, ``write_late_entries`` writes it later."""
+        """Append a past event. If the disk is full, ``write_late_entries`` writes it later."""
         self._unwritten += _line(entry)
         self.write_late_entries()
 
@@ -181,27 +201,6 @@ class JournalFolder:
             await self.disk_sync.wait_synced()
             if problem := self.disk_sync.find_error(self.path):
                 raise problem
-
-    def _append(self, lines: bytes) -> None:
-        path = self.path / "journal"
-        descriptor = open_regular(path, os.O_APPEND)
-        try:
-            size = os.fstat(descriptor).st_size
-            try:
-                if os.write(descriptor, lines) < len(lines):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, size)
-                raise
-        finally:
-            os.close(descriptor)
-        paths = [path] if size else [path, self.path]
-        if self.disk_sync is not None:
-            self.disk_sync.mark_written(*paths)
-        else:
-            for changed in paths:
-                sync_path(changed)
 
     def load_entries(self) -> dict[str, Any]:
         """Return the journal's entries as one mapping, later ones over earlier ones.
@@ -328,19 +327,25 @@ class Spool:
         future."""
         with contextlib.suppress(FileNotFoundError):
             seconds = time.time() - (self._directory / instance / LAST_HEARD_FILE).stat().st_mtime
-            if seconds >= 0:  # else the clock was set back since
+            if seconds >= 0:  # else the clock was set back
                 return seconds
         self.record_contact(instance)
         return 0.0
 
     def remove_leftovers(self) -> list[Path]:
-        """Remove folders whose removal was interrupted, and those without a journal. Return their paths."""
+        """Remove what killed agents left: half-removed folders, those without a journal, temporary secret files.
+
+        Return the paths of the folders.
+        """
         leftovers = list(self._directory.glob(f"*/*{REMOVED_SUFFIX}"))
         for heard in self._directory.glob(f"*/{LAST_HEARD_FILE}"):
             folders = (path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink())
             leftovers += [path for path in folders if path not in leftovers and not (path / "journal").exists()]
         for path in leftovers:
             remove_tree(path)
+        for path in self._directory.glob(f"*/*/.{SECRET_FILE.format(node='*')}.*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
         return leftovers
 
     def load_folders(self) -> Iterator[tuple[str, str, JournalFolder]]:

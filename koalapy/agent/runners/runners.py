@@ -228,7 +228,11 @@ class RunnerConnection(asyncio.Protocol):
         if self.is_authenticated:
             self._handler.receive_message(self, parse_message(line))
         elif self._session is None:
-            self._greet(parse_hello(line))
+            if (challenge := self._handler.create_challenge(self, parse_hello(line))) is not None:
+                self._session, nonce = challenge
+                self.send_message({"t": "challenge", "nonce": nonce})
+            else:
+                self.close()
         else:
             message = parse_message(line)
             if message["t"] == "here" and self._handler.admit_runner(self, message):
@@ -236,13 +240,6 @@ class RunnerConnection(asyncio.Protocol):
                 self._connections.mark_authenticated(self)
             else:
                 self.close()
-
-    def _greet(self, hello: dict[str, Any]) -> None:
-        if (challenge := self._handler.create_challenge(self, hello)) is not None:
-            self._session, nonce = challenge
-            self.send_message({"t": "challenge", "nonce": nonce})
-        else:
-            self.close()
 
 
 class RunnerConnections:
@@ -267,7 +264,7 @@ class RunnerConnections:
         """Add a connection. Close the oldest unauthenticated one if there are too many."""
         if len(self._unauthenticated) >= self._max_unauthenticated:
             oldest = next(iter(self._unauthenticated))
-            self._forget(oldest)  # it is told of its end in a later turn only, and others may come in this one
+            self._forget(oldest)  # connection_lost runs in a later turn; others may connect in this one
             oldest.close()
         timeout = asyncio.get_running_loop().call_later(HELLO_TIMEOUT, connection.close)
         self._unauthenticated[connection] = timeout
@@ -347,7 +344,7 @@ class RunnerServer:
         self._short_of_files = used > limit * OPEN_FILES_WARNING
         if self._short_of_files and not was_short:
             log.warning(
-                "few more runners can connect",
+                "the limit of open files is nearly reached",
                 action="open-files-low",
                 open_files=used,
                 limit=limit,

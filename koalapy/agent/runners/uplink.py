@@ -77,21 +77,21 @@ class Uplink:
                     ping_timeout=PING_TIMEOUT,
                 ) as socket:
                     await self._converse(socket, received)
-                self._complain("the daemon hung up")
+                self._complain("the daemon closed the connection")
             except (OSError, InvalidHandshake, InvalidURI, ConnectionClosed, TimeoutError, ValueError) as error:
                 self._complain(_reason(error, self._url))
             finally:
                 self.online.clear()
                 self._queue.clear()
                 lost()
-            if self._welcomed:  # who is turned away comes again less and less often
+            if self._welcomed:  # back off while the daemon rejects the agent
                 pause = MIN_RECONNECT_PAUSE
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # so that not all agents come back at once
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # agents must not reconnect all at once
             pause = min(MAX_RECONNECT_PAUSE, pause * 2)
 
     def _complain(self, reason: str) -> None:
         if not self._complained:
-            log.warning("daemon out of reach", action="daemon-away", url=self._url, reason=reason)
+            log.warning("cannot reach the daemon", action="daemon-away", url=self._url, reason=reason)
             self._complained = True
 
     async def _converse(self, socket: ClientConnection, received: Callable[[wire.FromDaemon], None]) -> None:
@@ -107,7 +107,7 @@ class Uplink:
                     if message.type == "welcome":
                         self._welcomed = True
                         if self._complained:
-                            log.info("daemon in reach again", action="daemon-back", url=self._url)
+                            log.info("connected to the daemon again", action="daemon-back", url=self._url)
                             self._complained = False
                     received(message)
         except asyncio.CancelledError:

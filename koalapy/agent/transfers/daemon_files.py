@@ -1,4 +1,4 @@
-"""What the daemon keeps in files: the submitters' own, and the results of jobs; over HTTP, for threads."""
+"""The daemon's file routes for agents: bundles of the users' files, and the results of jobs. Blocking, for threads."""
 
 import http.client
 import io
@@ -17,21 +17,21 @@ from koalapy.system.files import open_owner_only
 from koalapy.system.tls import SYSTEM_TRUST, Trust, explain_tls_error
 
 IO_TIMEOUT = 60.0
-"""Seconds in which the daemon must take or give the next bytes."""
+"""Seconds for the daemon to send or accept the next bytes."""
 CHUNK_SIZE = 1024 * 1024
 MAX_ERROR_LENGTH = 2000
 
 
 class DaemonBusy(SiteUnavailable):
-    """The daemon answers, but cannot do it now."""
+    """The daemon answers, but cannot serve the request now."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonFiles:
     """The daemon's file routes, for one agent.
 
-    Everything blocks, and raises ``SiteUnavailable`` when the daemon cannot be reached, ``SiteRejected`` when it
-    refuses, ``OSError`` for files of our own.
+    All methods block. They raise ``SiteUnavailable`` if the daemon cannot be reached, ``SiteRejected`` if it rejects
+    the request, ``OSError`` for local files.
     """
 
     url: str
@@ -40,7 +40,7 @@ class DaemonFiles:
     trust: Trust = SYSTEM_TRUST
 
     def fetch_bundle(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
-        """Bring a bundle into a file, of which the beginning may be there; ``progress`` is given its size."""
+        """Download a bundle, or the rest of it if the file exists; call ``progress`` with the size so far."""
         with open(path, "ab", opener=open_owner_only) as file, closing(self._connection()) as connection:
             received = file.tell()
             headers = {"Range": f"bytes={received}-"} if received else {}
@@ -54,7 +54,7 @@ class DaemonFiles:
                 file.truncate(0)
                 received = 0
             while not stop.is_set():
-                with _errors("does not go on", connection):
+                with _errors("sends no more data", connection):
                     data = answer.read(CHUNK_SIZE)
                 if not data:
                     break
@@ -62,10 +62,10 @@ class DaemonFiles:
                 received += len(data)
                 progress(received)
             if answer.length:
-                raise SiteUnavailable("the daemon hung up in the midst of a bundle")
+                raise SiteUnavailable("the daemon closed the connection within a bundle")
 
     def put_results(self, token: str, write: Callable[[tarfile.TarFile], None], stop: threading.Event) -> None:
-        """Send an archive, as it is written, until it is told to stop."""
+        """Upload an archive while ``write`` creates it, until ``stop`` is set."""
         headers = self._headers({"Transfer-Encoding": "chunked", "Content-Type": "application/x-tar"})
         with closing(self._connection()) as connection:
             with _errors("cannot be reached", connection):
@@ -74,7 +74,7 @@ class DaemonFiles:
                     connection.putheader(name, value)
                 connection.endheaders()
             body = _Chunks(connection, stop)
-            # A daemon that refuses what is too large hangs up before its end, and its answer says so.
+            # A daemon that rejects large results closes the connection early; its answer gives the reason.
             with suppress(_BodyRejected):
                 with tarfile.open(fileobj=body, mode="w|", format=tarfile.PAX_FORMAT, bufsize=CHUNK_SIZE) as archive:
                     write(archive)
@@ -101,18 +101,18 @@ class DaemonFiles:
 
 
 class _BodyRejected(Exception):
-    """The daemon does not want the rest."""
+    """The daemon closed the connection before the end of the body."""
 
 
 class _Chunks(io.RawIOBase):
-    """A request's body, of unknown length."""
+    """A request body in chunks, of unknown length."""
 
     def __init__(self, connection: http.client.HTTPConnection, stop: threading.Event) -> None:
         self._connection, self._stop = connection, stop
 
     def write(self, data: Any) -> int:
         if self._stop.is_set():
-            raise SiteUnavailable("the agent ends")
+            raise SiteUnavailable("the agent is stopping")
         size = len(data)
         self.send(b"%x\r\n%b\r\n" % (size, data))
         return size
@@ -146,12 +146,12 @@ def _check(answer: http.client.HTTPResponse) -> None:
         return
     text = _error_text(answer)
     if answer.status >= 500 or answer.status in (408, 425, 429):
-        raise DaemonBusy(f"the daemon says {text}")
-    raise SiteRejected(f"the daemon refuses: {text}", value=answer.status)
+        raise DaemonBusy(f"the daemon answers: {text}")
+    raise SiteRejected(f"the daemon rejects it: {text}", value=answer.status)
 
 
 def _error_text(answer: http.client.HTTPResponse) -> str:
-    """The detail of a problem+json, or at least the status."""
+    """Return the detail of a problem+json body, or else the status."""
     plain = f"{answer.status} {answer.reason}"
     try:
         problem: Any = json.loads(answer.read(MAX_ERROR_LENGTH))

@@ -15,14 +15,14 @@ from koalapy.model.wording import is_utf8
 
 CHUNK_SIZE = 1024 * 1024
 MAX_DEPTH = 100
-"""Folders within folders, each of which is kept open while its content is looked at."""
+"""Maximum nesting of folders, each of which is open while its content is read."""
 POLL_INTERVAL = 0.02
-"""Seconds between two looks at a file that is still growing."""
+"""Seconds between two reads of a growing file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file or folder holds; ``checksum`` is empty when it was not asked for."""
+    """Size, checksum and parts of a file or folder; ``checksum`` is empty if it was not requested."""
 
     size: int
     checksum: str
@@ -30,10 +30,11 @@ class Content:
 
 
 def measure_content(descriptor: int, *, checksum: bool, given_up: Callable[[], bool] = lambda: False) -> Content:
-    """What an open file or folder holds; ``OSError`` when it cannot be read, ``SiteRejected`` when it is odd,
-    ``SiteUnavailable`` when it was given up meanwhile.
+    """Return size and checksum of an open file or folder.
 
-    The checksum of a folder is the SHA-256 of a line ``KIND CHECKSUM NAME NUL`` for each of its entries, by name.
+    Raise ``OSError`` if it cannot be read, ``SiteRejected`` if it contains other types of files, ``SiteUnavailable`` if
+    cancelled by ``given_up``. The checksum of a folder is the SHA-256 of a line ``KIND CHECKSUM NAME NUL`` per entry,
+    sorted by name.
     """
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         return _measure_folder(descriptor, checksum, MAX_DEPTH, given_up)
@@ -46,7 +47,7 @@ def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool])
     digest, size = hashlib.sha256(), 0
     while data := os.read(descriptor, CHUNK_SIZE):
         if given_up():
-            raise SiteUnavailable("the agent ends")
+            raise SiteUnavailable("the agent is stopping")
         digest.update(data)
         size += len(data)
     return Content(size, digest.hexdigest())
@@ -54,7 +55,7 @@ def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool])
 
 def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Callable[[], bool]) -> Content:
     if depth == 0:
-        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault=SiteFault.IRREGULAR)
+        raise SiteRejected(f"folders are nested more than {MAX_DEPTH} deep", fault=SiteFault.IRREGULAR)
     names = sorted(os.listdir(descriptor))
     if odd := [name for name in names if not is_utf8(name)]:
         raise SiteRejected(f"the name {odd[0]!r} is no UTF-8", fault=SiteFault.IRREGULAR)
@@ -69,9 +70,9 @@ def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Calla
 
 def _part(folder: int, name: str, checksum: bool, depth: int, given_up: Callable[[], bool]) -> tuple[str, Part]:
     if given_up():
-        raise SiteUnavailable("the agent ends")
+        raise SiteUnavailable("the agent is stopping")
     if not checksum:
-        # Opening it would tell no more.
+        # Opening it would reveal nothing more.
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISREG(status.st_mode):
             return "file", Part(name, status.st_size, "")
@@ -89,7 +90,7 @@ def _part(folder: int, name: str, checksum: bool, depth: int, given_up: Callable
 
 
 class GrowingDigest:
-    """The checksum of a file that only grows, computed while it does; ``follow`` is for a thread of its own."""
+    """The checksum of a file that grows, computed in a thread by ``compute_content``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,11 +105,9 @@ class GrowingDigest:
         self._is_complete.set()
 
     def compute_content(self) -> Content:
-        """``OSError`` when it cannot be read, or was never there."""
+        """Read the file until it is complete. Raise ``OSError`` if it cannot be read or never existed."""
         while True:
-            last = (
-                self._is_complete.is_set()
-            )  # before we look: it may come, and be whole, right after we have not found it
+            last = self._is_complete.is_set()  # before opening: the file may be created and completed right after
             try:
                 descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 break

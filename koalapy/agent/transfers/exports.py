@@ -1,5 +1,7 @@
-"""Ways by which other sites pull replicas of this one: rsync daemons, each for one connection and what it has a
-ticket for."""
+"""Serves replicas to other sites by rsync daemons, one per connection, limited to the ticket's files.
+
+The certificate and the tunnels of encrypted transfers are here as well; ``tunnel.py`` is the tunnel's program.
+"""
 
 import asyncio
 import contextlib
@@ -32,12 +34,12 @@ from koalapy.system.event_loop import TLS_FIRST_BYTE, BackgroundTasks, peek_firs
 log = structlog.get_logger()
 
 RequiresEncryption = Callable[[str], bool]
-"""Whether nothing may go in clear between this cluster and another."""
+"""Returns whether transfers between this cluster and another must be encrypted."""
 TUNNEL = str(Path(__file__).with_name("tunnel.py"))
 _PYTHON = [sys.executable, "-I", "-S"]
-"""Without site packages, which would take longer to find than all else of a short transfer."""
+"""Without site packages, since their import would take most of the time of a short transfer."""
 _LIFETIME = timedelta(days=3650)
-"""For form's sake: who pulls knows the very certificate, and forgets it after the transfer."""
+"""Validity for form only: the puller pins the certificate, and forgets it after the transfer."""
 
 
 def always_required(cluster: str) -> bool:
@@ -45,10 +47,10 @@ def always_required(cluster: str) -> bool:
 
 
 class TransferIdentity:
-    """A certificate of this agent's own, made anew by each, that pullers are told along with their tickets."""
+    """A self-signed certificate of this agent run, sent to pullers along with their tickets."""
 
     def __init__(self) -> None:
-        """Takes a moment, and raises ``OSError``."""
+        """Create key and certificate, which takes some milliseconds. Raise ``OSError``."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -62,7 +64,7 @@ class TransferIdentity:
         signed = builder.not_valid_before(now - _LIFETIME).not_valid_after(now + _LIFETIME).sign(key, hashes.SHA256())
         certificate = signed.public_bytes(Encoding.PEM)
         self.certificate = certificate.decode()
-        # Never on a disk: each tunnel inherits it, and nobody else.
+        # In memory only; tunnels inherit the descriptor.
         self._memory = os.memfd_create("transfers", os.MFD_CLOEXEC)
         with open(os.dup(self._memory), "wb") as file:
             file.write(certificate + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -73,8 +75,8 @@ class TransferIdentity:
     async def start_tunnel(
         self, connection: socket.socket, rsync: socket.socket, timeout: float
     ) -> asyncio.subprocess.Process:
-        """Have what comes on a connection encrypted go to a socket in clear, and back, if it speaks TLS within so many
-        seconds. Raises ``OSError``."""
+        """Start a tunnel from an encrypted connection to a plain socket. Close it without TLS in time. Raise
+        ``OSError``."""
         return await asyncio.create_subprocess_exec(
             *drop_capabilities(*_PYTHON, TUNNEL, "serve", str(rsync.fileno()), str(self._memory), str(timeout)),
             cwd="/",
@@ -88,7 +90,7 @@ class TransferIdentity:
 
 
 def tunnel_environment(host: str, port: int, certificate: str) -> dict[str, str]:
-    """Variables by which an rsync goes to a source through a tunnel of its own."""
+    """Return variables that make rsync connect to a source through a tunnel."""
     command = shlex.join([*_PYTHON, TUNNEL, "connect"]).replace("%", "%%")
     return {"RSYNC_CONNECT_PROG": command, HOST: host, PORT: str(port), CERTIFICATE: certificate}
 
@@ -96,19 +98,19 @@ def tunnel_environment(host: str, port: int, certificate: str) -> dict[str, str]
 RSYNC = "rsync"
 USER = "koala"
 TICKET_LIFETIME = 24 * 3600.0
-"""Seconds after which a ticket is not valid any more; who has one gives it back before."""
+"""Seconds until a ticket expires; the puller usually returns it before."""
 MAX_TICKETS = 256
-"""Of more the oldest ends: nobody may have given it back, and who has begun to pull by it needs it no more."""
+"""Maximum tickets; the oldest is revoked. A running transfer does not need its ticket."""
 MAX_CONNECTIONS = 64
 LOG = "rsync.log"
 MAX_LOG_SIZE = 10_000_000
-"""Bytes."""
+"""Maximum bytes."""
 IO_TIMEOUT = 60
-"""Seconds without a byte after which a connection is given up."""
+"""Seconds without a byte after which a connection is closed."""
 MAX_CERTIFICATE_LENGTH = 4096
-"""Characters."""
+"""Maximum characters."""
 CONFIGURATIONS = {False: "rsyncd.conf", True: "rsyncd-encrypted.conf"}
-"""For those who come in clear, and for those who speak TLS: a ticket of one kind is nothing to the other."""
+"""Configurations for plain and for TLS connections: a ticket is valid for one of them."""
 HEADER = """\
 use chroot = no
 munge symlinks = no
@@ -134,12 +136,12 @@ exclude = *
 
 
 def missing_programs() -> list[str]:
-    """Programs without which no files can be pulled here, or from here, that this host has not."""
+    """Return the programs that transfers need and this host lacks."""
     return [] if shutil.which(RSYNC) else [RSYNC]
 
 
 class Route(BaseModel):
-    """The answer to ``export``: by which way one puller gets what it asked for, once and for a while."""
+    """The answer to ``export``: how one puller gets the files of its ticket."""
 
     host: str = Field(pattern=r"^[A-Za-z0-9._:-]+$")
     port: int = Field(gt=0, lt=65536)
@@ -148,24 +150,24 @@ class Route(BaseModel):
     password: str = Field(pattern=r"^[0-9A-Za-z]*$", max_length=200)
     kind: Literal["file", "folder"]
     certificate: str = Field(default="", max_length=MAX_CERTIFICATE_LENGTH, pattern=r"^[\t\n\r -~]*$")
-    """What must be shown there, in PEM; empty where no TLS is spoken."""
+    """Certificate to expect, in PEM; empty without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What one puller may read: all of a folder, or one entry of it, whose name is the module's only one."""
+    """The permission to read a folder, or one entry of it, as an rsync module with a random name."""
 
     module: str
     password: str
     folder: int
-    """Descriptor of the folder: it stays the same whatever becomes of its path."""
+    """Descriptor of the folder, which remains valid if its path changes."""
     entry: str | None
     encrypted: bool
     alarm: asyncio.TimerHandle
 
 
 class Exports:
-    """Answers the questions ``export`` and ``unexport``, and serves those who have a ticket."""
+    """Answers the questions ``export`` and ``unexport``, and serves pullers with a ticket."""
 
     def __init__(
         self,
@@ -179,9 +181,9 @@ class Exports:
         max_tickets: int = MAX_TICKETS,
         max_log_size: int = MAX_LOG_SIZE,
     ) -> None:
-        """``directory`` is for what rsync must be told; ``address`` is where other sites reach this one.
+        """Set up. ``directory`` holds rsync's configuration; ``address`` is where other sites reach this one.
 
-        ``encrypts`` says to which clusters nothing may go in clear.
+        ``encrypts`` returns whether transfers to a cluster must be encrypted.
         """
         self._encrypts, self._login_s = encrypts, timeouts.transfer_login_s
         self._max_tickets, self._max_log_size = max_tickets, max_log_size
@@ -192,20 +194,20 @@ class Exports:
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.subprocess.Process] = set()
-        """The rsync daemons."""
+        """The running rsync daemons."""
         self._serving = BackgroundTasks()
 
     async def export_replica(self, payload: Mapping[str, Any]) -> dict[str, object]:
-        """Where to pull from, once it is clear that the replica is there; ``SiteError``."""
+        """Check a replica and issue a ticket; return the route. Raise ``SiteError``."""
         request, asker = ReplicaRequest.model_validate(payload), str(payload.get(ASKER, ""))
         if not request.encrypted and self._encrypts(asker):
             raise SiteRejected(
-                f"nothing goes from here to {asker or 'others'} in clear, which is how its agent wants it",
-                hint="update that agent, or have both sides say otherwise: encrypt_transfers, or encrypted of the link",
+                f"the agent of {asker or 'a cluster'} requests an unencrypted transfer, which is not allowed here",
+                hint="update that agent, or allow it on both sides with encrypt_transfers or encrypted of the link",
                 fault=SiteFault.IN_CLEAR,
             )
         if shutil.which(RSYNC) is None:
-            raise SiteRejected("there is no rsync on its head node: install it there", fault=SiteFault.NO_RSYNC)
+            raise SiteRejected("rsync is missing on its head node: install it there", fault=SiteFault.NO_RSYNC)
         path = await asyncio.to_thread(self._replicas.check_replica, request)
         folder, entry = await asyncio.to_thread(self._open, path)
         try:
@@ -261,7 +263,7 @@ class Exports:
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     def _open(self, path: Path) -> tuple[int, str | None]:
-        """The folder to be served, and which entry of it alone."""
+        """Return a descriptor of the folder to serve, and the only entry to serve, if any."""
         with self._replicas.roots.open_path(path) as opened:
             only = None if opened.is_folder else opened.name
             return os.dup(opened.parent if only else opened.descriptor), only
@@ -272,11 +274,11 @@ class Exports:
             self._write()
 
     def _end(self, module: str) -> None:
-        """Also without another configuration a ticket is worth nothing then: its folder and its secret are gone."""
+        """End a ticket, even if the configuration cannot be rewritten: remove its secret and close its folder."""
         ticket = self._tickets.pop(module)
         ticket.alarm.cancel()
         if any(not _has_begun(process.pid) for process in self._connections):
-            # It may have been let in by this ticket, and would serve whatever has the descriptor's number next.
+            # It may have accepted this ticket, and would serve whatever gets the descriptor's number next.
             asyncio.get_running_loop().call_later(self._login_s, os.close, ticket.folder)
         else:
             os.close(ticket.folder)
@@ -296,7 +298,7 @@ class Exports:
                 log_file.unlink()
         header = HEADER.format(silence=IO_TIMEOUT, log=log_file)
         if os.geteuid() == 0:
-            # By default it would become another user, who can read less than the jobs.
+            # By default rsync changes to another user, which cannot read all replicas.
             header += "uid = 0\ngid = 0\n"
         texts = dict.fromkeys(CONFIGURATIONS, header)
         for ticket in self._tickets.values():
@@ -304,7 +306,7 @@ class Exports:
             if not secret.exists():
                 secret.touch(mode=0o600)
                 secret.write_text(f"{USER}:{ticket.password}\n")
-            path = f"/proc/self/fd/{ticket.folder}"  # of rsync itself, which inherits it: nobody looks into an agent
+            path = f"/proc/self/fd/{ticket.folder}"  # of rsync itself, which inherits the descriptor
             texts[ticket.encrypted] += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
             if ticket.entry is not None:
                 texts[ticket.encrypted] += ONLY.format(pattern=filter_pattern(ticket.entry))
@@ -325,7 +327,7 @@ class Exports:
             ) from error
         shutil.rmtree(self._directory, ignore_errors=True)  # of an agent that was killed
         self._accepting = asyncio.create_task(self._accept(self._listening))
-        log.info("serves files", action="files-served", address=self._address, port=self._listening.getsockname()[1])
+        log.info("serving files", action="files-served", address=self._address, port=self._listening.getsockname()[1])
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -341,7 +343,7 @@ class Exports:
             self._serving.spawn(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Have an rsync of its own speak with one puller; it begins to read only what the configuration says now."""
+        """Serve one puller with an rsync daemon, which reads the present configuration."""
         with contextlib.ExitStack() as ours:
             ours.enter_context(connection)
             try:
@@ -360,7 +362,7 @@ class Exports:
             except TimeoutError:
                 return
             except OSError as error:
-                log.warning("rsync cannot be run", action="rsync-failed", reason=str(error))
+                log.warning("cannot run rsync", action="rsync-failed", reason=str(error))
                 return
         for process in processes:
             await self._await_end(process)
@@ -368,7 +370,7 @@ class Exports:
     async def _start_rsync(
         self, connection: socket.socket, ours: contextlib.ExitStack, *, encrypted: bool
     ) -> asyncio.subprocess.Process:
-        """An rsync daemon that speaks on a socket, which is closed here when ``ours`` is. Raises ``OSError``."""
+        """Start an rsync daemon on a socket, which is closed here by ``ours``. Raise ``OSError``."""
         ours.enter_context(connection)
         process = await asyncio.create_subprocess_exec(
             *drop_capabilities(RSYNC, "--daemon", f"--config={self._directory / CONFIGURATIONS[encrypted]}"),
@@ -384,7 +386,7 @@ class Exports:
         return process
 
     async def _await_end(self, process: asyncio.subprocess.Process) -> None:
-        """Whoever has shown no ticket in time is hung up on."""
+        """Wait for an rsync daemon; kill it if its puller does not log in in time."""
         try:
             async with asyncio.timeout(self._login_s):
                 await process.wait()
@@ -401,7 +403,7 @@ def kill_group(process: asyncio.subprocess.Process) -> None:
 
 
 def _has_begun(pid: int) -> bool:
-    """Whether an rsync has let its puller in: only then it goes to where the replica is."""
+    """Return whether an rsync daemon has accepted its puller: it then changes to the module's folder."""
     try:
         return os.readlink(f"/proc/{pid}/cwd") != "/"
     except OSError:
@@ -409,12 +411,12 @@ def _has_begun(pid: int) -> bool:
 
 
 def filter_pattern(name: str) -> str:
-    """A filter pattern of rsync's that matches a name: whatever means something there stands for any one byte."""
+    """Return an rsync filter pattern for a name, with ``?`` in place of special characters."""
     return re.sub(rb"[^A-Za-z0-9._-]", b"?", os.fsencode(name)).decode()
 
 
 def _listener(address: str, port: int) -> socket.socket:
-    """On the address if it is this host's own, else on all: other sites may know it by another one."""
+    """Listen on the address if it belongs to this host, else on all: other sites may use a translated one."""
     try:
         info = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(info[0], socket.SOCK_STREAM) as probe:

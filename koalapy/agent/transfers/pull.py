@@ -1,4 +1,4 @@
-"""One input on its way from another site: pulled by rsync, gone on with after every cut, verified at the end."""
+"""Pulls one input from another site by rsync, resumes after every cut, and verifies the result."""
 
 import asyncio
 import contextlib
@@ -33,28 +33,30 @@ log = structlog.get_logger()
 IO_TIMEOUT = 30
 """Seconds without a byte after which a transfer counts as cut."""
 TICK = 0.25
-"""Seconds between two looks at how far it is."""
+"""Seconds between two progress checks."""
 FIRST_TICK = 0.02
-"""The same until the first bytes have come: how long that took is no sign of how fast the link is."""
+"""The same until the first bytes have arrived: the start-up time says nothing about the link."""
 MAX_ERROR_LENGTH = 4000
-"""Bytes that are kept of what it says, the last ones: there is a line for each of very many files, maybe."""
+"""Bytes kept of rsync's errors, the last ones: there may be a line for each of many files."""
 OURS = re.compile(r"\[(receiver|generator)\]|\[(receiver|generator)=", re.IGNORECASE)
 NO_SPACE = ("No space left on device", "Disk quota exceeded", "File too large")
 READ_ONLY = ("Read-only file system", "Permission denied")
 
 
 class RsyncMissing(Exception):
-    """There is none on this host."""
+    """rsync is not installed on this host."""
 
 
 @dataclass(frozen=True, slots=True)
 class RsyncOutcome:
+    """Exit code and errors of an rsync run."""
+
     code: int
     errors: str
 
     @property
     def reason(self) -> str:
-        """The line that says why, for people."""
+        """The line of the errors that gives the reason."""
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
         reasons = [line for line in lines if not line.startswith("rsync error:")]
         if self.code < 0:
@@ -63,7 +65,7 @@ class RsyncOutcome:
 
     @property
     def local_error(self) -> str:
-        """Why nothing can be written here; empty when that is not what went wrong."""
+        """Why nothing can be written here; empty for any other error."""
         for line in self.errors.splitlines():
             if any(text in line for text in NO_SPACE) or (
                 OURS.search(line) and any(text in line for text in READ_ONLY)
@@ -73,9 +75,9 @@ class RsyncOutcome:
 
 
 def rsync_command(route: Route, folder: Path, program: str = RSYNC) -> list[str]:
-    """Pull what a ticket is for into a folder, and go on with what is there of it already.
+    """Return the command that pulls the files of a ticket into a folder and resumes partial files.
 
-    Names of single files are given by standard input, where none of their characters has a meaning.
+    Names of single files are read from standard input, where no character is special.
     """
     options = ["--append", "--times", "--perms", "--chmod=u=rwX,go=", "--no-motd"]
     options += [f"--timeout={IO_TIMEOUT}", "--contimeout=10"]
@@ -87,8 +89,10 @@ def rsync_command(route: Route, folder: Path, program: str = RSYNC) -> list[str]
 async def run_rsync(
     route: Route, name: str, folder: Path, tick: Callable[[], bool], program: str = RSYNC
 ) -> RsyncOutcome:
-    """Run rsync to its end, ``tick`` being called all the while, which says whether anything has come;
-    ``RsyncMissing``. Killed when cancelled."""
+    """Run rsync to its end; call ``tick``, which returns whether bytes have arrived, all the while.
+
+    Raise ``RsyncMissing``. Kill rsync if cancelled.
+    """
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": route.password}
     if route.certificate:
         environment |= tunnel_environment(route.host, route.port, route.certificate)
@@ -122,7 +126,7 @@ async def run_rsync(
 
 
 async def _talk(process: asyncio.subprocess.Process, names: bytes) -> bytes:
-    """Tell it what to pull, and hear whole lines of what it complains of at last, until it has ended."""
+    """Send the names to pull; return the last whole lines of the errors at the end."""
     assert process.stdin is not None
     assert process.stderr is not None
     process.stdin.write(names)
@@ -137,9 +141,9 @@ async def _talk(process: asyncio.subprocess.Process, names: bytes) -> bytes:
 
 
 def kill_orphans(folder: Path) -> list[int]:
-    """Kill what an agent that is gone has left pulling into a folder, and return what was told to end.
+    """Kill rsync processes that an earlier agent left pulling into a folder; return their ids.
 
-    Two writers at once would spoil the file.
+    Two writers at once would damage the file.
     """
     target, killed = os.fsencode(f"{folder}/"), []
     for entry in os.listdir("/proc"):
@@ -167,9 +171,9 @@ def is_process_alive(pid: int) -> bool:
 
 
 MAX_TRIES = 6
-"""How often nothing more may come before we give up; after that many pauses about 30 s have passed."""
+"""Attempts without progress before a pull fails, after pauses of about 30 s in all."""
 FILE_FAULTS = (SiteFault.MISSING, SiteFault.CHANGED, SiteFault.UNREADABLE, SiteFault.IRREGULAR, SiteFault.OUTSIDE)
-"""By these words a source says that its replica is not what the catalogue has."""
+"""Faults with which a source reports that its replica differs from the catalogue."""
 FINAL_FAULTS = (
     SiteFault.UNCONFIGURED,
     SiteFault.NO_RSYNC,
@@ -179,28 +183,28 @@ FINAL_FAULTS = (
     SiteFault.IN_CLEAR,
 )
 SHARE = 10
-"""A folder is measured no more often than that part of the time allows."""
+"""A folder is measured for at most one part in so many of the time."""
 
 MAX_DIGESTS = 16
-"""Checksums computed at once while files come, besides one for each pull that has its turn."""
+"""Checksums computed at once during transfers, besides one for each running pull."""
 MAX_BUNDLES = 16
 MAX_REPLICAS = 16
-"""Replicas on this site that are looked at for programs at once; each may have to be read."""
+"""Replicas of this site that are checked at once; each may have to be read."""
 
 NO_CONTENT = Content(0, "")
 
 
 class TransferCut(Exception):
-    """The transfer was cut, and may be gone on with."""
+    """The transfer was cut and may be resumed."""
 
 
 class TooManyBytes(Exception):
-    """More has come than there should be: it is not what was wanted."""
+    """More bytes have arrived than the file has."""
 
 
 @dataclass(kw_only=True)
 class TransferTools:
-    """What every stage of a cluster uses; ``pulls`` is how many may run at once."""
+    """The shared parts that every stage of a cluster uses; ``pulls`` limits how many run at once."""
 
     cluster: str
     replicas: Replicas
@@ -216,7 +220,7 @@ class TransferTools:
 
     def __post_init__(self) -> None:
         self.turns = Turns(self.pulls)
-        # A daemon that hangs, or a replica that has to be read again, must not keep all threads of the agent waiting.
+        # A hanging daemon, or the reading of a replica, must not block all threads of the agent.
         self.digest_threads = ThreadPoolExecutor(MAX_DIGESTS + self.pulls, "digest")
         self.bundle_threads = ThreadPoolExecutor(MAX_BUNDLES, "bundle")
         self.replica_threads = ThreadPoolExecutor(MAX_REPLICAS, "replica")
@@ -227,12 +231,12 @@ class TransferTools:
 
 
 class Pull:
-    """Brings one file or folder into ``folder``, which is its own and is kept over restarts of the agent."""
+    """Brings one file or folder into ``folder``, which is its own and survives restarts of the agent."""
 
     def __init__(
         self, file: StageFile, folder: Path, place: int, progress: Callable[[], object], means: TransferTools
     ) -> None:
-        """``place`` in the order of pulls; ``progress`` is called all the while."""
+        """Set up. ``place`` in the order of pulls; ``progress`` is called regularly."""
         self._file, self._folder, self._place, self._progress = file, folder, place, progress
         self._questions, self._timeouts, self._clock = means.questions, means.timeouts, means.clock
         self._means, self._cluster = means, means.cluster
@@ -246,20 +250,20 @@ class Pull:
         self.arrived_bytes = 0
         """Bytes that have arrived."""
         self.moved_bytes = 0
-        """Bytes that this agent has seen arrive."""
+        """Bytes that arrived during this agent's run."""
         self.seconds = 0.0
-        """In which they did; no wait for a turn is among them."""
+        """Duration of the transfers, without waiting for a turn."""
         self.flowed, self.flowing = 0, 0.0
-        """The same without what it took until the first of them was here, and until it was noticed that none came."""
+        """Bytes and seconds without start-up and without the time to notice a cut."""
         self._first: tuple[float, int] | None = None
-        """When bytes were first seen to have come in this try, and how many were there."""
+        """Time and size when the first bytes of this attempt were seen."""
         self._last = 0.0, 0
-        """The same of the last ones, or of the beginning."""
+        """Time and size when the last bytes were seen, or at the start."""
         self._arrived_at_start = 0
-        """Bytes that were there before it."""
+        """Bytes before this attempt."""
 
     async def fetch_input(self) -> Path:
-        """The path of what came, whole and verified; ``StageError``."""
+        """Return the path of the complete and verified content. Raise ``StageError``."""
         try:
             await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
             for _ in range(2):
@@ -276,12 +280,12 @@ class Pull:
         raise await self._diagnose_mismatch()
 
     async def _pull_with_retries(self) -> None:
-        """Pull until all is there; what has come is kept over all tries."""
+        """Pull until all bytes have arrived; keep partial files over all attempts."""
         failures, pause = 0, self._timeouts.transfer_retry_s
         while True:
             arrived_before = self.arrived_bytes
             try:
-                # Who waits for a turn has no ticket: those that a source gives out are few.
+                # Wait for the turn before asking for a ticket, since a source has few.
                 async with self._means.turns.wait_turn(self._place):
                     await self._pull_once()
                 return
@@ -294,11 +298,11 @@ class Pull:
                     raise self._error(error.message, "source") from error
                 problem = error.message
             except ValidationError as error:
-                raise self._error(f"{self._file.source} answers what we do not understand", "source") from error
+                raise self._error(f"{self._file.source} sent an invalid answer", "source") from error
             except (SiteError, TransferCut) as error:
                 problem = str(error)
                 if isinstance(error, SiteUnavailable) and self._questions.is_recently_connected:
-                    failures = 0  # the source's agent may have to come back, too
+                    failures = 0  # the source's agent may have to reconnect as well
             if self.arrived_bytes > arrived_before:
                 failures, pause = 0, self._timeouts.transfer_retry_s
             failures += 1
@@ -316,7 +320,7 @@ class Pull:
         route = Route.model_validate(await self._questions.ask_cluster(file.source, "export", request))
         if self._encrypted and not route.certificate:
             self._return_ticket(file.source, route)
-            reason = f"nothing comes to {self._cluster} in clear, and the agent there encrypts nothing: update that one"
+            reason = f"{self._cluster} allows only encrypted transfers, which that agent lacks: update it"
             raise self._error(reason, "source")
         self._kind = route.kind
         await self._measure_now()
@@ -329,41 +333,41 @@ class Pull:
             follow = self._digest.compute_content
             self._digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, follow)
         began = self._clock.monotonic()
-        self._expect_first(began)
+        self._start_measuring(began)
         try:
             outcome = await run_rsync(route, self._name, self._folder, self._tick, self._means.rsync_program)
         except RsyncMissing as error:
-            words = "there is no rsync on its head node: install it there"
+            words = "rsync is missing on its head node: install it there"
             raise StageError(f"{self._cluster} cannot pull files: {words}", "site") from error
         finally:
             ended = self._clock.monotonic()
             self.seconds += ended - began
-            first = self._first  # not what the last look sees
+            first = self._first  # before the last measurement
             await self._measure_now()
             self.moved_bytes += max(0, self.arrived_bytes - self._arrived_at_start)
             if first is not None:
-                # A cut is noticed long after the last bytes; what only the last look sees came before the end.
+                # A cut is noticed long after the last bytes, which arrived before the last measurement.
                 self.flowing += max(0.0, min(ended, self._last[0]) - first[0])
                 self.flowed += max(0, self.arrived_bytes - first[1])
             self._return_ticket(file.source, route)
         if outcome.local_error:
-            raise StageError(f"there is no room left on {self._cluster}: {outcome.local_error}", "site")
+            raise StageError(f"the disk of {self._cluster} is full: {outcome.local_error}", "site")
         if outcome.code:
             raise TransferCut(outcome.reason)
 
     def _return_ticket(self, source: str, route: Route) -> None:
-        """Nobody waits for it: a ticket that stays ends by itself."""
+        """Return a ticket without waiting for that; tickets also expire."""
         task = asyncio.ensure_future(self._questions.ask_cluster(source, "unexport", {"module": route.module}))
         task.add_done_callback(_forget)
 
     # How far it is
 
-    def _expect_first(self, now: float) -> None:
+    def _start_measuring(self, now: float) -> None:
         self._arrived_at_start, self._first, self._next_look = self.arrived_bytes, None, now
         self._last = now, self.arrived_bytes
 
     def _tick(self) -> bool:
-        """Whether anything has come yet; ``TooMuch``."""
+        """Return whether any bytes have arrived. Raise ``TooManyBytes``."""
         if self._clock.monotonic() >= self._next_look and (self._looking is None or self._looking.done()):
             self._looking = asyncio.get_running_loop().run_in_executor(None, self._measure_folder)
         self._progress()
@@ -372,7 +376,7 @@ class Pull:
         return self._first is not None
 
     async def _measure_now(self) -> None:
-        """After a look that is still under way, lest it has the last word."""
+        """Measure the folder after a measurement that is running has ended."""
         if self._looking is not None:
             await asyncio.wait((self._looking,))
         await asyncio.to_thread(self._measure_folder)
@@ -409,15 +413,15 @@ class Pull:
         return (content.size, content.checksum) == (self._file.size, self._file.checksum)
 
     async def _diagnose_mismatch(self) -> StageError:
-        """Twice the wrong bytes came: is the replica another now?"""
+        """Return why the checksum was wrong twice: has the replica changed?"""
         file = self._file
         path = file.path if file.part is None else f"{file.path}/{file.part}"
         try:
             content = await self._questions.ask_cluster(file.source, "stat", {"path": path, "checksum": True}, 600.0)
         except SiteError as error:
-            return self._error(f"its checksum is wrong, and {file.source} cannot tell why: {error}", "source")
+            return self._error(f"its checksum is wrong, and {file.source} cannot check its replica: {error}", "source")
         if content.get("checksum") != file.checksum:
-            return self._error("its checksum is another than the catalogue's: it was changed", "file")
+            return self._error("its checksum differs from the catalogue's: it was changed", "file")
         return self._error(f"it arrives on {self._cluster} with a wrong checksum, though its own is right", "site")
 
     def _error(self, reason: str, fault: Fault) -> StageError:
@@ -440,7 +444,7 @@ def _measure(folder: Path) -> Content:
     try:
         return measure_content(descriptor, checksum=True)
     except SiteRejected:
-        return NO_CONTENT  # What a replica cannot hold is not what was wanted.
+        return NO_CONTENT  # A replica cannot contain such files, so this is not the input.
     finally:
         os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""What other sites and the daemon may ask of a cluster's replicas."""
+"""The replicas of a cluster: answers other sites and the daemon, and lends replicas to jobs."""
 
 import asyncio
 import json
@@ -21,40 +21,41 @@ from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 MAX_CONCURRENT_READS = 4
-"""How many checksums are computed at once; further ones wait."""
+"""Checksums computed at once for questions; further ones wait."""
 STOP_POLL_INTERVAL = 0.2
-"""Seconds between two looks, while one waits, at whether that is still wanted."""
+"""Seconds between two checks for a stop while waiting."""
 MAX_ANSWER_SIZE = 16 * 1024 * 1024
-"""Characters in which a folder's entries can be told: the daemon takes no message that is much larger."""
+"""Maximum characters for a folder's entries; the daemon accepts no message that is much larger."""
 
 
 class StatQuestion(BaseModel):
-    """``stat``: what a file or folder is."""
+    """The question ``stat`` about a file or folder."""
 
     path: str
     checksum: bool = True
 
 
 class ReplicaRequest(BaseModel):
-    """A replica as the catalogue has it: all of it, or one entry of a folder; ``size`` in bytes is that of the part."""
+    """A replica of the catalogue, or one entry of a folder; ``size`` in bytes is that of the part."""
 
     path: str
     part: str | None = None
     size: int = Field(ge=0)
     encrypted: bool = False
-    """Whether the puller wants it to come encrypted."""
+    """Whether the puller requests an encrypted transfer."""
 
     def path_on_disk(self) -> Path:
-        """``SiteRejected`` when the part is no entry of a folder."""
+        """Return the path of the replica, or of its entry ``part``. Raise ``SiteRejected`` if ``part`` is not a plain
+        file name."""
         if self.part is None:
             return Path(self.path)
         if not is_plain_name(self.part):
-            raise SiteRejected(f"{self.part!r} is no entry of a folder", fault=SiteFault.OUTSIDE)
+            raise SiteRejected(f"{self.part!r} is not an entry of a folder", fault=SiteFault.OUTSIDE)
         return Path(self.path) / self.part
 
 
 class Replicas:
-    """Answers the question ``stat``."""
+    """Checks, measures and lends replicas; answers the question ``stat``."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Replicas:
         self._seals = seals or Seals()
         self._reading: dict[Path, threading.Lock] = {}
         self._under_way: dict[tuple[Path, bool], asyncio.Future[Content]] = {}
-        # Of their own, for each may take hours, and others must not wait for them.
+        # A read may take hours and must not block others.
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT_READS, "stat")
         self._closing = threading.Event()
 
@@ -76,9 +77,9 @@ class Replicas:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def stat_replica(self, payload: Mapping[str, Any]) -> dict[str, object]:
-        """The canonical path of a file or folder, its size, checksum, and a folder's parts.
+        """Return the canonical path of a file or folder, its size, checksum, and a folder's parts.
 
-        Who asks again while the checksum is still computed waits for the same.
+        Questions for the same path share one computation.
         """
         question = StatQuestion.model_validate(payload)
         path = await asyncio.to_thread(self.roots.resolve_path, question.path)
@@ -94,22 +95,22 @@ class Replicas:
         if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > self._max_answer_size:
             raise SiteRejected(
                 f"{printable(str(path))} has {len(parts):,} entries, which are too many",
-                hint="put them into folders within it",
+                hint="move them into subfolders",
                 fault=SiteFault.IRREGULAR,
             )
         return {"path": str(path), "size": content.size, "checksum": content.checksum, "parts": parts}
 
     def measure_replica(self, path: Path, *, checksum: bool) -> Content:
-        """Blocks for as long as it takes to read it; ``SiteRejected``."""
+        """Return the content of a replica. Block while it is read. Raise ``SiteRejected``."""
         with self.roots.open_path(path) as opened:
             if not checksum:
                 return measure_content(opened.descriptor, checksum=False)
             return self._read(path, opened.descriptor, self._closing)
 
     def _read(self, path: Path, descriptor: int, stop: threading.Event, changed_before: float | None = None) -> Content:
-        """What it holds, with its checksum, which is remembered unless it was written to meanwhile.
+        """Return the content with checksum; remember it unless the replica changed during the read.
 
-        ``changed_before``: when others last changed it, if we have done so since.
+        ``changed_before``: the last change by others, if the agent has changed it since.
         """
         seal_before, _ = seal_of(descriptor)
         began = self._clock.now()
@@ -121,14 +122,16 @@ class Replicas:
         return content
 
     def lend_replica(self, request: ReplicaRequest, checksum: str, stop: threading.Event) -> Path:
-        """The place of a replica that programs are to find as it is, which still is what it was: it is read again when
-        anything about it is another than when it was read last, and made read-only. Blocks; ``SiteRejected``."""
+        """Return the path of a replica for jobs, after making it read-only and verifying its content.
+
+        Read it again only if its seal has changed. Block. Raise ``SiteRejected``.
+        """
         path = self.check_replica(request)
         with self._alone(path, stop), self.roots.open_path(path) as opened:
             seal, changed = seal_of(opened.descriptor)
             is_known, changed_before = self._seals.is_unchanged(path, seal, checksum), None
             if make_read_only(opened.descriptor):
-                # That is no reason to read it, and with nothing else about it changed it is no change.
+                # The agent's own change of permissions needs no new read if nothing else changed.
                 former, (seal, _) = settable_part(seal), seal_of(opened.descriptor)
                 is_same = settable_part(seal) == former
                 is_known, changed_before = is_known and is_same, changed if is_same else None
@@ -143,18 +146,18 @@ class Replicas:
 
     @contextmanager
     def _alone(self, path: Path, stop: threading.Event) -> Iterator[None]:
-        """Who wants the same meanwhile waits, and need not read it again; ``SiteUnavailable`` when told to stop."""
+        """Lock a replica so that it is read once. Raise ``SiteUnavailable`` when stopped."""
         lock = self._reading.setdefault(path, threading.Lock())
         while not lock.acquire(timeout=STOP_POLL_INTERVAL):
             if stop.is_set():
-                raise SiteUnavailable("nobody wants it any more")
+                raise SiteUnavailable("it is no longer needed")
         try:
             yield
         finally:
             lock.release()
 
     def check_replica(self, request: ReplicaRequest) -> Path:
-        """The place of a replica that is there, can be read and has its size; ``SiteRejected`` otherwise."""
+        """Return the path of a readable replica of the right size. Raise ``SiteRejected`` otherwise."""
         path = request.path_on_disk()
         with self.roots.open_path(path) as opened:
             size = measure_content(opened.descriptor, checksum=False).size

@@ -1,4 +1,7 @@
-"""The results of components (``--collect``): sent to the daemon when the program has ended, before that is told."""
+"""The agent's file services as a whole, and the collection of results (``--collect``).
+
+Results are sent when the program has ended, before the end is reported.
+"""
 
 import asyncio
 import os
@@ -29,17 +32,18 @@ from koalapy.runner.result_archive import Patterns, TooDeep, write_archive
 log = structlog.get_logger()
 
 STOPPED_BUSY_TIMEOUT = 20.0
-"""Seconds for which a component that was told to end waits for a daemon that is there but takes no results."""
+"""Seconds for which a stopped component waits for a busy daemon."""
 BUSY_TIMEOUT = 60.0
-"""Seconds for which the others do; a daemon that is away is awaited for ever."""
+"""The same for other components; a daemon that cannot be reached is awaited without limit."""
 MAX_SENDERS = 16
-"""How many components' results are sent at once; a daemon that hangs must not keep all threads of the agent waiting."""
+"""Components that send results at once, so that a hanging daemon does not block all threads."""
 
 
 class Collector:
-    """Collects for each component once; ``collected`` is called when nothing more is to be awaited.
+    """Sends the results of each component once; calls ``collected`` when they are sent or lost.
 
-    ``in_reach`` says whether the daemon of an instance is there: another one has other jobs of the same tokens.
+    ``in_reach`` returns whether the daemon of an instance is connected: other daemons have other jobs with the same
+    tokens.
     """
 
     def __init__(
@@ -64,7 +68,7 @@ class Collector:
             task.add_done_callback(lambda task: self._ran(component, task))
 
     def cancel_collection(self, component: Component) -> None:
-        """Nobody wants its results any more."""
+        """Stop the collection of a component that was forgotten."""
         if component.name in self._tasks:
             self._tasks[component.name].cancel()
 
@@ -72,13 +76,15 @@ class Collector:
         del self._tasks[component.name]
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            # The job would never end.
-            log.error("results lost by an error of ours", action="results-lost", token=component.token, exc_info=error)
+            # Otherwise the job would never end.
+            log.error(
+                "results lost by an error in the agent", action="results-lost", token=component.token, exc_info=error
+            )
             component.collected = True
             self._collected(component)
 
     async def close(self) -> None:
-        """What was not sent yet is sent by the next agent."""
+        """Stop. The next agent sends the remaining results."""
         self._closing.set()
         for task in list(self._tasks.values()):
             task.cancel()
@@ -97,7 +103,7 @@ class Collector:
         self._collected(component)
 
     async def _send_with_retries(self, component: Component, folder: Path, inputs: Collection[str]) -> str:
-        """Why it was given up; empty when all is sent."""
+        """Send results with retries. Return why they are lost; empty on success."""
         pause, waited = self._timeouts.transfer_retry_s, 0.0
         while True:
             if not self._in_reach(component.instance):
@@ -139,7 +145,7 @@ class Collector:
 
 
 class FileService:
-    """Answers what is asked of replicas, brings files to components, and collects their results."""
+    """The agent's stages, exports and collection of results."""
 
     def __init__(
         self,
@@ -170,7 +176,7 @@ class FileService:
         )
 
     def on_component_ended(self, component: Component) -> None:
-        """Collect what it has; its stage may go when nobody needs it any more."""
+        """Collect a component's results, and release its stage."""
         self.collector.collect_results(component)
         if component.stage is not None:
             self.stages.release_stage(component.instance, component.stage)

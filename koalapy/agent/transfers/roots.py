@@ -1,8 +1,7 @@
-"""The replica directories of a cluster: nothing outside of them is ever opened, whatever a path says.
+"""The replica directories of a cluster; nothing outside of them is ever opened.
 
-Paths are resolved once, and must lie below a replica directory then. What is opened is found from that directory
-downwards, one name after the other and without following a single link, so that nobody can lead us elsewhere between
-the look and the opening.
+Paths are resolved once and must then lie below a replica directory. Opening starts at that directory and follows no
+link, so that a change between check and opening cannot lead outside.
 """
 
 import os
@@ -18,12 +17,12 @@ from koalapy.system.process import TRANSIENT_ERRORS
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""A pipe that took a file's place must not keep us waiting."""
+"""Flags that do not block if a pipe has replaced a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedEntry:
-    """A regular file or a folder: itself, and the folder that it lies in. Descriptors are the caller's for a while."""
+    """Open descriptors of a file or folder and of its parent folder. The context manager closes them."""
 
     descriptor: int
     parent: int
@@ -35,8 +34,11 @@ class OpenedEntry:
 
 
 class Roots:
-    """Finds replicas; everything raises ``SiteRejected`` with one of the faults unconfigured, outside, missing,
-    irregular, unreadable, or ``SiteUnavailable`` for what is no fault of the replica's."""
+    """Finds and opens replicas.
+
+    All methods raise ``SiteRejected`` with one of the faults unconfigured, outside, missing, irregular, unreadable, or
+    ``SiteUnavailable`` if the replica is not to blame.
+    """
 
     def __init__(self, cluster: str, folders: Sequence[Path]) -> None:
         self._cluster = cluster
@@ -44,11 +46,11 @@ class Roots:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """As they are now: a configured folder may be a link itself."""
+        """The resolved directories; a configured folder may be a link."""
         return tuple(Path(os.path.realpath(folder)) for folder in self._configured)
 
     def resolve_path(self, path: str) -> Path:
-        """The canonical absolute path of what lies below a replica directory; relative ones are below the first."""
+        """Return the canonical path below a replica directory; relative paths start at the first one."""
         if not self._configured:
             raise SiteRejected(
                 f"{self._cluster} has no replica directories",
@@ -56,9 +58,9 @@ class Roots:
                 fault=SiteFault.UNCONFIGURED,
             )
         if not path or "\0" in path or not is_utf8(path):
-            raise SiteRejected(f"{path!r} is no path", fault=SiteFault.OUTSIDE)
+            raise SiteRejected(f"{path!r} is not a valid path", fault=SiteFault.OUTSIDE)
         if ".." in path.split("/"):
-            raise SiteRejected(f"{printable(path)}: a path must not have '..' in it", fault=SiteFault.OUTSIDE)
+            raise SiteRejected(f"{printable(path)}: a path must not contain '..'", fault=SiteFault.OUTSIDE)
         folders = self.folders
         canonical = Path(os.path.realpath(folders[0] / path))
         if not any(canonical != folder and canonical.is_relative_to(folder) for folder in folders):
@@ -71,7 +73,7 @@ class Roots:
 
     @contextmanager
     def open_path(self, path: Path) -> Iterator[OpenedEntry]:
-        """Open what ``find`` found, or what the catalogue says was found once."""
+        """Open a path that was resolved by ``resolve_path``, now or when it was registered."""
         folders = self.folders
         root = next((f for f in folders if path != f and path.is_relative_to(f)), None)
         if root is None or ".." in path.parts:
@@ -92,7 +94,7 @@ class Roots:
 
 
 def open_entry(folder: int, name: str) -> int:
-    """A regular file or folder in an open folder; ``OSError``, or ``SiteRejected`` when it is anything else."""
+    """Open a regular file or folder in an open folder. Raise ``OSError``, or ``SiteRejected`` for other types."""
     kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         kind_name = "a symbolic link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
@@ -101,19 +103,19 @@ def open_entry(folder: int, name: str) -> int:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether this is the name of one file in a folder, and not a way out of it."""
+    """Return whether a name denotes one entry of a folder, and no path."""
     plain = name not in ("", ".", "..") and "/" not in name and "\0" not in name
     return plain and is_utf8(name) and len(name.encode()) <= 255
 
 
 def printable(path: str) -> str:
-    """A path as it may stand in a message: on one line, whatever is in it."""
+    """Return a path for messages: on one line, with special characters escaped."""
     return path if path.isprintable() else repr(path)
 
 
 def _rejected(path: str, error: OSError) -> SiteError:
     if error.errno in TRANSIENT_ERRORS:
-        return SiteUnavailable(f"{path} cannot be looked at now: {error.strerror}")
+        return SiteUnavailable(f"{path} cannot be checked now: {error.strerror}")
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SiteRejected(f"{path} is not there", fault=SiteFault.MISSING)
     return SiteRejected(f"{path} cannot be read: {error.strerror}", fault=SiteFault.UNREADABLE)

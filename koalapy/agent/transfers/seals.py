@@ -1,5 +1,8 @@
-"""How the content of a replica that was read once is known to be the same: by inode, size and times of change of all
-that it holds, also that which nobody can set. Programs that are handed it find it read-only."""
+"""Seals of replicas, which show that the content is unchanged since it was read.
+
+A seal covers inode, size and times of change of all files, including the one that cannot be set. Replicas that are lent
+to programs are made read-only.
+"""
 
 import contextlib
 import hashlib
@@ -17,17 +20,17 @@ from koalapy.runner.atomic_files import replace_file
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 SETTLED = 2.0
-"""Seconds since the last change after which a further one gets another time, on the coarsest of clocks."""
+"""Seconds after a change until a further one gets a different time even on the coarsest clock."""
 MAX_RETAINED_SEALS = 10_000
-"""Replicas whose seals are remembered."""
+"""Maximum number of remembered seals."""
 WRITING = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def seal_of(descriptor: int) -> tuple[str, float]:
-    """Of an open file or folder, and when it was last changed (seconds since the epoch); ``OSError``.
+    """Return the seal of an open file or folder, and its last change (seconds since the epoch). Raise ``OSError``.
 
-    It has two words. The first goes by the time of change that can be set (``touch -r``, ``rsync --inplace --times``),
-    the second by the time of change of anything, which the kernel sets.
+    The seal has two words: the first includes the settable modification time, the second the change time, which only
+    the kernel sets.
     """
     digest, kernels, changed = hashlib.sha256(), hashlib.sha256(), 0
     for name, status in _entries(descriptor, MAX_DEPTH):
@@ -41,16 +44,15 @@ def seal_of(descriptor: int) -> tuple[str, float]:
 
 
 def settable_part(seal: str) -> str:
-    """A seal without the time that nobody can set: what is left of it when only rights or names have changed."""
+    """Return the first word of a seal, which changes of permissions or names do not affect."""
     return seal.partition(" ")[0]
 
 
 def make_read_only(descriptor: int) -> bool:
-    """Take the right to write from an open file, or from all files in an open folder, as far as they are ours alone:
-    not from those of another account, though root could, nor from those that have a name elsewhere, too. Whether there
-    were such, whose seal is another now.
+    """Remove write permission from an open file or all files in an open folder. Return whether any changed.
 
-    Folders stay as they are: their owners can remove what is in them.
+    Skip files of other accounts, though root could change them, and files with several names. Folders keep their
+    permissions, so that their owners can remove files.
     """
     if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
         return _protect(descriptor)
@@ -71,7 +73,7 @@ def make_read_only(descriptor: int) -> bool:
 def _protect(descriptor: int) -> bool:
     status = os.fstat(descriptor)
     if _is_to_protect(status):
-        with contextlib.suppress(OSError):  # on a file system that knows no rights, or is read-only
+        with contextlib.suppress(OSError):  # a file system without permissions, or read-only
             os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~WRITING)
             return True
     return False
@@ -83,9 +85,9 @@ def _is_to_protect(status: os.stat_result) -> bool:
 
 
 def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:
-    """An open folder and all below it, open while it is their turn, with what is in them."""
+    """Yield an open folder and all below it, with the names in each."""
     if depth == 0:
-        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault=SiteFault.IRREGULAR)
+        raise SiteRejected(f"folders are nested more than {MAX_DEPTH} deep", fault=SiteFault.IRREGULAR)
     names = sorted(os.listdir(descriptor))
     yield descriptor, names
     for name in names:
@@ -107,7 +109,7 @@ def _entries(descriptor: int, depth: int) -> Iterator[tuple[str, os.stat_result]
 
 
 class Seals:
-    """The seals of what was read, with the checksums it had; kept in a file, if one is named. For threads."""
+    """The seals and checksums of replicas that were read, saved in a file if one is given. Thread-safe."""
 
     def __init__(
         self, path: Path | None = None, clock: Clock = SYSTEM_CLOCK, max_retained: int = MAX_RETAINED_SEALS
@@ -120,12 +122,12 @@ class Seals:
             self._seals = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in stored.items()}
 
     def is_unchanged(self, place: Path, seal: str, checksum: str) -> bool:
-        """Return whether what has this seal had that checksum when it was read."""
+        """Return whether content with this seal had that checksum when it was read."""
         with self._lock:
             return self._seals.get(str(place)) == [seal, checksum]
 
     def replace_seal(self, place: Path, seal: str, checksum: str) -> None:
-        """Replace the seal of what was read, after a change of its rights by the agent itself."""
+        """Replace a seal after the agent itself changed permissions."""
         with self._lock:
             if self._seals.get(str(place)) != [seal, checksum]:
                 self._seals.pop(str(place), None)
@@ -133,8 +135,7 @@ class Seals:
                 self._save()
 
     def record_seal(self, place: Path, seal: str, checksum: str, changed: float) -> None:
-        """It was read under this seal; nothing is kept of what was changed only just now, for it may be again without
-        getting another one."""
+        """Save the seal of content that was read. Skip recent changes, since another one might get the same seal."""
         with self._lock:
             if self._seals.get(str(place)) == [seal, checksum]:
                 return
@@ -151,5 +152,5 @@ class Seals:
     def _save(self) -> None:
         if self._path is None:
             return
-        with contextlib.suppress(OSError):  # then it is read again after a restart
+        with contextlib.suppress(OSError):  # the replicas are read again after a restart
             replace_file(self._path, json.dumps(self._seals).encode())

@@ -1,4 +1,4 @@
-"""How stages share the pulls of a site: whose turn it is, one pull for all that want the same, and how one fails."""
+"""How stages share the pulls of a site: turns, one pull for all stages with the same input, and errors."""
 
 import asyncio
 import errno
@@ -13,12 +13,12 @@ from koalapy.protocol.messages import StageFile
 Fault = Literal["site", "source", "file"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ContentKey = tuple[str, str, str | None, str, int]
-"""A replica, or an entry of it, as the catalogue has it. The checksum alone would not do: empty files have that of
-empty folders."""
+"""Identifies a replica, or an entry of one, in the catalogue. A checksum is not enough: empty files and empty folders
+share one."""
 
 
 class StageError(Exception):
-    """It will not go on: ``fault`` says whom to blame, ``source`` and ``file`` which cluster and logical file."""
+    """A stage has failed; ``fault`` names the responsible side, ``source`` and ``file`` where and which file."""
 
     def __init__(self, message: str, fault: Fault, *, source: str = "", file: str = "") -> None:
         super().__init__(message)
@@ -29,13 +29,13 @@ class StageError(Exception):
 
 
 def site_error(cluster: str, error: OSError) -> StageError:
-    """A file of ours could not be made or written."""
-    problem = "there is no room left" if error.errno in FULL else "a file cannot be written"
+    """Return the error for a local file that could not be created or written."""
+    problem = "the disk is full" if error.errno in FULL else "a file cannot be written"
     return StageError(f"{problem} on {cluster}: {error.strerror or error}", "site")
 
 
 class Turns:
-    """Given in the order of arrival; who was cut and comes again still goes before all that came later."""
+    """Grants turns in the order of arrival; an interrupted pull keeps its position."""
 
     def __init__(self, limit: int) -> None:
         self._free = limit
@@ -43,12 +43,12 @@ class Turns:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def next_position(self) -> int:
-        """A place in the order, for as many turns as it takes."""
+        """Return a position, valid for any number of turns."""
         return next(self._places)
 
     @asynccontextmanager
     async def wait_turn(self, place: int) -> AsyncIterator[None]:
-        """Wait, however long it takes, and have a turn until the end of the block."""
+        """Wait for a turn and hold it until the end of the block."""
         await self._wait(place)
         try:
             yield
@@ -67,11 +67,11 @@ class Turns:
             if turn.cancelled():
                 self._waiting.remove((place, turn))
             else:
-                self._pass_on()  # It was given in the very moment in which nobody wanted it any more.
+                self._pass_on()  # It was granted while the waiter was being cancelled.
             raise
 
     def _pass_on(self) -> None:
-        """To whoever has waited longest. One that gave up in this moment has not left the line yet."""
+        """Grant the turn to the first waiter that is not cancelled."""
         for index, (_, turn) in enumerate(self._waiting):
             if not turn.done():
                 del self._waiting[index]
@@ -85,24 +85,24 @@ def content_key(file: StageFile) -> ContentKey:
 
 
 class SharedTask:
-    """Something that one stage at a time does for all that want it."""
+    """A pull that one stage at a time does for all that need it."""
 
     def __init__(self) -> None:
         self.users = 0
-        """How many stages are on it or wait for it."""
+        """Number of stages that run it or wait for it."""
         self.free = asyncio.Lock()
         self.failure: StageError | None = None
 
 
 class SharedTasks:
-    """Those that somebody is on or waits for."""
+    """The shared tasks that are running or awaited."""
 
     def __init__(self) -> None:
         self._tasks: dict[ContentKey, SharedTask] = {}
 
     @asynccontextmanager
     async def run_exclusively(self, file: StageFile) -> AsyncIterator[None]:
-        """Wait until nobody else brings this; ``StageError`` when it could not be had from its source meanwhile."""
+        """Wait until no other stage pulls this file. Raise ``StageError`` if its source has failed."""
         task = self._tasks.setdefault(content_key(file), SharedTask())
         task.users += 1
         try:
@@ -111,7 +111,7 @@ class SharedTasks:
                     raise task.failure
                 yield
         except StageError as failure:
-            # What names no source concerns that one stage only.
+            # An error without a source affects this stage only.
             task.failure = failure if failure.source and failure.fault != "site" else None
             raise
         finally:

@@ -1,4 +1,4 @@
-"""One stage: the folder of a component's own, and how its files get there."""
+"""One stage: the working folder of a component, and how its files are placed there."""
 
 import asyncio
 import contextlib
@@ -32,24 +32,24 @@ log = structlog.get_logger()
 Made = TypeVar("Made")
 
 ORPHANS_TIMEOUT = 30.0
-"""Seconds that a killed rsync may take to be gone: one that a file system does not let go of stays."""
+"""Seconds for a killed rsync to end; a hanging file system may block it."""
 BUSY_TIMEOUT = 60.0
-"""Seconds for which we wait for a daemon that answers but hands out no bundle; one that is away we await for ever."""
+"""Seconds of retries while the daemon answers without a bundle; an unreachable daemon is awaited without limit."""
 
 USERS_FAULTS = (SiteFault.JOB, SiteFault.UNSUITABLE, SiteFault.UNKNOWN)
-"""Refusals of an account for which the job's user is to blame."""
+"""Rejections by an account for which the job's user is responsible."""
 MAX_COPY_TRIES = 2
-"""So many stages are asked for a copy, the newest first: programs may have written to all of them."""
+"""Stages from which a copy is tried, the newest first: programs may have changed all of them."""
 
 
 class AccountStage:
-    """A stage that is to be the folder of an account. All methods raise ``SiteError``."""
+    """A stage in a folder of another account. All methods raise ``SiteError``."""
 
     def __init__(self, folders: JobFolders, user: str, instance: str, token: str) -> None:
         self._folders, self._user, self._instance, self._token = folders, user, instance, token
 
     async def copy_in(self, folder: Path) -> None:
-        """Copy what is in a folder of the agent to the account's."""
+        """Copy a folder of the agent into the account's folder."""
         self._folders.run_as.accounts.admit(self._user)
         await self._folders.copy_to_account(self._user, folder, self._place)
 
@@ -62,7 +62,7 @@ class AccountStage:
 
 
 class StageRun:
-    """A stage on its way, or there."""
+    """A stage that is being prepared, or is ready."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class StageRun:
         copies: Callable[[StageFile], Sequence[Path]],
         owner: AccountStage | None = None,
     ) -> None:
-        """``work_folder`` holds the journal and what is on its way, ``folder`` is what the component gets.
+        """Set up. ``work_folder`` holds the journal and partial files, ``folder`` is the component's.
 
-        ``copies`` says where stages have the same content, the newest last.
+        ``copies`` returns paths with the same content in other stages, the newest last.
         """
         self.owner, self._find_copies = owner, copies
         self.token = order.token
@@ -97,9 +97,9 @@ class StageRun:
         self._given_up = threading.Event()
         self._task: asyncio.Task[None] | None = None
         self._making: asyncio.Future[Any] | None = None
-        """What a thread does with our folders; it goes on when the task is cancelled."""
+        """Running call of a thread in the stage's folders, which continues when the task is cancelled."""
         self.published: StageStatus | None = None
-        """The last status that was published on this connection, and when (loop's clock)."""
+        """The last published status and its time (the loop's clock)."""
         self.published_at = 0.0
 
     def load_journal(self) -> None:
@@ -116,7 +116,7 @@ class StageRun:
             self._task.add_done_callback(self._ran)
 
     def note_entry(self, **entry: Any) -> None:
-        """Write down what must not be forgotten; where that cannot be, the stage has failed."""
+        """Write to the journal; fail the stage if that is not possible."""
         try:
             _make_private_folder(self._work_folder)
             self._journal.write_entry(**entry)
@@ -124,7 +124,7 @@ class StageRun:
             self._fail(site_error(self._means.cluster, error))
 
     def find_copies(self, file: StageFile) -> list[Path]:
-        """Where a content lies that it has brought from another site; its program may have changed it since."""
+        """Return paths of a content that was pulled here. Programs may have changed it."""
         same = [self._files[index] for index in self._ready if content_key(self._files[index]) == content_key(file)]
         return [self.folder / file.target for file in same]
 
@@ -133,7 +133,7 @@ class StageRun:
         return frozenset(file.target for file in self._files)
 
     async def stop_task(self) -> None:
-        """Stop what is on its way; what has come is kept."""
+        """Stop the preparation; keep partial files."""
         self._given_up.set()
         if self._task is not None:
             self._task.cancel()
@@ -142,7 +142,7 @@ class StageRun:
             await asyncio.gather(self._making, return_exceptions=True)
 
     async def _run_in_thread(self, work: Callable[..., Made], *args: Any, threads: Executor | None = None) -> Made:
-        """As ``asyncio.to_thread``, but ``end`` waits for it: nothing is to be made in folders that are removed."""
+        """Run a blocking call that ``stop_task`` waits for, so that it cannot write into removed folders."""
         making = self._making = asyncio.get_running_loop().run_in_executor(threads, partial(work, *args))
         return await asyncio.shield(making)
 
@@ -199,7 +199,7 @@ class StageRun:
     def _ran(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("stage failed by an error of ours", action="stage-failed", token=self.token, exc_info=error)
+            log.error("stage failed by an error in the agent", action="stage-failed", token=self.token, exc_info=error)
             self._fail(StageError(f"{type(error).__name__}: {error}", "site"))
             self._changed(self)
 
@@ -210,21 +210,21 @@ class StageRun:
         self._state, self._failure = "failed", failure
 
     def _check(self) -> None:
-        """Refuse names that would lead elsewhere, before anything is made of them."""
+        """Reject names that lead outside the folder, before any file is created."""
         targets: set[str] = set()
         for file in self._files:
             if not is_plain_name(file.target):
-                raise StageError(f"{file.name}: {file.target!r} is no plain file name", "file", file=file.name)
+                raise StageError(f"{file.name}: {file.target!r} is not a plain file name", "file", file=file.name)
             if file.target in targets:
-                raise StageError(f"two inputs are called {file.target!r}", "file", file=file.name)
+                raise StageError(f"two inputs have the name {file.target!r}", "file", file=file.name)
             if file.part is not None and not is_plain_name(file.part):
-                raise _bad(file, f"{file.part!r} is no entry of a folder")
+                raise _bad(file, f"{file.part!r} is not an entry of a folder")
             if not is_plain_name(Path(file.path).name) or not file.checksum:
                 raise _bad(file, f"the catalogue has no such replica on {file.source}")
             targets.add(file.target)
 
     def _end_orphans(self) -> None:
-        """End what an agent before us may have left running."""
+        """End rsync processes of an earlier agent."""
         orphans = kill_orphans(self._work_folder) if self._recalled else []
         end = time.monotonic() + ORPHANS_TIMEOUT
         while any(is_process_alive(pid) for pid in orphans):
@@ -245,33 +245,29 @@ class StageRun:
         self._changed(self)
 
     async def _copy_or_pull(self, index: int, file: StageFile) -> None:
-        """Copied from a stage that has it, else pulled, by one stage at a time: then the next may copy from that."""
+        """Copy an input from another stage, or pull it. One stage at a time pulls; the next may copy."""
         tried: set[Path] = set()
         while True:
             async with self._means.shared_tasks.run_exclusively(file):
                 copies = [place for place in self._find_copies(file) if place not in tried]
                 if not copies or len(tried) == MAX_COPY_TRIES:
-                    await self._pull_in(index, file)
+                    pulled = self._work_folder / f"input-{index}"
+                    pull = self._pull = Pull(file, pulled, self._place, lambda: self._changed(self), self._means)
+                    await self._take(index, file, await pull.fetch_input())
+                    flow = pull.flowed, pull.flowing
+                    self._moved.append(TransferMeasurement(file.source, pull.moved_bytes, pull.seconds, *flow))
+                    self._pull = None
                     return
             place = self._work_folder / f"copy-{index}"
-            await self._run_in_thread(
-                remove_tree, place
-            )  # There is something only when we had come so far before a restart.
+            await self._run_in_thread(remove_tree, place)  # It exists only after a restart at this point.
             if await self._run_in_thread(self._copy_right, file, copies[-1], place, threads=self._means.digest_threads):
                 await self._take(index, file, place)
                 return
             await self._run_in_thread(remove_tree, place)
             tried.add(copies[-1])
 
-    async def _pull_in(self, index: int, file: StageFile) -> None:
-        place = self._work_folder / f"input-{index}"
-        pull = self._pull = Pull(file, place, self._place, lambda: self._changed(self), self._means)
-        await self._take(index, file, await pull.fetch_input())
-        self._moved.append(TransferMeasurement(file.source, pull.moved_bytes, pull.seconds, pull.flowed, pull.flowing))
-        self._pull = None
-
     async def _take(self, index: int, file: StageFile, place: Path) -> None:
-        """Give it to the component; from now on other stages may copy it."""
+        """Move an input into the component's folder, where other stages may copy it."""
         self._must_be_free(file)
         self._journal.write_entry(moving=index)
         await self._run_in_thread(self._move, file, place, self._work_folder / f"input-{index}")
@@ -296,7 +292,7 @@ class StageRun:
     def _link(self, file: StageFile, place: Path) -> None:
         target = self.folder / file.target
         if target.is_symlink() and os.readlink(target) == str(place):
-            return  # We had come so far before a restart.
+            return  # done before a restart
         self._must_be_free(file)
         target.symlink_to(place)
 
@@ -312,9 +308,7 @@ class StageRun:
     def _must_be_free(self, file: StageFile) -> None:
         if os.path.lexists(self.folder / file.target):
             raise StageError(
-                f"{file.name}: the submitter's own files have something called {file.target!r} as well",
-                "file",
-                file=file.name,
+                f"{file.name}: the submitter's own files also contain {file.target!r}", "file", file=file.name
             )
 
     # The submitter's own files
@@ -336,7 +330,7 @@ class StageRun:
         await asyncio.to_thread(path.unlink)
 
     async def _fetch(self, bundle: StageBundle, path: Path) -> bool:
-        """Whether what came is what was wanted; goes on until the daemon has handed out all or refuses."""
+        """Download the bundle with retries. Return whether its checksum is right."""
 
         def note_progress(size: int) -> None:
             self._fetched = size
@@ -365,7 +359,7 @@ class StageRun:
             return (await asyncio.shield(digesting)).checksum == bundle.id
         finally:
             digest.cancel()
-            digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it
+            digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is not awaited
 
     def _unpack(self, path: Path) -> None:
         tree = self._work_folder / "tree"
@@ -374,7 +368,7 @@ class StageRun:
         unpack_bundle(path, tree, self._given_up)
         if self._given_up.is_set():
             return
-        shutil.rmtree(self.folder)  # There is something only when we had come so far before a restart.
+        shutil.rmtree(self.folder)  # It exists only after a restart at this point.
         tree.rename(self.folder)
 
 
@@ -383,7 +377,7 @@ def _bad(file: StageFile, reason: str) -> StageError:
 
 
 def _make_private_folder(folder: Path) -> None:
-    """A folder that is the account's alone, and so is the one that it is in; ``OSError``."""
+    """Create a folder and its parent for this account only. Raise ``OSError``."""
     with contextlib.suppress(FileExistsError):
         folder.parent.mkdir(mode=0o700, parents=True)
     folder.mkdir(mode=0o700, exist_ok=True)

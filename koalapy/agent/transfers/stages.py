@@ -1,4 +1,4 @@
-"""All stages of a cluster: begun, told of, kept over restarts of the agent, and removed."""
+"""All stages of a cluster: started, reported, resumed after a restart of the agent, and removed."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ from koalapy.system.event_loop import BackgroundTasks
 log = structlog.get_logger()
 
 STATUS_INTERVAL = 0.5
-"""Seconds between two words on how far a transfer is, at least."""
+"""Minimum seconds between two progress reports of a transfer."""
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 Key = tuple[str, str]
@@ -31,8 +31,10 @@ Key = tuple[str, str]
 
 
 class Stages:
-    """Carries out ``Stage`` and ``Unstage``. ``publish`` sends a status of an instance's; ``in_use`` says whether a
-    component still has a stage as its own."""
+    """Carries out ``Stage`` and ``Unstage``.
+
+    ``publish`` sends a status to the daemon of an instance; ``in_use`` returns whether a component still uses a stage.
+    """
 
     def __init__(
         self,
@@ -58,22 +60,22 @@ class Stages:
         return run.input_names if run else frozenset()
 
     def current_statuses(self, instance: str) -> list[StageStatus]:
-        """Of all that are wanted; each counts as told."""
+        """Return the statuses of an instance's stages, and mark them as published."""
         runs = [run for key, run in self._stages.items() if key[0] == instance and key not in self._unwanted]
         for run in runs:
             run.published = run.current_status()
         return [run.published for run in runs if run.published]
 
     def load_stages(self) -> None:
-        """Go on with whatever the folders remember."""
+        """Resume the stages of an earlier agent."""
         records = []
         for path in sorted(self._directory.glob(".*/journal")):
             try:
                 records.append((path.parent, JournalFolder(path.parent).load_entries()))
-            except (OSError, DamagedJournal) as error:  # the daemon orders what it still wants again
+            except (OSError, DamagedJournal) as error:  # the daemon orders the stages that it needs again
                 log.warning("unreadable record", action="record-unreadable", folder=str(path.parent), error=str(error))
-        # First those that are not wanted any more: there may be another of the same token that is.
-        # The others in the order in which they came, for they wait for their turns again.
+        # First the discarded ones: another stage may have the same token.
+        # The others in their original order, since they wait for turns again.
         records.sort(key=lambda record: (not record[1].get("unwanted"), record[1].get("since", 0.0)))
         for work_folder, entries in records:
             try:
@@ -90,10 +92,10 @@ class Stages:
                 run.start_task()
 
     def start_stage(self, instance: str, order: Stage) -> str:
-        """Begin; an error when that cannot be. One that is known is told again."""
+        """Start a stage, or report it again. Return an error, empty on success."""
         key = instance, order.token
         if not all(PLAIN.fullmatch(part) for part in key):
-            return f"{order.token!r} is no stage"
+            return f"{order.token!r} is not a valid stage"
         run = self._stages.get(key)
         if run is None or key in self._unwanted:
             run = self._add(instance, order, self._free_name(f"{instance}-{order.token}"))
@@ -104,7 +106,7 @@ class Stages:
         return ""
 
     def discard_stage(self, instance: str, token: str) -> None:
-        """End and remove, once no component has it as its own any more."""
+        """Remove a stage once no component uses it."""
         key = instance, token
         if key in self._stages and key not in self._unwanted:
             self._unwanted.add(key)
@@ -124,13 +126,13 @@ class Stages:
         return set(self._stages)
 
     def discard_stages(self, instance: str) -> None:
-        """As if a daemon had said of each of its stages that it is not wanted any more."""
+        """Remove all stages of a daemon."""
         for token in [token for owner, token in self._stages if owner == instance]:
             self.discard_stage(instance, token)
             self.release_stage(instance, token)
 
     async def close(self) -> None:
-        """Stop all transfers; they are gone on with by the next agent."""
+        """Stop all transfers. The next agent resumes them."""
         await asyncio.gather(*(run.stop_task() for run in self._stages.values()))
         await self._tasks.wait()
         self._means.close()
@@ -139,7 +141,7 @@ class Stages:
         return [place for run in self._stages.values() for place in run.find_copies(file)]
 
     def _free_name(self, name: str) -> str:
-        """Another than that of a stage of the same token that is still being removed."""
+        """Return a folder name that no stage of the same token, which is being removed, still uses."""
         names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
         in_use = (os.path.lexists(self._directory / n) or os.path.lexists(self._directory / f".{n}") for n in names)
         return next((n for n, is_taken in zip(names, in_use, strict=True) if not is_taken), name)
@@ -152,14 +154,14 @@ class Stages:
         run = StageRun(order, folder, work_folder, self._means, partial(self._publish, instance), self._copies, owner)
         earlier = self._stages.get((instance, order.token))
         if earlier is not None:
-            # A token comes again only for a component that never started its program there: nobody uses that folder.
+            # A token is reused only if its component never started a program: the folder is unused.
             self._unwanted.discard((instance, order.token))
             self._tasks.spawn(self._remove(earlier))
         self._stages[instance, order.token] = run
         return run
 
     def _publish(self, instance: str, run: StageRun) -> None:
-        """Tell what has changed: what is final at once, how far it is now and then."""
+        """Send a changed status: final ones at once, progress at most every ``STATUS_INTERVAL``."""
         now = asyncio.get_running_loop().time()
         status = run.current_status()
         early = status.state == "running" and run.published is not None and now - run.published_at < STATUS_INTERVAL
@@ -172,5 +174,7 @@ class Stages:
             try:
                 await run.owner.remove_folder()
             except SiteError as error:
-                log.warning("stage folder stays", action="folder-not-removed", token=run.token, reason=error.message)
+                log.warning(
+                    "cannot remove a stage folder", action="folder-not-removed", token=run.token, reason=error.message
+                )
         await asyncio.to_thread(run.remove_files)

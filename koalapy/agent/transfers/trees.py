@@ -1,4 +1,4 @@
-"""Files and folders of stages as a whole: unpacked from a user's archive, copied to another stage, removed."""
+"""Trees of files in stages: unpacked from a user's archive, copied to another stage, removed."""
 
 import contextlib
 import errno
@@ -16,19 +16,19 @@ from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 CHUNK_SIZE = 1024 * 1024
 OF_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EILSEQ)
-"""Errors of which the archive is the cause, and not the cluster."""
+"""Error numbers that the archive causes, not the cluster."""
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 COPY_CHUNK_SIZE = 64 * 1024 * 1024
 
 
 class BadBundle(Exception):
-    """The archive is none, or holds what must not be in it."""
+    """The archive is invalid or contains a forbidden entry."""
 
 
 def unpack_bundle(archive: Path, into: Path, stop: threading.Event) -> None:
-    """Regular files and folders only, all of them new, below a folder that is empty; ``OSError`` when there is no room.
+    """Unpack regular files and folders into an empty folder. Raise ``OSError`` if the disk is full.
 
-    Nobody but its owner may read what was unpacked; only what was executable can be executed.
+    Only the owner may read the files, and executable files stay executable.
     """
     try:
         with tarfile.open(archive, "r:") as opened:
@@ -47,7 +47,7 @@ def unpack_bundle(archive: Path, into: Path, stop: threading.Event) -> None:
 def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> None:
     parts = [part for part in PurePosixPath(member.name).parts if part != "."]
     if not all(part not in ("", "..") and "/" not in part and "\0" not in part for part in parts):
-        raise BadBundle(f"{printable(member.name)} leads out of the folder")
+        raise BadBundle(f"{printable(member.name)} has a path outside of the folder")
     path = into.joinpath(*parts)
     if member.isdir():
         _make_folders(into, parts)
@@ -65,7 +65,7 @@ def _make_folders(into: Path, parts: list[str]) -> None:
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
-            # Nothing here is a link: it is a folder, or what comes next fails.
+            # The tree contains no links: this is a folder, or the next operation fails.
             continue
 
 
@@ -73,22 +73,24 @@ def _write(opened: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None
     try:
         descriptor = os.open(path, NEW, 0o700 if member.mode & 0o100 else 0o600)
     except (FileExistsError, NotADirectoryError) as error:
-        raise BadBundle(f"{printable(member.name)} is there twice") from error
+        raise BadBundle(f"{printable(member.name)} occurs twice") from error
     with open(descriptor, "wb", buffering=0) as file:
         content = opened.extractfile(member)
         remaining = member.size
         while content is not None and remaining:
             data = content.read(min(CHUNK_SIZE, remaining))
             if not data:
-                raise BadBundle(f"{printable(member.name)} is cut off")
+                raise BadBundle(f"{printable(member.name)} is truncated")
             remaining -= len(data)
             while data:
                 data = data[file.write(data) :]
 
 
 def copy_tree(source: Path, target: Path, stop: threading.Event) -> Content:
-    """What has been copied, as it reads now; ``OSError`` or ``SiteError`` when there is nothing that can be, or when it
-    was stopped. No link is followed."""
+    """Copy a tree without following links, and return the content of the copy.
+
+    Raise ``OSError`` or ``SiteError`` if that fails or is stopped.
+    """
     _copy(source, target, MAX_DEPTH, stop)
     descriptor = os.open(target, CONTENT)
     try:
@@ -109,7 +111,7 @@ def _copy(source: Path, target: Path, depth: int, stop: threading.Event) -> None
 
 
 def _copy_file(source: Path, target: Path, stop: threading.Event) -> None:
-    """Within the kernel: file systems that can share the blocks do."""
+    """Copy in the kernel, so that file systems can share the blocks."""
     with open(os.open(source, CONTENT), "rb", buffering=0) as source_file:
         status = os.fstat(source_file.fileno())
         mode = 0o700 if status.st_mode & 0o100 else 0o600
@@ -117,15 +119,14 @@ def _copy_file(source: Path, target: Path, stop: threading.Event) -> None:
             remaining = status.st_size
             while remaining > 0:
                 if stop.is_set():
-                    raise SiteUnavailable("nobody wants it any more")
+                    raise SiteUnavailable("it is no longer needed")
                 count = os.copy_file_range(source_file.fileno(), target_file.fileno(), min(remaining, COPY_CHUNK_SIZE))
                 remaining -= count or remaining
             os.utime(target_file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with all that is in it, as far as that can be, also what a program has made read-only, or
-    deeper than Python can go."""
+    """Remove a folder as far as possible, even if it is read-only or nested too deeply for Python."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(path, ignore_errors=True)
     if path.is_dir() and not path.is_symlink():

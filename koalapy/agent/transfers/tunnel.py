@@ -1,10 +1,9 @@
-"""The encrypted way of one transfer, between an rsync here and the other side's; a program of its own.
+"""The encrypted tunnel of one transfer between two rsync processes; a separate program.
 
-``tunnel.py connect`` is what a puller's rsync runs in place of a connection: it finds in its environment where to go,
-and the only certificate that may be shown there. ``tunnel.py serve SOCKET KEY SECONDS`` is the source's side: its
-standard input is a connection that was accepted, which has so many seconds to speak TLS; the other numbers are
-descriptors, of the socket of an rsync daemon, and of a file with certificate and key. Standard library only; what goes
-wrong is one line on standard error.
+``tunnel.py connect`` is run by a puller's rsync in place of a connection. Its environment holds the address and the
+only certificate to accept. ``tunnel.py serve SOCKET KEY SECONDS`` is the source's side: standard input is an accepted
+connection, which must use TLS within so many seconds. The numbers are descriptors of the socket of an rsync daemon, and
+of a file with certificate and key. Uses the standard library only; an error is one line on standard error.
 """
 
 import contextlib
@@ -21,11 +20,11 @@ from koalapy.system.tls import pinned_context, require_tls_1_2
 
 HOST, PORT, CERTIFICATE = "KOALA_TUNNEL_HOST", "KOALA_TUNNEL_PORT", "KOALA_TUNNEL_CERTIFICATE"
 CONNECT_TIMEOUT = 10
-"""Seconds until both sides of a connection have agreed on a key."""
+"""Seconds to connect and to complete the TLS handshake."""
 LAST_WORDS_TIMEOUT = 10
-"""Seconds in which the other side must take the rest when one side has ended."""
+"""Seconds for one side to accept the remaining bytes after the other side has ended."""
 CHUNK_SIZE = 256 * 1024
-"""Bytes that are taken at once."""
+"""Bytes read at once."""
 
 
 def main(arguments: list[str]) -> int:
@@ -36,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _too_late(_signal: int, _frame: object) -> None:
-    raise TimeoutError("it does not answer in time")
+    raise TimeoutError("no answer in time")
 
 
 def _connect(host: str, port: int, certificate: str) -> int:
@@ -47,7 +46,7 @@ def _connect(host: str, port: int, certificate: str) -> int:
         secured = pinned_context(certificate).wrap_socket(connection)
         signal.alarm(0)
     except ssl.SSLCertVerificationError:
-        print(f"{host}:{port} shows another certificate than its agent has told", file=sys.stderr)
+        print(f"{host}:{port} shows another certificate than its agent announced", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"cannot reach {host}:{port} by TLS: {error.strerror or error}", file=sys.stderr)
@@ -73,7 +72,7 @@ def _serve(rsync: int, key: int, seconds: float) -> int:
 
 
 def pump(secured: ssl.SSLSocket, plain: socket.socket) -> int:
-    """Pass on in both directions, until one side ends and the other has taken what that one said."""
+    """Copy in both directions until one side ends, then deliver the remaining bytes."""
     secured.setblocking(False)
     plain.setblocking(False)
     inward, outward = bytearray(), bytearray()
@@ -92,9 +91,9 @@ def pump(secured: ssl.SSLSocket, plain: socket.socket) -> int:
 
 
 def _step(secured: ssl.SSLSocket, plain: socket.socket, inward: bytearray, outward: bytearray) -> bool:
-    """Wait until something can be done, and do it; False when one side has ended. Raises ``OSError``."""
+    """Wait for data and copy it. Return False when one side has ended. Raise ``OSError``."""
     waiting = select.poll()
-    # Only what the other side can take is taken in; of what TLS has taken in already, the kernel does not tell.
+    # Read only what the other side can accept. Bytes that TLS has buffered are invisible to poll.
     waiting.register(secured, (0 if inward else select.POLLIN) | (select.POLLOUT if outward else 0))
     waiting.register(plain, (0 if outward else select.POLLIN) | (select.POLLOUT if inward else 0))
     waiting.poll(0 if secured.pending() and not inward else None)
@@ -106,7 +105,7 @@ def _step(secured: ssl.SSLSocket, plain: socket.socket, inward: bytearray, outwa
 
 
 def _take(source: socket.socket, buffer: bytearray) -> bool:
-    """What is there; False at its end."""
+    """Read available bytes. Return False at the end."""
     while len(buffer) < CHUNK_SIZE:
         try:
             data = source.recv(CHUNK_SIZE)

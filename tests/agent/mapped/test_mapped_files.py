@@ -102,7 +102,7 @@ async def test_stage_without_user_is_refused(
     assert not [path for path in mapped.jobs.iterdir() if path.is_dir()]
 
 
-async def test_a_stage_that_comes_late_is_there_when_the_program_begins(
+async def test_late_stage_is_ready_when_program_starts(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
     """Nodes are claimed while files are on their way."""

@@ -37,7 +37,7 @@ def owner_and_mode(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.evidence("C1", "K1")
-async def test_a_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -> None:
     said = (await run(daemon, "7.1.0", SAY_WHO, "alice")).splitlines()
     assert said[:4] == [str(ALICE.uid), str(ALICE.gid), str(ALICE.gid), "/nonexistent/alice alice alice"]
     assert daemon.status("7.1.0")["program_exit"] == 0
@@ -56,7 +56,7 @@ async def test_a_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -
         ("root", "there is no account root on north"),
     ],
 )
-async def test_who_has_no_account_runs_nothing(daemon: FakeDaemon, mapped: MappedSite, user: str, why: str) -> None:
+async def test_user_without_account_runs_nothing(daemon: FakeDaemon, mapped: MappedSite, user: str, why: str) -> None:
     await daemon.submit("7.1.0", local_user=user)
     status = await daemon.reaches("7.1.0", "ended")
     assert why in status["error"]
@@ -75,7 +75,7 @@ id -u
 
 
 @pytest.mark.evidence("J6", "C16", "K2")
-async def test_a_job_neither_reads_nor_signals_anothers(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_job_cannot_read_or_signal_others(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
     await begin(daemon, "7.1.0", ["/bin/sh", "-c", f"echo $$; until [ -e {gate} ]; do sleep 0.05; done"], "alice")
     await daemon.until(lambda: bool(daemon.output.get("7.1.0")))
@@ -100,7 +100,7 @@ async def test_odd_file_in_place_of_result_neither_hangs_nor_fills(daemon: FakeD
 
 
 @pytest.mark.evidence("K6")
-async def test_a_folder_that_leads_elsewhere_is_not_followed(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_linked_account_folder_is_not_followed(daemon: FakeDaemon, mapped: MappedSite) -> None:
     """Its owner may move it; what comes after is done as the owner, and reaches nothing that is not the owner's."""
     treasure = mapped.settings.directory.parent / "treasure"
     treasure.mkdir(mode=0o700)
@@ -116,7 +116,7 @@ async def test_a_folder_that_leads_elsewhere_is_not_followed(daemon: FakeDaemon,
     assert await run(daemon, "9.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
 
 
-async def test_a_folder_that_another_made_first_is_not_used(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_folder_created_by_other_account_is_not_used(daemon: FakeDaemon, mapped: MappedSite) -> None:
     squatted = mapped.jobs / "alice"
     squatted.mkdir()
     os.chown(squatted, BOB.uid, BOB.gid)
@@ -127,7 +127,7 @@ async def test_a_folder_that_another_made_first_is_not_used(daemon: FakeDaemon, 
 
 
 @pytest.mark.evidence("K4")
-async def test_an_account_that_is_gone_meanwhile_gets_nothing_more(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_removed_account_gets_no_job(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
     hold = ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done; echo done"]
     await begin(daemon, "7.1.0", hold, "alice")
@@ -140,7 +140,7 @@ async def test_an_account_that_is_gone_meanwhile_gets_nothing_more(daemon: FakeD
     assert daemon.output["7.1.0"] == b"done\n"
 
 
-async def test_a_job_that_was_stopped_ends_though_its_account_is_gone(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_stopped_job_of_removed_account_ends(daemon: FakeDaemon, mapped: MappedSite) -> None:
     await begin(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
     await daemon.reaches("7.1.0", "running")
     del mapped.people["alice"]
@@ -164,7 +164,7 @@ async def test_results_left_while_agent_was_away_are_fetched(daemon: FakeDaemon,
     assert daemon.output["7.1.0"] == b"done\n"
 
 
-async def test_what_is_left_of_nobodys_job_is_removed(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_leftover_account_folder_is_removed(daemon: FakeDaemon, mapped: MappedSite) -> None:
     await run(daemon, "7.1.0", ["true"], "alice")
     await mapped.stop()
     stale = mapped.jobs / "alice" / "work-koala-test-1.1.0"
@@ -181,7 +181,7 @@ async def test_what_is_left_of_nobodys_job_is_removed(daemon: FakeDaemon, mapped
 
 
 @pytest.mark.evidence("K7")
-async def test_a_helper_that_its_account_has_stopped_holds_up_nobody_else(
+async def test_stopped_helper_does_not_block_others(
     daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever runs as an account is the account's to stop."""
@@ -211,7 +211,7 @@ async def test_a_helper_that_its_account_has_stopped_holds_up_nobody_else(
         ["name"],
     ],
 )
-async def test_a_helper_that_lies_gets_nothing_written(
+async def test_lying_helper_writes_nothing(
     daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch, said: object
 ) -> None:
     await begin(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
@@ -223,7 +223,7 @@ async def test_a_helper_that_lies_gets_nothing_written(
     monkeypatch.setattr(mapped.folders, "_python", str(liar))
     component = mapped.component("7.1.0")
     work = mapped.jobs / "alice" / f"work-{component.name}"
-    with pytest.raises(Exception, match=r"nothing that runners leave|not understood"):
+    with pytest.raises(Exception, match=r"not a file of a runner|invalid message"):
         await mapped.folders.fetch_results("alice", work, component.folder, 1, 1000)
     after = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
     assert set(after) == set(before)
@@ -232,6 +232,6 @@ async def test_a_helper_that_lies_gets_nothing_written(
     await daemon.reaches("7.1.0", "ended")
 
 
-async def test_an_agent_that_is_root_runs_nothing_of_its_own(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_root_agent_runs_no_own_jobs(daemon: FakeDaemon, mapped: MappedSite) -> None:
     answer = await daemon.ask("north", "background", nodes=1, seconds=1)
     assert "runs as root and starts no jobs of its own" in answer["error"]

@@ -45,7 +45,7 @@ def names(archive: bytes) -> dict[str, bytes]:
 
 
 @needs_rsync
-async def test_a_program_finds_its_files_where_it_is(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+async def test_program_finds_its_files(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     away, own = replica(other_site, "away", b"from south\n"), replica(site, "own", b"from north\n")
     await daemon.stage(S, away, own)
     done = await daemon.staged(S)
@@ -55,7 +55,7 @@ async def test_a_program_finds_its_files_where_it_is(site: Site, other_site: Sit
     assert daemon.output[T].decode() == f"from south\nfrom north\n{site.replicas / 'own'}\n"
 
 
-async def test_the_daemon_asks_about_replicas(site: Site, daemon: FakeDaemon) -> None:
+async def test_stat_question_of_daemon_is_answered(site: Site, daemon: FakeDaemon) -> None:
     known = replica(site, "data", b"1234")
     answer = await daemon.ask("north", "stat", path="data", checksum=True)
     assert answer["error"] == ""
@@ -90,7 +90,7 @@ async def test_refused_results_are_no_failure(daemon_files: FakeDaemonFiles, sit
     await daemon.staged(S)
     script = "head -c 3000000 /dev/zero > a.bin"
     end = await run(daemon, ["sh", "-c", script], size=1, collect=["*"])
-    why = "its results could not be collected: the daemon refuses: more than 1 MB"
+    why = "its results could not be collected: the daemon rejects it: more than 1 MB"
     assert (end["program_exit"], end["infrastructure"], end["error"]) == (0, False, why)
     assert daemon.output[T].decode() == f"koala: {why}\n"
 
@@ -104,7 +104,9 @@ async def test_results_come_from_lost_node(daemon_files: FakeDaemonFiles, site: 
     assert names(daemon_files.results[S]) == {"a": b"one\n"}
 
 
-async def test_nothing_is_collected_without_run(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
+async def test_results_without_run_are_not_collected(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
     await daemon.stage(S)
     await daemon.submit(T, stage=S, collect=["*"])
     await daemon.reaches(T, "claimed")
@@ -178,7 +180,7 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
 
 
 @needs_rsync
-async def test_a_daemon_that_is_away_holds_no_transfer_up(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+async def test_transfer_without_daemon_continues(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     gate = Gate(daemon, len(BIG) // 2)
     await gate.listen()
     await daemon.stage(S, replica(other_site, "big", BIG))

@@ -33,13 +33,13 @@ def tree(tmp_path: Path) -> Path:
     return top
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_checksum_of_file_is_its_sha256(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"abc" * 1_000_000)
     assert measured(tmp_path / "f") == Content(3_000_000, hashlib.sha256(b"abc" * 1_000_000).hexdigest())
     assert measured(tmp_path / "f", checksum=False) == Content(3_000_000, "")
 
 
-def test_a_folder_is_the_sum_of_its_parts(tree: Path) -> None:
+def test_checksum_of_folder_covers_its_parts(tree: Path) -> None:
     one, two = (hashlib.sha256(data).hexdigest() for data in (b"1", b"22"))
     inner = hashlib.sha256(f"file {two} c\0".encode()).hexdigest()
     found = measured(tree)
@@ -59,7 +59,7 @@ def test_a_folder_is_the_sum_of_its_parts(tree: Path) -> None:
         lambda top: (top / "b" / "c").unlink(),
     ],
 )
-def test_whatever_changes_in_a_folder_changes_its_checksum(tree: Path, change: Callable[[Path], object]) -> None:
+def test_checksum_of_folder_changes_with_any_entry(tree: Path, change: Callable[[Path], object]) -> None:
     before = measured(tree).checksum
     change(tree)
     assert measured(tree).checksum != before
@@ -67,7 +67,7 @@ def test_whatever_changes_in_a_folder_changes_its_checksum(tree: Path, change: C
 
 @pytest.mark.parametrize("checksum", [True, False])
 @pytest.mark.parametrize("odd", ["link", "pipe", "no-utf8", "deep"])
-def test_what_a_replica_cannot_hold(tree: Path, odd: str, checksum: bool) -> None:
+def test_replica_with_odd_entry_is_irregular(tree: Path, odd: str, checksum: bool) -> None:
     match odd:
         case "link":
             (tree / "b" / "odd").symlink_to("/etc/passwd")
@@ -82,7 +82,7 @@ def test_what_a_replica_cannot_hold(tree: Path, odd: str, checksum: bool) -> Non
     assert caught.value.fault == "irregular"
 
 
-async def test_who_asks_again_waits_for_the_same(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeated_stat_shares_one_computation(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, looks, waiting = Replicas(Roots("north", [tree.parent])), 0, 0
     all_wait = threading.Event()
     real, shield = found.measure_replica, asyncio.shield
@@ -109,7 +109,7 @@ async def test_who_asks_again_waits_for_the_same(tree: Path, monkeypatch: pytest
     assert looks == 2
 
 
-async def test_a_file_that_grows(tmp_path: Path) -> None:
+async def test_growing_digest_covers_whole_file(tmp_path: Path) -> None:
     digest = GrowingDigest(tmp_path / "f")
     following = asyncio.create_task(asyncio.to_thread(digest.compute_content))
     data = os.urandom(2_500_000)
@@ -121,7 +121,7 @@ async def test_a_file_that_grows(tmp_path: Path) -> None:
     assert await following == Content(len(data), hashlib.sha256(data).hexdigest())
 
 
-async def test_a_file_that_never_came(tmp_path: Path) -> None:
+async def test_growing_digest_without_file_raises(tmp_path: Path) -> None:
     digest = GrowingDigest(tmp_path / "f")
     digest.mark_complete()
     with pytest.raises(FileNotFoundError):
@@ -145,7 +145,7 @@ def test_digest_of_file_that_comes_right_after_a_look(tmp_path: Path, monkeypatc
     assert digest.compute_content() == Content(5, hashlib.sha256(b"whole").hexdigest())
 
 
-def test_who_gives_up_reads_no_further(tree: Path) -> None:
+def test_cancelled_digest_stops_reading(tree: Path) -> None:
     for path in (tree, tree / "a"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -155,7 +155,7 @@ def test_who_gives_up_reads_no_further(tree: Path) -> None:
             os.close(descriptor)
 
 
-async def test_a_folder_of_more_entries_than_can_be_told(tree: Path) -> None:
+async def test_stat_of_too_many_entries_is_rejected(tree: Path) -> None:
     with pytest.raises(SiteRejected, match="has 2 entries, which are too many") as caught:
         await Replicas(Roots("north", [tree.parent]), max_answer_size=100).stat_replica({"path": "tree"})
     assert caught.value.fault == "irregular"

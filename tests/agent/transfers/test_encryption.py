@@ -50,7 +50,9 @@ class Listener(Gate):
 
 @pytest.mark.evidence("L5", "C8")
 @pytest.mark.parametrize("encrypted", [True, False])
-async def test_nobody_on_the_way_reads_a_file(north: FileSite, south: FileSite, wire: Wire, encrypted: bool) -> None:
+async def test_encrypted_transfer_shows_no_content(
+    north: FileSite, south: FileSite, wire: Wire, encrypted: bool
+) -> None:
     north.encrypts = south.encrypts = encrypted
     listener = Listener(wire)
     await listener.listen()
@@ -61,7 +63,7 @@ async def test_nobody_on_the_way_reads_a_file(north: FileSite, south: FileSite, 
     listener.close()
 
 
-async def test_a_large_file_comes_in_one_try(north: FileSite, south: FileSite, wire: Wire) -> None:
+async def test_large_file_arrives_in_one_attempt(north: FileSite, south: FileSite, wire: Wire) -> None:
     content = os.urandom(30_000_000)
     folder = north.stage(south.input(south.make("set", content)))
     await north.comes_to("done")
@@ -70,13 +72,15 @@ async def test_a_large_file_comes_in_one_try(north: FileSite, south: FileSite, w
 
 
 @pytest.mark.parametrize(("to", "of"), [(True, False), (False, True)])
-async def test_one_side_can_demand_encryption(north: FileSite, south: FileSite, wire: Wire, to: bool, of: bool) -> None:
+async def test_one_side_can_require_encryption(
+    north: FileSite, south: FileSite, wire: Wire, to: bool, of: bool
+) -> None:
     """Where the source alone wants it, a puller that does not is refused, for it would not understand."""
     north.encrypts, south.encrypts = to, of
     folder = north.stage(south.input(south.make("set", SECRET)))
     if of:
         failed = await north.comes_to("failed")
-        assert "nothing goes from here to north in clear" in failed.error
+        assert "the agent of north requests an unencrypted transfer" in failed.error
         assert "encrypt_transfers" in failed.error
         assert wire.asked.count("export") == 1
     else:
@@ -97,7 +101,7 @@ async def test_source_without_certificate_needs_clear_allowed(north: FileSite, s
     path = south.make("set", SECRET)
     north.stage(south.input(path))
     failed = await north.comes_to("failed")
-    assert "nothing comes to north in clear, and the agent there encrypts nothing" in failed.error
+    assert "north allows only encrypted transfers" in failed.error
     assert wire.asked.count("export") == 1
     north.encrypts = False
     folder = north.stage(south.input(path), token="8.1.0")
@@ -108,14 +112,14 @@ async def test_source_without_certificate_needs_clear_allowed(north: FileSite, s
 @pytest.mark.evidence("L5")
 async def test_pull_in_clear_is_refused_unless_allowed(south: FileSite) -> None:
     asked = {"path": str(south.make("set", SECRET)), "part": None, "size": len(SECRET), "asker": "north"}
-    with pytest.raises(SiteRejected, match="nothing goes from here to north in clear") as refused:
+    with pytest.raises(SiteRejected, match="the agent of north requests an unencrypted transfer") as refused:
         await south.exports.export_replica(asked)
     assert refused.value.fault == "in-clear"
     south.encrypts = False
     assert Route.model_validate(await south.exports.export_replica(asked)).certificate == ""
 
 
-async def test_who_asks_is_said_by_the_daemon_alone(north: FileSite, south: FileSite) -> None:
+async def test_asker_is_set_by_daemon_only(north: FileSite, south: FileSite) -> None:
     heard: list[Any] = []
 
     async def hear(payload: Any) -> dict[str, object]:
@@ -135,7 +139,7 @@ def other() -> Iterator[TransferIdentity]:
 
 
 @pytest.mark.evidence("L5", "C8")
-async def test_who_stands_in_the_way_with_another_certificate_is_told_nothing(
+async def test_wrong_certificate_stops_transfer(
     north: FileSite, south: FileSite, wire: Wire, other: TransferIdentity
 ) -> None:
     said: list[bytes] = []
@@ -150,12 +154,12 @@ async def test_who_stands_in_the_way_with_another_certificate_is_told_nothing(
     wire.meddle = lambda payload: {**payload, "port": port} if "port" in payload else payload
     north.stage(south.input(south.make("set", SECRET)))
     failed = await north.comes_to("failed")
-    assert f"127.0.0.1:{port} shows another certificate than its agent has told" in failed.error
+    assert f"127.0.0.1:{port} shows another certificate than its agent announced" in failed.error
     assert not any(said)
     impostor.close()
 
 
-async def test_a_ticket_of_one_kind_is_nothing_to_the_other(south: FileSite, tmp_path: Path) -> None:
+async def test_ticket_is_valid_for_one_kind_only(south: FileSite, tmp_path: Path) -> None:
     south.encrypts = False
     path = south.make("set/mine", b"mine")
     routes = [
@@ -180,7 +184,7 @@ async def test_a_ticket_of_one_kind_is_nothing_to_the_other(south: FileSite, tmp
 
 
 @pytest.mark.evidence("C11")
-async def test_no_secret_is_on_a_disk_or_a_command_line(north: FileSite, south: FileSite, gate: Gate) -> None:
+async def test_transfer_key_is_neither_on_disk_nor_command_line(north: FileSite, south: FileSite, gate: Gate) -> None:
     north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
     seen = [word for process in tunnels() for word in process.cmdline()]
@@ -193,7 +197,7 @@ async def test_no_secret_is_on_a_disk_or_a_command_line(north: FileSite, south: 
     await north.until(lambda: not tunnels())
 
 
-async def test_nothing_is_left_of_a_transfer_that_is_given_up(north: FileSite, south: FileSite, gate: Gate) -> None:
+async def test_cancelled_encrypted_transfer_leaves_nothing(north: FileSite, south: FileSite, gate: Gate) -> None:
     north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
     assert len(tunnels()) == 2
@@ -202,7 +206,7 @@ async def test_nothing_is_left_of_a_transfer_that_is_given_up(north: FileSite, s
     await north.until(lambda: not tunnels())
 
 
-async def test_a_puller_that_begins_and_goes_on_with_nothing_is_sent_away(south: FileSite, logins: Logins) -> None:
+async def test_stalled_tls_handshake_is_disconnected(south: FileSite, logins: Logins) -> None:
     path = south.make("set", SECRET)
     route = Route.model_validate(
         await south.exports.export_replica({"path": str(path), "size": len(SECRET), "encrypted": True})

@@ -27,7 +27,7 @@ GREETING = b"@RSYNCD: 31.0\n"
 BIG = random.Random(1).randbytes(6_000_000)
 
 
-async def test_a_file_comes_and_is_told_of(north: FileSite, south: FileSite) -> None:
+async def test_pulled_file_arrives_and_is_reported(north: FileSite, south: FileSite) -> None:
     path = south.make("data/set.bin", BIG)
     folder = north.stage(south.input(path, target="set.bin"))
     done = await north.comes_to("done")
@@ -115,7 +115,7 @@ async def test_source_has_time_to_come_back(
     assert (found.stat().st_ino, found.read_bytes()) == (inode, BIG)
 
 
-async def test_a_transfer_that_is_over_at_once_says_nothing_of_the_link(north: FileSite, south: FileSite) -> None:
+async def test_short_transfer_measures_no_bandwidth(north: FileSite, south: FileSite) -> None:
     north.stage(south.input(south.make("set", b"12345")))
     (moved,) = (await north.comes_to("done")).moved
     assert (moved.size, moved.flowed) == (5, 0)
@@ -131,7 +131,7 @@ async def test_names_mean_nothing(north: FileSite, south: FileSite, name: str) -
     assert (folder / name).read_bytes() == name.encode()
 
 
-async def test_a_folder_comes_with_all_that_is_in_it(north: FileSite, south: FileSite) -> None:
+async def test_pulled_folder_arrives_complete(north: FileSite, south: FileSite) -> None:
     for name in HOSTILE:
         south.make(f"set/{name}/{name}", name.encode())
     script = south.make("set/run.sh", b"#!/bin/sh\n")
@@ -145,7 +145,7 @@ async def test_a_folder_comes_with_all_that_is_in_it(north: FileSite, south: Fil
 
 
 @pytest.mark.parametrize("name", ["-part 0", "[x]", "ünï"])
-async def test_one_entry_of_a_folder_and_nothing_of_the_others(north: FileSite, south: FileSite, name: str) -> None:
+async def test_pulled_entry_arrives_without_others(north: FileSite, south: FileSite, name: str) -> None:
     south.make(f"set/{name}", BIG)
     south.make("set/1/a", b"a")
     south.make("set/1/b", b"b")
@@ -168,7 +168,7 @@ async def test_empty_files_and_folders_come_too(north: FileSite, south: FileSite
 # Cuts
 
 
-async def test_a_pull_that_is_killed_is_gone_on_with(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
+async def test_killed_pull_is_resumed(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
     path = south.make("big", BIG)
     folder = north.stage(south.input(path))
     await gate.reached.wait()
@@ -182,7 +182,7 @@ async def test_a_pull_that_is_killed_is_gone_on_with(north: FileSite, south: Fil
     assert 0 < gate.passed < len(BIG) - 1_000_000
 
 
-async def test_a_connection_that_is_cut_is_made_again(north: FileSite, south: FileSite, gate: Gate) -> None:
+async def test_cut_connection_is_reopened(north: FileSite, south: FileSite, gate: Gate) -> None:
     folder = north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     gate.cut()
@@ -190,7 +190,7 @@ async def test_a_connection_that_is_cut_is_made_again(north: FileSite, south: Fi
     assert (folder / "input").read_bytes() == BIG
 
 
-async def test_a_new_agent_goes_on_where_the_old_one_was(north: FileSite, south: FileSite, gate: Gate) -> None:
+async def test_new_agent_resumes_pull(north: FileSite, south: FileSite, gate: Gate) -> None:
     folder = north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     await north.until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
@@ -228,19 +228,19 @@ async def test_dead_source_is_reported(north: FileSite, south: FileSite, gate: G
 # Replicas that are not what the catalogue says
 
 
-async def test_a_missing_one(north: FileSite, south: FileSite) -> None:
+async def test_missing_replica_fails_stage(north: FileSite, south: FileSite) -> None:
     wanted = south.input(south.make("data"))
     (south.replicas / "data").unlink()
     await fails(north, wanted, "data is not there")
 
 
-async def test_one_that_was_truncated(north: FileSite, south: FileSite) -> None:
+async def test_truncated_replica_fails_stage(north: FileSite, south: FileSite) -> None:
     wanted = south.input(south.make("data", b"123456"))
     south.make("data", b"123")
     await fails(north, wanted, "has 3 bytes now and not 6")
 
 
-async def test_one_that_became_a_link(north: FileSite, south: FileSite) -> None:
+async def test_replica_replaced_by_link_fails_stage(north: FileSite, south: FileSite) -> None:
     wanted = south.input(south.make("data"))
     (south.replicas / "data").unlink()
     (south.replicas / "data").symlink_to("/etc/hostname")
@@ -248,15 +248,17 @@ async def test_one_that_became_a_link(north: FileSite, south: FileSite) -> None:
 
 
 @pytest.mark.parametrize("path", ["data", "set"])
-async def test_one_of_the_same_size_with_other_bytes(north: FileSite, south: FileSite, path: str) -> None:
+async def test_changed_replica_of_same_size_fails_stage(north: FileSite, south: FileSite, path: str) -> None:
     place = south.make("set/data" if path == "set" else path, b"123456")
     wanted = south.input(south.replicas / path)
     place.write_bytes(b"654321")
-    await fails(north, wanted, "its checksum is another than the catalogue's")
+    await fails(north, wanted, "its checksum differs from the catalogue's")
     assert not list(north.directory.glob("stages/test-*/*")), "nothing wrong may be in reach of a program"
 
 
-async def test_one_that_cannot_be_read(north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_replica_fails_stage(
+    north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = south.input(south.make("data"))
     real = os.open
 
@@ -269,7 +271,7 @@ async def test_one_that_cannot_be_read(north: FileSite, south: FileSite, monkeyp
     await fails(north, wanted, "cannot be read: Permission denied")
 
 
-async def test_one_that_the_catalogue_has_not(north: FileSite, south: FileSite) -> None:
+async def test_unknown_replica_fails_stage(north: FileSite, south: FileSite) -> None:
     wanted = south.input(south.make("data"))
     await fails(north, wanted.model_copy(update={"path": "", "checksum": ""}), "the catalogue has no such replica")
 
@@ -318,7 +320,7 @@ async def test_surplus_bytes_are_not_awaited(north: FileSite, south: FileSite, g
 # The execution site
 
 
-async def test_no_room(north: FileSite, south: FileSite) -> None:
+async def test_full_disk_fails_stage(north: FileSite, south: FileSite) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     path = south.make("big", BIG)
     wanted = south.input(path)
@@ -329,7 +331,7 @@ async def test_no_room(north: FileSite, south: FileSite) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert failed.fault == "site"
-    assert "no room left on north" in failed.error
+    assert "the disk of north is full" in failed.error
     assert "File too large" in failed.error
 
 
@@ -344,18 +346,18 @@ async def test_missing_rsync_fails_pulls_only(
     north.stage(away)
     failed = await north.comes_to("failed")
     assert failed.fault == "source"
-    assert "south: there is no rsync on its head node" in failed.error
+    assert "south: rsync is missing on its head node" in failed.error
 
 
-async def test_a_puller_without_rsync(north: FileSite, south: FileSite) -> None:
+async def test_missing_rsync_fails_stage(north: FileSite, south: FileSite) -> None:
     await north.restart(rsync_program="no-such-rsync")
     north.stage(south.input(south.make("data")))
     failed = await north.comes_to("failed")
     assert failed.fault == "site"
-    assert "there is no rsync on its head node" in failed.error
+    assert "rsync is missing on its head node" in failed.error
 
 
-async def test_a_cancelled_pull_leaves_no_process(north: FileSite, south: FileSite, gate: Gate) -> None:
+async def test_cancelled_pull_leaves_no_process(north: FileSite, south: FileSite, gate: Gate) -> None:
     folder = north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     north.stages.discard_stage(INSTANCE, T)
@@ -377,7 +379,7 @@ def rsync_processes(word: str) -> list[int]:
     return found
 
 
-async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_path: Path) -> None:
+async def test_ticket_allows_one_module_and_password(south: FileSite, tmp_path: Path) -> None:
     south.make("set/mine", b"mine")
     south.make("set/other", b"other")
     south.encrypts = False
@@ -415,7 +417,7 @@ async def exported(site: FileSite, path: Path) -> Route:
 
 
 @pytest.mark.parametrize("option", ["--copy-links", "--copy-unsafe-links", "--copy-dirlinks"])
-async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, option: str) -> None:
+async def test_puller_cannot_follow_links(south: FileSite, tmp_path: Path, option: str) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "s").write_text("secret")
     south.make("set/a")
@@ -447,7 +449,7 @@ async def connected(site: FileSite) -> tuple[asyncio.StreamReader, asyncio.Strea
 
 
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02"])
-async def test_who_connects_and_says_nothing_is_sent_away(south: FileSite, first: bytes) -> None:
+async def test_silent_puller_is_disconnected(south: FileSite, first: bytes) -> None:
     await south.restart(timeouts={"transfer_login_s": 0.2})
     reader, writer = await connected(south)
     writer.write(first)
@@ -456,14 +458,14 @@ async def test_who_connects_and_says_nothing_is_sent_away(south: FileSite, first
     writer.close()
 
 
-async def test_who_greets_and_says_nothing_more_is_sent_away(south: FileSite, logins: Logins) -> None:
+async def test_puller_without_login_is_disconnected(south: FileSite, logins: Logins) -> None:
     reader, writer = await connected(south)
     writer.write(GREETING)
     await logins.end_behind_a_greeting(south, reader)
     writer.close()
 
 
-async def test_who_was_let_in_may_take_as_long_as_it_takes(
+async def test_accepted_puller_has_no_time_limit(
     north: FileSite, south: FileSite, wire: Wire, monkeypatch: pytest.MonkeyPatch, logins: Logins, gate: Gate
 ) -> None:
     judged: list[bool] = []
@@ -509,7 +511,7 @@ async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monke
     writer.close()
 
 
-async def test_a_ticket_that_cannot_be_written_down_is_none(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ticket_without_saved_secret_is_withdrawn(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     path = south.make("data")
     await exported(south, path)
     before = len(os.listdir("/proc/self/fd"))
@@ -527,7 +529,7 @@ def refuse_to_write(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
-async def test_what_rsync_logs_does_not_grow_for_ever(south: FileSite) -> None:
+async def test_rsync_log_is_limited(south: FileSite) -> None:
     path = south.make("data")
     await south.restart(max_log_size=100)
     await exported(south, path)
@@ -546,7 +548,7 @@ async def test_what_rsync_logs_does_not_grow_for_ever(south: FileSite) -> None:
 @pytest.mark.parametrize(
     ("error", "expected"), [(OSError(28, "No space left on device"), SiteUnavailable), (KeyError("odd"), SiteRejected)]
 )
-async def test_who_asks_is_answered_whatever_went_wrong(
+async def test_question_with_any_error_is_answered(
     north: FileSite, south: FileSite, error: Exception, expected: type[SiteError]
 ) -> None:
     async def broken(payload: object) -> dict[str, object]:
@@ -609,7 +611,7 @@ def test_route_with_what_no_argument_or_variable_may_hold_is_refused(change: dic
         Route.model_validate(ROUTE.model_dump() | change)
 
 
-async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake_rsync: Callable[[str], str]) -> None:
+async def test_long_rsync_errors_are_cut_at_lines(tmp_path: Path, fake_rsync: Callable[[str], str]) -> None:
     complain = "i=0; while [ $i -lt 5000 ]; do echo rsync: [sender] opening file number $i; i=$((i+1)); done >&2"
     program = fake_rsync(
         f"{complain}; echo 'rsync: [receiver] write failed: No space left on device (28)' >&2; exit 11"
@@ -629,7 +631,7 @@ async def test_pull_passes_names_on_standard_input(tmp_path: Path, fake_rsync: C
     assert (await pull.run_rsync(ROUTE, "a b", tmp_path, lambda: False, program)).code == 3
 
 
-async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: FileSite, tmp_path: Path) -> None:
+async def test_old_measurement_does_not_override_newer(north: FileSite, south: FileSite, tmp_path: Path) -> None:
     (tmp_path / "came").mkdir()
     (tmp_path / "came" / "data").write_bytes(b"content\n")
     one = Pull(south.input(south.make("data")), tmp_path / "came", 0, lambda: None, north.means)

@@ -77,7 +77,7 @@ def archived(folder: Path, *patterns: str, without: tuple[str, ...] = ()) -> dic
 
 
 @pytest.mark.evidence("J10")
-def test_only_regular_files_below_the_folder_are_results(tmp_path: Path) -> None:
+def test_results_are_regular_files_below_folder(tmp_path: Path) -> None:
     folder = tmp_path / "stage"
     (folder / "sub").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
@@ -116,18 +116,18 @@ def test_sending_and_what_may_go_wrong() -> None:
         daemon_files.fetch_bundle("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
 
 
-def test_an_agent_that_ends_sends_no_more() -> None:
+def test_stopping_agent_sends_no_results() -> None:
     fake, ends = FakeDaemonFiles(), threading.Event()
     ends.set()
     try:
-        with pytest.raises(SiteUnavailable, match="the agent ends"):
+        with pytest.raises(SiteUnavailable, match="the agent is stopping"):
             DaemonFiles(fake.url, "north", "s3cret").put_results("7.1.0", lambda archive: None, ends)
         assert fake.results == {}
     finally:
         fake.close()
 
 
-def test_a_file_that_is_removed_meanwhile_costs_no_others(tmp_path: Path) -> None:
+def test_removed_file_spares_other_results(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         with regular("gone", descriptor) as file:
@@ -209,7 +209,7 @@ async def test_results_that_nobody_wants_any_more_are_sent_to_nobody(tmp_path: P
     assert not collecting.over.is_set()
 
 
-async def test_a_daemon_that_is_there_but_cannot_be_sent_anything_is_not_awaited_for_ever(tmp_path: Path) -> None:
+async def test_busy_daemon_loses_results_after_timeout(tmp_path: Path) -> None:
     collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
     collecting.reached = True
     assert "the daemon cannot be reached" in (await collecting.collect()).error
@@ -229,7 +229,7 @@ async def test_error_of_collector_lets_the_job_end(tmp_path: Path, monkeypatch: 
         fake.close()
 
 
-async def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_result_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "a")
 

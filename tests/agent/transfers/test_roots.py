@@ -73,7 +73,7 @@ def content(roots: Roots, path: str) -> bytes:
     st.sampled_from(["", "/", "TOP/", "TOP/root/", "TOP/root/../", "//"]),
     st.text(max_size=3),
 )
-def test_every_path_leads_below_the_root_or_nowhere(world: Path, names: list[str], start: str, odd: str) -> None:
+def test_path_resolves_below_root_or_is_rejected(world: Path, names: list[str], start: str, odd: str) -> None:
     roots = Roots("north", [world / "root"])
     path = start.replace("TOP", str(world)) + "/".join([*names, *([odd] if odd else [])])
     try:
@@ -123,7 +123,7 @@ def test_links_within_are_resolved_once(world: Path) -> None:
     assert roots.resolve_path(str(world / "root" / "sub" / "in")) == world / "root" / "a b"
 
 
-def test_a_root_may_be_a_link_itself(world: Path, tmp_path: Path) -> None:
+def test_root_may_be_link(world: Path, tmp_path: Path) -> None:
     (tmp_path / "way").symlink_to(world / "root")
     roots = Roots("north", [tmp_path / "way"])
     assert roots.resolve_path("data") == roots.resolve_path(str(tmp_path / "way" / "data")) == world / "root" / "data"
@@ -131,7 +131,7 @@ def test_a_root_may_be_a_link_itself(world: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.evidence("U6")
-def test_a_folder_that_is_exchanged_for_a_link_after_the_look(tmp_path: Path) -> None:
+def test_folder_replaced_by_link_after_check_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "root" / "sub").mkdir(parents=True)
     (tmp_path / "root" / "sub" / "data").write_bytes(OPEN)
     (tmp_path / "data").write_bytes(SECRET)
@@ -159,5 +159,5 @@ def test_plain_names_stay_where_they_are(name: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_whatever_name_a_submission_may_give_an_agent_takes(name: str) -> None:
+def test_submission_names_are_valid_for_agents(name: str) -> None:
     assert name_problem(name) or is_plain_name(name)

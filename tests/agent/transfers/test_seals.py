@@ -102,7 +102,7 @@ async def test_folder_with_changed_file_is_refused(north: FileSite, change: Call
 
 
 @pytest.mark.usefixtures("settled")
-async def test_what_has_not_changed_is_read_once_also_by_the_next_agent(north: FileSite, read: list[str]) -> None:
+async def test_unchanged_replica_is_read_once(north: FileSite, read: list[str]) -> None:
     path = old(north.make("data"))
     wanted = north.input(path)
     for token in (T, U):
@@ -116,7 +116,7 @@ async def test_what_has_not_changed_is_read_once_also_by_the_next_agent(north: F
 
 
 @pytest.mark.usefixtures("settled")
-async def test_what_was_looked_at_for_the_catalogue_is_not_read_again(north: FileSite, read: list[str]) -> None:
+async def test_replica_read_for_catalogue_is_not_read_again(north: FileSite, read: list[str]) -> None:
     path = old(north.make("data"))
     size, checksum = content_of(path)
     north.stage(
@@ -168,7 +168,7 @@ async def test_replica_with_changed_names_or_rights_is_read_again(north: FileSit
     assert read == [str(path)] * 3, "first, with the link, and without it"
 
 
-async def test_what_was_changed_just_now_is_read_again(north: FileSite, read: list[str]) -> None:
+async def test_recently_changed_replica_is_read_again(north: FileSite, read: list[str]) -> None:
     """A further change in the same moment would show in nothing but its content."""
     path = north.make("data")
     for token in (T, U):
@@ -236,14 +236,14 @@ async def test_brought_input_is_read_only_and_removable(north: FileSite, south: 
     await north.until(lambda: not folder.exists())
 
 
-def test_a_book_of_nonsense_is_an_empty_one(tmp_path: Path) -> None:
+def test_invalid_seals_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "seals.json"
     for text in ("", "[]", '{"a": 1}', '{"a": [1]}', "\0"):
         path.write_text(text)
         assert not Seals(path).is_unchanged(Path("a"), "1", "2")
 
 
-def test_a_book_has_an_end(tmp_path: Path) -> None:
+def test_seals_are_limited(tmp_path: Path) -> None:
     book = Seals(tmp_path / "seals.json", max_retained=3)
     for number in range(5):
         book.record_seal(Path(f"/{number}"), "seal", "checksum", LONG_AGO)

@@ -67,7 +67,7 @@ async def test_unwanted_stage_leaves_its_turn(north: FileSite, south: FileSite, 
     assert wire.asked.count("export") == 2
 
 
-async def test_who_was_cut_lets_others_pull_while_it_pauses(north: FileSite, south: FileSite, gate: Gate) -> None:
+async def test_interrupted_pull_releases_its_turn(north: FileSite, south: FileSite, gate: Gate) -> None:
     await north.restart(pulls=1, timeouts={"transfer_retry_s": 3600.0, "max_transfer_retry_s": 3600.0})
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
@@ -118,7 +118,7 @@ async def test_equal_inputs_share_one_pull(north: FileSite, south: FileSite, wir
     assert os.listdir(north.directory / "stages" / f".{INSTANCE}-{U}") == ["journal"]
 
 
-async def test_a_folder_is_shared_with_all_that_is_in_it(north: FileSite, south: FileSite, wire: Wire) -> None:
+async def test_shared_folder_is_copied_complete(north: FileSite, south: FileSite, wire: Wire) -> None:
     south.make("set/deep/data")
     south.make("set/-a b\nü*")
     south.make("set/run.sh").chmod(0o755)
@@ -135,7 +135,7 @@ async def test_a_folder_is_shared_with_all_that_is_in_it(north: FileSite, south:
 
 
 @pytest.mark.parametrize("unwanted", ["leader", "follower"])
-async def test_one_that_is_unwanted_meanwhile_harms_no_other(
+async def test_discarded_stage_spares_others(
     north: FileSite, south: FileSite, wire: Wire, gate: Gate, unwanted: str
 ) -> None:
     wanted = south.input(south.make("big", BIG))
@@ -191,7 +191,7 @@ def a_pipe(place: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [rewritten, removed, a_link, a_pipe])
-async def test_what_a_program_has_changed_is_not_handed_on(
+async def test_changed_input_is_not_shared(
     north: FileSite, south: FileSite, wire: Wire, changed: Callable[[Path], None]
 ) -> None:
     wanted = south.input(south.make("data"))
@@ -250,7 +250,7 @@ async def test_those_that_wait_are_told_what_is_wrong_with_the_replica(north: Fi
     await north.comes_to("done", V)
 
 
-async def test_what_is_wrong_with_one_stage_is_no_trouble_of_others(
+async def test_failed_stage_spares_others(
     north: FileSite, south: FileSite, daemon_files: FakeDaemonFiles, wire: Wire, gate: Gate
 ) -> None:
     wanted = south.input(south.make("big", BIG))
@@ -259,12 +259,12 @@ async def test_what_is_wrong_with_one_stage_is_no_trouble_of_others(
     folder = north.stage(wanted, token=U)
     await waits(north)
     gate.open.set()
-    assert "something called 'input' as well" in (await north.comes_to("failed")).error
+    assert "own files also contain 'input'" in (await north.comes_to("failed")).error
     await north.comes_to("done", U)
     assert (folder / "input").read_bytes() == BIG
 
 
-def test_a_copy_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_cancelled_copy_ends(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(BIG)
     stop = threading.Event()
     copied = copy_tree(tmp_path / "data", tmp_path / "one", stop)

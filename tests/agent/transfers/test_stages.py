@@ -48,7 +48,7 @@ def keep(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
     return StageBundle(id=ident, size=len(content))
 
 
-async def test_nothing_to_bring_is_done_at_once(north: FileSite) -> None:
+async def test_stage_without_inputs_is_done_at_once(north: FileSite) -> None:
     folder = north.stage()
     done = await north.comes_to("done")
     assert (done.size, done.staged, done.moved) == (0, 0, ())
@@ -56,7 +56,7 @@ async def test_nothing_to_bring_is_done_at_once(north: FileSite) -> None:
     assert os.listdir(folder) == []
 
 
-async def test_what_is_here_already_is_linked(north: FileSite) -> None:
+async def test_local_replica_is_linked(north: FileSite) -> None:
     path = north.make("data")
     north.make("set/part-0")
     folder = north.stage(north.input(path), north.input(north.replicas / "set", part="part-0", target="p"))
@@ -66,7 +66,7 @@ async def test_what_is_here_already_is_linked(north: FileSite) -> None:
     assert (folder / "p").readlink() == north.replicas / "set" / "part-0"
 
 
-async def test_what_should_be_here_but_is_not(north: FileSite) -> None:
+async def test_missing_local_replica_fails_stage(north: FileSite) -> None:
     wanted = north.input(north.make("data", b"1234"))
     north.make("data", b"12")
     north.stage(wanted)
@@ -80,21 +80,24 @@ async def test_targets_are_plain_names(north: FileSite, target: str) -> None:
     north.stage(north.input(north.make("data"), target=target))
     failed = await north.comes_to("failed")
     assert failed.fault == "file"
-    assert "no plain file name" in failed.error
+    assert "not a plain file name" in failed.error
 
 
 async def test_two_inputs_of_one_name(north: FileSite) -> None:
     north.stage(north.input(north.make("a")), north.input(north.make("b")))
-    assert "two inputs are called 'input'" in (await north.comes_to("failed")).error
+    assert "two inputs have the name 'input'" in (await north.comes_to("failed")).error
 
 
 @pytest.mark.parametrize("token", ["../7.1.0", "", ".", "a/b", "-x", "a b"])
 async def test_tokens_are_plain_too(north: FileSite, token: str) -> None:
-    assert north.stages.start_stage(INSTANCE, Stage(id=1, epoch=1, token=token, files=[])) == f"{token!r} is no stage"
+    assert (
+        north.stages.start_stage(INSTANCE, Stage(id=1, epoch=1, token=token, files=[]))
+        == f"{token!r} is not a valid stage"
+    )
     assert not (north.directory / "stages").exists()
 
 
-async def test_a_known_stage_is_told_again(north: FileSite) -> None:
+async def test_known_stage_is_reported_again(north: FileSite) -> None:
     north.stage()
     await north.comes_to("done")
     north.told.clear()
@@ -102,7 +105,7 @@ async def test_a_known_stage_is_told_again(north: FileSite) -> None:
     assert [status.state for status in north.told] == ["done"]
 
 
-async def test_an_unwanted_stage_is_removed_and_may_come_again(north: FileSite) -> None:
+async def test_discarded_stage_may_start_again(north: FileSite) -> None:
     wanted = north.input(north.make("data"))
     folder = north.stage(wanted)
     await north.comes_to("done")
@@ -119,7 +122,7 @@ async def test_an_unwanted_stage_is_removed_and_may_come_again(north: FileSite) 
     await north.until(lambda: not os.listdir(north.directory / "stages"))
 
 
-async def test_a_stage_in_use_is_removed_when_it_is_not_any_more(north: FileSite) -> None:
+async def test_used_stage_is_removed_after_use(north: FileSite) -> None:
     folder = north.stage()
     await north.comes_to("done")
     north.used.add(T)
@@ -136,7 +139,7 @@ async def test_a_stage_in_use_is_removed_when_it_is_not_any_more(north: FileSite
     await north.until(lambda: not os.listdir(north.directory / "stages"))
 
 
-async def test_a_new_agent_knows_what_was_done(north: FileSite) -> None:
+async def test_new_agent_knows_finished_stages(north: FileSite) -> None:
     north.stage(north.input(north.make("data")))
     await north.comes_to("done")
     await north.stop()
@@ -147,7 +150,7 @@ async def test_a_new_agent_knows_what_was_done(north: FileSite) -> None:
     assert north.stages.current_statuses("other") == []
 
 
-async def test_no_folder_can_be_made(north: FileSite) -> None:
+async def test_stage_without_folder_fails(north: FileSite) -> None:
     (north.directory / "stages").write_text("in the way")
     north.stage()
     failed = await north.comes_to("failed")
@@ -158,7 +161,7 @@ async def test_no_folder_can_be_made(north: FileSite) -> None:
 # The submitter's own files
 
 
-async def test_a_bundle_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+async def test_bundle_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     script = member("bin/run.sh", b"#!/bin/sh\n", mode=0o4755)
     content = archive(member("bin", type=tarfile.DIRTYPE), script, member("./-a b\nü*", b"odd"), member("empty", b""))
     folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, content))
@@ -172,7 +175,7 @@ async def test_a_bundle_is_unpacked(north: FileSite, daemon_files: FakeDaemonFil
 
 
 @pytest.mark.processes
-async def test_a_bundle_that_is_cut_is_gone_on_with(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+async def test_cut_bundle_is_resumed(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     content = archive(member("big", os.urandom(3_000_000)))
     daemon_files.cut_after = 2_000_000
     north.stage(bundle=keep(daemon_files, content))
@@ -184,14 +187,14 @@ async def test_a_bundle_that_is_cut_is_gone_on_with(north: FileSite, daemon_file
     assert "bytes=2000000-" in second
 
 
-async def test_a_bundle_that_the_daemon_has_not(north: FileSite) -> None:
+async def test_missing_bundle_fails_stage(north: FileSite) -> None:
     north.stage(bundle=StageBundle(id="0" * 64, size=1))
     failed = await north.comes_to("failed")
     assert (failed.fault, failed.source) == ("source", "")
-    assert failed.error == "the submitter's own files: the daemon refuses: there is no such bundle"
+    assert failed.error == "the submitter's own files: the daemon rejects it: there is no such bundle"
 
 
-async def test_a_bundle_with_a_wrong_checksum(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+async def test_bundle_with_wrong_checksum_fails_stage(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     bundle = keep(daemon_files, archive(member("a")))
     daemon_files.bundles[bundle.id] = archive(member("b"))
     folder = north.stage(bundle=bundle)
@@ -202,7 +205,7 @@ async def test_a_bundle_with_a_wrong_checksum(north: FileSite, daemon_files: Fak
 
 async def test_input_named_like_bundled_file_is_refused(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, archive(member("input", b"mine"))))
-    assert "something called 'input' as well" in (await north.comes_to("failed")).error
+    assert "own files also contain 'input'" in (await north.comes_to("failed")).error
     assert (folder / "input").read_bytes() == b"mine"
 
 
@@ -247,7 +250,7 @@ def test_archives_that_are_none(tmp_path: Path, content: bytes) -> None:
         unpack_bundle(tmp_path / "archive", tmp_path / "into", threading.Event())
 
 
-async def test_a_stage_that_comes_again_takes_the_place_of_one_still_in_use(north: FileSite) -> None:
+async def test_repeated_stage_replaces_one_in_use(north: FileSite) -> None:
     folder = north.stage()
     await north.comes_to("done")
     north.used.add(T)
@@ -260,7 +263,7 @@ async def test_a_stage_that_comes_again_takes_the_place_of_one_still_in_use(nort
 
 
 @pytest.mark.parametrize("unwanted", ["first", "last"])
-async def test_a_new_agent_knows_which_of_two_of_a_token_is_wanted(north: FileSite, unwanted: str) -> None:
+async def test_new_agent_resumes_wanted_stage_of_two(north: FileSite, unwanted: str) -> None:
     folder = north.stage()
     await north.comes_to("done")
     await north.stop()
@@ -307,7 +310,7 @@ async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
 
 @pytest.mark.processes
 @needs(ROOT)
-def test_what_a_program_has_made_read_only_is_removed(tmp_path: Path) -> None:
+def test_read_only_stage_is_removed(tmp_path: Path) -> None:
     tree = tmp_path / "nobodys" / "tree"
     (tree / "a" / "b").mkdir(parents=True)
     (tree / "a" / "b" / "c").touch()
@@ -334,7 +337,7 @@ async def test_names_in_a_bundle_may_be_any_bytes(north: FileSite, daemon_files:
 
 
 @pytest.mark.parametrize("path", ["/", "/data/.."])
-async def test_a_replica_must_have_a_name(north: FileSite, path: str) -> None:
+async def test_replica_without_name_fails_stage(north: FileSite, path: str) -> None:
     wanted = north.input(north.make("data"))
     north.stage(wanted.model_copy(update={"source": "south", "path": path}))
     assert "the catalogue has no such replica" in (await north.comes_to("failed")).error
@@ -364,6 +367,6 @@ async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, mo
 
 
 @pytest.mark.processes
-def test_what_a_program_has_made_very_deep_is_removed(deep: Path) -> None:
+def test_deeply_nested_stage_is_removed(deep: Path) -> None:
     remove_tree(deep)
     assert os.listdir(deep.parent) == []

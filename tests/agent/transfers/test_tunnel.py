@@ -42,7 +42,7 @@ Ends = tuple[Clear, socket.socket, socket.socket, socket.socket]
 
 
 @pytest.mark.parametrize("outward", [False, True])
-def test_who_cannot_take_more_for_a_while_is_waited_for(ends: Ends, outward: bool) -> None:
+def test_tunnel_waits_for_slow_receiver(ends: Ends, outward: bool) -> None:
     secured, there, here, rsync = ends
     speaker, hearer = (rsync, there) if outward else (there, rsync)
     buffers = bytearray(), bytearray()
@@ -65,7 +65,7 @@ def test_who_cannot_take_more_for_a_while_is_waited_for(ends: Ends, outward: boo
     assert not tunnel._step(secured, here, *buffers)
 
 
-def test_nobody_is_taken_in_from_while_the_other_takes_nothing(ends: Ends) -> None:
+def test_tunnel_reads_only_what_receiver_accepts(ends: Ends) -> None:
     secured, there, here, _ = ends
     buffers = bytearray(), bytearray()
     while not buffers[0]:

@@ -34,7 +34,7 @@ async def had() -> list[str]:
     return []
 
 
-async def test_so_many_at_once_and_the_others_in_their_order(had: list[str]) -> None:
+async def test_turns_are_limited_and_ordered(had: list[str]) -> None:
     turns = Turns(2)
     runners = [Runner(turns, had, name) for name in "abcd"]
     await settle()
@@ -48,7 +48,7 @@ async def test_so_many_at_once_and_the_others_in_their_order(had: list[str]) -> 
     assert had == ["a", "b", "c", "d"]
 
 
-async def test_who_comes_again_goes_before_those_that_came_later(had: list[str]) -> None:
+async def test_returning_waiter_keeps_its_position(had: list[str]) -> None:
     turns = Turns(1)
     early = turns.next_position()
     runners = [Runner(turns, had, name) for name in "abc"]
@@ -61,7 +61,7 @@ async def test_who_comes_again_goes_before_those_that_came_later(had: list[str])
     assert had == ["a", "early", "b", "c"]
 
 
-async def test_a_turn_ends_with_an_error_too() -> None:
+async def test_turn_ends_after_error() -> None:
     turns = Turns(1)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
