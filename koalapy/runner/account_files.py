@@ -26,7 +26,7 @@ import tarfile
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from koalapy.runner.result_archive import Patterns, TooDeep, regular, write_archive
+from koalapy.runner.result_archive import FoldersTooDeep, Patterns, open_regular, write_archive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Folders:
             kind = LEFT.fullmatch(entry)
             if (kind is None or int(entry.split(".")[1]) >= nodes) and entry != RUNNER_LOG:
                 continue
-            with regular(entry, folder) as file:
+            with open_regular(entry, folder) as file:
                 if file is None:
                     continue
                 size = os.fstat(file.fileno()).st_size
@@ -225,7 +225,7 @@ def main() -> int:
     try:
         run(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer)
         sys.stdout.flush()
-    except (Refused, TooDeep) as error:
+    except (Refused, FoldersTooDeep) as error:
         print(error, file=sys.stderr)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

@@ -1,8 +1,8 @@
-"""Folders of runners below the nodes' own temporary folder, and what is left there of runners that were killed.
+"""Create runners' folders below a node's temporary folder, and remove those of killed runners.
 
-A runner holds a lock on a mark in its folder for as long as it lives. Whoever finds a folder of its own user and
-machine whose mark nobody holds removes it, also where a program has made folders in it read-only; nothing is followed
-on the way, and nothing without a mark is touched.
+A running runner locks a file, the mark, in its folder. Another runner of the same account and machine removes a folder
+whose mark is not locked, even if the program has made parts of it read-only. It follows no links and touches no folder
+without a mark.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_folder(base: str, token: str, node: int) -> tuple[str, int]:
-    """A new folder and the descriptor that keeps it: it is given up when that is closed, or its process is gone."""
+    """Create a folder; return its path and the descriptor of its locked mark, which reserves it until closed."""
     path = f"{base}/koala-{token}-{node}-{os.urandom(4).hex()}"
     os.mkdir(path, 0o700)
     mark = os.open(f"{path}/{MARK}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):  # where there are no locks nobody will take it for left
+    with contextlib.suppress(OSError):  # without locks no runner can find the mark unlocked
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(mark, socket.gethostname().encode())
     return path, mark
 
 
-def sweep(base: str) -> list[str]:
-    """Remove what killed runners left below a folder; the names of what was removed."""
+def remove_stale_folders(base: str) -> list[str]:
+    """Remove the folders of killed runners below a folder; return their names."""
     try:
         names = [name for name in os.listdir(base) if _NAME.fullmatch(name)]
     except OSError:
         return []
-    return [name for name in names if _remove_if_left(base, name)]
+    return [name for name in names if _remove_if_stale(base, name)]
 
 
-def _remove_if_left(base: str, name: str) -> bool:
+def _remove_if_stale(base: str, name: str) -> bool:
     try:
         folder = os.open(f"{base}/{name}", _FOLDER)
     except OSError:
@@ -55,9 +55,9 @@ def _remove_if_left(base: str, name: str) -> bool:
             if os.pread(mark, 1000, 0) != socket.gethostname().encode():
                 return False
             os.fchmod(folder, 0o700)
-            if _empty(folder, but=MARK):
+            if _remove_content(folder, keep=MARK):
                 return False
-            os.unlink(MARK, dir_fd=folder)  # last: what is left when we are killed now is found again
+            os.unlink(MARK, dir_fd=folder)  # last, so that the folder is found again if we are killed before
         finally:
             os.close(mark)
         os.rmdir(f"{base}/{name}")
@@ -69,14 +69,14 @@ def _remove_if_left(base: str, name: str) -> bool:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a runner's folder with all that is in it, as far as possible; its mark stays as long as anything does."""
+    """Remove a runner's folder as far as possible. Its mark is removed last. Print what cannot be removed."""
     try:
         opened = _open(folder)
         try:
-            left = _empty(opened, but=MARK)
-            for path, error in left:
+            failures = _remove_content(opened, keep=MARK)
+            for path, error in failures:
                 print(f"koala runner: cannot remove {folder}/{path}: {error.strerror}", file=sys.stderr)
-            if left:
+            if failures:
                 return
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(MARK, dir_fd=opened)
@@ -87,41 +87,40 @@ def remove_tree(folder: str) -> None:
         print(f"koala runner: cannot remove {folder}: {error.strerror}", file=sys.stderr)
 
 
-def _empty(folder: int, but: str = "") -> list[tuple[str, OSError]]:
-    """Remove all that is in a folder, as far as possible; what is left, and why.
+def _remove_content(folder: int, keep: str = "") -> list[tuple[str, OSError]]:
+    """Remove the content of a folder as far as possible; return the paths that remain, with their errors.
 
-    However deep folders lie, one of them is open at a time. ``OSError`` when one is moved meanwhile.
+    Keep one folder open at a time, however deep they are. Raise ``OSError`` if a folder is moved at the same time.
     """
-    left: list[tuple[str, OSError]] = []
-    way: list[
-        tuple[str, os.stat_result, list[str]]
-    ] = []  # each folder's name, the one above it, and what is left there
-    here, names = os.dup(folder), [name for name in os.listdir(folder) if name != but]
+    failures: list[tuple[str, OSError]] = []
+    # Of each open level: the folder's name, the status of its parent, and the remaining names in the parent.
+    levels: list[tuple[str, os.stat_result, list[str]]] = []
+    here, names = os.dup(folder), [name for name in os.listdir(folder) if name != keep]
     try:
-        while names or way:
+        while names or levels:
             is_empty = not names
             if is_empty:
-                name, above, names = way.pop()
-                here = _instead_of(here, _above(here, above))
+                name, parent, names = levels.pop()
+                here = _replace_descriptor(here, _open_parent(here, parent))
             else:
                 name = names.pop()
             try:
                 if is_empty:
                     os.rmdir(name, dir_fd=here)
                 elif stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-                    inner, inside = _enter(name, here)
-                    way.append((name, os.fstat(here), names))
-                    here, names = _instead_of(here, inner), inside
+                    inner, inner_names = _open_and_list(name, here)
+                    levels.append((name, os.fstat(here), names))
+                    here, names = _replace_descriptor(here, inner), inner_names
                 else:
                     os.unlink(name, dir_fd=here)
             except OSError as error:
-                left.append(("/".join((*(each for each, _, _ in way), name)), error))
+                failures.append(("/".join((*(level for level, _, _ in levels), name)), error))
     finally:
         os.close(here)
-    return left
+    return failures
 
 
-def _enter(name: str, folder: int) -> tuple[int, list[str]]:
+def _open_and_list(name: str, folder: int) -> tuple[int, list[str]]:
     inner = _open(name, folder)
     try:
         return inner, os.listdir(inner)
@@ -130,28 +129,27 @@ def _enter(name: str, folder: int) -> tuple[int, list[str]]:
         raise
 
 
-def _above(folder: int, known: os.stat_result) -> int:
-    """The folder above, opened, which must be the one that is known."""
-    above = os.open("..", _FOLDER, dir_fd=folder)
-    if not os.path.samestat(os.fstat(above), known):
-        os.close(above)
+def _open_parent(folder: int, expected: os.stat_result) -> int:
+    parent = os.open("..", _FOLDER, dir_fd=folder)
+    if not os.path.samestat(os.fstat(parent), expected):
+        os.close(parent)
         raise OSError(errno.ESTALE, "a folder in it was moved")
-    return above
+    return parent
 
 
-def _instead_of(old: int, new: int) -> int:
+def _replace_descriptor(old: int, new: int) -> int:
     os.close(old)
     return new
 
 
 def _open(name: str, folder: int | None = None) -> int:
-    """A folder, no link, opened; of our own also one that a program has made read-only, and from now on it is not."""
-    place = os.open(name, _FOLDER | os.O_PATH, dir_fd=folder)
+    """Open a folder that is no link. If this account owns it, first give the owner all permissions."""
+    handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=folder)
     try:
-        found = os.fstat(place)
-        if found.st_uid == os.geteuid() and found.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-            # By its descriptor, for nobody can put another one there; such a one must be named by its link in /proc.
-            os.chmod(f"/proc/self/fd/{place}", stat.S_IMODE(found.st_mode) | stat.S_IRWXU)
-        return os.open(".", _FOLDER, dir_fd=place)
+        status = os.fstat(handle)
+        if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            # By its descriptor, so that no other folder can take its place. chmod accepts that only through /proc.
+            os.chmod(f"/proc/self/fd/{handle}", stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
+        return os.open(".", _FOLDER, dir_fd=handle)
     finally:
-        os.close(place)
+        os.close(handle)

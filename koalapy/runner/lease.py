@@ -1,7 +1,7 @@
-"""How long the daemon has been silent, counted where nobody can be asked: on a node, and by an agent.
+"""Count how long the daemon has been silent, on a node and in an agent.
 
-Each side asks the next one with a number, and counts the answer from the moment at which it asked. So no node counts
-from a later moment than the daemon does, however long messages are on their way or wait to be read.
+A runner asks its agent, and an agent asks the daemon, with a numbered query. The answer counts from the time of the
+query. So a node never assumes a later contact than the daemon remembers, however long messages are delayed.
 """
 
 from __future__ import annotations
@@ -9,44 +9,44 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-MAX_UNANSWERED = 100
-"""Questions that may still be answered; an answer to an older one would say little."""
+MAX_PENDING_QUERIES = 100
+"""Queries whose answers are still accepted; answers to older ones would not extend a lease."""
 
 
 def boot_time() -> float:
-    """Return seconds of a clock that cannot be set, and that counts the time in which the machine was suspended."""
+    """Return the seconds since the machine was booted, including those in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class SilenceClock:
-    """Counts the seconds since the daemon was last known to be there."""
+    """The time since the daemon was last known to run."""
 
-    def __init__(self, heard_at: float, clock: Callable[[], float] = boot_time) -> None:
+    def __init__(self, contact_at: float, clock: Callable[[], float] = boot_time) -> None:
         self._clock = clock
-        self.heard_at = heard_at
-        """By ``clock``; never later than the daemon itself remembers."""
+        self.contact_at = contact_at
+        """Time of the last contact by ``clock``; never later than the daemon's own record of it."""
         self._number = 0
-        self._asked: dict[int, float] = {}
-        """When each question was asked that may still be answered."""
+        self._query_times: dict[int, float] = {}
 
-    def ask(self) -> int:
-        """Return the number of a new question, whose answer counts from now on."""
+    def start_query(self) -> int:
+        """Return the number of a new query that is sent now."""
         self._number += 1
-        self._asked[self._number] = self._clock()
-        self._asked.pop(self._number - MAX_UNANSWERED, None)
+        self._query_times[self._number] = self._clock()
+        self._query_times.pop(self._number - MAX_PENDING_QUERIES, None)
         return self._number
 
-    def answered(self, number: int, silence: float = 0.0) -> None:
-        """Take in that the daemon had been silent for so many seconds when a question was answered."""
-        asked = self._asked.pop(number, None)
-        if asked is not None:
-            self.heard_at = max(self.heard_at, asked - max(0.0, silence))
+    def record_answer(self, number: int, silence: float = 0.0) -> None:
+        """Record the answer to a query; ``silence``: seconds for which the daemon had been silent by then."""
+        queried_at = self._query_times.pop(number, None)
+        if queried_at is not None:
+            self.contact_at = max(self.contact_at, queried_at - max(0.0, silence))
 
     @property
     def silence(self) -> float:
-        return self._clock() - self.heard_at
+        """Seconds since the last contact."""
+        return self._clock() - self.contact_at
 
 
 def renewal_interval(lease: float | None, longest: float = 10.0, shortest: float = 0.02) -> float:
-    """Return after how many seconds a lease is renewed: often enough that some answers may get lost."""
+    """Return the seconds between two renewals of a lease: a tenth of it, so that some answers may be lost."""
     return longest if lease is None else max(shortest, min(longest, lease / 10))

@@ -1,4 +1,4 @@
-"""The runner's event loop, and its connection to the agent: JSON, one message a line, over TCP."""
+"""Run the runner's event loop, and connect to its agent: JSON over TCP, one message a line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MAX_LAG = 1.0
-"""Seconds: whatever takes longer than it should by more than this, the process was stopped meanwhile."""
+"""Seconds: if a step of the loop takes longer than planned by more than this, the process was stopped."""
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -27,14 +27,14 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
 )
-"""So that a host that is gone is noticed within half a minute, whether anything is sent to it or not."""
+"""Options that detect a lost host within half a minute, whether or not anything is sent to it."""
 MAX_CHALLENGE_LENGTH = 1000
-"""Bytes that are read of somebody who may not be our agent."""
+"""Bytes to read from a peer that is not authenticated."""
 encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def dial(host: str, port: int) -> socket.socket:
-    """Connect within 3 s, without asking the resolver if the address is a number; ``OSError``."""
+    """Connect within 3 s. Ask the resolver only for host names. Raise ``OSError``."""
     connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         connection.settimeout(3.0)
@@ -49,9 +49,9 @@ def dial(host: str, port: int) -> socket.socket:
 
 
 class Loop:
-    """Callbacks by readiness of a file and by time, which stands still while this process is stopped; one thread.
+    """An event loop of one thread: callbacks for readable files and for alarms.
 
-    What can be read is read before anything is said to be due.
+    Its time stands still while this process is stopped. Files are handled before alarms.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Loop:
         self._awake_at = time.monotonic()
 
     def time(self) -> float:
-        """Seconds that went by while this process was not stopped."""
+        """Return a monotonic time in seconds, without the time for which this process was stopped."""
         return time.monotonic() - self._slept
 
     def watch(self, file: int, callback: Callable[[int], None], events: int = selectors.EVENT_READ) -> None:
@@ -75,14 +75,14 @@ class Loop:
             self._selector.unregister(file)
 
     def awake(self, at_most: float = float("inf")) -> None:
-        """Note that this process runs, and that up to so many of the seconds since the last note it did so, too."""
-        late = self.time() - self._awake_at - at_most
-        if late > 0:
-            self._slept += late
+        """Record that this process runs. Of the time since the last call, count ``at_most`` seconds as running."""
+        excess = self.time() - self._awake_at - at_most
+        if excess > 0:
+            self._slept += excess
         self._awake_at = self.time()
 
     def after(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back once, in that many seconds; setting an alarm of the same name anew moves it."""
+        """Call ``callback`` once, after some seconds. An alarm of the same name is replaced."""
         self._alarms[name] = (self.time() + seconds, callback)
 
     def cancel(self, name: str) -> None:
@@ -108,9 +108,9 @@ class Loop:
 
 
 class Link:
-    """The connection to the agent; made again after every break, for as long as the lease lasts.
+    """The connection to the agent, which is made again whenever it breaks.
 
-    Whoever is at its other end is told nothing, and obeyed in nothing, before he has shown to be our agent.
+    Before the peer has proved to be our agent, the runner sends it no message and follows none of its messages.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class Link:
         self._socket: socket.socket | None = None
         self._nonce = ""
         self._session: Session | None = None
-        self._met_stranger = False
+        self._has_warned = False
         self._incoming: list[bytes] = []
-        """Pieces of a line that has not ended."""
+        """Pieces of an incomplete line."""
         self._outgoing = bytearray()
         self._backoff = 0.05
         self.welcomed = False
         self.address = ""
-        """This node's own, as far as the connection tells."""
+        """This node's address on the last connection."""
 
     def connect(self) -> None:
         try:
@@ -147,18 +147,19 @@ class Link:
             self._backoff = min(2.0, self._backoff * 2)
             return
         self.address = self._socket.getsockname()[0]
-        self._loop.watch(self._socket.fileno(), self._ready)
+        self._loop.watch(self._socket.fileno(), self._handle_ready)
         self._nonce = make_nonce()
-        who = {"component": self._settings.component_name, "node": self._settings.node}
-        self._put({"t": "hello", **who, "nonce": self._nonce})
+        settings = self._settings
+        hello = {"component": settings.component_name, "node": settings.node, "nonce": self._nonce}
+        self._put({"t": "hello", **hello})
 
     def reconnect(self) -> None:
-        """Nothing is heard of the agent: there may be another by now, at another place."""
+        """Connect again, since a silent agent may have been replaced at another address."""
         self.close()
         self.connect()
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send, or drop while there is no connection: whatever matters is said again after the welcome."""
+        """Send a message, or drop it without a connection: important ones are repeated after the welcome."""
         if self._session is not None:
             self._put(message)
 
@@ -177,7 +178,7 @@ class Link:
         self._socket, self._incoming, self._session, self.welcomed = None, [], None, False
         self._outgoing.clear()
 
-    def _ready(self, events: int) -> None:
+    def _handle_ready(self, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._flush()
         if events & selectors.EVENT_READ and self._socket is not None:
@@ -190,38 +191,38 @@ class Link:
             if data:
                 self._receive_lines(data)
             else:
-                self._broken()
+                self._drop_connection()
 
     def _receive_lines(self, data: bytes) -> None:
-        *lines, rest = data.split(b"\n")
+        *lines, remainder = data.split(b"\n")
         if lines:
             lines[0], self._incoming = b"".join((*self._incoming, lines[0])), []
-        self._incoming.append(rest)
+        self._incoming.append(remainder)
         connection = self._socket
         for line in lines:
             if self._socket is not connection:
                 return
             try:
-                message = self._open(line)
+                message = self._authenticate(line)
             except (ValueError, LookupError, TypeError) as error:
-                self._meet_stranger(error)
+                self._reject_peer(error)
                 return
             if message is None:
                 continue
             if message["t"] == "welcome":
                 self.welcomed, self._backoff = True, 0.05
             self._receive(message)
-        if self._session is None and len(rest) > MAX_CHALLENGE_LENGTH:
-            self._meet_stranger(ValueError("a line without end"))
+        if self._session is None and len(remainder) > MAX_CHALLENGE_LENGTH:
+            self._reject_peer(ValueError("its line is too long"))
 
-    def _meet_stranger(self, error: Exception) -> None:
-        if not self._met_stranger:
-            print(f"koala runner: whoever is at the agent's port is not our agent: {error!r}", file=sys.stderr)
-        self._met_stranger = True
-        self._broken()
+    def _reject_peer(self, error: Exception) -> None:
+        if not self._has_warned:
+            print(f"koala runner: the process at the agent's port is not our agent: {error!r}", file=sys.stderr)
+        self._has_warned = True
+        self._drop_connection()
 
-    def _open(self, line: bytes) -> dict[str, Any] | None:
-        """What our agent says, None when it has but shown that it is; ``ValueError`` when it is not."""
+    def _authenticate(self, line: bytes) -> dict[str, Any] | None:
+        """Return the agent's message, or None for its challenge. Raise ``ValueError`` if it is not our agent."""
         if self._session is not None:
             return dict(json.loads(self._session.open(line)))
         settings = self._settings
@@ -240,13 +241,13 @@ class Link:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._broken()
+            self._drop_connection()
             return
         del self._outgoing[:sent]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
-        self._loop.watch(self._socket.fileno(), self._ready, events)
+        self._loop.watch(self._socket.fileno(), self._handle_ready, events)
 
-    def _broken(self) -> None:
+    def _drop_connection(self) -> None:
         self.close()
         self._loop.after("connect", self._backoff, self.connect)
         self._backoff = min(2.0, self._backoff * 2)

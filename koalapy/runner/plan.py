@@ -87,7 +87,7 @@ class Plan:
             "KOALA_COMPONENT_NODES": len(self.context["nodes"]),
             "KOALA_HOSTS": ",".join(n["host"] for n in self.nodes),
         }
-        return {**settings.base, **{k: str(v) for k, v in own.items()}, **self.context["environment"]}
+        return {**settings.program_environment, **{k: str(v) for k, v in own.items()}, **self.context["environment"]}
 
     def mpirun_contexts(self) -> list[str]:
         """Return the words of mpirun's command line that say which program runs where, in order of the plan's nodes."""

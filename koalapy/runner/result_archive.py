@@ -1,4 +1,4 @@
-"""What of a component's folder its job wants to have back, as an archive; no link is followed."""
+"""Collect the result files of a component's folder into an archive, without following links."""
 
 from __future__ import annotations
 
@@ -18,83 +18,93 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 100
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""A pipe that took a file's place must not keep the reader waiting."""
+"""Flags to open content with; a pipe in place of a file must not block the reader."""
 
 
 class Patterns:
-    """As in a shell: ``*``, ``?`` and ``[...]`` stay within a name, ``**`` is any number of folders, and a folder
-    stands for all that is in it."""
+    """Patterns of paths as in a shell.
+
+    ``*``, ``?`` and ``[...]`` match within a name, ``**`` matches any number of folders, and a folder matches all its
+    content.
+    """
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        found = [[part for part in pattern.split("/") if part not in ("", ".")] for pattern in patterns]
-        # One ** after another adds nothing but time. None stands for any number of folders.
-        plain = ([p for p, before in zip(parts, ("", *parts)) if (p, before) != ("**", "**")] for parts in found)
+        paths = [[part for part in pattern.split("/") if part not in ("", ".")] for pattern in patterns]
+        # Repeated ** would only cost time. None stands for any number of folders.
+        reduced = ([p for p, last in zip(parts, ("", *parts)) if (p, last) != ("**", "**")] for parts in paths)
         self._patterns = [
             [None if part == "**" else re.compile(fnmatch.translate(part)) for part in parts]
-            for parts in plain
+            for parts in reduced
             if parts
         ]
 
     def matches(self, path: Sequence[str]) -> bool:
-        """``path`` as the names of folders and, at last, the file."""
+        """Return whether a path, given as the names of its folders and its file, matches one of the patterns."""
         return any(_matches(pattern, path) for pattern in self._patterns)
 
 
 def _matches(pattern: Sequence[re.Pattern[str] | None], path: Sequence[str]) -> bool:
-    """Step by step through the names, with all places in the pattern where we may be."""
-    places = _past_any(pattern, {0})
+    """Follow all positions in the pattern that the names so far can have led to."""
+    positions = _skip_folders(pattern, {0})
     for name in path:
-        if len(pattern) in places:
+        if len(pattern) in positions:
             return True  # the folder above matched
-        after = {place for place in places if pattern[place] is None}
-        after |= {place + 1 for place in places if (part := pattern[place]) is not None and part.match(name)}
-        places = _past_any(pattern, after)
-    return len(pattern) in places
+        following = {i for i in positions if pattern[i] is None}
+        following |= {i + 1 for i in positions if (part := pattern[i]) is not None and part.match(name)}
+        positions = _skip_folders(pattern, following)
+    return len(pattern) in positions
 
 
-def _past_any(pattern: Sequence[re.Pattern[str] | None], places: set[int]) -> set[int]:
-    """``**`` may also stand for no folder at all."""
-    found = set(places)
-    for place in sorted(places):
-        while place < len(pattern) and pattern[place] is None:
-            place += 1
-            found.add(place)
-    return found
+def _skip_folders(pattern: Sequence[re.Pattern[str] | None], positions: set[int]) -> set[int]:
+    """Add the positions after each ``**``, which also matches no folder at all."""
+    reachable = set(positions)
+    for position in sorted(positions):
+        while position < len(pattern) and pattern[position] is None:
+            position += 1
+            reachable.add(position)
+    return reachable
 
 
-class TooDeep(Exception):
-    """Folders lie too deep within each other."""
+class FoldersTooDeep(Exception):
+    """Folders are nested deeper than ``MAX_DEPTH``."""
 
 
-class Taker(Protocol):
-    """An archive, or what stands for one: it is given files with what is to be known of them."""
+class FileSink(Protocol):
+    """An archive, or an object that takes files as an archive does."""
 
     def addfile(self, tarinfo: tarfile.TarInfo, fileobj: IO[bytes] | None = None) -> None: ...
 
 
-def write_archive(archive: Taker, folder: str | os.PathLike[str], patterns: Patterns, without: Collection[str]) -> None:
-    """All regular files below a folder that are wanted; no link is followed. ``without``: names right in the folder.
+def write_archive(
+    archive: FileSink, folder: str | os.PathLike[str], patterns: Patterns, without: Collection[str]
+) -> None:
+    """Add the regular files below a folder that match the patterns.
 
-    What the component was given is no result of its. ``OSError``, ``TooDeep``.
+    ``without``: entries of the folder itself to leave out, such as the component's inputs. Raise ``OSError``, or
+    ``FoldersTooDeep``.
     """
     top = os.fspath(folder)
     for path, folders, files, descriptor in os.fwalk(top, follow_symlinks=False):
         above = tuple(part for part in os.path.relpath(path, top).split("/") if part != ".")
         if len(above) > MAX_DEPTH:
-            raise TooDeep(f"there are more than {MAX_DEPTH} folders within each other")
+            raise FoldersTooDeep(f"results are nested in more than {MAX_DEPTH} folders: collect fewer levels")
         folders.sort()
         if not above:
             folders[:] = [name for name in folders if name not in without]
         for name in sorted(files):
             if (above or name not in without) and patterns.matches((*above, name)):
-                with regular(name, descriptor) as file:
+                with open_regular(name, descriptor) as file:
                     if file is not None:
-                        archive.addfile(_member("/".join((*above, name)), file), file)
+                        status = os.fstat(file.fileno())
+                        member = tarfile.TarInfo("/".join((*above, name)))
+                        member.size, member.mtime = status.st_size, int(status.st_mtime)
+                        member.mode = 0o755 if status.st_mode & 0o100 else 0o644
+                        archive.addfile(member, file)
 
 
 @contextmanager
-def regular(name: str, folder: int) -> Iterator[io.FileIO | None]:
-    """A file, opened; None for anything else, also for what somebody has just removed."""
+def open_regular(name: str, folder: int) -> Iterator[io.FileIO | None]:
+    """Open a regular file; yield None for anything else, and for a file that has just been removed."""
     try:
         is_file = stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
         descriptor = os.open(name, CONTENT, dir_fd=folder) if is_file else -1
@@ -105,11 +115,3 @@ def regular(name: str, folder: int) -> Iterator[io.FileIO | None]:
         return
     with io.FileIO(descriptor) as file:
         yield file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
-
-
-def _member(name: str, file: io.FileIO) -> tarfile.TarInfo:
-    found = os.fstat(file.fileno())
-    member = tarfile.TarInfo(name)
-    member.size, member.mtime = found.st_size, int(found.st_mtime)
-    member.mode = 0o755 if found.st_mode & 0o100 else 0o644
-    return member

@@ -1,9 +1,9 @@
-"""How a runner and its agent prove to each other who they are, and how each line they say after that is held to it.
+"""Authenticate the lines between a runner and its agent, and the files that a runner leaves for it.
 
-Both know the node's secret, which is never sent. From it, from a number that each made up for this connection, and from
-the name of the component and the index of the node follow two keys, one for each direction; every line begins with its
-tag, made with the key of its direction and its place in the order. So nothing can be said by anybody else, nor be said
-twice, nor be turned back upon its sender; what is said can be read on the way.
+Runner and agent share the node's secret, which is never sent. From it, from a nonce of each side for this connection,
+and from the component's name and the node's index they derive two keys, one for each direction. Each line begins with
+a tag, made with the key of its direction and the number of the line. So no other process can send, repeat, reorder or
+reflect a line. Lines are not encrypted.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import os
 from hashlib import sha256
 
 NONCE_SIZE = 32
-"""Bytes."""
 TAG_SIZE = 16
-"""Bytes, half of an HMAC-SHA256; twice as many hexadecimal digits before each line."""
+"""Bytes, half of an HMAC-SHA256; a line begins with twice as many hexadecimal digits."""
 TAG_LENGTH = 2 * TAG_SIZE
 FILE_TAG_LENGTH = 2 * sha256().digest_size + 1
-"""Bytes before the content of a file: a line of its own."""
+"""Bytes of the tag before the content of a file: a line of hexadecimal digits."""
 
 
-def derive(key: bytes, *parts: str) -> bytes:
-    """HMAC-SHA256 over texts, none of which runs into the next."""
+def derive_key(key: bytes, *parts: str) -> bytes:
+    """Return the HMAC-SHA256 of texts, each with its length before it, so that no two lists of texts collide."""
     texts = [part.encode("utf-8", "surrogateescape") for part in parts]
     return hmac.new(key, b"".join(b"%d:%s" % (len(text), text) for text in texts), "sha256").digest()
 
@@ -32,12 +31,12 @@ def make_nonce() -> str:
 
 
 def seal_file(secret: bytes, name: str, content: bytes | bytearray) -> bytes:
-    """The content of a file of that name as a runner leaves it, where others of its account may write, too."""
+    """Return the content of a file with its tag, for a folder in which other jobs of the account may write."""
     return _file_tag(secret, name, content) + content
 
 
 def open_file(secret: bytes, name: str, sealed: bytes) -> bytes:
-    """What a node's runner, or its agent, wrote into a file of that name; ``ValueError`` when they did not."""
+    """Return the content of a sealed file. Raise ``ValueError`` if the node's runner or agent did not write it."""
     content = sealed[FILE_TAG_LENGTH:]
     if not hmac.compare_digest(_file_tag(secret, name, content), sealed[:FILE_TAG_LENGTH]):
         raise ValueError(f"{name} was not written by its runner")
@@ -45,11 +44,11 @@ def open_file(secret: bytes, name: str, sealed: bytes) -> bytes:
 
 
 def _file_tag(secret: bytes, name: str, content: bytes | bytearray) -> bytes:
-    return hmac.new(derive(secret, "file", name), content, "sha256").hexdigest().encode() + b"\n"
+    return hmac.new(derive_key(secret, "file", name), content, "sha256").hexdigest().encode() + b"\n"
 
 
 class Line:
-    """A message as it is sent, and its digest: made once for all the runners that are told the same."""
+    """A message and its digest, computed once for all runners that it is sent to."""
 
     __slots__ = ("content", "digest", "ended")
 
@@ -58,31 +57,35 @@ class Line:
 
 
 class Direction:
+    """The key and the number of lines of one direction of a connection."""
+
     def __init__(self, key: bytes) -> None:
-        self._keyed = hmac.new(key, digestmod="sha256")
+        self._mac = hmac.new(key, digestmod="sha256")
         self._count = 0
 
-    def tag(self, line: Line) -> bytes:
-        keyed = self._keyed.copy()
-        keyed.update(self._count.to_bytes(8, "big") + line.digest)
+    def tag_next(self, line: Line) -> bytes:
+        """Return the tag of the next line."""
+        mac = self._mac.copy()
+        mac.update(self._count.to_bytes(8, "big") + line.digest)
         self._count += 1
-        return keyed.digest()[:TAG_SIZE].hex().encode()
+        return mac.digest()[:TAG_SIZE].hex().encode()
 
 
 class Session:
-    """One connection, from the moment at which both sides know each other's nonce."""
+    """One authenticated connection, from the time at which both sides know both nonces."""
 
     def __init__(self, secret: bytes, component: str, node: int, nonces: tuple[str, str], *, is_agent: bool) -> None:
-        """``nonces`` are the runner's and the agent's."""
-        keys = [derive(secret, "line", who, component, str(node), *nonces) for who in ("runner", "agent")]
-        self._said, self._heard = (Direction(key) for key in (reversed(keys) if is_agent else keys))
+        """``nonces``: the runner's and the agent's. ``is_agent``: this side is the agent."""
+        keys = [derive_key(secret, "line", side, component, str(node), *nonces) for side in ("runner", "agent")]
+        self._outgoing, self._incoming = (Direction(key) for key in (reversed(keys) if is_agent else keys))
 
     def seal(self, line: Line) -> bytes:
-        return self._said.tag(line) + line.ended
+        """Return the bytes to send for a line."""
+        return self._outgoing.tag_next(line) + line.ended
 
     def open(self, sealed: bytes) -> bytes:
-        """What was said by the other side, and by nobody else; ``ValueError``."""
+        """Return the content of a received line. Raise ``ValueError`` if the other side did not send it next."""
         line = Line(sealed[TAG_LENGTH:])
-        if not hmac.compare_digest(self._heard.tag(line), sealed[:TAG_LENGTH]):
-            raise ValueError("a line that is not from the other side of this connection")
+        if not hmac.compare_digest(self._incoming.tag_next(line), sealed[:TAG_LENGTH]):
+            raise ValueError("a line does not have the tag of the other side of this connection")
         return line.content

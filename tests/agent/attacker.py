@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from koalapy.runner.session import TAG_LENGTH, Line, Session, derive
+from koalapy.runner.session import TAG_LENGTH, Line, Session, derive_key
 
 EXIT = {"t": "exit", "code": 0, "error": "", "infrastructure": False, "stopped": False}
 RESULT = {"code": 0, "error": "", "infrastructure": False, "stopped": False, "host": "127.0.0.1", "name": "x"}
@@ -83,7 +83,7 @@ def main(agent: str, locald: str, token: str, pids: str) -> dict[str, object]:
     everything = b"\n".join(texts(agent))
     address = json.loads(Path(agent, "agent.json").read_text())
     guesses = sorted({bytes.fromhex(each.decode()) for each in HEX.findall(everything) if len(each) % 2 == 0})[:100]
-    guesses += [derive(guess, "runner", name, "0") for guess in guesses]
+    guesses += [derive_key(guess, "runner", name, "0") for guess in guesses]
     heard = [word for guess in (b"", *guesses) for word in impersonate(address, name, guess)]
     for file, content in (("result.0.json", json.dumps(RESULT)), ("output.0.0", "forged\n")):
         (folder / file).write_text(content)

@@ -185,13 +185,13 @@ def test_runner_and_agent_count_from_no_later_moment_than_daemon(
             scene.is_answered()
         if is_replaced:
             scene.begin()
-        asked = runner.ask()
+        asked = runner.start_query()
         scene.now_s += pause
         silence = scene.leases.silence_for(scene.component)
         scene.now_s += to_runner
         if silence is not None:
-            runner.answered(asked, silence)
-        assert runner.heard_at <= daemon_heard_at + 1e-6
+            runner.record_answer(asked, silence)
+        assert runner.contact_at <= daemon_heard_at + 1e-6
         if silence is not None:
             assert scene.now_s - to_runner - silence <= daemon_heard_at + 1e-6
 

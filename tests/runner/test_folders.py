@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.runner import folders
-from koalapy.runner.folders import MARK, make_folder, remove_tree, sweep
+from koalapy.runner.folders import MARK, make_folder, remove_stale_folders, remove_tree
 from tests.deep_folders import deepened
 from tests.needs import ROOT, needs
 
@@ -39,12 +39,12 @@ def test_what_a_killed_one_left_is_removed_and_nothing_else(tmp_path: Path) -> N
     assert holder.stdout is not None
     with holder.stdout:
         path = Path(holder.stdout.readline().strip())
-        assert sweep(str(base)) == [], "it lives"
+        assert remove_stale_folders(str(base)) == [], "it lives"
         holder.send_signal(signal.SIGSTOP)
-        assert sweep(str(base)) == [], "it lives, though it does nothing"
+        assert remove_stale_folders(str(base)) == [], "it lives, though it does nothing"
         holder.kill()
         holder.wait()
-    assert sweep(str(base)) == [path.name]
+    assert remove_stale_folders(str(base)) == [path.name]
     assert [entry.name for entry in base.iterdir()] == ["precious"]
     assert (other / "precious").read_text() == "stays"
 
@@ -66,11 +66,11 @@ def test_folders_that_are_not_ours_stay(tmp_path: Path, monkeypatch: pytest.Monk
     before = sorted(tmp_path.iterdir())
     with monkeypatch.context() as patch:
         patch.setattr(folders.os, "geteuid", lambda: os.getuid() + 1)
-        assert sweep(str(tmp_path)) == [], "another user's"
+        assert remove_stale_folders(str(tmp_path)) == [], "another user's"
     with monkeypatch.context() as patch:
         patch.setattr(folders.socket, "gethostname", lambda: "elsewhere")
-        assert sweep(str(tmp_path)) == [], "of another machine that shares the folder"
-    assert sweep(str(tmp_path)) == [name]
+        assert remove_stale_folders(str(tmp_path)) == [], "of another machine that shares the folder"
+    assert remove_stale_folders(str(tmp_path)) == [name]
     assert sorted(tmp_path.iterdir()) == [path for path in before if path.name != name]
 
 
@@ -114,7 +114,7 @@ def left(tmp_path: Path) -> Path:
 @pytest.mark.processes
 @needs(ROOT)
 def test_read_only_folders_of_one_that_was_killed_are_removed(left: Path) -> None:
-    as_somebody(left, lambda: sweep("."))
+    as_somebody(left, lambda: remove_stale_folders("."))
     assert os.listdir(left) == []
     assert (left.parent / "elsewhere").stat().st_mode & 0o777 == 0o555
 
@@ -143,12 +143,14 @@ def test_folder_with_file_of_another_user_is_found_again(left: Path, capfd: pyte
     ]
     assert f"cannot remove {path.name}/pkg/theirs/file: Permission denied" in capfd.readouterr().err
     shutil.rmtree(theirs)
-    as_somebody(left, lambda: sweep("."))
+    as_somebody(left, lambda: remove_stale_folders("."))
     assert os.listdir(left) == []
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("remove", [lambda path: remove_tree(str(path)), lambda path: sweep(str(path.parent))])
+@pytest.mark.parametrize(
+    "remove", [lambda path: remove_tree(str(path)), lambda path: remove_stale_folders(str(path.parent))]
+)
 def test_folders_deeper_than_python_can_go_are_removed(tmp_path: Path, remove: Callable[[Path], object]) -> None:
     path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
     os.close(mark)
@@ -162,9 +164,9 @@ def test_one_that_was_killed_before_it_had_its_mark_is_left_alone(tmp_path: Path
     path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
     os.ftruncate(mark, 0)
     os.close(mark)
-    assert sweep(str(tmp_path)) == []
+    assert remove_stale_folders(str(tmp_path)) == []
     assert os.path.isdir(path)
 
 
 def test_where_nothing_can_be_listed_nothing_is_removed(tmp_path: Path) -> None:
-    assert sweep(str(tmp_path / "nowhere")) == []
+    assert remove_stale_folders(str(tmp_path / "nowhere")) == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.lease import MAX_UNANSWERED, SilenceClock, renewal_interval
+from koalapy.runner.lease import MAX_PENDING_QUERIES, SilenceClock, renewal_interval
 from tests.runner.conftest import FakeAgent, FakeNode, alive, plan
 
 TOKEN = "7.1.0"
@@ -165,39 +165,39 @@ def test_node_never_counts_from_later_moment(
     now, daemon_heard_at = 0.0, 0.0
     agent, runner = SilenceClock(0.0, lambda: now), SilenceClock(0.0, lambda: now)
     for to_daemon, in_daemon, to_agent, pause, to_agent_2, to_runner, is_lost in rounds:
-        question = agent.ask()
+        question = agent.start_query()
         now += to_daemon
         daemon_heard_at = now  # the frame is read: from here on the daemon counts
         now += in_daemon + to_agent
         if not is_lost:
-            agent.answered(question)
+            agent.record_answer(question)
         now += pause
-        asked = runner.ask()
+        asked = runner.start_query()
         now += to_agent_2
         silence = agent.silence
         now += to_runner
-        runner.answered(asked, silence)
-        assert runner.heard_at <= agent.heard_at + 1e-6
-        assert agent.heard_at <= daemon_heard_at
+        runner.record_answer(asked, silence)
+        assert runner.contact_at <= agent.contact_at + 1e-6
+        assert agent.contact_at <= daemon_heard_at
 
 
 @given(st.lists(st.integers(0, 10), max_size=30))
 def test_old_or_unknown_answer_renews_nothing(answers: list[int]) -> None:
     now = 5.0
     clock = SilenceClock(5.0, lambda: now)
-    numbers = [clock.ask() for _ in range(3)]
+    numbers = [clock.start_query() for _ in range(3)]
     now = 50.0
     for answer in answers:
-        clock.answered(answer)
-    assert clock.heard_at == 5.0
+        clock.record_answer(answer)
+    assert clock.contact_at == 5.0
     assert numbers == [1, 2, 3]
 
 
 def test_questions_that_are_never_answered_do_not_pile_up() -> None:
     clock = SilenceClock(0.0, lambda: 1.0)
-    for _ in range(10 * MAX_UNANSWERED):
-        clock.ask()
-    assert len(clock._asked) <= MAX_UNANSWERED
+    for _ in range(10 * MAX_PENDING_QUERIES):
+        clock.start_query()
+    assert len(clock._asked) <= MAX_PENDING_QUERIES
 
 
 @pytest.mark.parametrize(("lease", "interval"), [(None, 10.0), (2400.0, 10.0), (5.0, 0.5), (1e-9, 0.02)])

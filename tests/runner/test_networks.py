@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.networks import address_in, is_inside, own_addresses
+from koalapy.runner.networks import find_address, is_inside, own_addresses
 from koalapy.runner.plan import Plan
 from koalapy.runner.preflight import MAX_ROUTES, is_sound, other_routes
 from tests.needs import NAMESPACES
@@ -281,7 +281,7 @@ HERE = [("lo", "127.0.0.1"), ("eth0", "192.0.2.7"), ("ib0", "10.1.0.7"), ("ib0",
     ],
 )
 def test_the_address_in_a_network(network: str, found: str | None) -> None:
-    assert address_in(network, HERE) == found
+    assert find_address(network, HERE) == found
 
 
 def test_a_network_ends_where_its_length_says() -> None:

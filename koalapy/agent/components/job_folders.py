@@ -38,7 +38,7 @@ from koalapy.agent.lrm.commands import RunCommand, run_command
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable, UsageError
 from koalapy.runner.account_files import LEFT, LOG_END, MAX_RESULT, NAME
 from koalapy.runner.atomic_files import replace_file
-from koalapy.runner.result_archive import Taker
+from koalapy.runner.result_archive import FileSink
 
 PROGRAM = Path(koalapy.__file__).parent / "runner" / "account_files.py"
 COMMAND = "koala-account-files"
@@ -159,7 +159,7 @@ class JobFolders:
         await self._call(user, "get", folder, take)
 
     def collect_files(
-        self, user: str, folder: Path, patterns: Sequence[str], without: Collection[str], to: Taker
+        self, user: str, folder: Path, patterns: Sequence[str], without: Collection[str], to: FileSink
     ) -> None:
         """Add an account's files that match the patterns to an archive. Blocks."""
         account = self.run_as.accounts.find_account_blocking(user)

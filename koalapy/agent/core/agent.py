@@ -38,7 +38,7 @@ from koalapy.model.errors import SiteError
 from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.reports import ComponentStatus, Versions
 from koalapy.protocol import messages as wire
-from koalapy.runner.folders import sweep
+from koalapy.runner.folders import remove_stale_folders
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.event_loop import BackgroundTasks
 from koalapy.system.systemd import ServiceManager
@@ -254,7 +254,7 @@ class Agent:
         directories = {self._settings.environment.get("TMPDIR", "/tmp"), tempfile.gettempdir()}
         while True:
             for base in directories:
-                if swept := await asyncio.to_thread(sweep, base):
+                if swept := await asyncio.to_thread(remove_stale_folders, base):
                     log.info("removed left folders", action="folders-swept", below=base, folders=swept)
             await asyncio.sleep(self._timeouts.sweep_interval_s)
 

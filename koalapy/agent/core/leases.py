@@ -62,17 +62,17 @@ class Leases:
         """Ask the daemon to confirm that it is alive."""
         if self._may_ask:
             self._asked_at = self._clock()
-            number = self._clock_of(self._reporter.instance).ask()
+            number = self._clock_of(self._reporter.instance).start_query()
             self._reporter.uplink.send_soon(RenewLease(number=number), urgent=True)
 
     def on_renewed(self, message: LeaseRenewed) -> None:
         """Process the daemon's answer."""
         instance = self._reporter.instance
         clock = self._clock_of(instance)
-        last_answer_at = clock.heard_at
-        clock.answered(message.number)
-        if clock.heard_at > last_answer_at:
-            self._save_answer_time(instance, clock.heard_at)
+        last_answer_at = clock.contact_at
+        clock.record_answer(message.number)
+        if clock.contact_at > last_answer_at:
+            self._save_answer_time(instance, clock.contact_at)
 
     def silence_for(self, component: Component) -> float | None:
         """Return the seconds of the daemon's silence for a runner that asks; None if unknown.

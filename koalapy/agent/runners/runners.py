@@ -24,7 +24,7 @@ from koalapy.agent.lrm.port import Lrm
 from koalapy.agent.runners.runner_messages import parse_hello, parse_message
 from koalapy.runner.atomic_files import replace_file
 from koalapy.runner.link import KEEPALIVE
-from koalapy.runner.session import TAG_LENGTH, Line, Session, derive
+from koalapy.runner.session import TAG_LENGTH, Line, Session, derive_key
 from koalapy.runner.settings import SECRET_FILE
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, accept_waiting, raise_backlog
 from koalapy.system.process import count_open_files
@@ -50,7 +50,7 @@ class RunnerSecrets:
     def secret_of(self, component: str, node: int) -> bytes | None:
         """Return the secret of a component's node; None while the resource manager's key is unknown."""
         key = self._lrm.runners_key()
-        return None if key is None else derive(key or self._key_of_the_token(), "runner", component, str(node))
+        return None if key is None else derive_key(key or self._key_of_the_token(), "runner", component, str(node))
 
     def secret_of_token(self, instance: str, token: str, node: int) -> bytes | None:
         """Return the secret of a node by its component's daemon and token."""

@@ -27,7 +27,7 @@ from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.roots import printable
 from koalapy.agent.transfers.stages import Stages
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.runner.result_archive import Patterns, TooDeep, write_archive
+from koalapy.runner.result_archive import FoldersTooDeep, Patterns, write_archive
 
 log = structlog.get_logger()
 
@@ -122,7 +122,7 @@ class Collector:
                 log.info("results delayed", action="results-delayed", token=component.token, reason=error.message)
             except SiteRejected as error:
                 return error.message
-            except TooDeep as error:
+            except FoldersTooDeep as error:
                 return str(error)
             except OSError as error:
                 name = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""

@@ -18,7 +18,7 @@ from koalapy.agent.transfers import results
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.results import Collector
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.runner.result_archive import Patterns, TooDeep, regular, write_archive
+from koalapy.runner.result_archive import FoldersTooDeep, Patterns, open_regular, write_archive
 from tests.agent.conftest import VIRTUAL_DEADLINE
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 
@@ -130,7 +130,7 @@ def test_stopping_agent_sends_no_results() -> None:
 def test_removed_file_spares_other_results(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
-        with regular("gone", descriptor) as file:
+        with open_regular("gone", descriptor) as file:
             assert file is None
     finally:
         os.close(descriptor)
@@ -277,5 +277,5 @@ async def test_hanging_collection_delays_no_other_user(tmp_path: Path, monkeypat
 
 @pytest.mark.processes
 def test_folders_without_end_are_no_results(deep: Path) -> None:
-    with pytest.raises(TooDeep, match="more than 100 folders within each other"):
+    with pytest.raises(FoldersTooDeep, match="nested in more than 100 folders"):
         archived(deep, "**")
