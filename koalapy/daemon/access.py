@@ -24,7 +24,7 @@ from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
 from koalapy.ports import TokenStore
-from koalapy.protocol.messages import Impostor
+from koalapy.protocol.messages import RejectedRunner
 from koalapy.system.local_token import TOKEN_FILE, Registration, load_or_make_token
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def build_identities(
 def note_impostors(audit: Audit) -> NoteImpostor:
     """Return a function that records in the audit log a rejected runner that an agent has reported."""
 
-    async def note(cluster: str, job: Job, report: Impostor) -> None:
+    async def note(cluster: str, job: Job, report: RejectedRunner) -> None:
         is_forged = report.how == "forged"
         how = "without the node's secret" if is_forged else "with the node's secret, though it has a runner"
         detail = f"node {report.node} of {report.token}, {how}, {report.times} times since the last report"

@@ -1,8 +1,8 @@
-"""What an agent and the daemon say to each other: JSON frames over one WebSocket, each frame a list of messages.
+"""Define the messages between agents and daemon: JSON frames over one WebSocket, each frame a list of messages.
 
-The agent speaks in snapshots (``model/reports.py``), which are the scheduler's own and may come twice: what they do not
-say of themselves is whose they are. The daemon speaks in commands, each with an id that the agent acknowledges and
-an epoch below which it refuses them. ``PROTOCOL`` rises with every change that an older side would misread.
+An agent sends snapshots (``model/reports.py``), which the scheduler uses as they are and which may arrive twice. The
+cluster of a snapshot is that of the connection. The daemon sends commands, each with an id that the agent acknowledges,
+and an epoch: agents reject commands of an older epoch. ``PROTOCOL`` increases with every incompatible change.
 """
 
 import json
@@ -38,7 +38,7 @@ MAX_FRAME_SIZE = 64 * 1024 * 1024
 MAX_BATCH_SIZE = 16 * 1024 * 1024
 """Characters of a frame with several messages; more are sent in several frames."""
 COMMANDS_FRAME_SIZE = 1024 * 1024
-"""The same of the daemon's commands: to send a frame must not keep other tasks waiting."""
+"""Characters of a frame of commands, small enough that sending one does not delay other tasks."""
 
 ProbeNumber = Annotated[int, Interval(ge=1, le=2**53)]
 
@@ -51,9 +51,9 @@ class Message(BaseModel):
 
 
 class KnownDaemon(Message):
-    """What an agent remembers of a daemon: the last epoch it served, whose it was, and the highest job it heard of.
+    """An agent's record of a daemon: its last epoch and run, and the highest job number it has sent.
 
-    A daemon whose database was put back from a copy learns from it what it has forgotten.
+    A daemon whose database was restored from a backup learns from it which epochs and job numbers are in use.
     """
 
     instance: Name
@@ -73,26 +73,26 @@ class Hello(Message):
     host: Name
     pid: Count
     identity: Name = "service"
-    """Whose processes it makes jobs, by its own configuration."""
+    """The configured identity of its jobs: ``own``, ``service`` or ``mapped``."""
     known: Annotated[list[KnownDaemon], Field(max_length=1000)] = []
 
 
 class Output(Message):
-    """A piece of a component's output, base64; ``offset`` in bytes from the component's first byte.
+    """A piece of a component's output in base64, at ``offset`` bytes from its beginning.
 
-    The agent has nothing any more of the ``gap`` bytes before it: they were acknowledged, left out or lost.
+    The agent no longer has the ``gap`` bytes before it: they were acknowledged, left out or lost.
     """
 
     type: Literal["output"] = "output"
     token: Name
     offset: Annotated[int, Interval(ge=0, le=2**52)]
-    """So that where it ends is a number of bytes, too."""
+    """Below the maximum of ``Bytes``, so that the end of the piece is a valid offset."""
     data: Base64
     gap: Bytes = 0
 
 
 class Ack(Message):
-    """A command was carried out, or had been before; ``error`` when the agent refuses it for good."""
+    """The acknowledgement of a command that was executed, now or earlier; ``error``: it was rejected finally."""
 
     type: Literal["ack"] = "ack"
     id: Number
@@ -100,7 +100,7 @@ class Ack(Message):
 
 
 class Relay(Message):
-    """Something one runner has for another, by way of agents and daemon; not kept, not repeated."""
+    """A message from one runner to another through agents and daemon, which neither store nor repeat it."""
 
     type: Literal["relay"] = "relay"
     token: Name
@@ -111,9 +111,9 @@ class Relay(Message):
 
 
 class Ask(Message):
-    """A question to an agent, by another agent or by the daemon itself; not kept, not repeated: ask again.
+    """A query to an agent, from another agent or the daemon, which is neither stored nor repeated.
 
-    From an agent ``cluster`` is whom it asks; to an agent, who asks, and empty for the daemon.
+    ``cluster``: sent by an agent, the cluster to query; sent to an agent, the querying cluster, empty for the daemon.
     """
 
     type: Literal["ask"] = "ask"
@@ -124,9 +124,9 @@ class Ask(Message):
 
 
 class Answer(Message):
-    """To whom asked under ``ident``; ``error`` and ``fault`` when there is no answer.
+    """The answer to the query ``ident``, or ``error`` and ``fault`` if the query failed.
 
-    From an agent ``cluster`` is who had asked; to an agent, who answers.
+    ``cluster``: sent by an agent, the cluster that queried; sent to an agent, the cluster that answers.
     """
 
     type: Literal["answer"] = "answer"
@@ -138,16 +138,16 @@ class Answer(Message):
 
 
 class Confirmed(Message):
-    """The answer to a ``Probe``: whatever was known when it came has been told before this."""
+    """The answer to a ``Probe``: the agent has reported everything that it knew when the probe arrived."""
 
     type: Literal["confirmed"] = "confirmed"
     sequence: ProbeNumber
 
 
 class Vouch(Message):
-    """An account of the head node asks for a login, and the kernel said to the agent which it is.
+    """A request for a login of an account of the head node, which the kernel named to the agent.
 
-    Whose it is among the grid's users the daemon knows; it is an account of the agent's own cluster, whatever it says.
+    The daemon maps the account to a user of the grid, as an account of the agent's own cluster.
     """
 
     type: Literal["vouch"] = "vouch"
@@ -155,20 +155,21 @@ class Vouch(Message):
     account: Name
     uid: Number
     runs_jobs: bool = False
-    """Whether the cluster's jobs run as this account, so that a job may be what asks."""
+    """Whether the cluster's jobs run as this account, so that the request may come from a job."""
 
 
 class RenewLease(Message):
-    """Ask the daemon for a word that it is there; its answer counts from the moment at which this was sent."""
+    """A request to renew the agent's lease; the answer counts from the time at which this was sent."""
 
     type: Literal["renew_lease"] = "renew_lease"
     number: Number
 
 
-class Impostor(Message):
-    """Somebody claimed to be the runner of a node, and was refused; so many times since that was told last.
+class RejectedRunner(Message):
+    """A report that a process claimed to be the runner of a node and was rejected.
 
-    ``forged``: without its secret. ``second``: with it, though its runner is another process.
+    ``forged``: it lacked the node's secret. ``second``: it had the secret, but another process is the runner.
+    ``times``: rejections since the last report.
     """
 
     type: Literal["impostor"] = "impostor"
@@ -177,7 +178,7 @@ class Impostor(Message):
     how: Literal["forged", "second"]
     address: Name = ""
     lrm_job: Name = ""
-    """The job of the resource manager in which it claimed to be."""
+    """The job of the resource manager that it claimed to run in."""
     times: Count = 1
 
 
@@ -190,7 +191,7 @@ class FoundPart(Message):
 
 
 class Found(Message):
-    """The payload of an answer to ``stat``: what there is at a path."""
+    """A file or folder on a file site: the payload of an answer to ``stat``."""
 
     path: Path
     size: Bytes
@@ -202,9 +203,9 @@ class Found(Message):
 
 
 class Welcome(Message):
-    """Answer to ``Hello``; commands of an epoch below this one are refused from now on, by later agents too.
+    """The answer to ``Hello``. From now on this agent and its successors reject commands of older epochs.
 
-    ``life`` tells two daemons apart that have the same epoch, as when a database was put back from a copy.
+    ``life`` identifies the daemon run. It differs between daemons of the same epoch, as after a restore from a backup.
     """
 
     type: Literal["welcome"] = "welcome"
@@ -213,20 +214,20 @@ class Welcome(Message):
     instance: Name
     life: Name = ""
     output_limit: Bytes = 64 * 1024 * 1024
-    """Bytes of each component's output that the daemon keeps: half of them the head, half the tail."""
+    """Bytes of each component's output that the daemon keeps, half at the beginning and half at the end."""
     users_url: Path = ""
-    """Where users reach it, if not where the agent does."""
+    """The daemon's URL for users, if it differs from the agent's."""
 
 
 class LeaseRenewed(Message):
-    """The answer to a ``RenewLease``: the daemon is there, and knows that it has said so."""
+    """The answer to a ``RenewLease``, which the daemon has recorded."""
 
     type: Literal["lease_renewed"] = "lease_renewed"
     number: Number
 
 
 class Vouched(Message):
-    """The answer to a ``Vouch``: a login for so many seconds, or why there is none, and the way out."""
+    """The answer to a ``Vouch``: a login and its lifetime, or an error and a hint."""
 
     type: Literal["vouched"] = "vouched"
     ident: Name
@@ -239,7 +240,7 @@ class Vouched(Message):
 
 
 class Command(Message):
-    """What an agent is to do with a component or its stage: acknowledged by its id, refused when its epoch is over."""
+    """An order for a component or its stage, acknowledged by its id and rejected if its epoch is older."""
 
     type: str
     id: Number
@@ -253,22 +254,22 @@ class Submit(Command):
     type: Literal["submit"] = "submit"
     size: Nodes
     name: Path
-    """For people looking at the LRM's own queue."""
+    """The name to show in the resource manager's own queue."""
     walltime: Seconds | None = None
     stage: Name | None = None
-    """The stage whose folder is the component's own: its working directory unless the user gave another."""
+    """The stage whose folder is the component's working directory, unless the user gave another."""
     collect: list[str] = []
-    """Patterns of files in that folder to be handed to the daemon before the component counts as ended."""
+    """Patterns of files in that folder to send to the daemon before the component counts as ended."""
     local_user: Name = ""
-    """The account on the cluster that the job is to run as, where its agent acts for many; empty where it does not."""
+    """The account to run the job as, if the agent acts for several accounts; else empty."""
     node_class: Name = ""
-    """Which of the cluster's nodes it is to get, by a name that its reports have; empty: any."""
+    """The node class to use, as named in the cluster's reports; empty: any."""
     lease: Seconds | None = None
     """Seconds of the daemon's silence after which agent and runners end it; None: silence does not end it."""
 
 
 class PlanNode(TypedDict):
-    """One node of the whole gang; a plain dictionary, for there may be many thousands."""
+    """One node of the job; a plain dictionary, since there may be many thousands."""
 
     host: Host
     cluster: Name
@@ -286,13 +287,13 @@ class PlanContext(TypedDict):
     environment: dict[str, str]
     workdir: str | None
     workdir_optional: NotRequired[bool]
-    """Whether it may run elsewhere where that folder is not there."""
+    """Whether the program may run in another folder if that one cannot be entered."""
     output: str | None
     nodes: Annotated[list[Nodes], Field(max_length=MAX_NODES)]
 
 
 class PlanWarning(TypedDict):
-    """What the program is told so many seconds after its start, and the seconds that are left then."""
+    """The signal to send ``after`` seconds from the start, and the seconds of grace that remain then."""
 
     signal: Name
     after: Seconds
@@ -300,14 +301,14 @@ class PlanWarning(TypedDict):
 
 
 class LeaseWarning(TypedDict):
-    """What the program is told when its lease is over, and the seconds that it has from then on."""
+    """The signal to send when the lease is over, and the seconds of grace from then on."""
 
     signal: Name
     grace: Seconds
 
 
 class Open(Command):
-    """The barrier is open: start. The plan is the same for all; ``head`` names the component whose node 0 leads."""
+    """An order to start, with a plan that is the same for all components. Node 0 of component ``head`` leads."""
 
     type: Literal["open"] = "open"
     job: Number
@@ -317,21 +318,21 @@ class Open(Command):
     nodes: Annotated[list[PlanNode], Field(max_length=MAX_NODES)]
     contexts: list[PlanContext]
     warning: PlanWarning | None = None
-    """Of the end of its walltime."""
+    """The warning before the end of the walltime."""
     lease_warning: LeaseWarning | None = None
     walltime: Seconds | None = None
-    """Seconds after the start of the program at which its runners end it by themselves."""
+    """Seconds after the start at which runners end the program without the daemon."""
 
     def plan(self) -> dict[str, Any]:
-        """What the runners are told; the lists are not copied."""
+        """Return the message for the runners. Share the lists with this one."""
         return {name: value for name, value in self if name not in ("type", "id", "epoch")}
 
 
 class Stop(Command):
-    """End a component, whatever it is doing; for one never submitted, make sure that it never will be.
+    """An order to end a component in any state, or never to submit it.
 
-    With a ``signal`` its program is told that first, and has ``grace`` seconds to end by itself, unless another stop
-    has none.
+    With a ``signal`` the program receives it first, and has ``grace`` seconds to end by itself, unless a later order
+    has no grace.
     """
 
     type: Literal["stop"] = "stop"
@@ -342,17 +343,17 @@ class Stop(Command):
 
 
 class Forget(Command):
-    """The daemon has all it wants of an ended component; the agent may remove its files."""
+    """Permission to remove the files of an ended component, since the daemon has received everything."""
 
     type: Literal["forget"] = "forget"
 
 
 class StageFile(Message):
-    """One input: a replica on a file site, and what it is to be called in the stage's folder.
+    """One input: a replica on a file site, and its name ``target`` in the stage's folder.
 
-    ``path`` is absolute on the file site, of the file or folder as a whole; ``part`` the entry of it that is wanted.
-    ``size`` in bytes and ``checksum`` are those of what is wanted. Where ``source`` is the agent's own cluster, nothing
-    is moved: the folder gets a symbolic link.
+    ``path`` is the absolute path of the file or folder on the file site, and ``part`` the entry of it to copy.
+    ``size`` in bytes and ``checksum`` describe what is copied. If ``source`` is the agent's own cluster, the folder
+    gets a symbolic link instead.
     """
 
     name: Path
@@ -365,16 +366,16 @@ class StageFile(Message):
 
 
 class StageBundle(Message):
-    """The submitter's own files: an archive that the daemon keeps under its SHA-256."""
+    """The submitter's own files: an archive that the daemon stores under its SHA-256."""
 
     id: str
     size: Bytes
 
 
 class Stage(Command):
-    """Bring files into a folder of the component's own, and tell by ``StageStatus`` how that goes.
+    """An order to copy files into a folder for the component, and to report progress by ``StageStatus``.
 
-    There is a folder even when nothing is to be brought: results may be collected from it.
+    The folder is created even without files, since results may be collected from it.
     """
 
     type: Literal["stage"] = "stage"
@@ -384,15 +385,16 @@ class Stage(Command):
 
 
 class Unstage(Command):
-    """A stage is not wanted any more: end what is on its way and remove the folder; no error when there is none."""
+    """An order to end the transfers of a stage and remove its folder; no error if there is none."""
 
     type: Literal["unstage"] = "unstage"
 
 
 class Probe(Message):
-    """Are you there? With ``look``: ask the resource manager, hear the runners out, tell what is news, and say so.
+    """A check of the connection, which the agent answers by ``Confirmed``.
 
-    ``awaited``: jobs wait for nodes here, so that those which others give back are worth looking for more often.
+    ``look``: first poll the resource manager, handle all messages of runners, and report changes. ``awaited``: jobs wait
+    for nodes of this cluster, so it is worth polling more often.
     """
 
     type: Literal["probe"] = "probe"
@@ -402,7 +404,7 @@ class Probe(Message):
 
 
 class OutputAck(Message):
-    """Output up to ``offset`` is stored, as far as it is kept; never sent for a piece that could not be stored."""
+    """The acknowledgement that output up to ``offset`` is stored, as far as the limit keeps it."""
 
     type: Literal["output_ack"] = "output_ack"
     token: Name
@@ -410,7 +412,7 @@ class OutputAck(Message):
 
 
 class RelayFailed(Message):
-    """A relay could not be delivered; told to the sender's runner."""
+    """A report to the sending runner that a relay could not be delivered."""
 
     type: Literal["relay_failed"] = "relay_failed"
     token: Name
@@ -432,7 +434,7 @@ FromAgent = Annotated[
     | Confirmed
     | Vouch
     | RenewLease
-    | Impostor,
+    | RejectedRunner,
     Field(discriminator="type"),
 ]
 FromDaemon = Annotated[
@@ -462,9 +464,9 @@ def frames(
     messages: Sequence[Any], encode: Callable[[Sequence[Any]], str], max_size: int = MAX_BATCH_SIZE
 ) -> Iterator[str]:
     """Yield messages in frames of at most ``max_size`` characters; a larger message is a frame of its own."""
-    whole = encode(messages)
-    if len(whole) <= max_size or len(messages) == 1:
-        yield whole
+    text = encode(messages)
+    if len(text) <= max_size or len(messages) == 1:
+        yield text
     else:
         half = len(messages) // 2
         yield from frames(messages[:half], encode, max_size)
@@ -472,10 +474,10 @@ def frames(
 
 
 def frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
-    """Messages as they are sent, ``speaker`` being ``from_agent`` or ``from_daemon``.
+    """Encode messages as one frame; ``speaker``: ``from_agent`` or ``from_daemon``.
 
-    What resource managers, file systems and configurations say may hold lone surrogates: that costs nobody the
-    connection.
+    Replace lone surrogates, which texts of resource managers and file systems may contain, so that they do not break
+    the connection.
     """
     try:
         return speaker.dump_json(messages).decode()
@@ -486,7 +488,7 @@ def frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The part of an ``Open`` that is the same for all components of an attempt, as JSON that is made once."""
+    """The part of an ``Open`` that all components of an attempt share, encoded as JSON once."""
 
     job: int
     generation: int
@@ -502,13 +504,13 @@ class Plan:
 
 
 PLAN = "plan"
-"""The key of a command's ``Plan``, whose content stands in its place in the frame."""
+"""The key of a command's ``Plan``, which the frame replaces by the plan's content."""
 
 
 def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str]:
     """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``; a larger message is a frame of its own.
 
-    Messages that the daemon stores are dictionaries, and are not checked again.
+    Stored messages are dictionaries, which are not validated again.
     """
     texts: list[str] = []
     size = 0
@@ -526,8 +528,8 @@ def _command_text(message: dict[str, Any] | Message) -> str:
     plan = message.get(PLAN) if isinstance(message, dict) else None
     if not isinstance(plan, Plan):
         return _dumps(message)
-    own = {name: value for name, value in message.items() if name != PLAN}  # type: ignore[union-attr]
-    return f"{_dumps(own)[:-1]},{plan.text[1:]}"
+    fields = {name: value for name, value in message.items() if name != PLAN}  # type: ignore[union-attr]
+    return f"{_dumps(fields)[:-1]},{plan.text[1:]}"
 
 
 def _dumps(value: Any) -> str:

@@ -301,7 +301,7 @@ class Runner:
     # The walltime
 
     def _check_walltime(self) -> None:
-        """End a program at its walltime, in case the daemon cannot be reached. The grace of a warning does not extend it."""
+        """End a program at its walltime, in case the daemon cannot be reached. No grace extends the walltime."""
         if self._walltime_ends is None or self._clock() < self._walltime_ends:
             return
         self._walltime_ends, self._grace_over = None, 0.0
@@ -409,7 +409,7 @@ class Runner:
             os.chdir(folder)
 
     def _copy_to(self, path: str | None) -> None:
-        """Also write the output to the user's file. Raise ``Failure`` if this node needs the file and cannot open it."""
+        """Also write the output to the user's file. Raise ``Failure`` if a node with output cannot open it."""
         if path:
             self._copy_path = path
             try:

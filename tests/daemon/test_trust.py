@@ -112,14 +112,14 @@ async def test_a_relay_goes_from_its_own_cluster_to_the_same_gang_only(tmp_path:
 async def test_a_cluster_tells_of_impostors_in_its_own_components_only(tmp_path: Path) -> None:
     noted: list[tuple[str, int, str, int]] = []
 
-    async def note(cluster: str, job: Job, told: wire.Impostor) -> None:
+    async def note(cluster: str, job: Job, told: wire.RejectedRunner) -> None:
         noted.append((cluster, job.id, told.token, told.times))
 
     async with Opened(tmp_path / "koala.db", note_impostor=note) as grid:
         head, tail = await grid.submit(1, COUPLED)
         for token in (tail, "9.1.0.77", head.rpartition(".")[0]):
-            grid.north.says(wire.Impostor(token=token, node=0, how="second"))
-        grid.north.says(wire.Impostor(token=head, node=0, how="forged", address="10.0.0.9", times=7))
+            grid.north.says(wire.RejectedRunner(token=token, node=0, how="second"))
+        grid.north.says(wire.RejectedRunner(token=head, node=0, how="forged", address="10.0.0.9", times=7))
         await when(lambda: noted)
         await grid.all_taken_in(grid.north)
         assert noted == [("north", 1, head, 7)]

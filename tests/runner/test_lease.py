@@ -197,7 +197,7 @@ def test_questions_that_are_never_answered_do_not_pile_up() -> None:
     clock = SilenceClock(0.0, lambda: 1.0)
     for _ in range(10 * MAX_PENDING_QUERIES):
         clock.start_query()
-    assert len(clock._asked) <= MAX_PENDING_QUERIES
+    assert len(clock._query_times) <= MAX_PENDING_QUERIES
 
 
 @pytest.mark.parametrize(("lease", "interval"), [(None, 10.0), (2400.0, 10.0), (5.0, 0.5), (1e-9, 0.02)])

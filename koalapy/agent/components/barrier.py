@@ -15,7 +15,7 @@ from koalapy.agent.core.reporter import RECORD_LOST, Reporter
 from koalapy.agent.core.spool import format_write_error
 from koalapy.agent.runners.runners import RunnerConnection, RunnerSecrets, lrm_name
 from koalapy.model.job import is_same_attempt, is_token
-from koalapy.protocol.messages import Impostor, Relay, RelayFailed
+from koalapy.protocol.messages import RejectedRunner, Relay, RelayFailed
 from koalapy.runner.session import Session, make_nonce
 from koalapy.system.event_loop import BackgroundTasks
 
@@ -39,13 +39,13 @@ class RejectedRunners:
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._pending_reports: dict[str, Impostor | None] = {}
+        self._pending_reports: dict[str, RejectedRunner | None] = {}
         """Reports to send at the end of the interval, by component name; None if there is none."""
 
     def report_rejection(self, component: Component, node: int, how: How, address: str, lrm_job: str = "") -> None:
         waiting = self._pending_reports.get(component.name)
         times = waiting.times + 1 if waiting is not None else 1
-        impostor = Impostor(
+        impostor = RejectedRunner(
             token=component.token, node=node, how=how, address=address, lrm_job=lrm_job, times=min(times, 10**9)
         )
         if component.name in self._pending_reports:
@@ -53,7 +53,7 @@ class RejectedRunners:
         else:
             self._tell(component.name, impostor)
 
-    def _tell(self, name: str, impostor: Impostor | None) -> None:
+    def _tell(self, name: str, impostor: RejectedRunner | None) -> None:
         if impostor is None:
             self._pending_reports.pop(name, None)
             return

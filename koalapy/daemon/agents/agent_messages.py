@@ -23,9 +23,9 @@ from koalapy.protocol.messages import (
     Ask,
     Confirmed,
     FromAgent,
-    Impostor,
     Output,
     OutputAck,
+    RejectedRunner,
     Relay,
     RelayFailed,
     RenewLease,
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 MAX_COUNTED_STAGES = 10_000
 MAX_LOGINS_AT_ONCE = 100
-NoteImpostor = Callable[[ClusterName, Job, Impostor], Coroutine[Any, Any, None]]
+NoteImpostor = Callable[[ClusterName, Job, RejectedRunner], Coroutine[Any, Any, None]]
 """Writes down that somebody claimed to be a runner of a job on a cluster."""
 
 
@@ -108,7 +108,7 @@ class AgentMessages:
             Confirmed: self._confirmed,
             Vouch: self._vouch,
             RenewLease: lambda session, message: session.renew_lease(message.number),
-            Impostor: self._impostor,
+            RejectedRunner: self._impostor,
             Ask: lambda session, message: questions.asked(session.cluster, message),
             Answer: lambda session, message: questions.answered(session.cluster, message),
         }
@@ -146,7 +146,7 @@ class AgentMessages:
         if (as_of := session.confirmed(message.sequence)) is not None:
             self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
 
-    def _impostor(self, session: Session, message: Impostor) -> None:
+    def _impostor(self, session: Session, message: RejectedRunner) -> None:
         found = self._queries.find(message.token)
         if found is None or found[1].cluster != session.cluster:
             log.warning(
