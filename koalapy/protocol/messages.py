@@ -393,8 +393,8 @@ class Unstage(Command):
 class Probe(Message):
     """A check of the connection, which the agent answers by ``Confirmed``.
 
-    ``look``: first poll the resource manager, handle all messages of runners, and report changes. ``awaited``: jobs wait
-    for nodes of this cluster, so it is worth polling more often.
+    ``look``: first poll the resource manager, handle all messages of runners, and report changes. ``awaited``: jobs
+    wait for nodes of this cluster, so it is worth polling more often.
     """
 
     type: Literal["probe"] = "probe"

@@ -1,4 +1,4 @@
-"""Running a program under Open MPI: mpirun on the head node, an MPI daemon on each other one."""
+"""Run a program under Open MPI: mpirun on the head node, and an MPI daemon on each other node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from koalapy.runner.output_filter import OutputFilter
 from koalapy.runner.parameters import REFUSE_MPICH, check_parameters, prepare, rank_environment, select_parameters
 from koalapy.runner.plan import Plan, Role
 from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, Preflight, Prober
-from koalapy.runner.processes import allow_files, command_of, require_program
+from koalapy.runner.processes import command_of, raise_file_limit, require_program
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
@@ -36,24 +36,24 @@ exit "$code"
 
 
 def is_launch_agent(words: list[str]) -> bool:
-    """Whether a command is that of a launch agent of ours, for whomever."""
+    """Return whether a command line is that of our launch agent, of any job."""
     return words[:1] == [LAUNCH_SHELL] and words[1:2] != [] and words[1].endswith(f"/{LAUNCH_SCRIPT}")
 
 
 class LaunchRequests:
-    """Where the launch agents that mpirun starts hand in (host, command), and learn how that ended.
+    """The pipes by which launch agents pass (host, command) to the runner and wait for the result.
 
-    Pipes in a folder, so that a launch agent is a shell script without any child: mpirun starts one for each node, all
-    at once. Like the ssh it stands for, it lives as long as what it started.
+    mpirun starts a launch agent for each node, all at once. So an agent is a shell script without children, which, like
+    ssh, runs until the MPI daemon of its host has ended.
     """
 
-    def __init__(self, loop: Loop, folder: str, hosts: list[str], asked: Callable[[str, str], None]) -> None:
-        self._loop, self._folder, self._asked = loop, folder, asked
+    def __init__(self, loop: Loop, folder: str, hosts: list[str], handle_request: Callable[[str, str], None]) -> None:
+        self._loop, self._folder, self._handle_request = loop, folder, handle_request
         with open(f"{folder}/{LAUNCH_SCRIPT}", "w", encoding="ascii") as file:
             file.write(LAUNCH_AGENT)
         self._requests = self._pipe("requests")
         self._answers = {host: self._pipe(f"{host}.answer") for host in hosts}
-        self._rest = b""
+        self._partial_line = b""
         loop.watch(self._requests, self._ready)
 
     @property
@@ -65,11 +65,11 @@ class LaunchRequests:
         return [LAUNCH_SHELL, f"{self._folder}/{LAUNCH_SCRIPT}", host]
 
     def answer(self, host: str, error: str = "") -> None:
-        """What was asked for that host has ended, or could not be started."""
+        """Let the launch agent of a host end, with an error if its MPI daemon failed or could not be started."""
         os.write(self._answers[host], f"{1 if error else 0} {error[:1000]}\n".encode())
 
     def close(self) -> None:
-        """Whoever waits still is let go: without an answer, as when we are killed, mpirun would speak of a firewall."""
+        """Let all remaining launch agents end: without an answer mpirun would print advice about firewalls."""
         self._loop.forget(self._requests)
         os.close(self._requests)
         for host, file in self._answers.items():
@@ -81,10 +81,10 @@ class LaunchRequests:
         return os.open(f"{self._folder}/{name}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _ready(self, _events: int) -> None:
-        *hosts, self._rest = (self._rest + os.read(self._requests, 65536)).split(b"\n")
+        *hosts, self._partial_line = (self._partial_line + os.read(self._requests, 65536)).split(b"\n")
         for host in map(os.fsdecode, hosts):
             with open(f"{self._folder}/{host}.command", encoding="utf-8") as file:
-                self._asked(host, file.read().rstrip("\n"))
+                self._handle_request(host, file.read().rstrip("\n"))
 
 
 RESEND_INTERVAL = 2.0
@@ -100,46 +100,52 @@ OWN_FILES = MAX_CONCURRENT_PROBES + MAX_PEERS + 64
 
 
 def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
-    """This node's Open MPI, with an environment fit for it, and a folder of ours for its session files.
+    """Find this node's Open MPI and prepare its environment; return it with a new folder for its session files.
 
-    What it leaves behind there when it is killed would hurt a later run.
+    Session files of a killed run in a shared folder would disturb later runs.
     """
-    found = Installation(node.environment, node.settings.name, plan)
+    installation = Installation(node.environment, node.settings.name, plan)
     folder = node.make_folder()
-    fit_environment(node, plan, found, folder)
-    return found, folder
+    fit_environment(node, plan, installation, folder)
+    return installation, folder
 
 
-def refit(node: Node, plan: Plan, found: Installation, folder: str) -> None:
-    """Make the environment anew: the nodes have other addresses now."""
+def refit(node: Node, plan: Plan, installation: Installation, folder: str) -> None:
+    """Prepare the environment again after the nodes' addresses have changed."""
     node.environment = plan.environment(node.settings)
-    fit_environment(node, plan, found, folder)
+    fit_environment(node, plan, installation, folder)
 
 
-def fit_environment(node: Node, plan: Plan, found: Installation, folder: str) -> None:
-    """Make a node's environment fit for its Open MPI, and write the script by which its ranks start."""
-    prepare(node.environment, found, plan)
+def fit_environment(node: Node, plan: Plan, installation: Installation, folder: str) -> None:
+    """Prepare a node's environment for its Open MPI, and write the script that starts its ranks."""
+    prepare(node.environment, installation, plan)
     node.environment["TMPDIR"] = folder
-    ranks = rank_environment(node.environment, found)
+    ranks = rank_environment(node.environment, installation)
     if sum(other["slots"] for other in plan.nodes) > 1:
         ranks.update(REFUSE_MPICH)
-    node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, plan.context["command"], ranks, found.prefix)
+    node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, plan.context["command"], ranks, installation.prefix)
 
 
-def start_daemon(node: Node, plan: Plan, found: Installation, parameters: Mapping[str, str], namesakes: str) -> int:
+def start_daemon(
+    node: Node, plan: Plan, installation: Installation, parameters: Mapping[str, str], namesakes: str
+) -> int:
     """Start this node's MPI daemon without a shell and return its process id.
 
     Call it by its address if its host name is others' too: series 5 knows nodes by their names, and would have ranks
     share memory with those of another node, or not with their neighbours. Raise ``Failure`` with ``namesakes`` when
     the daemon cannot be given a name.
     """
-    name = plan.me["host"] if namesakes and found.series >= 5 else ""
-    if name and not found.can_name():
-        raise Failure(f"{namesakes}: give them others, or install an Open MPI with {NAMING} below {found.prefix}")
+    name = plan.me["host"] if namesakes and installation.series >= 5 else ""
+    if name and not installation.can_name():
+        raise Failure(
+            f"{namesakes}: give them others, or install an Open MPI with {NAMING} below {installation.prefix}"
+        )
     script = node.environment[SCRIPT_VARIABLE]
-    command = found.daemon_arguments(parameters, script, is_named=bool(name))
-    environment = found.daemon_environment(rank_environment(node.environment, found), name)
-    return node.spawn(command, environment, make_guard(node, plan, [os.path.basename(found.daemon)], environment))
+    command = installation.daemon_arguments(parameters, script, is_named=bool(name))
+    environment = installation.daemon_environment(rank_environment(node.environment, installation), name)
+    return node.spawn(
+        command, environment, make_guard(node, plan, [os.path.basename(installation.daemon)], environment)
+    )
 
 
 def make_guard(
@@ -166,24 +172,24 @@ def make_guard(
 
 
 def is_open_mpis(pid: int) -> bool:
-    """Whether a process is Open MPI's own: mpirun, an MPI daemon, or a launch agent that waits for one."""
+    """Return whether a process belongs to Open MPI: mpirun, an MPI daemon or a launch agent."""
     name, *words = command_of(pid) or [""]
     return name in STARTER_NAMES or is_launch_agent(words)
 
 
-def how_it_ended(code: int) -> str:
-    """In words; a shell's 128 + n counts as killed by signal n."""
+def describe_end(code: int) -> str:
+    """Describe an exit code as text; a shell's 128 + n counts as killed by signal n."""
     number = -code if code < 0 else code - 128
     return f"was killed by signal {number}" if 0 < number <= signal.SIGRTMAX else f"ended with {code}"
 
 
 def is_lost(code: int) -> bool:
-    """Whether an MPI daemon that ended so was killed or never started."""
+    """Return whether an MPI daemon with this exit code was killed or never started."""
     return code < 0 or code > 125
 
 
 class Follower(Role):
-    """A node that runs an MPI daemon for the head node's mpirun, and tells the head how it ended."""
+    """A node that runs an MPI daemon for the head node's mpirun, and reports its end to the head node."""
 
     def __init__(self, runner: Node, plan: Plan) -> None:
         super().__init__(runner, plan)
@@ -191,20 +197,19 @@ class Follower(Role):
         self._pid: int | None = None
 
     def start(self) -> None:
-        """The head node will ask."""
         self._installation, self._folder = make_ready(self._runner, self._plan)
         self._prober = Prober(self._runner, self._plan, self._installation.series, self._send)
         self._prober.send_ready()
 
-    def refuse(self, failure: Failure) -> None:
-        """The job cannot run here by its user's doing: whose exit code is the program's is to say so."""
+    def report_unfit(self, failure: Failure) -> None:
+        """Report an error of the user to the head node, whose exit code is the job's, until the job ends."""
         self._send({"op": "unfit", "code": failure.code, "error": failure.message})
-        self._runner.loop.after("unfit", RESEND_INTERVAL, lambda: self.refuse(failure))
+        self._runner.loop.after("unfit", RESEND_INTERVAL, lambda: self.report_unfit(failure))
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
         head = self._plan.head
         if sender != (head["token"], head["node"]):
-            return  # nobody else has anything to order here
+            return  # only the head node may give orders
         op = payload["op"]
         if op == "probe" and self._prober is not None and payload["way"] == self._prober.route:
             self._prober.probe(payload["doors"])
@@ -222,7 +227,7 @@ class Follower(Role):
             return
         self._send_end(code)
         if is_lost(code):
-            error = f"the MPI daemon on {self._runner.settings.name} {how_it_ended(code)}"
+            error = f"the MPI daemon on {self._runner.settings.name} {describe_end(code)}"
             self._runner.conclude(None, error, infrastructure=True)
 
     def is_starter(self, pid: int) -> bool:
@@ -234,7 +239,7 @@ class Follower(Role):
         self._leave_preflight()
 
     def _move(self, route: int, hosts: list[str]) -> None:
-        """The nodes did not reach each other by the addresses of before."""
+        """Repeat the pre-flight with other addresses."""
         self._leave_preflight()
         self._plan.move(hosts)
         refit(self._runner, self._plan, self._installation, self._folder)
@@ -265,9 +270,9 @@ class Follower(Role):
 
 
 class Head(Role):
-    """The node whose mpirun starts the program; knows how every MPI daemon ended before it tells how the program did.
+    """The node that runs mpirun, and concludes the program only when the end of every MPI daemon is known.
 
-    That matters because mpirun ends with 0 when it loses a daemon.
+    It must know them because mpirun may end with 0 when it loses a daemon.
     """
 
     def __init__(self, runner: Node, plan: Plan) -> None:
@@ -275,13 +280,13 @@ class Head(Role):
         self._launch_requests: LaunchRequests | None = None
         self._preflight: Preflight | None = None
         self._namesakes: dict[int, str] = {}
-        """What is wrong with the host names of nodes that share one."""
+        """Of each node that shares its host name with another, the description of that problem."""
         self._waiting: list[tuple[str, str]] = []
-        """(host, shell command) of the MPI daemons that mpirun asked for before the pre-flight was over."""
+        """(host, shell command) of launch requests that arrived before the end of the pre-flight."""
         self._by_host: dict[str, int] = {}
-        self._elsewhere = {i for i in range(len(plan.nodes)) if i != plan.index}
+        self._other_nodes = {i for i in range(len(plan.nodes)) if i != plan.index}
         self._launches: dict[int, tuple[dict[str, str], float]] = {}
-        """Of each node that was asked to start its MPI daemon and has not answered: parameters and deadline."""
+        """Parameters and deadline of each launch that its node has not acknowledged."""
         self._started: set[int] = set()
         self._ended: dict[int, int] = {}
         self._local: int | None = None
@@ -298,9 +303,9 @@ class Head(Role):
                 "Open MPI's own control channel needs a network interface besides loopback; this node has none"
             )
         self._installation, self._folder = make_ready(self._runner, self._plan)
-        allow_files(len(self._plan.nodes) + OWN_FILES, self._runner.settings.name)
+        raise_file_limit(len(self._plan.nodes) + OWN_FILES, self._runner.settings.name)
         self._start_mpirun(self._folder)
-        if self._elsewhere:
+        if self._other_nodes:
             series = self._installation.series
             self._preflight = Preflight(self._runner, self._plan, series, self._reached, self._moving)
             self._preflight.start()
@@ -317,7 +322,7 @@ class Head(Role):
         self._mpirun = self._runner.spawn(command, guard=guard)
 
     def _moving(self) -> None:
-        """The nodes will have other addresses than those mpirun was told: it has started nothing yet."""
+        """Kill mpirun, which has started nothing yet, since the nodes' addresses change."""
         os.kill(self._mpirun, signal.SIGKILL)
         self._mpirun = 0
         self._waiting.clear()
@@ -326,13 +331,13 @@ class Head(Role):
             self._launch_requests = None
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
-        place, op = self._plan.index_of(sender), payload["op"]
+        sender_index, op = self._plan.index_of(sender), payload["op"]
         if op == "undelivered":
             self._refusal = str(payload["reason"])[:MAX_REASON_LENGTH]
             return
         index = payload.get("index", -1)
-        if place is None or index != place:
-            return  # every node speaks for itself only
+        if sender_index is None or index != sender_index:
+            return  # a node may report for itself only
         if op == "launched" and index in self._launches:
             self._runner.loop.cancel(f"launch-{index}")
             del self._launches[index]
@@ -372,7 +377,7 @@ class Head(Role):
     def close(self) -> None:
         self._filter.close()
         if self._filter.has_lost and self._code is None:
-            os.kill(self._mpirun, signal.SIGKILL)  # it is giving up already, and series 4 crashes when asked to
+            os.kill(self._mpirun, signal.SIGKILL)  # it is giving up already, and series 4 crashes on SIGTERM
         if self._launch_requests is not None:
             self._launch_requests.close()
             self._launch_requests = None
@@ -411,13 +416,13 @@ class Head(Role):
             self._runner.conclude(None, failure.message, infrastructure=True)
 
     def _start_here(self, index: int, parameters: dict[str, str]) -> None:
-        """mpirun does not always see that one of the hosts is its own."""
+        """Start the MPI daemon of this node, which mpirun does not always recognize as its own host."""
         namesakes = self._namesakes.get(index, "")
         self._local = start_daemon(self._runner, self._plan, self._installation, parameters, namesakes)
         self._started.add(index)
 
     def _send_launch(self, index: int) -> None:
-        """Ask a node's runner to start its MPI daemon, and again until it has answered: relays may get lost."""
+        """Ask a node's runner to start its MPI daemon, until it acknowledges: relays may get lost."""
         parameters, deadline = self._launches[index]
         if self._runner.loop.time() > deadline:
             del self._launches[index]
@@ -433,11 +438,11 @@ class Head(Role):
             self._launch_requests.answer(self._plan.nodes[index]["host"], error)
 
     def _report_when_all_started(self) -> None:
-        if self._elsewhere <= self._started:
+        if self._other_nodes <= self._started:
             self._runner.report_running()
 
     def _daemon_ended(self, index: int, code: int) -> None:
-        self._answer(index, how_it_ended(code) if code else "")
+        self._answer(index, describe_end(code) if code else "")
         self._ended[index] = code
         if self._code is None and code:
             self._runner.loop.after("notice", NOTICE_TIMEOUT, self._conclude)
@@ -452,25 +457,25 @@ class Head(Role):
         self._runner.conclude(None if error else self._code, error, infrastructure=bool(error))
 
     def _infrastructure_error(self) -> str:
-        """The infrastructure's failure; empty when mpirun's exit code is the program's.
+        """Return the failure of the infrastructure; empty if mpirun's exit code is the program's.
 
-        A daemon that ends with an error of its own is no failure as such: some do after a failed rank, whose exit code
-        is then mpirun's. It is one when mpirun says by its exit code that it lost a connection, or says nothing.
+        An MPI daemon may end with an error after a failed rank, whose exit code mpirun returns: that is no failure. It
+        is one if mpirun has not ended, or its exit code says that it lost a connection.
         """
         code, hosts = self._code, [node["host"] for node in self._plan.nodes]
         suspicious = code is None or code in CONNECTION_LOST
         bad = [(i, how) for i, how in self._ended.items() if is_lost(how) or (how and suspicious)]
         if code is not None and code < 0:
-            return f"mpirun {how_it_ended(code)}"
+            return f"mpirun {describe_end(code)}"
         if bad:
-            index, how = min(bad, key=lambda found: (not is_lost(found[1]), found[0] == self._plan.index))
-            error = f"the MPI daemon on {hosts[index]} {how_it_ended(how)}"
+            index, how = min(bad, key=lambda end: (not is_lost(end[1]), end[0] == self._plan.index))
+            error = f"the MPI daemon on {hosts[index]} {describe_end(how)}"
             if code is None:
                 return f"{error}, and mpirun did not notice"
             return error if is_lost(how) else f"{error} as it lost its connection"
         for index in self._started - self._ended.keys():
-            return f"no word of how the MPI daemon on {hosts[index]} ended"
-        for index in self._elsewhere - self._started:
-            how_said = how_it_ended(code or 0)
-            return f"mpirun {how_said} before node {hosts[index]} was reached {self._refusal}".rstrip()
+            return f"the end of the MPI daemon on {hosts[index]} was not reported"
+        for index in self._other_nodes - self._started:
+            end = describe_end(code or 0)
+            return f"mpirun {end} before node {hosts[index]} was reached {self._refusal}".rstrip()
         return ""

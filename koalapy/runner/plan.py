@@ -1,4 +1,4 @@
-"""The gang as one of its nodes sees it, and what a node does in it."""
+"""Describe a job's nodes and programs for one node, and define the roles of a node."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
-"""An address: other nodes say what theirs are, and they stand in names of files and on mpirun's command line."""
+"""Form of an address: those that other nodes send are used in file names and on mpirun's command line."""
 
 
 class Plan:
-    """The gang as the daemon laid it out, seen from this node."""
+    """The nodes and programs of a job, and this node's place among them."""
 
     def __init__(self, message: dict[str, Any], token: str, node: int) -> None:
         self.message = message
@@ -52,13 +52,13 @@ class Plan:
         self.head = next(n for n in self.nodes if n["token"] == message["head"] and n["node"] == 0)
 
     def index_of(self, sender: tuple[str, int]) -> int | None:
-        """Which of the plan's nodes a runner is, by its token and node; None for strangers."""
+        """Return the index of a runner's node, given its token and node; None if it is not in the plan."""
         return self._places.get(sender)
 
     def move(self, hosts: list[str]) -> None:
-        """Let the nodes know each other by these addresses, or the present names, from now on.
+        """Replace the hosts of all nodes.
 
-        Raise ``ValueError`` if one is neither. They come from the head node, perhaps of another site.
+        Raise ``ValueError`` if one is neither an address nor the present host: the head node may be another site's.
         """
         if len(hosts) != len(self.nodes):
             raise ValueError(f"{len(hosts)} addresses for {len(self.nodes)} nodes")
@@ -74,8 +74,8 @@ class Plan:
         return len({node["cluster"] for node in self.nodes}) > 1
 
     def environment(self, settings: Settings) -> dict[str, str]:
-        """The program's environment on this node."""
-        own = {
+        """Return the program's environment on this node."""
+        variables = {
             "KOALA_JOB": self.message["job"],
             "KOALA_GENERATION": self.message["generation"],
             "KOALA_COMPONENT": self.contexts.index(self.context),
@@ -87,7 +87,11 @@ class Plan:
             "KOALA_COMPONENT_NODES": len(self.context["nodes"]),
             "KOALA_HOSTS": ",".join(n["host"] for n in self.nodes),
         }
-        return {**settings.program_environment, **{k: str(v) for k, v in own.items()}, **self.context["environment"]}
+        return {
+            **settings.program_environment,
+            **{k: str(v) for k, v in variables.items()},
+            **self.context["environment"],
+        }
 
     def mpirun_contexts(self) -> list[str]:
         """Return the words of mpirun's command line that say which program runs where, in order of the plan's nodes."""
@@ -104,7 +108,7 @@ class Plan:
 
 
 class Role:
-    """What a node does once the barrier is open."""
+    """The part of a node once the barrier is open."""
 
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner, self._plan = runner, plan
@@ -113,7 +117,7 @@ class Role:
         raise NotImplementedError
 
     def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
-        """Handle what another node of the gang says."""
+        """Handle a message of another node of the job."""
 
     def child_ended(self, pid: int, code: int) -> None:
         raise NotImplementedError
@@ -123,11 +127,11 @@ class Role:
         return False
 
     def filter_output(self, output: bytes) -> bytes:
-        """Return what the user is to see now of what came from the program."""
+        """Return the part of new output to show now."""
         return output
 
     def rest_of_output(self, *, stopped: bool) -> bytes:
-        """Return what the user is to see of the output held back, at the end; ``stopped`` if the agent ended it."""
+        """Return the output held back, at the end; ``stopped``: the agent ended the program."""
         return b""
 
     def close(self) -> None:
@@ -135,7 +139,7 @@ class Role:
 
 
 class Single(Role):
-    """Run the program once on this node (launcher ``processes``)."""
+    """The role of a node that runs the program once (launcher ``processes``)."""
 
     def start(self) -> None:
         self._pid = self._runner.spawn(self._plan.context["command"])

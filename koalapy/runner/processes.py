@@ -1,4 +1,4 @@
-"""Starting a program's processes and ending them, with all they started themselves."""
+"""Start a program's processes, and signal and reap them with all their descendants."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ WAIT_FOR_THREADS = 0x40000000
 RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
-def conceal() -> None:
-    """From now on nobody but root reads this process's memory; what it starts is as always."""
+def forbid_dumps() -> None:
+    """Let only root read the memory of this process. Its children are not affected."""
     if prctl is None or prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        print("koala runner: not concealed; others of its account may read its secret", file=sys.stderr)
+        print("koala runner: cannot hide its memory; processes of its account may read its secret", file=sys.stderr)
 
 
 class Processes:
-    """Everything this runner started, however deep: as subreaper it inherits whatever loses its parent."""
+    """All descendants of this runner, which as subreaper adopts those that lose their parent."""
 
     def __init__(self) -> None:
-        self._told: set[int] = set()
+        self._terminated: set[int] = set()
         self._guards: dict[int, ExecGuard] = {}
-        """By the process that each traces with all below it."""
+        """The guard of each traced process and its descendants."""
         if prctl is None or prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             print("koala runner: not a subreaper; detached processes may escape", file=sys.stderr)
 
     def start(self, argv: list[str], environment: dict[str, str], output: int, stdin: int | None = None) -> int:
-        """Start a child in a session of its own, output and errors to ``output``; ``OSError`` when it cannot be run."""
+        """Start a child in a new session, with its output and errors going to ``output``. Raise ``OSError``."""
         reading = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         actions = [
             reading if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0),
@@ -56,10 +56,10 @@ class Processes:
                 argv[0], argv, environment, file_actions=actions, setsid=True, setsigmask=[], setsigdef=RESET_SIGNALS
             )
         except NotImplementedError:  # a Python that was built for a C library of before 2018
-            return _start(argv, environment, output, stdin)
+            return _fork_and_exec(argv, environment, output, stdin)
 
     def start_guarded(self, argv: list[str], environment: dict[str, str], output: int, guard: ExecGuard) -> int:
-        """Start a child that is traced before it executes its program; ``Failure`` if this node does not allow it."""
+        """Start a child that is traced from before it executes its program. Raise ``Failure`` if that is forbidden."""
         gate, opener = os.pipe2(os.O_CLOEXEC)
         try:
             waiting = ["/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "koala-daemon", *argv]
@@ -73,7 +73,7 @@ class Processes:
         return pid
 
     def reap(self) -> tuple[list[tuple[int, int]], bool]:
-        """The (pid, exit code or minus signal) of children that ended, and whether any process is left."""
+        """Return (pid, exit code or minus signal) of ended children, and whether any child remains."""
         ended: list[tuple[int, int]] = []
         while True:
             try:
@@ -83,13 +83,13 @@ class Processes:
             if pid == 0:
                 return ended, True
             if os.WIFSTOPPED(status):
-                if self._guards:  # else a child has asked itself to be traced
+                if self._guards:  # else the child asked to be traced
                     self._guard_of(pid).handle_stop(pid, status)
                 continue
             ended.append((pid, os.waitstatus_to_exitcode(status)))
 
     def _guard_of(self, pid: int) -> ExecGuard:
-        """Return the guard of a traced process; for one that has lost its parents, one that holds it."""
+        """Return the guard of a traced process; for one that has lost its parents, one that is running."""
         parent = pid
         while parent > 1 and parent not in self._guards:
             parent = parent_of(parent)
@@ -97,28 +97,28 @@ class Processes:
         return self._guards.get(parent, guards[-1])
 
     def signal_all(self, number: int) -> None:
-        """Tell every descendant; SIGTERM each but once, so that a handler is not run twice."""
+        """Signal every descendant, but send SIGTERM only once to each, so that its handler does not run twice."""
         for pid in descendants(os.getpid()):
-            if number == signal.SIGTERM and pid in self._told:
+            if number == signal.SIGTERM and pid in self._terminated:
                 continue
-            self._told.add(pid)
-            tell(pid, number)
+            self._terminated.add(pid)
+            signal_and_continue(pid, number)
 
     def halt(self) -> None:
-        """Stop every descendant where it is, those that are started meanwhile included."""
+        """Suspend every descendant, including those that are started during the call."""
         halted: set[int] = set()
-        while found := set(descendants(os.getpid())) - halted:
-            for pid in found:
+        while running := set(descendants(os.getpid())) - halted:
+            for pid in running:
                 _signal(pid, signal.SIGSTOP)
-            halted |= found
+            halted |= running
 
     def resume(self) -> None:
-        """Let every descendant go on."""
+        """Resume every descendant."""
         for pid in descendants(os.getpid()):
             _signal(pid, signal.SIGCONT)
 
     def warn(self, number: int, is_starter: Callable[[int], bool]) -> None:
-        """Tell every descendant but those that start the program, and whatever is above one of these."""
+        """Signal every descendant except those that start the program, and the parents of these."""
         parents = parents_below(os.getpid())
         spared: set[int] = set()
         for pid in filter(is_starter, parents):
@@ -126,11 +126,11 @@ class Processes:
                 spared.add(pid)
                 pid = parents[pid]
         for pid in parents.keys() - spared:
-            tell(pid, number)
+            signal_and_continue(pid, number)
 
 
-def tell(pid: int, number: int) -> None:
-    """Signal a process, also one that was stopped; nothing if it is gone."""
+def signal_and_continue(pid: int, number: int) -> None:
+    """Signal a process and resume it if it is suspended. Ignore one that has ended."""
     _signal(pid, number)
     _signal(pid, signal.SIGCONT)
 
@@ -140,8 +140,8 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _start(argv: list[str], environment: dict[str, str], output: int, stdin: int | None) -> int:
-    """The same by fork and exec. Signals that have a handler get their default by that; others it resets itself."""
+def _fork_and_exec(argv: list[str], environment: dict[str, str], output: int, stdin: int | None) -> int:
+    """Start a child without ``posix_spawn``. ``exec`` resets handled signals, and ``Popen`` the ignored ones."""
     import subprocess
 
     child = subprocess.Popen(
@@ -153,44 +153,44 @@ def _start(argv: list[str], environment: dict[str, str], output: int, stdin: int
         close_fds=False,
         start_new_session=True,
     )
-    child.returncode = 0  # whoever waits for all children takes leave of this one, too
+    child.returncode = 0  # reap() waits for it
     return child.pid
 
 
-def allow_files(wanted: int, node: str) -> None:
-    """Let this process, and what it starts, have so many open files at least; ``Failure`` where that is forbidden."""
+def raise_file_limit(count: int, node: str) -> None:
+    """Allow this process and its children ``count`` open files. Raise ``Failure`` if the hard limit is lower."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= count:
         return
-    if hard != resource.RLIM_INFINITY and hard < wanted:
+    if hard != resource.RLIM_INFINITY and hard < count:
         raise Failure(
-            f"this job's first node, {node}, needs {wanted} open files, and may have {hard}: raise the hard limit of "
+            f"this job's first node, {node}, needs {count} open files, and may have {hard}: raise the hard limit of "
             "its jobs (ulimit -Hn), or ask for fewer nodes"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def descendants(root: int) -> list[int]:
-    """All processes below one, from /proc; those that come or go meanwhile may be missed."""
+    """Return all processes below one, from /proc. Those that start or end during the call may be missed."""
     return list(parents_below(root))
 
 
 def parents_below(root: int) -> dict[int, int]:
-    """The parent of each process below one, those above before those below them."""
-    found: dict[int, int] = {}
-    unseen = [root]
-    while unseen:
-        parent = unseen.pop()
+    """Return the parent of each process below one, parents before their children."""
+    parents: dict[int, int] = {}
+    pending = [root]
+    while pending:
+        parent = pending.pop()
         try:
             for task in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
-                    unseen += (children := [int(pid) for pid in file.read().split()])
-                found.update(dict.fromkeys(children, parent))
+                    pending += (children := [int(pid) for pid in file.read().split()])
+                parents.update(dict.fromkeys(children, parent))
         except OSError:
             continue
-    return found
+    return parents
 
 
 def parent_of(pid: int) -> int:
@@ -203,7 +203,7 @@ def parent_of(pid: int) -> int:
 
 
 def command_of(pid: int) -> list[str]:
-    """A process's program, by the name of its file, and the words that it was started with; empty when it is gone."""
+    """Return the name of a process's program file, then its command line; nothing if the process has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
             words = file.read().split("\0")[:-1]
@@ -234,7 +234,7 @@ def _folders(environment: dict[str, str]) -> list[str]:
 
 
 def find_program(name: str, environment: dict[str, str]) -> str | None:
-    """The executable file a command's first word names, or None."""
+    """Return the executable file that a command's first word names, or None."""
     folders = [""] if "/" in name else _folders(environment)
     for folder in folders:
         path = os.path.join(folder, name)

@@ -24,7 +24,7 @@ from koalapy.runner.link import MAX_LAG, Link, Loop, encode
 from koalapy.runner.openmpi import Follower, Head
 from koalapy.runner.output import Output
 from koalapy.runner.plan import Plan, Role, Single
-from koalapy.runner.processes import Processes, conceal, require_program
+from koalapy.runner.processes import Processes, forbid_dumps, require_program
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
 
@@ -385,7 +385,7 @@ class Runner:
         except Failure as failure:
             self.say(failure.message)
             if failure.code is not None and isinstance(self._role, Follower):
-                self._role.refuse(failure)
+                self._role.report_unfit(failure)
             else:
                 self._report_failure(failure)
         early, self._early = self._early, []
@@ -568,7 +568,7 @@ def main(argv: list[str]) -> int:
     if argv != ["node"]:
         print("usage: runner.py node|check", file=sys.stderr)
         return 2
-    conceal()
+    forbid_dumps()
     gc.disable()  # a runner lives on few objects, and a collection would copy every page shared with its parent
     try:
         settings = Settings(dict(os.environ))
