@@ -76,7 +76,7 @@ def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
         give_up_standard_streams()
         # A reader that closed the pipe needs no message.
         if error.errno != errno.EPIPE:
-            print(f"koala: cannot write what is to be printed: {(error.strerror or '').lower()}", file=sys.stderr)
+            print(f"koala: cannot write the output: {(error.strerror or '').lower()}", file=sys.stderr)
         code = Exit.FAILED
     sys.exit(code)
 

@@ -77,7 +77,7 @@ class Access:
         self.parts, found = _own_daemon(self.parts)
         if found.token:
             self.token, self.pinned = found.token, found.certificate
-            self.hint = f"this account's own daemon there has another; set KOALA_TOKEN: {_WHERE}"
+            self.hint = f"the daemon of this account there has another token; set KOALA_TOKEN: {_WHERE}"
             return
         # Not every command has a head node's agent beside it, and pays for what asks it.
         from koalapy.client import logins
@@ -93,7 +93,7 @@ class Access:
         self.hint = f"{silent}{found.reason}; set KOALA_TOKEN: {_WHERE}"
         if login is not None:
             self.parts, self.token, self.ca, self._renews = _parsed(login.url), login.token, login.ca, True
-            self.hint = "koala login asks for another login"
+            self.hint = "run koala login"
 
     def _check_encrypted(self) -> None:
         """Raise ``CliError`` if the token would go over a network in clear."""
@@ -126,10 +126,10 @@ def showable(token: str, where: str) -> str:
     """
     word = token.strip()
     if not word:
-        raise CliError(f"{where} is blank", Exit.USAGE, "give a token, or leave it out")
+        raise CliError(f"{where} is blank", Exit.USAGE, "give a token, or leave the option out")
     if not all("!" <= sign <= "~" for sign in word):
-        hint = "a token has letters, digits and signs of ASCII only: give it as it was printed"
-        raise CliError(f"{where} is no token", Exit.USAGE, hint)
+        hint = "give it as it was printed: tokens have ASCII letters, digits and signs"
+        raise CliError(f"{where} is not a token", Exit.USAGE, hint)
     return word
 
 

@@ -118,7 +118,7 @@ def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known
         answer = conversation.ask({"ask": "login"})
         if "error" in answer:
             raise CliError(
-                f"the agent of {now.cluster} gives no login: {answer['error']}",
+                f"the agent of {now.cluster} rejects the login: {answer['error']}",
                 Exit.NOT_ALLOWED,
                 str(answer.get("hint") or ""),
             )
@@ -235,15 +235,19 @@ class _Conversation:
     def _silent(self, error: OSError) -> CliError:
         what = f"the agent at {self._path} does not answer"
         if isinstance(error, TimeoutError):
-            return CliError(f"{what} (waited {self._timeout:g} s)", Exit.UNREACHABLE, "ask who looks after this host")
-        return CliError(f"{what} ({(error.strerror or str(error)).lower()})", Exit.UNREACHABLE, "is it running?")
+            return CliError(
+                f"{what} (waited {self._timeout:g} s)", Exit.UNREACHABLE, "contact the administrator of this host"
+            )
+        return CliError(
+            f"{what} ({(error.strerror or str(error)).lower()})", Exit.UNREACHABLE, "start the agent, or wait for it"
+        )
 
     def _untrusted(self, why: str | None) -> CliError:
-        hint = f"no login is asked for there; unset {VARIABLE}, or set it to the agent's own socket"
+        hint = f"unset {VARIABLE}, or set it to the agent's own socket"
         return CliError(f"{self._path}: {why}", Exit.NOT_ALLOWED, hint)
 
     def no_agent(self) -> CliError:
-        return CliError(f"what listens at {self._path} is no agent", Exit.UNREACHABLE, f"set {VARIABLE}")
+        return CliError(f"the listener at {self._path} is not an agent", Exit.UNREACHABLE, f"set {VARIABLE}")
 
 
 def _is_url(text: str) -> bool:

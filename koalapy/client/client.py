@@ -51,7 +51,7 @@ class Client:
                 found.parts, found.headers, by_proxy=found.by_proxy, trust=found.trust, timeouts=timeouts
             )
         except ValueError as error:
-            raise CliError(f"{url} is no URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
+            raise CliError(f"{url} is not a URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
         self.url = self._access.url
 
     def get(self, path: str, *, patient: bool = False, **query: Any) -> Json:
@@ -112,7 +112,7 @@ class Client:
                 left = LONG_POLL_S if deadline is None else max(0.0, deadline - asked)
             now = time.monotonic()
             if deadline is not None and now >= deadline:
-                raise CliError(f"job {job} is still {state}", Exit.TIMEOUT, f"it goes on: koala wait {job}")
+                raise CliError(f"job {job} is still {state}", Exit.TIMEOUT, f"the job continues: koala wait {job}")
             # A daemon that is about to end answers at once, and one that is away does not hold the request either.
             self.timeouts.sleep(max(0.0, min(0.2, left) - (now - asked)))
 
@@ -233,7 +233,7 @@ class Client:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise CliError(f"what answers at {self.url} is no koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
+            raise CliError(f"the server at {self.url} is not a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
         return body
 
     def _renewed(self, content: Readable | None = None) -> bool:
@@ -247,7 +247,7 @@ class Client:
 
     def _unreachable(self, error: Exception) -> CliError:
         if told := explain_tls_error(error, urlsplit(self.url).hostname or ""):
-            return CliError(f"the daemon at {self.url} cannot be asked: {told[0]}", Exit.UNREACHABLE, told[1])
+            return CliError(f"cannot connect to the daemon at {self.url}: {told[0]}", Exit.UNREACHABLE, told[1])
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 
@@ -307,14 +307,14 @@ def nodes_of(request: Json) -> int:
 def in_path(name: str) -> str:
     """Return a name as one part of a path. Raise ``CliError`` for a name that no URL takes."""
     if not is_utf8(name):
-        raise CliError(f"the name {name[:60]!r} is no UTF-8", Exit.USAGE, "write it in UTF-8")
+        raise CliError(f"the name {name[:60]!r} is not valid UTF-8", Exit.USAGE, "write it in UTF-8")
     return quote(name, safe="")
 
 
 def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:
     """Return an error that names the field of the body which cannot be encoded."""
     field, text = _odd_text(sent.get("body"), "") or ("", error.object)
-    what = f"{field or 'what was given'} is {text[:60]!r}, which is no UTF-8"
+    what = f"{field or 'what was given'} is {text[:60]!r}, which is not valid UTF-8"
     return CliError(what, Exit.USAGE, "write it in UTF-8", field)
 
 

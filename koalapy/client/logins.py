@@ -73,7 +73,7 @@ def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_kn
             save(login)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            print(f"koala: the login is not kept: {printable(f'{directory()} {reason}')}", file=sys.stderr)
+            print(f"koala: the login cannot be stored: {printable(f'{directory()} {reason}')}", file=sys.stderr)
         return login
     if refused is not None:
         raise refused

@@ -175,7 +175,7 @@ def test_what_is_no_agent_is_told(tmp_path: Path, lines: tuple[object, ...]) -> 
     path = tmp_path / "a.sock"
     with listening(path, *lines):
         error = refusal(path)
-    assert (error.code, "is no agent" in error.message or "does not answer" in error.message) == (
+    assert (error.code, "is not an agent" in error.message or "does not answer" in error.message) == (
         Exit.UNREACHABLE,
         True,
     ), error
@@ -192,7 +192,7 @@ def test_what_is_no_agent_is_told(tmp_path: Path, lines: tuple[object, ...]) -> 
 )
 def test_an_answer_that_is_none_is_no_login(tmp_path: Path, answer: object) -> None:
     path = tmp_path / "a.sock"
-    with listening(path, GREETING, answer), pytest.raises(CliError, match="is no agent") as refused:
+    with listening(path, GREETING, answer), pytest.raises(CliError, match="is not an agent") as refused:
         agent_socket.log_in(agent_socket.Agent(path, "north", "http://x", ""))
     assert TOKEN not in str(refused.value)
 
@@ -270,7 +270,7 @@ def test_agents_of_several_daemons_are_not_chosen_between(tmp_path: Path) -> Non
 def test_a_refusal_is_the_answer_unless_another_agent_gives_a_login(tmp_path: Path) -> None:
     no = {"error": "the account ann of north belongs to nobody", "hint": "ask the grid's administrators"}
     with listening(tmp_path / "a.sock", GREETING, no):
-        with pytest.raises(CliError, match="gives no login: the account ann of north belongs to nobody; ask"):
+        with pytest.raises(CliError, match="rejects the login: the account ann of north belongs to nobody; ask"):
             logins.find(None, well_known=tmp_path)
         with listening(tmp_path / "b.sock", {**GREETING, "cluster": "east"}, ANSWER):
             assert found(None, tmp_path).cluster == "east"

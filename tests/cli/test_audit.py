@@ -85,7 +85,7 @@ def test_audit_log_verify_with_changed_audit_ends_with_1(koala: Koala) -> None:
     koala("hold", "1")
     broken = koala("audit-log", "--verify", "--known-head", f"1:{'0' * 64}")
     assert (broken.code, broken.out) == (Exit.FAILED, "")
-    assert "the audit is not as it was written: entry 2 is not as it was written" in broken.err
+    assert "the audit log was altered: entry 2 is not as it was written" in broken.err
     gone = koala("audit-log", "--verify", "--known-head", f"9:{'0' * 64}")
     assert "entries after 2 were removed: entry 9 was written" in gone.err
 

@@ -84,7 +84,7 @@ def test_a_job_comes_from_standard_input(koala: Koala, monkeypatch: pytest.Monke
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(told)))
     assert json.loads(koala("submit", "-f", "-", "--name", "piped", "--json").out)["name"] == "piped"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    assert koala("submit", "-f", "-").err.startswith("koala: standard input holds no job")
+    assert koala("submit", "-f", "-").err.startswith("koala: standard input contains no job")
 
 
 def test_a_full_queue_tells_when_to_come_back(koala: Koala) -> None:
@@ -124,7 +124,7 @@ def test_the_first_that_failed_gives_the_code_of_several(koala: Koala) -> None:
 def test_a_timeout_is_told_and_the_output_before_it_shown(koala: Koala) -> None:
     done = koala(*FLEXIBLE, "--wait", "--timeout", "2", "--", "start", "early")
     assert (done.code, done.out) == (6, "early")
-    assert "koala: job 1 is still running; it goes on: koala wait 1" in done.err
+    assert "koala: job 1 is still running; the job continues: koala wait 1" in done.err
     assert koala("wait", "1", "--timeout", "0.1").code == 6
 
 
@@ -187,7 +187,7 @@ def test_what_is_followed_is_waited_for_when_its_daemon_went_away(koala: Koala, 
     restarting.join()
     assert (done.code, done.out) == (0, "early")
     assert "still waiting" in done.err
-    assert done.err.endswith("koala: the daemon was away for a while; koala logs 1 has all the output\n")
+    assert done.err.endswith("koala: the daemon was unreachable for a while; koala logs 1 shows all of the output\n")
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])
@@ -204,10 +204,7 @@ def test_logs_of_component_that_is_not_there_is_refused(koala: Koala, follow: tu
 @pytest.mark.parametrize(
     ("words", "refused"),
     [
-        (
-            ("submit", "--flexible", "1", "--timeout", "5", "x"),
-            "--timeout says how long to wait, and --wait is missing",
-        ),
+        (("submit", "--flexible", "1", "--timeout", "5", "x"), "--timeout needs --wait"),
         (("submit", "--flexible", "1", "-q", "--json", "x"), "--quiet and --json cannot be given together"),
         (("queue", "-q", "--json"), "--quiet and --json cannot be given together"),
         (("queue", "-q", "-o", "json"), "--quiet and --json cannot be given together"),
@@ -372,7 +369,7 @@ def test_clusters_lost_without_confirmation_changes_nothing(koala: Koala) -> Non
     refused = koala("clusters", "lost", "south")
     assert refused.code == 2
     assert "A program that still runs there then runs twice." in refused.err
-    assert refused.err.endswith("koala: it was not confirmed; add --yes if nothing runs on south any more\n")
+    assert refused.err.endswith("koala: this needs a confirmation; add --yes if nothing runs on south any more\n")
     assert koala("clusters", "lost", "south", "--yes").out == "cluster south is lost: its jobs are tried again\n"
     assert koala("clusters", "lost", "nroth", "--yes").code == 3
 
@@ -446,7 +443,7 @@ def test_where_no_cluster_is(koala: Koala) -> None:
         (("submit", "--flexible", "6", "--max-claiming-tries", "0", "x"), 2, "koala: --max-claiming-tries is 0"),
         (("submit", "--flexible", "6", "--retry-on-exit", "300", "x"), 2, "koala: --retry-on-exit is 300"),
         (("submit", "--flexible", "6"), 2, "koala: command is empty"),
-        (("submit", "x"), 2, "koala: no nodes are asked for"),
+        (("submit", "x"), 2, "koala: the request has no nodes"),
         (("submit", "-f", "/nowhere.yaml"), 2, "koala: cannot read /nowhere.yaml"),
         (("show", "9"), 3, "koala: there is no job 9"),
         (("show", "nine"), 2, "koala: Invalid value for 'JOB': 'nine' is not a valid whole number"),
@@ -454,7 +451,7 @@ def test_where_no_cluster_is(koala: Koala) -> None:
         (("wait", "9"), 3, "koala: there is no job 9"),
         (("queue", "--state", "runing"), 2, "koala: Invalid value for '--state': 'runing'; did you mean running? "),
         (("nonsense",), 2, "koala: No such command 'nonsense'"),
-        (("show", "1", "--url", "localhost"), 2, "koala: localhost is no URL"),
+        (("show", "1", "--url", "localhost"), 2, "koala: localhost is not a URL"),
         (("show", "1", "--url", "http://127.0.0.1:1"), 5, "koala: no daemon answers at http://127.0.0.1:1"),
     ],
 )

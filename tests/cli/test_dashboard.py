@@ -48,5 +48,5 @@ def test_where_others_may_write_no_browser_is_started(
     folder.mkdir(parents=True)
     (folder / f"browser-{os.uname().nodename.replace('/', '_')}").symlink_to(elsewhere)
     told = koala("dashboard", "--open")
-    assert (told.code, "leave --open out" in told.err) == (1, True)
+    assert (told.code, "run it without --open" in told.err) == (1, True)
     assert list(elsewhere.iterdir()) == []

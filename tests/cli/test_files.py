@@ -33,7 +33,7 @@ SIX = ("--flexible", "6")
 def test_a_file_whose_name_is_no_utf8_is_not_sent(koala: Koala, tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9")).touch()
     ended = koala("submit", "--flexible", "2", "--stage", str(tmp_path), "--", "true")
-    assert (ended.code, "the name 'caf\\udce9' is no UTF-8; rename it" in ended.err) == (2, True), ended.err
+    assert (ended.code, "the name 'caf\\udce9' is not valid UTF-8; rename it" in ended.err) == (2, True), ended.err
 
 
 # Submitting with files
@@ -89,7 +89,7 @@ def test_a_job_file_may_have_them_too(koala: Koala, server: Server, tmp_path: Pa
     assert spec.bundle is not None
     assert unpacked(server.bundles.kept[spec.bundle.id]) == {"run.sh": b"echo hello"}
     (tmp_path / "job.yaml").write_text("request: {type: flexible, total_size: 1}\nstage: run.sh\n")
-    assert "stage of the job file is no list of paths" in koala("submit", "-f", str(tmp_path / "job.yaml")).err
+    assert "stage in the job file is not a list of paths" in koala("submit", "-f", str(tmp_path / "job.yaml")).err
 
 
 @pytest.mark.parametrize(
@@ -167,16 +167,16 @@ def test_a_file_that_changed_makes_another_archive(code: Path) -> None:
 def _bad(tmp_path: Path) -> Iterator[tuple[list[str], str]]:
     yield [str(tmp_path / "none")], "no such file or directory"
     (tmp_path / "a").mkdir()
-    yield [str(tmp_path / "a")], "there is no file to send"
+    yield [str(tmp_path / "a")], "there are no files"
     yield ["/"], "has no name"
     (tmp_path / "a" / "dangling").symlink_to("nowhere")
     yield [str(tmp_path / "a")], "no such file or directory"
     (tmp_path / "a" / "dangling").unlink()
     (tmp_path / "a" / "loop").symlink_to(tmp_path / "a")
-    yield [str(tmp_path / "a")], "leads back into itself"
+    yield [str(tmp_path / "a")], "is a link to one of its parents"
     (tmp_path / "a" / "loop").unlink()
     os.mkfifo(tmp_path / "a" / "pipe")
-    yield [str(tmp_path / "a")], "is no file or folder"
+    yield [str(tmp_path / "a")], "is not a file or folder"
     (tmp_path / "x").touch()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "x").touch()
@@ -275,7 +275,7 @@ def test_nothing_is_overwritten_unless_forced(
 def test_a_component_of_which_nothing_came_is_named(koala: Koala, server: Server, tmp_path: Path) -> None:
     brought(server, [archive_of({"0-north/a": b"1"})], "north", "south")
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
-    assert (ended.code, ended.err) == (1, "koala: nothing came of 1-south; see koala show 7\n")
+    assert (ended.code, ended.err) == (1, "koala: there are no results of 1-south; see koala show 7\n")
     assert (tmp_path / "x/0-north/a").read_bytes() == b"1"
 
 
@@ -313,7 +313,7 @@ def test_an_archive_of_somebody_else_does_no_harm(data: bytes, tmp_path: Path) -
 def test_what_no_file_can_have_is_said_in_a_line(facts: dict[str, str], tmp_path: Path) -> None:
     member = tarfile.TarInfo("0-north/a")
     member.pax_headers = facts
-    with pytest.raises(CliError, match="something in it that no file can have"):
+    with pytest.raises(CliError, match="the archive is invalid"):
         unpack(iter([archive((member, b""))]), tmp_path / "to", force=True)
     assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
 
@@ -350,9 +350,7 @@ def test_of_a_file_that_does_not_come_to_its_end_nothing_is_left(
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
     assert [path.name for path in (tmp_path / "x").rglob("*") if path.is_file()] == ["-a b"]
     assert (ended.code, ended.out) == ({KeyboardInterrupt: 130}.get(end, getattr(end, "code", 1)), "")  # type: ignore[call-overload]
-    assert {130: "the rest is brought by koala fetch 7 --force --to", 1: "No space left", 5: "away"}[
-        ended.code
-    ] in ended.err
+    assert {130: "get the rest with koala fetch 7 --force --to", 1: "No space left", 5: "away"}[ended.code] in ended.err
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
@@ -361,7 +359,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     to = tmp_path / "to"
     to.mkdir()
     (to / "0-north").symlink_to(tmp_path / "away")
-    with pytest.raises(CliError, match="is no folder"):
+    with pytest.raises(CliError, match="is not a folder"):
         unpack(iter([DATA]), to, force=True)
     (to / "0-north").unlink()
     (to / "0-north").mkdir()

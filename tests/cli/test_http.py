@@ -188,7 +188,7 @@ def test_a_token_that_no_header_takes_is_refused_and_told_nowhere(
 ) -> None:
     given = koala("queue", "--token", token)
     assert (given.code, given.out) == (Exit.USAGE, "")
-    assert given.err.startswith(("koala: --token is no token; ", "koala: --token is blank; "))
+    assert given.err.startswith(("koala: --token is not a token; ", "koala: --token is blank; "))
     assert "sec" not in given.err
     if "\0" not in token:
         for variable, command in (("KOALA_TOKEN", ["queue"]), ("KOALA_AGENT_TOKEN", ["check", "north"])):
@@ -222,7 +222,7 @@ NO_URLS = [
 
 @pytest.mark.parametrize("url", NO_URLS)
 def test_a_url_that_is_none_is_told(url: str) -> None:
-    with pytest.raises(CliError, match="is no URL"):
+    with pytest.raises(CliError, match="is not a URL"):
         Client(url, "token")
 
 
@@ -237,7 +237,7 @@ def test_a_url_that_is_none_is_told(url: str) -> None:
 def test_a_name_that_no_url_takes_is_refused_in_one_line(koala: Koala, command: list[str]) -> None:
     ended = koala(*command)
     assert (ended.code, ended.out) == (Exit.USAGE, "")
-    assert ended.err == "koala: the name '\\udcff' is no UTF-8; write it in UTF-8\n"
+    assert ended.err == "koala: the name '\\udcff' is not valid UTF-8; write it in UTF-8\n"
 
 
 def test_questions_of_several_threads_each_get_their_own_answer() -> None:

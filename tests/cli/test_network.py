@@ -121,7 +121,7 @@ def test_where_nothing_can_be_measured_the_command_fails(
     koala: Koala, server: Server, options: tuple[str, ...]
 ) -> None:
     done = koala("network", "measure", *options)
-    assert (done.code, done.err) == (1, "koala: nothing is measured; see the reasons, and koala clusters\n")
+    assert (done.code, done.err) == (1, "koala: no link is measured; see the reasons above and koala clusters\n")
     assert done.out.count("south has 1 node") == 1
 
 
@@ -167,7 +167,7 @@ def test_nobody_has_to_wait(koala: Koala, server: Server) -> None:
         "north - south: waits to be measured",
     ]
     late = koala("network", "measure", "north", "--timeout", "0")
-    assert (late.code, "north - north" in late.err, "go on" in late.err) == (6, True, True)
+    assert (late.code, "north - north" in late.err, "continue" in late.err) == (6, True, True)
     assert json.loads(koala("network", "measure", "--no-wait", "--json").out)["links"][0]["reason"] == ""
 
 
@@ -176,7 +176,7 @@ def test_who_waits_is_told_what_the_job_waits_for(koala: Koala, server: Server, 
     server.network.finds = {NORTH: pingpong(NORTH)}
     server.network.stands_still, server.network.job = True, 1
     done = koala("network", "measure", "north", timeouts=FAST)
-    assert (done.code, done.err) == (130, "koala: the measurements go on; see koala network\n")
+    assert (done.code, done.err) == (130, "koala: the measurements continue; see koala network\n")
     assert interrupted_wait == ["job 1 is queued: too few idle nodes"]
 
 
@@ -192,7 +192,7 @@ def test_history_newest_first(koala: Koala, server: Server) -> None:
     assert len(koala("network", "history", "south", "north", "--limit", "1").out.splitlines()) == 2
     told = json.loads(koala("network", "history", "south", "north", "--json").out)
     assert [line["kind"] for line in told["measurements"]] == ["transfer", "pingpong", "pingpong"]
-    assert "nothing was ever measured" in koala("network", "history", "north", "north").err
+    assert "there are no measurements" in koala("network", "history", "north", "north").err
 
 
 def test_who_is_not_there(koala: Koala, server: Server) -> None:

@@ -64,7 +64,7 @@ def test_output_that_cannot_be_written_is_one_line(server: Server, unbuffered: s
     for command in (["clusters"], ["queue", "--json"], ["--version"], ["--help"]):
         with open("/dev/full", "wb") as full:
             done = subprocess.run([*KOALA, *command], stdout=full, stderr=subprocess.PIPE, timeout=60, env=more)
-        said = b"koala: cannot write what is to be printed: no space left on device\n"
+        said = b"koala: cannot write the output: no space left on device\n"
         assert (done.returncode, done.stderr) == (1, said)
 
 
@@ -76,7 +76,7 @@ def test_output_of_a_job_that_cannot_be_written_is_one_line_too(server: Server) 
                 [*KOALA, *command], stdout=full, stderr=subprocess.PIPE, timeout=60, env=environment(server.url)
             )
         assert done.returncode == 1
-        assert done.stderr.splitlines()[-1].startswith(b"koala: cannot write what is to be printed: ")
+        assert done.stderr.splitlines()[-1].startswith(b"koala: cannot write the output: ")
         assert b"Traceback" not in done.stderr
     with open("/dev/full", "wb") as full:
         missing = subprocess.run([*KOALA, "show", "9"], stderr=full, timeout=60, env=environment(server.url))
@@ -107,7 +107,7 @@ def test_a_daemon_that_cannot_say_where_it_serves_leaves_no_folder_that_was_not_
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=120, env=environment(""))
     assert done.returncode == 1
-    assert b"koala: cannot write what is to be printed: no space left on device\n" in done.stderr
+    assert b"koala: cannot write the output: no space left on device\n" in done.stderr
     assert data.exists() == was_there
     assert not was_there or (data / "koala.db").exists()
 
@@ -122,7 +122,7 @@ def test_output_that_was_closed_holds_up_nothing(server: Server) -> None:
         timeout=60,
         env=environment(server.url),
     )
-    assert nothing.stderr.startswith(b"koala: standard input holds no job; ")
+    assert nothing.stderr.startswith(b"koala: standard input contains no job; ")
     missing = subprocess.run(
         ["sh", "-c", f"{' '.join(KOALA)} show 9 2>&-"], stdout=subprocess.PIPE, timeout=60, env=environment(server.url)
     )
@@ -193,6 +193,6 @@ def test_a_daemon_that_is_refused_its_port_leaves_nothing_behind(server: Server,
 def test_a_host_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
     done = run("", "serve", "--host", "\udcff", "--port", "0", "--data-dir", str(tmp_path / "data"))
     assert (done.returncode, done.stdout) == (2, "")
-    hint = "give an address of this machine, as 127.0.0.1"
-    assert done.stderr == f"koala: --host is '\\udcff', which is no host's name; {hint}\n"
+    hint = "give an address of this machine, such as 127.0.0.1"
+    assert done.stderr == f"koala: --host is '\\udcff', which is not a host name; {hint}\n"
     assert list(tmp_path.iterdir()) == []

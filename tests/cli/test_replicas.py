@@ -71,8 +71,8 @@ def test_replicas_list_of_several_pages_is_complete(koala: Koala, server: Served
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("add", "m", "north"), 2, "koala: 'north' is no CLUSTER:PATH; write it as north:/data/m\n"),
-        (("add", "m", ":/data"), 2, "is no CLUSTER:PATH"),
+        (("add", "m", "north"), 2, "koala: 'north' is not CLUSTER:PATH; write it as north:/data/m\n"),
+        (("add", "m", ":/data"), 2, "is not CLUSTER:PATH"),
         (("add", "m", "north:/no-such-file"), 2, "koala: path: /no-such-file is not there; give a file or folder"),
         (
             ("add", "climate/mesh.nc", "north:/other"),
@@ -112,7 +112,7 @@ def test_replicas_verify_fails_unless_all_are_good(koala: Koala, sites: Sites) -
         "/data/a b:c.nc is not there",
         "south is out of reach",
     ]
-    assert "not all are good: climate/mesh.nc on north, climate/mesh.nc on south" in ended.err
+    assert "some replicas are not good: climate/mesh.nc on north, climate/mesh.nc on south" in ended.err
     sites.away.clear()
     assert koala("replicas", "verify", "--cluster", "south").code == 0
 

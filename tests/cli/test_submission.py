@@ -27,7 +27,7 @@ def request(**options: Any) -> Any:
 def test_what_is_no_utf8_is_refused_by_its_field(koala: Koala, arguments: list[str], says: str) -> None:
     ended = koala("submit", "--flexible", "2", *arguments)
     assert ended.code == Exit.USAGE
-    assert ended.err.startswith(f"koala: {says}, which is no UTF-8")
+    assert ended.err.startswith(f"koala: {says}, which is not valid UTF-8")
 
 
 def test_a_job_file_with_a_lone_surrogate_is_refused_by_its_field(koala: Koala, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_job_file_with_a_lone_surrogate_is_refused_by_its_field(koala: Koala, 
     ended = koala("submit", "-f", str(file))
     assert (ended.code, ended.err) == (
         Exit.USAGE,
-        "koala: workdir is '/a\\ud800', which is no UTF-8; write it in UTF-8\n",
+        "koala: workdir is '/a\\ud800', which is not valid UTF-8; write it in UTF-8\n",
     )
 
 
@@ -128,7 +128,7 @@ def test_a_file_has_no_aliases(tmp_path: Path) -> None:
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [ls, &a x, *a]\n")
     with pytest.raises(CliError) as refusal:
         body_of(file, {}, {})
-    hint = "write out what it stands for, or put it in quotes"
+    hint = "write its value instead, or put it in quotes"
     assert (refusal.value.code, refusal.value.message, refusal.value.hint) == (
         Exit.USAGE,
         f"{file} has an alias (*NAME)",
@@ -165,7 +165,9 @@ def test_an_empty_option_is_not_one_that_was_not_given(koala: Koala, option: str
 def test_an_idempotency_key_that_no_header_takes_is_refused(koala: Koala, key: str) -> None:
     ended = koala("submit", "--flexible", "2", "--idempotency-key", key, "--", "true")
     assert (ended.code, ended.out) == (Exit.USAGE, "")
-    assert ended.err.startswith("koala: --idempotency-key is blank, or has what no header takes; give ")
+    assert ended.err.startswith(
+        "koala: --idempotency-key is blank, or has characters that a header does not allow; use "
+    )
 
 
 def test_an_idempotency_key_may_be_of_any_letters(koala: Koala) -> None:

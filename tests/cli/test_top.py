@@ -254,4 +254,4 @@ def test_top_where_nothing_can_be_drawn_names_the_alternative(server: Server, te
         done = subprocess.run(TOP, capture_output=True, text=True, timeout=60, env=environment(server.url, TERM=term))
         told = done.stderr
         assert (done.returncode, done.stdout) == (2, "")
-    assert told.strip() == "koala: koala top needs a terminal of its own; elsewhere, koala queue --watch"
+    assert told.strip() == "koala: koala top needs a terminal; use koala queue --watch instead"

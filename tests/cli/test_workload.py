@@ -104,7 +104,7 @@ def test_a_trace_is_read(koala: Koala, tmp_path: Path) -> None:
         (0.0, 4, ["sleep", "1.000"]),
         (10.0, 4, ["sleep", "1.000"]),
     ]
-    left_out = f"koala: of {trace} are left out: 1 of run time 0; --keep-zero keeps those of run time 0\n"
+    left_out = f"koala: of {trace} jobs are left out: 1 of run time 0; --keep-zero keeps those of run time 0\n"
     assert done.err.endswith(left_out)
     kept = koala("workload", "generate", *GRID, *options, "--keep-zero")
     assert (len(kept.out.splitlines()), "left out" in kept.err) == (1 + 3, False)
@@ -119,12 +119,12 @@ def test_a_trace_is_read(koala: Koala, tmp_path: Path) -> None:
         (("--clusters", "north"), "--clusters is 'north'"),
         (("--clusters", "north:0"), "--clusters is 'north:0'"),
         (("--swf", "/nowhere"), "cannot read /nowhere: No such file"),
-        (("--swf", "x", "--rate", "1"), "--swf brings its own arrivals"),
+        (("--swf", "x", "--rate", "1"), "--swf defines the arrivals"),
         (("--applications", "x"), "--applications is 'x'"),
-        (("--applications", "wave:x"), "'x' is no number"),
+        (("--applications", "wave:x"), "'x' is not a number"),
         (("--arguments", "wave"), "--arguments is 'wave'"),
         (("--arguments", "wave='a"), "quote as for a shell"),
-        (("--estimate", "wave=x"), "'x' is no number"),
+        (("--estimate", "wave=x"), "'x' is not a number"),
         (("--run-times", "5-1"), "--run-times is '5-1'"),
         (("--inputs", "a,,b"), "--inputs is"),
         (("--field", "x"), "--field is 'x'"),
@@ -160,7 +160,7 @@ def test_a_run_leaves_a_report_that_agrees_with_the_daemon(koala: Koala, server:
     assert {job.spec.owner for job in server.service.records.values()} == {"ada"}
     assert done.out == (folder / "report.md").read_text()
     again = koala("workload", "run", file, "--plots", "none")
-    assert (again.code, "has a report already" in again.err) == (2, True)
+    assert (again.code, "already has a report" in again.err) == (2, True)
     as_json = koala("workload", "run", file, "--plots", "none", "--overwrite", "--json")
     assert json.loads(as_json.out)["summary"]["ran"] == 2
 

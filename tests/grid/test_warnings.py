@@ -126,7 +126,7 @@ def test_every_rank_of_an_mpi_program_is_told_and_mpirun_is_not(grid: Embedded, 
     high = grid.submit(all_of_north, "true", priority="high")
     assert grid.wait(high)["generation"] == 1
     saved = int(state.read_text())
-    until(lambda: grid.logs(ident).count(f"from {saved}") == 4, "all ranks to go on")
+    until(lambda: grid.logs(ident).count(f"from {saved}") == 4, "all ranks to confirm")
     gate.touch()
     end = grid.wait(ident)
     assert (end["state"], end["generation"], end["restarts"]) == ("succeeded", 2, 0)

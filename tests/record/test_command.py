@@ -37,4 +37,4 @@ def test_what_the_daemon_could_not_read_is_told_beside_the_rest(tmp_path: Path) 
     done = koala(str(tmp_path / "day"))
     assert done.returncode == 1
     assert done.stdout.count("all as recorded") == 2
-    assert "not all that was is in it: the daemon could not read it" in done.stderr
+    assert "the record is incomplete: the daemon could not read it" in done.stderr

@@ -117,8 +117,8 @@ def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path, name: str, content
     ("lines", "said"),
     [
         ([], "is empty"),
-        ([HEAD], "holds no jobs"),
-        (["{"], "line 1 is no JSON"),
+        ([HEAD], "contains no jobs"),
+        (["{"], "line 1 is not JSON"),
         (['{"a": 1}'], "line 1 is no header"),
         (['{"koala_workload": 2}'], "line 1: its version is 2"),
         ([HEAD, "[]"], "line 2: it is"),

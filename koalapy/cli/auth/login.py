@@ -25,12 +25,12 @@ def login(url: Url = None) -> None:
     made = logins.log_in(url and url.rstrip("/"), Daemon().timeouts)
     if made is None:
         where = f" leads to {url}" if url else " is on this host"
-        hint = "log in on a head node; commands of the daemon's own account need no login, others KOALA_TOKEN"
+        hint = "log in on a head node, or set KOALA_TOKEN; commands of the daemon's own account need no login"
         raise CliError(f"no cluster's agent{where}", Exit.UNREACHABLE, hint)
-    who = f"{made.user} ({made.role}), for whom {made.cluster} vouches"
+    who = f"{made.user} ({made.role}), attested by {made.cluster}"
     print(printable(f"logged in at {made.url} as {who}, until {_moment(made)}"))
     if os.environ.get("KOALA_TOKEN"):
-        print("koala: KOALA_TOKEN is set, and is shown instead of the login", file=sys.stderr)
+        print("koala: KOALA_TOKEN is set and takes precedence over the login", file=sys.stderr)
 
 
 def logout(url: Url = None, every: Annotated[bool, Option("--all", help="at every daemon")] = False) -> int:
@@ -38,7 +38,7 @@ def logout(url: Url = None, every: Annotated[bool, Option("--all", help="at ever
     kept = [login for login in logins.valid() if every or url is None or url.rstrip("/") == login.url]
     if len(kept) > 1 and not every:
         urls = " and ".join(login.url for login in kept)
-        raise CliError(f"you are logged in at {urls}", Exit.USAGE, "say where with --url, or --all")
+        raise CliError(f"you are logged in at {urls}", Exit.USAGE, "choose one with --url, or use --all")
     if not kept:
         print("you are not logged in")
     worst = Exit.OK

@@ -70,7 +70,7 @@ def revoke(
 ) -> None:
     """Revoke tokens at once, with all tokens created from them and their open connections."""
     if bool(tokens) == every:
-        raise CliError("which tokens?", Exit.USAGE, "give their numbers, or --all")
+        raise CliError("no tokens are given", Exit.USAGE, "give their numbers, or --all")
     order: Json = {"all": True} if every else {"tokens": tokens}
     for one in daemon.client().post("/api/v1/tokens/revoke", order)["tokens"]:
         print(printable(f"token {one['id']} of {one['user']} is revoked"))

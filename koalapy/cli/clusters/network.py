@@ -158,7 +158,7 @@ def measure(
     try:
         found = _follow(client, asked, deadline, quiet=as_json)
     except KeyboardInterrupt:
-        raise CliError("the measurements go on", Exit.INTERRUPTED, "see koala network") from None
+        raise CliError("the measurements continue", Exit.INTERRUPTED, "see koala network") from None
     if as_json:
         show_json({"since": asked["since"], "links": found})
     if any(link["result"] is None or link["result"]["error"] for link in found if not link["reason"]):
@@ -175,7 +175,7 @@ def _code_of(links: list[Json]) -> Exit:
     """Fail if no link can be measured."""
     if any(not link["reason"] for link in links):
         return Exit.OK
-    print("koala: nothing is measured; see the reasons, and koala clusters", file=sys.stderr)
+    print("koala: no link is measured; see the reasons above and koala clusters", file=sys.stderr)
     return Exit.FAILED
 
 
@@ -197,7 +197,9 @@ def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool)
                 return found
             if deadline is not None and time.monotonic() >= deadline:
                 left = ", ".join(_name(link) for link in waiting.values())
-                raise CliError(f"not measured in time: {left}", Exit.TIMEOUT, "the measurements go on: koala network")
+                raise CliError(
+                    f"timeout: not measured: {left}", Exit.TIMEOUT, "the measurements continue; see koala network"
+                )
             reporter.look([link for link in links if (link["one"], link["other"]) in waiting])
             client.timeouts.sleep(POLL_INTERVAL_S)
 
@@ -258,7 +260,7 @@ def history(
         show_json(answer)
         return
     if not answer["measurements"]:
-        print(f"koala: nothing was ever measured here; koala network measure {one} {other}", file=sys.stderr)
+        print(f"koala: there are no measurements; use koala network measure {one} {other}", file=sys.stderr)
     print(history_table(answer["measurements"]))
 
 

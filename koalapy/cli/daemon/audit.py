@@ -30,7 +30,7 @@ def audit_log(
     if verify:
         return _verify(daemon.client(), known_head)
     if known_head is not None:
-        raise CliError("--known-head is given without --verify", Exit.USAGE, "add --verify")
+        raise CliError("--known-head needs --verify", Exit.USAGE, "add --verify")
     client, after = daemon.client(), 0
     query: Json = {"since": since, "user": user, "action": action, "limit": MAX_PAGE_SIZE}
     while True:
@@ -58,7 +58,7 @@ def _verify(client: Client, known_head: str | None) -> int:
             check = client.get("/api/v1/audit/verify", **query)
             checked += check["checked"]
             if check["problem"]:
-                print(f"koala: the audit is not as it was written: {printable(check['problem'])}", file=sys.stderr)
+                print(f"koala: the audit log was altered: {printable(check['problem'])}", file=sys.stderr)
                 return Exit.FAILED
             last = check["last"]
             if check["is_complete"]:
@@ -72,8 +72,8 @@ def _verify(client: Client, known_head: str | None) -> int:
 def _after(known_head: str) -> Json:
     number, separator, hashed = known_head.partition(":")
     if not (separator and number.isascii() and number.isdigit() and int(number)):
-        hint = "give ID:HASH as an earlier --verify or the daemon's log (audit-head) has it"
-        raise CliError(f"--known-head is {known_head!r}, which is no entry", Exit.USAGE, hint)
+        hint = "give ID:HASH from an earlier --verify or from the daemon's log (audit-head)"
+        raise CliError(f"--known-head is {known_head!r}, which is not ID:HASH", Exit.USAGE, hint)
     return {"after": int(number), "after_hash": hashed}
 
 

@@ -29,7 +29,7 @@ def dashboard(
         if sys.stdout.isatty():
             print("koala: open it in a browser within a minute, once", file=sys.stderr)
     elif not webbrowser.open(_page_that_leads_to(where).as_uri()):
-        raise CliError("no browser can be started here", Exit.FAILED, "leave --open out, and take the address")
+        raise CliError("no browser could be started", Exit.FAILED, "run it without --open, and open the address")
 
 
 def _page_that_leads_to(where: str) -> Path:
@@ -46,8 +46,8 @@ def _page_that_leads_to(where: str) -> Path:
             os.close(own)
     except (OSError, ValueError) as error:
         raise CliError(
-            f"there is no place for what only a browser of yours may read: {error}",
+            f"cannot create a file that only your account can read: {error}",
             Exit.FAILED,
-            "leave --open out, and take the address",
+            "run it without --open, and open the address",
         ) from error
     return folder / PAGE

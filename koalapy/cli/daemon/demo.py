@@ -30,7 +30,7 @@ T = TypeVar("T")
 def run_demo(keep: bool) -> int:
     """The whole demonstration; 0 only when the program's own check has passed."""
     if os.environ.get("KOALA_CONFIG"):
-        raise CliError("the demo brings its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
+        raise CliError("the demo uses its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
     directory = Path(tempfile.mkdtemp(prefix="koala-demo-"))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -85,7 +85,7 @@ def _daemon(directory: Path, keep: bool) -> Iterator[str]:
         if words[:2] != ["koala", "serves"]:
             log_lines = (directory / "daemon.log").read_text().strip().splitlines()
             raise CliError(
-                f"the daemon did not start: {log_lines[-1] if log_lines else 'it said nothing'}", Exit.FAILED
+                f"the daemon did not start: {log_lines[-1] if log_lines else 'it printed nothing'}", Exit.FAILED
             )
         _print(f"A daemon serves {words[2]} (ready after {time.monotonic() - started:.1f} s, data in {directory})")
         yield words[2]
@@ -119,7 +119,7 @@ def _poll(look: Callable[[], T | None], what: str) -> T:
     end = time.monotonic() + STEP_TIMEOUT
     while (found := look()) is None:
         if time.monotonic() > end:
-            raise CliError(f"waited {STEP_TIMEOUT:g} s in vain for {what}", Exit.TIMEOUT)
+            raise CliError(f"timeout after {STEP_TIMEOUT:g} s: {what}", Exit.TIMEOUT)
         time.sleep(0.05)
     return found
 
@@ -155,7 +155,7 @@ def _run(client: Client) -> Job:
             _print(f"  {at:7.3f} s  {entry['event']:<10} {entry['reason']}".rstrip())
         shown = len(now["timeline"])
         if now["restarts"] > 1:
-            raise CliError(f"the job failed again and again: {now['reason']}", Exit.FAILED)
+            raise CliError(f"the job failed repeatedly: {now['reason']}", Exit.FAILED)
         return now if now["state"] in FINAL else None
 
     return _poll(over, "the job to be over")
@@ -178,7 +178,7 @@ def _check_nothing_is_left(directory: Path) -> None:
         if time.monotonic() > end:
             pids = ", ".join(str(pid) for pid in left)
             raise CliError(
-                f"still there after {END_TIMEOUT:g} s: processes {pids}", Exit.FAILED, f"they use {directory}"
+                f"processes {pids} have not ended within {END_TIMEOUT:g} s", Exit.FAILED, f"they use {directory}"
             )
         time.sleep(0.05)
     _print("\nNothing is left running.")

@@ -125,7 +125,7 @@ def local_run(
     found = daemon.client().cluster(cluster)
     directory = found["details"].get("directory")
     if directory is None:
-        raise CliError(f"cluster {cluster} is no embedded one", Exit.USAGE, "use its own sbatch or qsub")
+        raise CliError(f"cluster {cluster} is not embedded", Exit.USAGE, "use its own sbatch or qsub")
     own = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     local = LocalCluster(Path(directory), cluster, found["total"])
     return run_as_local_user(local, nodes, command, user or getpass.getuser(), own, Path.cwd())

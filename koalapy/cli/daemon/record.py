@@ -39,7 +39,7 @@ def export(
         ProgramOutput().copy(pieces)
         return
     if not output.name or output.is_dir():
-        raise CliError(f"{output} is a folder", Exit.USAGE, "name a file in it: --output day.gz")
+        raise CliError(f"{output} is a folder", Exit.USAGE, "give a file: --output day.gz")
     # A pipe, a terminal, or what a link leads to is written to, and not replaced.
     is_new = not output.is_symlink() and (output.is_file() or not output.exists())
     incoming = output.with_name(f".{output.name}.incoming") if is_new else output
@@ -99,11 +99,11 @@ def replay(
             print("nothing was recorded then", file=sys.stderr)
     if any(told["divergence"] for told in found):
         others = sorted({told["version"] for told in found} - {__version__})
-        hint = f"it was written by version {', '.join(others)}, and this is {__version__}" if others else ""
-        raise CliError("the replay did something else than what was recorded", Exit.FAILED, hint)
+        hint = f"it was written by version {', '.join(others)}; this is {__version__}" if others else ""
+        raise CliError("the replay differs from the record", Exit.FAILED, hint)
     if lost:
-        hint = "what was told there is missing; files of the record can be restored from a backup, or removed"
-        raise CliError(printable(f"not all that was is in it: {'; '.join(lost)}"), Exit.FAILED, hint)
+        hint = "restore the missing files of the record from a backup, or remove the damaged ones"
+        raise CliError(printable(f"the record is incomplete: {'; '.join(lost)}"), Exit.FAILED, hint)
     return Exit.OK
 
 

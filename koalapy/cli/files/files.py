@@ -23,7 +23,7 @@ def add(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEM
     """Add a file or folder on a cluster to the catalogue: koala replicas add climate/2026.nc north:/data/2026.nc"""
     cluster, colon, path = place.partition(":")
     if not colon or not cluster or not path:
-        raise CliError(f"{place!r} is no CLUSTER:PATH", Exit.USAGE, f"write it as north:/data/{name}")
+        raise CliError(f"{place!r} is not CLUSTER:PATH", Exit.USAGE, f"write it as north:/data/{name}")
     order = {"name": name, "cluster": cluster, "path": path}
     with waiting_for(f"{cluster} reads {path}"):
         replica = daemon.client().post("/api/v1/replicas", order, patient=True)
@@ -70,7 +70,9 @@ def verify(
     replicas = answer["replicas"]
     if bad := [replica for replica in replicas if replica["problem"] or replica["state"] != "good"]:
         told = format_list([f"{replica['name']} on {replica['cluster']}" for replica in bad])
-        raise CliError(f"not all are good: {told}", Exit.FAILED, "see the reasons above" if not as_json else "")
+        raise CliError(
+            f"some replicas are not good: {told}", Exit.FAILED, "see the reasons above" if not as_json else ""
+        )
 
 
 def remove(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
@@ -106,7 +108,7 @@ def fetch(
     folder = to or Path(f"job-{job}")
     if not force and _is_taken(folder):
         raise CliError(
-            f"{folder} is there already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
+            f"{folder} exists already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
         )
     client = daemon.client()
     found = client.job(job)
@@ -115,8 +117,8 @@ def fetch(
         with Progress(lambda: str(got)):
             came = unpacking.unpack(got.counted(client.results(job)), folder, force=force)
     except KeyboardInterrupt:
-        hint = f"the rest is brought by koala fetch {job} --force" + (f" --to {to}" if to else "")
-        raise CliError(f"{folder} has only what came until now", Exit.INTERRUPTED, hint) from None
+        hint = f"get the rest with koala fetch {job} --force" + (f" --to {to}" if to else "")
+        raise CliError(f"{folder} is incomplete", Exit.INTERRUPTED, hint) from None
     parts = {f"{rank}-{component['cluster']}" for rank, component in enumerate(found["components"])}
     missing = sorted(parts - came.keys())
     if as_json:
@@ -128,7 +130,7 @@ def fetch(
             print(printable(f"{folder / name}: {files}, {format_bytes(some.size)}"))
     if missing:
         why = "the job is not over" if found["state"] not in FINAL else f"see koala show {job}"
-        raise CliError(f"nothing came of {', '.join(missing)}", Exit.FAILED, why)
+        raise CliError(f"there are no results of {', '.join(missing)}", Exit.FAILED, why)
 
 
 def _is_taken(folder: Path) -> bool:
@@ -136,7 +138,7 @@ def _is_taken(folder: Path) -> bool:
     try:
         return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     except OSError as error:
-        raise CliError(f"cannot look into {folder}: {error.strerror}", Exit.USAGE, "give another --to") from error
+        raise CliError(f"cannot read {folder}: {error.strerror}", Exit.USAGE, "give another --to") from error
 
 
 replicas_group = Group(

@@ -65,10 +65,10 @@ def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]
                 counted.files += 1
                 counted.size += member.size
     except tarfile.TarError as error:
-        raise CliError(f"the archive broke off: {error}", Exit.FAILED, "try again with --force") from error
+        raise CliError(f"the archive is truncated: {error}", Exit.FAILED, "try again with --force") from error
     except (ValueError, OverflowError) as error:
-        said = f"the archive has something in it that no file can have: {error}"
-        raise CliError(said, Exit.FAILED, "a daemon of another kind made it") from error
+        said = f"the archive is invalid: {error}"
+        raise CliError(said, Exit.FAILED, "use the koala command of the daemon's version") from error
     except OSError as error:
         raise CliError(f"cannot write to {to}: {error.strerror or error}", Exit.FAILED, "give another --to") from error
     finally:
@@ -81,7 +81,9 @@ def _parts(member: tarfile.TarInfo) -> list[str]:
     """Return a member's name as folders and a file, or raise ``CliError`` if it leads elsewhere."""
     parts = member.name.rstrip("/").split("/")
     if not (member.isreg() or member.isdir()) or member.issparse() or any(p in ("", ".", "..") for p in parts):
-        raise CliError(f"the archive has {member.name!r} in it", Exit.FAILED, "a daemon of another kind made it")
+        raise CliError(
+            f"the archive has {member.name!r} in it", Exit.FAILED, "use the koala command of the daemon's version"
+        )
     return parts
 
 
@@ -95,7 +97,7 @@ def _folder(root: int, parts: list[str], to: Path) -> int:
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=found)
         except OSError as error:
             where = to.joinpath(*parts[: depth + 1])
-            raise CliError(f"{where} is no folder", Exit.FAILED, "remove it, or give another --to") from error
+            raise CliError(f"{where} is not a folder", Exit.FAILED, "remove it, or give another --to") from error
         finally:
             os.close(found)
         found = below
@@ -122,7 +124,7 @@ def _write(
             os.unlink(parts[-1], dir_fd=folder)
             raise
     except FileExistsError as error:
-        raise CliError(f"{to.joinpath(*parts)} is there already", Exit.USAGE, "--force overwrites it") from error
+        raise CliError(f"{to.joinpath(*parts)} exists already", Exit.USAGE, "--force overwrites it") from error
     finally:
         os.close(folder)
 

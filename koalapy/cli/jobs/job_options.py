@@ -44,7 +44,7 @@ def environment_of(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals and name not in os.environ:
-            raise CliError(f"--env {name}: there is no such variable here", Exit.USAGE, "give --env NAME=VALUE")
+            raise CliError(f"--env {name}: this variable is not set", Exit.USAGE, "give --env NAME=VALUE")
         environment[name] = value if equals else os.environ[name]
     return environment
 
@@ -81,7 +81,7 @@ def inputs_of(texts: list[str]) -> list[Json]:
         while name.rpartition(":")[1] and (option := INPUT_OPTION.fullmatch(name.rpartition(":")[2])):
             field = "as" if option[1] is not None else "distribution"
             if field in found:
-                raise CliError(f"--input {text} says {field} twice", Exit.USAGE, "drop one")
+                raise CliError(f"--input {text} sets {field} twice", Exit.USAGE, "drop one")
             found[field] = option[0] if option[1] is None else option[1]
             name = name.rpartition(":")[0]
         if not name:

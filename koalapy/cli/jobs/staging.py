@@ -81,7 +81,7 @@ def _archive(found: Sequence[Found]) -> BufferedRandom:
             raise
     except OSError as error:
         said = f"--stage: the archive cannot be written: {(error.strerror or str(error)).lower()}"
-        raise CliError(said, Exit.FAILED, "set TMPDIR to a folder with room for it") from error
+        raise CliError(said, Exit.FAILED, "set TMPDIR to a folder with enough space") from error
     return file
 
 
@@ -99,7 +99,7 @@ def look(paths: Sequence[str]) -> list[Found]:
                     f"--stage: {earlier.path} and {one.path} would both be {one.name}", Exit.USAGE, "rename one of them"
                 )
     if not any(not one.is_folder for one in found.values()):
-        raise CliError("--stage: there is no file to send", Exit.USAGE, "name files, or folders with files in them")
+        raise CliError("--stage: there are no files", Exit.USAGE, "name files, or folders with files in them")
     return list(found.values())
 
 
@@ -115,16 +115,18 @@ def _below(path: str, name: str, asked: str, above: tuple[tuple[int, int], ...])
         hint = "name files and folders that you can read"
         raise CliError(f"--stage {asked}:{where} {(error.strerror or str(error)).lower()}", Exit.USAGE, hint) from error
     if not stat.S_ISDIR(seen.st_mode) and not stat.S_ISREG(seen.st_mode):
-        raise CliError(f"--stage {asked}: {path} is no file or folder", Exit.USAGE, "leave it out")
+        raise CliError(f"--stage {asked}: {path} is not a file or folder", Exit.USAGE, "leave it out")
     if not is_utf8(name):
-        raise CliError(f"--stage {asked}: the name {os.path.basename(path)!r} is no UTF-8", Exit.USAGE, "rename it")
+        raise CliError(
+            f"--stage {asked}: the name {os.path.basename(path)!r} is not valid UTF-8", Exit.USAGE, "rename it"
+        )
     is_folder = stat.S_ISDIR(seen.st_mode)
     if name:
         mode = 0o755 if is_folder or seen.st_mode & 0o111 else 0o644
         yield Found(name, path, mode, 0 if is_folder else seen.st_size, int(seen.st_mtime), is_folder)
     here = (seen.st_dev, seen.st_ino)
     if here in above:
-        raise CliError(f"--stage {asked}: {path} leads back into itself", Exit.USAGE, "remove that link")
+        raise CliError(f"--stage {asked}: {path} is a link to one of its parents", Exit.USAGE, "remove the link")
     for entry in entries:
         yield from _below(os.path.join(path, entry), f"{name}/{entry}" if name else entry, asked, (*above, here))
 
@@ -145,5 +147,5 @@ def _write(found: Sequence[Found], file: BinaryIO) -> None:
             except OSError as error:
                 if error.errno in FULL:
                     raise
-                hint = "try again when nobody writes to it"
+                hint = "try again when no program writes to it"
                 raise CliError(f"--stage: {one.path} cannot be read: {error}", Exit.USAGE, hint) from error

@@ -26,12 +26,12 @@ def read_job_file(file: Path) -> Json:
     name = "standard input" if str(file) == STANDARD_INPUT else str(file)
     body = _parsed(name, _content(name, file))
     if not isinstance(body, dict):
-        raise CliError(f"{name} holds no job", Exit.USAGE, "give fields and values as in docs/cli.md")
+        raise CliError(f"{name} contains no job", Exit.USAGE, "give fields and values as in docs/cli.md")
     try:
         json.dumps(body, allow_nan=False)
     except (TypeError, ValueError) as error:
-        hint = "write it as a text, in quotes"
-        raise CliError(f"{name} has what JSON cannot say: {error}", Exit.USAGE, hint) from error
+        hint = "write it as text, in quotes"
+        raise CliError(f"{name} has a value that JSON does not allow: {error}", Exit.USAGE, hint) from error
     return body
 
 
@@ -59,12 +59,12 @@ def _parsed(name: str, content: bytes) -> object:
         # Without aliases: what is small to read may be endless to write.
         return load_yaml(content.decode("utf-8"), aliases=False)
     except AliasFound as error:
-        hint = "write out what it stands for, or put it in quotes"
+        hint = "write its value instead, or put it in quotes"
         raise CliError(f"{name} has an alias (*NAME)", Exit.USAGE, hint) from error
     except DuplicateKey as error:
         raise CliError(f"cannot read {name}: {error}", Exit.USAGE) from error
     except RecursionError as error:
-        raise CliError(f"cannot read {name}: too much within each other", Exit.USAGE, "write it flatter") from error
+        raise CliError(f"cannot read {name}: nested too deeply", Exit.USAGE, "use fewer levels") from error
     except (
         ValueError,
         LookupError,
@@ -140,7 +140,7 @@ def paths_to_stage(body: Json, file: Path | None, given: list[str]) -> list[str]
     if given or told is None:
         return given
     if not isinstance(told, list) or not all(isinstance(path, str) for path in told):
-        raise CliError("stage of the job file is no list of paths", Exit.USAGE, "give files and folders")
+        raise CliError("stage in the job file is not a list of paths", Exit.USAGE, "give files and folders")
     return [str((file or Path()).parent / path) for path in told]
 
 
@@ -154,7 +154,7 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
     for field, given in by_name.items():
         of_file = body.get(field) or {}
         if given and not isinstance(of_file, dict):
-            raise CliError(f"{field} of the job file is no object", Exit.USAGE, "give names and values")
+            raise CliError(f"{field} in the job file is not an object", Exit.USAGE, "give names and values")
         if given:
             body[field] = of_file | given
     if options.get("workdir"):
@@ -162,15 +162,15 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
     if "workdir" not in body and not brings_files(body) and (here := _here()):
         body |= {"workdir": here, "workdir_optional": True}
     if "request" not in body:
-        raise CliError("no nodes are asked for", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
+        raise CliError("the request has no nodes", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
     return body
 
 
 def checked_key(key: str) -> str:
     """Return an idempotency key, or raise ``CliError`` if no header takes it."""
     if not key.strip() or not key.isprintable() or not is_utf8(key):
-        hint = "give letters, digits and signs, the same at each try"
-        raise CliError("--idempotency-key is blank, or has what no header takes", Exit.USAGE, hint)
+        hint = "use letters, digits and signs, the same for each retry"
+        raise CliError("--idempotency-key is blank, or has characters that a header does not allow", Exit.USAGE, hint)
     return key
 
 

@@ -40,7 +40,7 @@ def submit(
     """Submit a job: koala submit --flexible 6 -- python -m koalapy.apps.poisson"""
     refuse_together(json=as_json, quiet=quiet)
     if timeout is not None and not wait:
-        raise CliError("--timeout says how long to wait, and --wait is missing", Exit.USAGE, "add --wait, or drop it")
+        raise CliError("--timeout needs --wait", Exit.USAGE, "add --wait, or drop --timeout")
     if dry_run:
         refuse_together(dry_run=True, wait=wait, quiet=quiet, idempotency_key=idempotency_key is not None)
     key = None if idempotency_key is None else submission.checked_key(idempotency_key)

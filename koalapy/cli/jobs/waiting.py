@@ -34,7 +34,9 @@ def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as
     except KeyboardInterrupt:
         raise _goes_on([job]) from None
     if not whole:
-        print(f"koala: the daemon was away for a while; koala logs {job} has all the output", file=sys.stderr)
+        print(
+            f"koala: the daemon was unreachable for a while; koala logs {job} shows all of the output", file=sys.stderr
+        )
     if as_json:
         show_json(over)
     elif over["state"] != "succeeded":
@@ -113,7 +115,7 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
                 break  # what comes anew has begun from its beginning
         client.timeouts.sleep(RETRY_DELAY)
     client.wait(job, None)
-    print(f"koala: the daemon was away for a while; koala logs {job} has all the output", file=sys.stderr)
+    print(f"koala: the daemon was unreachable for a while; koala logs {job} shows all of the output", file=sys.stderr)
 
 
 def _print_logs(client: Client, job: int, follow: bool, component: int | None, raw: bool = False) -> None:

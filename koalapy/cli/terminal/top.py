@@ -43,7 +43,7 @@ def top(
     Keys: Enter opens a job or filters by a cluster, a shows all users' jobs, / searches, q quits.
     """
     if not (sys.stdin.isatty() and can_redraw(sys.stdout) and can_redraw(sys.stderr)):
-        raise CliError("koala top needs a terminal of its own", Exit.USAGE, "elsewhere, koala queue --watch")
+        raise CliError("koala top needs a terminal", Exit.USAGE, "use koala queue --watch instead")
     screen = Screen(reads_keys=True)
     view = Top(daemon.client(), everyone=everyone, limit=limit, wake=screen.wake)
     try:

@@ -84,7 +84,7 @@ class Feed(Generic[T]):
                     self.ended = error
             except (KeyError, TypeError, ValueError) as error:
                 message = f"the answer of the daemon at {self._client.url} is not understood ({error!r})"
-                self.ended = CliError(message, Exit.FAILED, "use the koala of its version")
+                self.ended = CliError(message, Exit.FAILED, "use the koala command of the daemon's version")
             self._wake()
             if self.ended is not None:
                 self.close()

@@ -68,7 +68,7 @@ def generate(
 ) -> None:
     """Generate a workload file: koala workload generate --preset s10-vi --jobs 50 -o wave.jsonl"""
     if trace is not None and (options.rate is not None or options.utilisation is not None):
-        raise CliError("--swf brings its own arrivals", Exit.USAGE, "leave out --rate and --utilisation")
+        raise CliError("--swf defines the arrivals", Exit.USAGE, "leave out --rate and --utilisation")
     recipe = recipe_of(preset, options, is_trace=trace is not None)
     grid = GridSize(clusters_of(clusters)) if clusters is not None else _grid_of_daemon(daemon, recipe)
     with waiting_for(f"makes a workload{f' of {trace.name}' if trace else ''}"):
@@ -89,7 +89,7 @@ def generate(
     if left_out := made.header.get("trace", {}).get("left_out"):
         reasons = ", ".join(f"{number} {why}" for why, number in left_out.items())
         hint = "; --keep-zero keeps those of run time 0" if swf.ZERO in left_out else ""
-        print(f"koala: of {trace} are left out: {reasons}{hint}", file=sys.stderr)
+        print(f"koala: of {trace} jobs are left out: {reasons}{hint}", file=sys.stderr)
 
 
 def _grid_of_daemon(daemon: Daemon, recipe: Recipe) -> GridSize:
@@ -100,7 +100,7 @@ def _grid_of_daemon(daemon: Daemon, recipe: Recipe) -> GridSize:
         if recipe.rate is not None and recipe.scale is not None:
             return GridSize()
         hint = "give --clusters north:4,south:4; or start a daemon, or set KOALA_URL"
-        raise CliError(f"the grid is not known: {error.message}", error.code, hint) from error
+        raise CliError(f"the grid is unknown: {error.message}", error.code, hint) from error
     return GridSize({cluster["name"]: cluster["total"] for cluster in found if cluster["total"]})
 
 
@@ -169,7 +169,9 @@ def _number(option: str, text: str, number: str) -> float:
     try:
         return float(number)
     except ValueError:
-        raise CliError(f"{option} is {text!r}: {number!r} is no number", Exit.USAGE, "write it as 2 or 0.5") from None
+        raise CliError(
+            f"{option} is {text!r}: {number!r} is not a number", Exit.USAGE, "write it as 2 or 0.5"
+        ) from None
 
 
 def _pair(option: str, text: str, example: str) -> tuple[str, str]:

@@ -58,12 +58,12 @@ def load(folder: Path) -> Json:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        hint = "give folders that koala workload run has written"
+        hint = "give report directories of koala workload run"
         raise CliError(f"cannot read {path}: {error.strerror}", Exit.USAGE, hint) from error
     except ValueError as error:
-        raise CliError(f"{path} is no JSON: {error}", Exit.USAGE, "run the workload again") from error
+        raise CliError(f"{path} is not JSON: {error}", Exit.USAGE, "run the workload again") from error
     if not isinstance(told, dict) or told.get("koala_workload_report") != 1:
-        raise CliError(f"{path} is no report of a workload", Exit.USAGE, "run the workload again")
+        raise CliError(f"{path} is not a report of koala workload run", Exit.USAGE, "run the workload again")
     return told
 
 
@@ -79,7 +79,7 @@ def save(folder: Path | None, told: Json, form: Plots, name: str) -> str:
 
 
 def save_comparison(folder: Path | None, found: Sequence[tuple[str, Json]], form: Plots) -> tuple[Json, str]:
-    """The same of several runs side by side; nothing is written where there is no folder."""
+    """The same of several runs side by side; nothing is written where there is not a folder."""
     told = measures.compare(found)
     text = tables.comparison(told)
     if folder is not None:
@@ -97,7 +97,7 @@ def _page(text: str, folder: Path, runs: Sequence[tuple[str, Json]], form: Plots
     try:
         from koalapy.workload import plots
     except ImportError:
-        print("koala: no plots without matplotlib: pip install 'koalapy[plots]'", file=sys.stderr)
+        print("koala: plots need matplotlib: pip install 'koalapy[plots]'", file=sys.stderr)
         return text
     drawn = plots.draw(runs, folder, form.value)
     return text + "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)

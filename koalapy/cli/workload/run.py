@@ -60,7 +60,7 @@ def run(
     """Run a workload against the daemon, and write a report: koala workload run wave.jsonl --background 0.2"""
     folder = directory or file.with_name(f"{file.name}.report")
     if (folder / "report.json").exists() and not overwrite:
-        raise CliError(f"{folder} has a report already", Exit.USAGE, "give another --directory, or --overwrite")
+        raise CliError(f"{folder} already has a report", Exit.USAGE, "give another --directory, or --overwrite")
     try:
         with file.open(encoding="utf-8") as lines:
             workload = parse(lines, str(file))
