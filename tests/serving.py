@@ -73,10 +73,9 @@ from koalapy.store.database import Database
 from koalapy.store.engine import SQLITE_BUSY_TIMEOUT
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
-from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.output import FileOutput
+from koalapy.store.service_tables import SqlMeasurements, SqlTokens
 from koalapy.store.sql import SqlStore
-from koalapy.store.tokens import SqlTokens
 from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.sites import Sites
 from tests.databases import open_database

@@ -12,9 +12,8 @@ from koalapy.model.request import ClusterName
 from koalapy.store import tables
 from koalapy.store.advice import MAX_RETAINED_RUNS, retain_runs
 from koalapy.store.database import Database
-from koalapy.store.days import days_of
 from koalapy.store.sql import jobs_of
-from koalapy.store.usage import THEIRS_ARE_USERS, USERS
+from koalapy.store.usage import THEIRS_ARE_USERS, USERS, days_of
 
 MAX_FREED_PAGES = 1000
 """Of SQLite's pages that are not used any more, given back to the disk in one step."""

@@ -32,10 +32,8 @@ from koalapy.store.engine import MEMORY, make_engine, unavailable_is_known, writ
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from koalapy.store.job_numbers import JobNumbers
-from koalapy.store.measurements import SqlMeasurements
-from koalapy.store.notifications import SqlNotifications
+from koalapy.store.service_tables import SqlMeasurements, SqlNotifications, SqlTokens
 from koalapy.store.sql import SqlStore
-from koalapy.store.tokens import SqlTokens
 
 LOCK_NUMBER = 0x6B6F616C61
 """Any number, as long as every daemon of this database takes the same one."""

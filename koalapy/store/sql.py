@@ -15,11 +15,10 @@ from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
 from koalapy.store.commands import PlansInUse, commands_of, remove_plans, write_commands
 from koalapy.store.database import Database, chunks, upsert
-from koalapy.store.days import add_batch
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.listing import MAX_PAGE_BYTES, page_of_ids, within_page_bytes
-from koalapy.store.notifications import write_notifications
-from koalapy.store.usage import usage_between
+from koalapy.store.service_tables import write_notifications
+from koalapy.store.usage import add_batch, usage_between
 
 
 class SqlStore:

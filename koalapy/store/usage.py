@@ -1,12 +1,17 @@
-"""How clusters were used and how long jobs waited (semantics 12), added up by the database."""
+"""Statistics in SQL (semantics 12): daily figures, written with the jobs that end, and the use of clusters."""
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, case, false, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 
-from koalapy.model.history import DAY, DayFilter, Figures, Kind, day_of
+from koalapy.model.history import DAY, NAMES, DayFilter, Figures, Key, Kind, count_ended_jobs, day_of, pair_with_jobs
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
-from koalapy.ports import MeanTimes, Usage
-from koalapy.store.days import days_of
+from koalapy.ports import Batch, ClusterRecord, MeanTimes, Usage
 from koalapy.store.tables import attempts, components, jobs
+from koalapy.store.tables import days as day_table
 
 USERS = jobs.c.internal == false()
 """The daemon's own jobs, such as measurements of the network, are no use of the grid by anybody."""
@@ -128,3 +133,68 @@ def _mean_times(connection: Connection, start: float, end: float) -> dict[Priori
     query = query.where(job.state.in_([JobState.SUCCEEDED.value, JobState.FAILED.value])).group_by(job.priority)
     found = {Priority(row[0]): MeanTimes(*row[1:]) for row in connection.execute(query)}
     return {priority: found.get(priority, MeanTimes()) for priority in Priority}
+
+
+KEYS = ("kind", "day", "name")
+
+
+def add_batch(connection: Connection, batch: Batch) -> None:
+    """Add the jobs and attempts that end in a transaction to the daily figures, as part of the transaction."""
+    ended_jobs = [job for job in batch.jobs.values() if job.state.is_final]
+    if ended_jobs or batch.attempts:
+        days = count_ended_jobs(ended_jobs, pair_with_jobs(batch.attempts, batch.jobs))
+        rows = [_key(key) | {name: getattr(figures, name) for name in NAMES} for key, figures in sorted(days.items())]
+        if rows:
+            connection.execute(_add_statement(connection.dialect.name), rows)
+    _store_node_counts(connection, batch.clusters, day_of(batch.at))
+
+
+@cache
+def _add_statement(dialect: str) -> Any:
+    """Return the statement that adds figures. Cached, since building it takes longer than executing it."""
+    statement = (sqlite if dialect == "sqlite" else postgresql).insert(day_table)
+    sums = {name: day_table.c[name] + statement.excluded[name] for name in NAMES}
+    return statement.on_conflict_do_update(index_elements=KEYS, set_=sums)
+
+
+def _store_node_counts(connection: Connection, records: Iterable[ClusterRecord], day: int) -> None:
+    """Store the largest number of nodes that each cluster had on a day."""
+    rows = [
+        _key(Key(Kind.CLUSTER, day, record.name)) | {"nodes": record.total} for record in records if record.total > 0
+    ]
+    if rows:
+        statement = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(day_table)
+        update = statement.on_conflict_do_update(
+            index_elements=KEYS,
+            set_={"nodes": statement.excluded.nodes},
+            where=day_table.c.nodes < statement.excluded.nodes,
+        )
+        connection.execute(update, rows)
+
+
+def _key(key: Key) -> dict[str, Any]:
+    return {"kind": key.kind.value, "day": key.day, "name": key.name}
+
+
+def days_of(connection: Connection, which: DayFilter) -> dict[Key, Figures]:
+    """Return the daily figures that match a query; each line of several days has the key of its first day."""
+    columns = day_table.c
+    period = _period(which.days, which.offset)
+    query = select(period.label("period"), columns.name, *(func.sum(columns[name]).label(name) for name in NAMES))
+    query = query.where(columns.kind == which.kind.value, columns.day >= which.first, columns.day <= which.last)
+    query = query.where((columns.jobs > 0) | (columns.node_seconds > 0))
+    if which.name is not None:
+        query = query.where(columns.name == which.name)
+    query = query.group_by(period, columns.name).order_by(period, columns.name).limit(which.limit)
+    return {Key(which.kind, int(row[0]), row[1]): _figures(row[2:]) for row in connection.execute(query)}
+
+
+def _period(length: int, offset: int) -> ColumnElement[int]:
+    """Return the SQL expression for the first day of a line; see ``DayFilter``."""
+    return day_table.c.day - (day_table.c.day - offset) % length
+
+
+def _figures(sums: Sequence[Any]) -> Figures:
+    # PostgreSQL returns sums of integers as Decimal.
+    values = {name: value if isinstance(value, float) else int(value) for name, value in zip(NAMES, sums, strict=True)}
+    return Figures(**values)  # type: ignore[arg-type]

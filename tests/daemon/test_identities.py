@@ -12,7 +12,7 @@ from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, S
 from koalapy.model.identity import Identity, Role, Verified
 from koalapy.model.users import User, Users
 from koalapy.ports import StoredToken
-from koalapy.store.tokens import SqlTokens
+from koalapy.store.service_tables import SqlTokens
 from tests.memory_stores import memory_stores
 
 OWN = "the-daemon's-own-token"

@@ -23,7 +23,7 @@ from koalapy.model.users import Accounts, Domain, Users
 from koalapy.protocol import messages as wire
 from koalapy.runner.preflight import CANNOT_REACH
 from koalapy.scheduler.events import ClusterDrained
-from koalapy.store.measurements import SqlMeasurements
+from koalapy.store.service_tables import SqlMeasurements
 from tests import signals
 from tests.daemon.test_hub import DEADLINE, Agent, Daemon, report, running, until
 from tests.identities import DIRECTOR

@@ -6,8 +6,8 @@ import pytest
 
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.ports import MeasurementStore
-from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.opening import Stores
+from koalapy.store.service_tables import SqlMeasurements
 
 GOOD = Measurement("north", "south", MeasurementKind.PINGPONG, 100.0, 0.5, 1e6, 7)
 FAILED = replace(GOOD, latency=None, bandwidth=None, error="node a cannot reach node b")

@@ -18,8 +18,8 @@ from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.ports import JobFilter, OutboxEntry, Submitted
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine, writing
-from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.opening import migrate
+from koalapy.store.service_tables import SqlMeasurements
 from koalapy.store.sql import SqlStore
 from tests.store.jobs import a_job, batch, running
 from tests.store.postgresql import Server

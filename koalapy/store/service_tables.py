@@ -1,0 +1,121 @@
+"""SQL tables of the daemon's services: login tokens, undelivered notifications and link measurements."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select
+
+from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
+from koalapy.model.notification import Notification
+from koalapy.model.request import ClusterName
+from koalapy.ports import StoredToken
+from koalapy.store import tables
+from koalapy.store.database import Database, chunks, upsert
+
+MAX_RETAINED = 1000
+"""Measurements that are kept of each pair of clusters and kind."""
+
+_columns = tables.measurements.c
+
+
+class SqlTokens:
+    """The ``TokenStore`` port on a database. It stores digests of tokens, never the tokens."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def tokens(self) -> list[StoredToken]:
+        """Return all tokens in order of their ids."""
+        query = select(tables.tokens).order_by(tables.tokens.c.id)
+        return [StoredToken(**row) for row in self._database.rows(query)]
+
+    def save_tokens(self, tokens: Sequence[StoredToken]) -> None:
+        """Insert or replace tokens in one transaction."""
+        with self._database.writing() as connection:
+            upsert(connection, tables.tokens, [asdict(token) for token in tokens])
+
+    def remove_tokens(self, tokens: Collection[int]) -> None:
+        """Delete tokens by id."""
+        with self._database.writing() as connection:
+            for chunk in chunks(tokens):
+                connection.execute(delete(tables.tokens).where(tables.tokens.c.id.in_(chunk)))
+
+
+class SqlNotifications:
+    """The ``NotificationStore`` port on a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def notifications(self) -> list[Notification]:
+        """Return all undelivered notifications in order of their ids."""
+        query = select(tables.notifications).order_by(tables.notifications.c.id)
+        return [Notification(**row) for row in self._database.rows(query)]
+
+    def save_notifications(self, notifications: Sequence[Notification]) -> None:
+        """Insert or replace notifications in one transaction."""
+        with self._database.writing() as connection:
+            write_notifications(connection, notifications)
+
+    def remove_notifications(self, notifications: Collection[int]) -> None:
+        """Delete notifications by id."""
+        with self._database.writing() as connection:
+            for chunk in chunks(notifications):
+                connection.execute(delete(tables.notifications).where(tables.notifications.c.id.in_(chunk)))
+
+
+def write_notifications(connection: Connection, notifications: Sequence[Notification]) -> None:
+    """Insert or replace notifications as part of a transaction."""
+    upsert(connection, tables.notifications, [asdict(notification) for notification in notifications])
+
+
+class SqlMeasurements:
+    """The ``MeasurementStore`` port on a database."""
+
+    def __init__(self, database: Database, max_retained: int = MAX_RETAINED) -> None:
+        self._database, self._max_retained = database, max_retained
+
+    def add(self, measurement: Measurement) -> None:
+        """Store a measurement, and delete the oldest of its pair and kind beyond ``max_retained``."""
+        row = asdict(measurement)
+        row |= {"kind": measurement.kind.value, "job_id": row.pop("job")}
+        same_series = (
+            (_columns.one == measurement.one)
+            & (_columns.other == measurement.other)
+            & (_columns.kind == measurement.kind.value)
+        )
+        newest_first = select(_columns.id).where(same_series).order_by(_columns.id.desc())
+        with self._database.writing() as connection:
+            # The response to a commit may be lost, so that this is the second try.
+            duplicate = select(_columns.id).where(same_series, _columns.at == measurement.at)
+            if connection.execute(duplicate).first() is not None:
+                return
+            connection.execute(insert(tables.measurements).values(row))
+            oldest_id = connection.execute(newest_first.offset(self._max_retained).limit(1)).scalar()
+            if oldest_id is not None:
+                connection.execute(delete(tables.measurements).where(same_series, _columns.id <= oldest_id))
+
+    def latest(self) -> list[Measurement]:
+        """Return the newest measurements of each pair and kind; see ``MeasurementStore.latest``."""
+        series = (_columns.one, _columns.other, _columns.kind, _columns.error != "")
+        rank = func.row_number().over(partition_by=series, order_by=_columns.id.desc()).label("rank")
+        ranked = select(_columns.id, _columns.kind, _columns.error, rank).subquery()
+        is_good = (ranked.c.kind == MeasurementKind.PINGPONG.value) & (ranked.c.error == "")
+        newest = select(ranked.c.id).where((ranked.c.rank == 1) | (is_good & (ranked.c.rank <= MAX_PINGPONGS)))
+        return self._read(select(tables.measurements).where(_columns.id.in_(newest)).order_by(_columns.id))
+
+    def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
+        """Return the newest measurements between two clusters in both directions, newest first."""
+        forward = (_columns.one == one) & (_columns.other == other)
+        backward = (_columns.one == other) & (_columns.other == one)
+        query = select(tables.measurements).where(forward | backward)
+        return self._read(query.order_by(_columns.id.desc()).limit(limit))
+
+    def _read(self, query: Any) -> list[Measurement]:
+        return [_to_measurement(row) for row in self._database.rows(query)]
+
+
+def _to_measurement(row: RowMapping) -> Measurement:
+    values = {name: value for name, value in row.items() if name not in ("id", "job_id", "kind")}
+    return Measurement(**values, kind=MeasurementKind(row["kind"]), job=row["job_id"])
