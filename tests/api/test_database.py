@@ -117,7 +117,7 @@ async def check_refusals(stack: AsyncExitStack, path: Path, trouble: Callable[[P
     first = (await api.post(JOBS, json=BODY)).json()
     with trouble(path):
         taken_on = await api.post(JOBS, json=BODY | {"name": "taken-on"})
-        check_refusal(taken_on, "not known yet")
+        check_refusal(taken_on, "may still be made")
         refused = [
             await api.post(JOBS, json=BODY | {"name": "refused"}, headers={"Idempotency-Key": "k"}),
             await api.post(f"{JOBS}/{first['id']}/cancel"),
@@ -155,7 +155,7 @@ async def test_what_waited_for_its_turn_when_the_trouble_began_is_turned_away(
         await until(lambda: len(engine_of(api)._items) == 3)
         goes_on.set()
         told = [(await answer).json()["detail"] for answer in answers]
-        assert ["not known yet" in words for words in told] == [True, False, False, False]
+        assert ["may still be made" in words for words in told] == [True, False, False, False]
         assert all("nothing was changed" in words for words in told[1:])
     await ready(api)
     assert [job["name"] for job in (await api.get(JOBS)).json()["jobs"]] == ["1"]

@@ -48,7 +48,7 @@ async def test_the_epoch_is_above_all_that_an_agent_has_seen(
         assert daemon.engine.epoch == daemon.store.epoch == max(1, epoch)
         if not epoch:
             assert north.closed == (
-                f"the agent of north tells of epoch {MAX_EPOCHS_AHEAD + 2} and ours is 1: "
+                f"the agent of north knows epoch {MAX_EPOCHS_AHEAD + 2}, and the daemon's is 1: "
                 "if that is right, empty the agent's directory once nothing of it runs"
             )
 
@@ -95,7 +95,7 @@ async def test_a_number_far_above_all_is_not_believed(tmp_path: Path) -> None:
         async with daemon.agent_of("north", known(0, job=MAX_JOBS_AHEAD + 1)) as agent:
             assert not await welcomed(agent)
             assert agent.closed.startswith(
-                f"the agent of north tells of job {MAX_JOBS_AHEAD + 1}, far above any of ours: "
+                f"the agent of north knows job {MAX_JOBS_AHEAD + 1}, far above any of ours: "
             )
         assert (await jobs.submit(SPEC, ADA))[0].job.id == 1
 

@@ -139,7 +139,7 @@ def test_no_number_ends_the_daemon(loop: Loop, message: Any) -> None:
 )
 def test_a_count_out_of_bounds_costs_the_connection_and_says_which(loop: Loop, field: str, value: object) -> None:
     closed = loop.hears([plain(report(4)) | {field: value}])
-    assert closed.startswith(f"a message could not be understood: 0.report.{field}")
+    assert closed.startswith(f"a message is invalid: 0.report.{field}")
 
 
 @pytest.mark.parametrize("host", ["", "-x", "../../tmp/x", "a,b", "a b", "a;id", "a\nb", "x" * 256, "ü"])
@@ -150,7 +150,7 @@ def test_a_nodes_address_is_one(loop: Loop, host: str) -> None:
     )
     assert not loop.hears([plain(status)])
     closed = loop.hears([plain(status) | {"hosts": ["127.0.1.1", host]}])
-    assert closed.startswith("a message could not be understood: 0.status.hosts.1")
+    assert closed.startswith("a message is invalid: 0.status.hosts.1")
 
 
 def test_words_for_people_are_cut_and_cost_nothing(loop: Loop) -> None:
@@ -177,7 +177,7 @@ def test_report_with_many_long_notices_is_cut_and_keeps_the_connection(loop: Loo
     ],
 )
 def test_report_with_more_than_a_page_holds_costs_the_connection(loop: Loop, large: dict[str, Any]) -> None:
-    assert loop.hears([plain(report(4)) | large]).startswith("a message could not be understood")
+    assert loop.hears([plain(report(4)) | large]).startswith("a message is invalid")
 
 
 @given(st.lists(st.text(max_size=300), max_size=60), st.integers(1, 30), st.integers(100, 3000))

@@ -235,7 +235,7 @@ async def test_an_agent_to_which_nothing_can_be_sent_is_sent_away(
     monkeypatch.setattr(Agent, "send", broken)
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         await signals.until(lambda: north.closed)
-        assert north.closed == "an error of the daemon's: connect again"
+        assert north.closed == "the daemon failed to send: connect again"
 
 
 # Silence

@@ -1,4 +1,4 @@
-"""What agents say, as events for the scheduler, output for its files, and messages to other agents."""
+"""Dispatch the messages of agents: events to the scheduler, output to the store, relays to other agents."""
 
 import asyncio
 import base64
@@ -40,15 +40,15 @@ log = structlog.get_logger()
 MAX_COUNTED_STAGES = 10_000
 MAX_LOGINS_AT_ONCE = 100
 NoteImpostor = Callable[[ClusterName, Job, RejectedRunner], Coroutine[Any, Any, None]]
-"""Writes down that somebody claimed to be a runner of a job on a cluster."""
+"""Records in the audit log a rejected runner of a job on a cluster."""
 
 
 class TransferFeedback:
-    """Has others learn from transfers that are over.
+    """Passes on the results of finished transfers.
 
-    ``moved``: so many bytes came from one cluster to another in so many seconds. ``spoiled``: a replica is not what the
-    catalogue says, by its name, cluster and fault; what the scheduler is to know of it. ``counted`` is told of the
-    whole of each transfer.
+    ``moved`` receives source, target, bytes and seconds, for the bandwidth of the link. ``spoiled`` receives name,
+    cluster and error of a replica that differs from the catalogue, and returns events for the scheduler. ``counted``
+    receives the whole of each transfer, for metrics.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class TransferFeedback:
     ) -> None:
         self._moved, self._spoiled, self._note = moved, spoiled, counted
         self._counted: dict[str, None] = {}
-        """Stages whose transfers were counted: they are told again in every inventory."""
+        """Stages whose transfers were counted: every inventory reports them again."""
 
     def learn(self, job: Job, component: Component, status: StageStatus) -> tuple[Event, ...]:
-        """What the scheduler is to know beside the stage itself, before it."""
+        """Return the events that the scheduler needs before the report of the stage."""
         files = list(zip(job.spec.inputs_of(component.request_index), component.sources, strict=False))
         if status.state == "failed" and status.fault == "file":
             if (status.file, status.source) not in {(file.name, source) for file, source in files}:
                 return ()
             return self._spoiled(status.file, status.source, status.error)
-        # A stage that had come before this daemon began was learned from by the one before it.
+        # The previous daemon run has counted stages that ended before this one started.
         if status.state == "done" and component.staged_at is None and status.token not in self._counted:
             self._counted[status.token] = None
             if len(self._counted) > MAX_COUNTED_STAGES:
@@ -82,7 +82,7 @@ class TransferFeedback:
 
 
 class AgentMessages:
-    """Takes in what is said on a session, which speaks for its own cluster only."""
+    """The handlers of agents' messages. A session may only report on its own cluster."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class AgentMessages:
         }
 
     async def receive(self, session: Session, messages: Iterable[FromAgent]) -> None:
-        """In their order; ``StoreUnavailable`` where output cannot be stored."""
+        """Handle messages in order. Raise ``StoreUnavailable`` if the database does not answer about output."""
         for kind, same in groupby(messages, type):
             if kind is Output:
                 await self._output(session, [message for message in same if isinstance(message, Output)])
@@ -150,11 +150,14 @@ class AgentMessages:
         found = self._queries.find(message.token)
         if found is None or found[1].cluster != session.cluster:
             log.warning(
-                "an impostor in another's job", action="agent-oversteps", cluster=session.cluster, token=message.token
+                "agent reported on another's job",
+                action="agent-oversteps",
+                cluster=session.cluster,
+                token=message.token,
             )
             return
         log.warning(
-            "somebody claimed to be a job's runner, and was refused",
+            "a process that claimed to be a job's runner was rejected",
             action="impostor",
             cluster=session.cluster,
             job=found[0].id,
@@ -167,7 +170,7 @@ class AgentMessages:
             self._spawn(self._note_impostor(session.cluster, found[0], message))
 
     def _vouch(self, session: Session, message: Vouch) -> None:
-        """Not waited for: a database that is slow holds up nothing else that the agent says."""
+        """Log in in the background, so that a slow database does not delay the agent's other messages."""
         if self._logins is None or len(self._under_way) >= MAX_LOGINS_AT_ONCE:
             busy = Vouched(ident=message.ident, error="the daemon is busy", hint="try again later")
             session.offer(busy)
@@ -194,12 +197,12 @@ class AgentMessages:
     def _ack(self, session: Session, message: Ack) -> None:
         if message.error:
             log.warning(
-                "agent refused a command", action="command-refused", cluster=session.cluster, error=message.error
+                "an agent rejected a command", action="command-refused", cluster=session.cluster, error=message.error
             )
         self._engine.post(WorkItem(acknowledged=(session.cluster, message.id)))
 
     async def _output(self, session: Session, messages: Iterable[Output]) -> None:
-        """Keep what is new of it, and tell the agent how far it is kept; what cannot be kept now comes again."""
+        """Store new output and acknowledge it. The agent sends again what could not be stored."""
         pieces: dict[str, list[OutputPiece]] = {}
         for message in messages:
             piece = OutputPiece(message.offset, base64.b64decode(message.data), message.gap)
@@ -211,7 +214,7 @@ class AgentMessages:
                 session.offer(OutputAck(token=token, offset=end))
 
     def _relay(self, session: Session, message: Relay) -> None:
-        """Pass something from one runner to another: of the same attempt, and from the cluster of the first only."""
+        """Relay a message between runners of one attempt, if it comes from the sender's cluster."""
         target = self._target_of(session.cluster, message)
         if isinstance(target, Session):
             if target.offer(message):
@@ -223,7 +226,9 @@ class AgentMessages:
         find = self._queries.find
         sender, target = find(message.sender), find(message.token)
         if sender is None or sender[1].cluster != cluster:
-            log.warning("a relay in another's name", action="agent-oversteps", cluster=cluster, sender=message.sender)
+            log.warning(
+                "agent relayed for another's runner", action="agent-oversteps", cluster=cluster, sender=message.sender
+            )
             return "not from a component of a live attempt"
         if target is None or not is_same_attempt(message.sender, message.token):
             return "not to a component of the same attempt"

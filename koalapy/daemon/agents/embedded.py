@@ -1,4 +1,4 @@
-"""Agents of embedded clusters: children of the daemon, started again when they end or cannot be started."""
+"""Run the agents of embedded clusters as child processes, and restart them when they end."""
 
 import asyncio
 import contextlib
@@ -32,22 +32,22 @@ STOP_GRACE = 5.0
 MAX_LINE_SIZE = 4096
 """Bytes."""
 MAX_SHOWN_LENGTH = 300
-"""Characters of an agent's last words."""
+"""Characters of an agent's last error that are reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentProcess:
-    """How one embedded agent is started; the daemon's URL is added to ``command``."""
+    """How to start one embedded agent; the daemon's URL is appended to ``command``."""
 
     cluster: str
     command: Sequence[str]
     environment: Mapping[str, str]
     handover: bytes
-    """Written to its standard input, which stays open as long as the daemon lives."""
+    """Written to its standard input, which stays open while the daemon runs."""
 
 
 class EmbeddedAgents:
-    """Keeps one agent process running for each embedded cluster."""
+    """The agent processes of the embedded clusters."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EmbeddedAgents:
         tell: Callable[[str, str], None],
         timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """``tell`` is called with a cluster and why its agent does not run, in words that follow "its agent"."""
+        """``tell`` is called with a cluster and the reason why its agent does not run, to follow "its agent"."""
         self._timeouts = timeouts
         self._processes = processes
         self._tell = tell
@@ -65,7 +65,7 @@ class EmbeddedAgents:
         self._keepers = [asyncio.create_task(self._keep(process, url)) for process in self._processes]
 
     async def stop(self) -> None:
-        """End the agents; what runs in their clusters goes on."""
+        """End the agents; the jobs in their clusters go on."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -78,7 +78,9 @@ class EmbeddedAgents:
             why = await _run(process, url, timeouts.last_words_s)
             if time.monotonic() - started >= timeouts.agent_stable_s:
                 pause = timeouts.min_restart_delay_s
-            log.warning("an agent does not run", action="agent-down", cluster=process.cluster, reason=why, pause=pause)
+            log.warning(
+                "an embedded agent is down", action="agent-down", cluster=process.cluster, reason=why, pause=pause
+            )
             self._tell(process.cluster, f"{why}; it is started again after {pause:g} s")
             await asyncio.sleep(pause)
             pause = min(timeouts.max_restart_delay_s, 2 * pause)
@@ -123,7 +125,7 @@ def agent_directory(data_dir: Path, cluster: str) -> Path:
 
 
 async def _run(process: AgentProcess, url: str, last_words_s: float) -> str:
-    """Run an agent until it ends; how it did, or why it could not be started."""
+    """Run an agent until it ends, and return how it ended or why it could not be started."""
     async with contextlib.AsyncExitStack() as ours:
         try:
             child, handover, errors = await _start([*process.command, "--url", url], process.environment, ours)
@@ -146,9 +148,9 @@ async def _run(process: AgentProcess, url: str, last_words_s: float) -> str:
 async def _start(
     command: Sequence[str], environment: Mapping[str, str], ours: contextlib.AsyncExitStack
 ) -> tuple[asyncio.subprocess.Process, asyncio.WriteTransport, asyncio.StreamReader]:
-    """The process, its standard input and its standard error.
+    """Start the process; return it with our ends of its standard input and error. Raise ``OSError``.
 
-    These are our own: asyncio would wait for their end, too, and others may have them. Raises ``OSError``.
+    asyncio's own pipes are not used: it would wait for their end, and other processes may hold them open.
     """
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as theirs:
@@ -173,17 +175,17 @@ async def _start(
 
 
 def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    """Their end and ours, which is the transport's from when it is handed to one."""
+    """Return the child's end and our end, which belongs to the transport once it has one."""
     their, our = socket.socketpair()
     theirs.callback(their.close)
     return their, our
 
 
 async def _owned(connecting: Coroutine[Any, Any, T], our: socket.socket) -> T:
-    """What comes of connecting a transport to our end; when nothing does, the transport has closed that all the same.
+    """Return the connected transport. If connecting fails, the transport has already closed our end.
 
-    Nobody else may: by then its number may be another file's. For the same reason it is a socket, which uvloop lets go
-    of where it closes other files a second time.
+    It must not be closed again, since its number may be another file's by then. It is a socket, because uvloop closes
+    other files twice.
     """
     try:
         return await connecting
@@ -200,7 +202,7 @@ def _signal(number: int) -> str:
 
 
 async def _pass_on(errors: asyncio.StreamReader) -> str:
-    """Repeat what an agent says as our own, line by line; its last words."""
+    """Copy an agent's standard error to our own line by line, and return its last line."""
     last, rest = b"", b""
     while piece := await errors.read(MAX_LINE_SIZE):
         *lines, rest = (rest + piece).split(b"\n")

@@ -1,4 +1,4 @@
-"""The daemon's side of the agents' connections."""
+"""Accept the connections of agents and end those of agents that do not answer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,16 +21,16 @@ from koalapy.scheduler.events import AgentConnected, ClusterDisconnected
 log = structlog.get_logger()
 
 MAX_EPOCHS_AHEAD = 1000
-"""By how much all agents together may raise a daemon's epoch while it lives: a copy of the database that was put back
-is hardly older, and an agent that lies changes little."""
+"""The most by which all agents together may raise the epoch during one daemon run. A restored database is hardly older,
+and a lying agent does little harm."""
 MEMORY_HINT = "if that is right, empty the agent's directory once nothing of it runs"
 HELLO_TIMEOUT = 30.0
-"""Seconds that an agent has to say who it is."""
+"""Timeout of an agent's first message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What every agent is told when it is let in; ``life`` tells this daemon from every other of the same instance."""
+    """What every accepted agent receives; ``life`` tells this daemon run from others of the same instance."""
 
     instance: str
     life: str
@@ -40,7 +40,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A connection that was not let in as a cluster's agent."""
+    """A rejected connection of a cluster's agent."""
 
     reason: str
     remedy: str
@@ -48,11 +48,11 @@ class Rejection:
 
 
 class OtherProtocol(UsageError):
-    """An agent of a version that the daemon cannot speak to."""
+    """The error of an agent with another protocol version."""
 
 
 class Hub:
-    """Lets agents in, turns what they say into events, and sends them their commands."""
+    """The connections of all agents."""
 
     def __init__(
         self,
@@ -67,8 +67,10 @@ class Hub:
         number_above: Callable[[JobId], bool] = lambda job: True,
         max_unread: int = MAX_UNREAD,
     ) -> None:
-        """``number_above`` has new jobs get numbers above those that agents know and returns False for one that is too
-        far; ``max_unread``: characters that may wait for one agent that does not read."""
+        """``number_above`` numbers new jobs above one that an agent knows, or returns False if it is too far.
+
+        ``max_unread``: characters that may wait for one agent that does not read.
+        """
         self._max_unread = max_unread
         self._engine, self._accounts = engine, accounts
         self._sessions, self._messages, self._questions = sessions, messages, questions
@@ -76,24 +78,24 @@ class Hub:
         self._timeout = unreachable_after
         self._agent_memory = AgentMemory(engine, terms.instance, terms.life, number_above)
         self.rejections: dict[ClusterName, Rejection] = {}
-        """The last connection that was not let in as each cluster's agent, of clusters that have none."""
+        """The last rejected connection by cluster, of clusters without an agent."""
         self.turned_away: dict[ClusterName, str] = {}
-        """Why the agent that came last was not let in, of clusters that have none."""
+        """The reason why the last agent was incompatible by cluster, of clusters without an agent."""
         self._hanging_up: set[asyncio.Task[None]] = set()
 
     def note_rejection(self, cluster: ClusterName, reason: str, remedy: str) -> None:
-        """Keep why a connection was not let in as a cluster's agent, for the alert that the agent is away."""
+        """Store why a connection was rejected, for the alert that the cluster has no agent."""
         if self._sessions.get(cluster) is None:
             self.rejections[cluster] = Rejection(reason, remedy, self._engine.clock())
 
     async def close(self) -> None:
-        """Hang up on every agent; they come back when the daemon does."""
+        """Close all connections; agents reconnect when the daemon runs again."""
         await self._sessions.close()
 
     # For the WebSocket route
 
     async def serve(self, cluster: str, connection: Connection) -> None:
-        """One agent's connection, from its hello to its end; the cluster is one that is configured."""
+        """Serve a connection of a configured cluster's agent from its hello to its end."""
         frames = connection.frames()
         try:
             hello = await _hello(frames)
@@ -101,7 +103,7 @@ class Hub:
             session = Session(cluster, connection, hello, self._max_unread)
             await self._reject_second(session)
             await self._agent_memory.outgrow(cluster, hello.known)
-            await self._reject_second(session)  # a third may have been faster
+            await self._reject_second(session)  # another one may have connected meanwhile
         except (ConflictError, UsageError, StoreUnavailable) as error:
             log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
             self.note_rejection(cluster, error.message, error.hint)
@@ -139,14 +141,14 @@ class Hub:
             self._leave(session, "its agent is not connected")
 
     def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
-        """``ConflictError`` for an agent that would run jobs as others than the daemon takes it to."""
+        """Raise ``ConflictError`` if the agent maps users to accounts otherwise than the daemon."""
         wanted = self._accounts.identity_of(cluster)
         if hello.identity != wanted:
             differ = f"clusters.{cluster}.identity is {wanted} for the daemon and {hello.identity[:20]} for its agent"
-            raise ConflictError(f"{differ}: give both one configuration")
+            raise ConflictError(f"{differ}: give both the same configuration")
 
     async def _reject_second(self, session: Session) -> None:
-        """``ConflictError`` when another agent of the cluster is connected, and answers; the same one may come anew."""
+        """Raise ``ConflictError`` if another agent of the cluster answers. The same one may reconnect."""
         while (earlier := self._sessions.get(session.cluster)) is not None and earlier.who != session.who:
             if earlier.hangs:
                 return
@@ -157,22 +159,22 @@ class Hub:
                 raise ConflictError(f"cluster {session.cluster} has an agent already, {earlier.who}: stop one of them")
 
     def _sending_ended(self, session: Session, pump: "asyncio.Task[None]") -> None:
-        """Nothing more would ever be sent, and the agent would never know: it is to connect again."""
+        """Close the connection if sending failed, so that the agent reconnects."""
         error = None if pump.cancelled() else pump.exception()
         if error is not None:
             log.error(
                 "cannot send to an agent", action="agent-connection-failed", cluster=session.cluster, exc_info=error
             )
-            self._hang_up(session, "an error of the daemon's: connect again")
+            self._hang_up(session, "the daemon failed to send: connect again")
 
     def _hang_up(self, session: Session, reason: str) -> None:
-        """Not waited for: on a connection that is dead it may take long."""
+        """Close a connection in the background, since that may take long on a dead one."""
         hanging_up = asyncio.create_task(session.connection.close(reason))
         self._hanging_up.add(hanging_up)
         hanging_up.add_done_callback(self._hanging_up.discard)
 
     async def _watch(self, session: Session) -> None:
-        """Give an agent up that does not answer, though its connection is open: it may be stopped, or its host gone."""
+        """Disconnect the agent once it stops answering: it may be stopped, or its host unreachable."""
         await session.silent(self._timeout)
         heard = self._engine.clock() - session.heard_ago
         self._leave(session, f"its agent has not answered for {session.silence:g} s", heard)
@@ -181,7 +183,7 @@ class Hub:
     async def _listen(self, session: Session, frames: AsyncIterator[str]) -> None:
         async for frame in session.listen(frames):
             if self._sessions.get(session.cluster) is not session:
-                return  # given up, or replaced: whatever it says, it will say again
+                return  # disconnected or replaced: the agent repeats its messages after it reconnects
             try:
                 messages = from_agent.validate_json(frame)
             except ValidationError as error:
@@ -190,7 +192,7 @@ class Hub:
                 log.error(
                     "invalid message from an agent", action="agent-message-invalid", cluster=session.cluster, error=text
                 )
-                await session.connection.close(f"a message could not be understood: {text}")
+                await session.connection.close(f"a message is invalid: {text}")
                 return
             await self._messages.receive(session, messages)
 
@@ -202,9 +204,9 @@ class Hub:
 
 
 class AgentMemory:
-    """What agents know of a daemon's past, which a database that was put back from a copy may not.
+    """Epochs and job numbers that agents know, which a database restored from a backup may not.
 
-    Takes epoch and job numbers above what agents have seen, before anything is sent to them.
+    Raises those of the daemon above them before anything is sent to agents.
     """
 
     def __init__(self, engine: Engine, instance: str, life: str, number_above: Callable[[JobId], bool]) -> None:
@@ -213,10 +215,10 @@ class AgentMemory:
         self._max_epoch = engine.epoch + MAX_EPOCHS_AHEAD
         self._heard: set[ClusterName] = set()
         self._yielded: set[ClusterName] = set()
-        """Clusters for which the epoch was raised: each needs that once."""
+        """Clusters for which the epoch was raised; each may do so once."""
 
     async def outgrow(self, cluster: ClusterName, known_daemons: Sequence[KnownDaemon]) -> None:
-        """Be later than all that an agent knows of us; ``UsageError`` when it cannot know that."""
+        """Raise epoch and job numbers above those that an agent knows. Raise ``UsageError`` if they are implausible."""
         known = next((known for known in known_daemons if known.instance == self._instance), None)
         first = cluster not in self._heard
         self._heard.add(cluster)
@@ -224,17 +226,17 @@ class AgentMemory:
             return
         if known.epoch > self._engine.epoch or (known.epoch == self._engine.epoch and known.life != self._life):
             await self._raise(cluster, known.epoch)
-        # Later on it can know of none but those that we have numbered.
+        # After the first connection it can only know numbers of this daemon run.
         if first and not self._number_above(known.job):
-            raise UsageError(f"the agent of {cluster} tells of job {known.job}, far above any of ours: {MEMORY_HINT}")
+            raise UsageError(f"the agent of {cluster} knows job {known.job}, far above any of ours: {MEMORY_HINT}")
 
     async def _raise(self, cluster: ClusterName, epoch: int) -> None:
         own = self._engine.epoch
         if cluster in self._yielded or epoch > self._max_epoch:
-            raise UsageError(f"the agent of {cluster} tells of epoch {epoch} and ours is {own}: {MEMORY_HINT}")
+            raise UsageError(f"the agent of {cluster} knows epoch {epoch}, and the daemon's is {own}: {MEMORY_HINT}")
         self._yielded.add(cluster)
         log.warning(
-            "the database is older than what agents know of it: it was put back from a copy",
+            "the database is older than what an agent knows: it was restored from a backup",
             action="database-restored",
             cluster=cluster,
             epoch=own,
@@ -244,7 +246,7 @@ class AgentMemory:
 
 
 async def _hello(frames: AsyncIterator[str]) -> Hello:
-    """The first message of a connection; ``UsageError`` when it is anything else, or does not come."""
+    """Return the hello of a connection. Raise ``UsageError`` if another message or none arrives."""
     try:
         async with asyncio.timeout(HELLO_TIMEOUT):
             return await _first(frames)
@@ -257,7 +259,7 @@ async def _first(frames: AsyncIterator[str]) -> Hello:
         try:
             messages = from_agent.validate_json(frame)
         except ValidationError as error:
-            raise UsageError(f"the first message could not be understood: {error.error_count()} errors") from error
+            raise UsageError(f"the first message is invalid: {error.error_count()} errors") from error
         first = messages[0] if messages else None
         if not isinstance(first, Hello):
             raise UsageError("the first message must be a hello")

@@ -1,4 +1,4 @@
-"""Questions to agents: the daemon's own, and those that agents have for each other, which it passes on."""
+"""Questions to agents: those of the daemon, and those between agents, which it forwards."""
 
 import asyncio
 import uuid
@@ -14,21 +14,18 @@ from koalapy.protocol.messages import Answer, Ask
 log = structlog.get_logger()
 
 ANSWER_TIMEOUT = 30.0
-"""Seconds."""
-
-
+"""Timeout of a question in seconds."""
 BETWEEN_AGENTS = frozenset({"stat", "export", "unexport"})
-"""What agents may ask each other, all of it about replicas; all else is the daemon's to ask."""
-
+"""Questions that agents may ask each other, all about replicas. Only the daemon may ask others."""
 ABOUT_REPLICAS = frozenset({"stat", "export"})
 Send = Callable[[ClusterName, Ask | Answer], bool]
-"""Gives a message to a cluster's agent; False when it is not connected."""
+"""Sends a message to a cluster's agent; returns False if it is not connected."""
 IsBrought = Callable[[ClusterName, ClusterName, str], bool]
-"""Whether a job on the first cluster is to get what is at a path of the second one's."""
+"""Returns whether a job on the first cluster needs the replica at a path of the second."""
 
 
 class Questions:
-    """Asks and passes on; nothing is kept: whoever gets no answer asks again."""
+    """The open questions. None is stored: without an answer the asking side repeats it."""
 
     def __init__(self, send: Send, is_brought: IsBrought) -> None:
         self._send, self._is_brought = send, is_brought
@@ -37,10 +34,10 @@ class Questions:
     async def ask(
         self, cluster: ClusterName, what: str, payload: Mapping[str, object], timeout: float = ANSWER_TIMEOUT
     ) -> dict[str, Any]:
-        """What a cluster's agent answers.
+        """Ask a cluster's agent and return the payload of its answer.
 
-        ``SiteUnavailable`` when the cluster is out of reach or does not answer within ``timeout`` seconds,
-        ``SiteRejected`` when it refuses, with its ``fault``.
+        Raise ``SiteUnavailable`` if the cluster is unreachable or does not answer within ``timeout`` seconds, and
+        ``SiteRejected`` with the agent's ``fault`` if it rejects the question.
         """
         ident = uuid.uuid4().hex
         answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -60,10 +57,8 @@ class Questions:
             raise SiteRejected(answer.error, fault=answer.fault or SiteFault.REFUSED)
         return dict(answer.payload)
 
-    # For the hub
-
     def asked(self, cluster: ClusterName, message: Ask) -> None:
-        """An agent asks another."""
+        """Forward the question of an agent to another, or answer why not."""
         if message.what not in BETWEEN_AGENTS:
             self._refuse(cluster, message, f"agents do not ask each other for {message.what!r}")
             return
@@ -80,7 +75,7 @@ class Questions:
         self._send(cluster, Answer(ident=question.ident, error=error, fault=fault, cluster=question.cluster))
 
     def answered(self, cluster: ClusterName, message: Answer) -> None:
-        """An agent answers: the daemon itself, or another agent."""
+        """Deliver the answer of an agent to the daemon's task or to the asking agent."""
         if message.cluster:
             self._send(message.cluster, message.model_copy(update={"cluster": cluster}))
             return
@@ -89,7 +84,7 @@ class Questions:
             waiting.set_result(message)
 
     def lost(self, cluster: ClusterName) -> None:
-        """An agent's connection has ended: it will not answer."""
+        """Fail the open questions to an agent whose connection has ended."""
         for asked, waiting in self._open.values():
             if asked == cluster and not waiting.done():
                 waiting.set_result(Answer(ident="", fault=SiteFault.LOST))

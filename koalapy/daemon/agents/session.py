@@ -1,4 +1,4 @@
-"""The agents that are connected: what each is sent, and whether it is still there."""
+"""Sessions of connected agents: queue their messages, and detect that they stop answering."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -9,16 +9,16 @@ from koalapy.model.request import ClusterName
 from koalapy.protocol import messages as wire
 
 CHECKS_PER_TIMEOUT = 4
-"""How often, in the time after which silence means that an agent is gone, it is seen whether it is silent."""
+"""Checks for silence during the time after which a silent agent is disconnected."""
 MAX_OVERSLEEP = 1.0
-"""Waking so many seconds later than we wanted to, we were asleep, and it was us who did not listen."""
+"""If a sleep takes this many seconds longer, the daemon itself was stopped and did not listen."""
 MAX_UNREAD = 64 * 1024 * 1024
-"""Characters that wait for an agent to read them, of what may be dropped."""
+"""Characters of droppable messages that wait for an agent to read them."""
 _sequence = count(1)
 
 
 class Connection(Protocol):
-    """One open WebSocket, as the hub sees it."""
+    """An open WebSocket of an agent."""
 
     def frames(self) -> AsyncIterator[str]: ...
 
@@ -28,7 +28,7 @@ class Connection(Protocol):
 
 
 class Session:
-    """Messages out in batches, in order; and how long nothing came in, as far as anybody listened."""
+    """The session of one connected agent: its outgoing queue, and how long it has been silent."""
 
     def __init__(self, cluster: str, connection: Connection, hello: wire.Hello, max_unread: int = MAX_UNREAD) -> None:
         """``max_unread``: characters that may wait for an agent that does not read."""
@@ -42,26 +42,26 @@ class Session:
         """Seconds."""
         self._heard_at = asyncio.get_running_loop().time()
         self.hangs = False
-        """Whether it was asked in vain, and not heard since."""
+        """Whether the agent has left a probe unanswered and has sent nothing since."""
         self._awaited = False
-        """Whether jobs wait for its cluster's nodes."""
+        """Whether jobs wait for nodes of the cluster."""
         self._renewal: int | None = None
-        """A question for a renewal that is answered once its inventory has been taken in."""
+        """A lease renewal to confirm once the agent's inventory is applied."""
         self._heard = asyncio.Event()
         self._busy = False
         self._asked: dict[int, float] = {}
         self._queue: list[Any] = []
         self._offered = self._sending = 0
-        """Characters of what was offered, in the queue and on its way."""
+        """Characters of droppable messages that are queued, and that are being sent."""
         self._wake = asyncio.Event()
 
     @property
     def who(self) -> str:
-        """The agent, for people."""
+        """The agent's process and host, for messages."""
         return f"process {self.hello.pid} on {self.hello.host}"
 
     def start(self, messages: Iterable[Any]) -> None:
-        """Its inventory has been taken in: commands may be sent, first those that wait."""
+        """Send ``messages`` and further commands, since the agent's inventory is applied."""
         self.ready = True
         if self._renewal is not None:
             self.renew_lease(self._renewal)
@@ -74,7 +74,7 @@ class Session:
         self._wake.set()
 
     def offer(self, message: wire.FromDaemon) -> bool:
-        """Put what is not kept and not repeated; False when too much waits already, as for one who does not read."""
+        """Queue a message that may be dropped. Return False if too much waits already."""
         size = len(wire.frame(wire.from_daemon, [message]))
         if self._offered + self._sending + size > self._max_unread:
             return False
@@ -83,15 +83,15 @@ class Session:
         return True
 
     def renew_lease(self, number: int) -> None:
-        """Answer a question for a renewal, once the scheduler counts the cluster as in reach: until then it may give up
-        components that are not renewed."""
+        """Confirm a lease renewal, but only once the scheduler counts the cluster as reachable: before, it may give up
+        components whose lease is not renewed."""
         if self.ready:
             self.offer(wire.LeaseRenewed(number=number))
         else:
             self._renewal = number
 
     async def pump(self) -> None:
-        """Send what is put, until cancelled."""
+        """Send queued messages until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -102,10 +102,8 @@ class Session:
                 await asyncio.sleep(0)  # other tasks run, though the frame was taken at once
             self._sending = 0
 
-    # Whether it is there
-
     async def listen(self, frames: AsyncIterator[str]) -> AsyncIterator[str]:
-        """The frames as they come, with note taken of that."""
+        """Yield received frames, and note that the agent is not silent."""
         async for frame in frames:
             self.silence, self.hangs = 0.0, False
             self._heard_at = asyncio.get_running_loop().time()
@@ -116,28 +114,28 @@ class Session:
 
     @property
     def heard_ago(self) -> float:
-        """Seconds since the last frame at most: leases may have been renewed until then."""
+        """An upper bound of the seconds since the last frame: leases may have been renewed until then."""
         return min(self.silence, asyncio.get_running_loop().time() - self._heard_at)
 
     def end(self) -> None:
-        """Nobody need wait for it any more."""
+        """Release those that wait for an answer."""
         self._heard.set()
 
     async def silent(self, timeout: float) -> None:
-        """Wait until nothing was heard for so many seconds though we listened; it is asked meanwhile."""
+        """Wait until the agent has been silent for ``timeout`` seconds, and probe it meanwhile."""
         loop = asyncio.get_running_loop()
         pause = timeout / CHECKS_PER_TIMEOUT
         while self.silence < timeout:
             began = loop.time()
             await asyncio.sleep(pause)
-            # What came while we slept, or did something else, waits to be read.
+            # Frames that arrived while the daemon was busy or stopped wait to be read.
             if self._busy or loop.time() - began > pause + MAX_OVERSLEEP:
                 continue
             self.silence += pause
             self._probe(look=False)
 
     async def answers(self, timeout: float) -> bool:
-        """Whether the agent says anything within so many seconds, being asked."""
+        """Probe the agent, and return whether it sends anything within ``timeout`` seconds."""
         if self._busy:
             return True
         self._heard.clear()
@@ -149,23 +147,19 @@ class Session:
             self.hangs = True
         return not self.hangs
 
-    # What it knows
-
     def jobs_wait(self, *, awaited: bool) -> None:
-        """Have it look for free nodes more often while jobs wait for them: told at once when that begins, and by every
-        question whether it is there.
-        """
+        """Have the agent look for free nodes more often while jobs wait for them, by this and every later probe."""
         begins = awaited and not self._awaited
         self._awaited = awaited
         if begins and self.ready:
             self._probe(look=False)
 
     def ask_to_confirm(self, now: float) -> None:
-        """Have it look afresh, and say when all it knows is told."""
+        """Ask the agent to query its resource manager, and to confirm once it has reported everything."""
         self._asked[self._probe(look=True)] = now
 
     def confirmed(self, sequence: int) -> float | None:
-        """As of when all is told that was known; None for an answer to nothing, or to a question of no such weight."""
+        """Return the time as of which everything is reported; None if no confirmation was asked for."""
         return self._asked.pop(sequence, None)
 
     def _probe(self, *, look: bool) -> int:
@@ -208,19 +202,19 @@ class Sessions:
             session.put(messages)
 
     def request_confirmation(self, cluster: ClusterName) -> None:
-        """Have an agent tell all it knows, and then that it has."""
+        """Ask an agent to report its full state and to confirm that it has."""
         if (session := self._sessions.get(cluster)) is not None and session.ready:
             session.ask_to_confirm(self._clock())
 
     def set_awaited_clusters(self, clusters: frozenset[ClusterName]) -> None:
-        """Have the agents of these clusters, and of no others, look for free nodes more often."""
+        """Have the agents of these clusters, and only these, look for free nodes more often."""
         changed, self._awaited = clusters ^ self._awaited, clusters
         for cluster in changed:
             if (session := self._sessions.get(cluster)) is not None:
                 session.jobs_wait(awaited=cluster in clusters)
 
     def offer(self, cluster: ClusterName, message: wire.FromDaemon) -> bool:
-        """Send a message that is not kept; return False if the agent is away or does not read."""
+        """Send a message that may be dropped; return False if the agent is disconnected or does not read."""
         session = self._sessions.get(cluster)
         return session is not None and session.offer(message)
 

@@ -1,4 +1,4 @@
-"""The scheduler's commands as messages to agents, with everything an agent needs to carry them out."""
+"""Convert commands of the scheduler to messages for agents, with all data that agents need."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -34,17 +34,17 @@ from koalapy.scheduler.ledger import live
 
 
 class CommandMessages:
-    """Makes the messages of one batch; what depends on a cluster is said in that cluster's own words."""
+    """The messages of one batch of commands, with paths and accounts as on each cluster."""
 
     def __init__(
         self, epoch: int, profiles: Mapping[ClusterName, ClusterProfile], catalogue: Catalogue, accounts: Accounts
     ) -> None:
         self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
         self._plans: dict[JobId, Plan] = {}
-        """Of jobs whose barrier opens: the same for all components of one."""
+        """The plans of jobs whose barrier opens; all components of a job share one."""
 
     def message(self, command: Command, job: Job | None, ident: int) -> dict[str, Any]:
-        """One command as JSON; ``job`` is whose component or stage it is for, where that is known."""
+        """Return a command as JSON; ``job`` is the job of its component or stage, if known."""
         own: dict[str, Any] = {"id": ident, "epoch": self._epoch, "token": command.token}
         match command:
             case StopComponent():
@@ -55,7 +55,7 @@ class CommandMessages:
                 return Unstage(**own).model_dump()
             case SubmitComponent() if job is not None:
                 owner, cluster = job.spec.owner, command.cluster
-                # Who may use which cluster may have been changed since the job was placed there.
+                # Permissions may have changed since the job was placed there.
                 if why := self._accounts.rejection_reason(owner, cluster):
                     return Stop(**own, reason=why).model_dump()
                 return _submit(
@@ -91,14 +91,14 @@ def _submit(job: Job, own: dict[str, Any], local_user: str, profile: ClusterProf
 
 
 def _enforced_walltime(spec: JobSpec) -> float | None:
-    """Return after how many seconds resource manager and runners end what the daemon has not ended."""
+    """Return the seconds after which resource manager and runners end a job that the daemon has not ended."""
     return None if spec.walltime is None else spec.walltime + WALLTIME_ALLOWANCE
 
 
 def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, Any], local_user: str) -> Stage | None:
-    """What is to be brought to a component; None when it went elsewhere within the same step.
+    """Return the files to stage for a component; None if it was moved elsewhere within the same step.
 
-    A replica that the catalogue has not any more is told without a path.
+    A replica that is no longer in the catalogue has no path.
     """
     component = job.staged_component_of(own["token"])
     if component is None or component.cluster != cluster:
@@ -115,7 +115,7 @@ def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, 
 
 
 def is_brought(jobs: Iterable[Job], cluster: ClusterName, source: ClusterName, path: str, catalogue: Catalogue) -> bool:
-    """Whether a component on a cluster is to get files from what is at a path of another one's."""
+    """Return whether a component on a cluster needs the replica at a path of cluster ``source``."""
     for job in jobs:
         for component in job.attempt.components if job.attempt else ():
             if component.cluster == cluster and source in component.sources:
@@ -143,7 +143,7 @@ def _file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFi
 
 
 def _plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str, Any]:
-    """All of an ``Open`` that is the same for each component."""
+    """Return the part of an ``Open`` that all components share."""
     attempt = live(job)
     nodes: list[PlanNode] = []
     contexts: list[PlanContext] = []
@@ -176,7 +176,7 @@ def _stop(command: StopComponent, own: dict[str, Any]) -> Stop:
 
 
 def _warnings(spec: JobSpec) -> dict[str, Any]:
-    """What the program is told before the end of its walltime, and at the end of its lease."""
+    """Return the warning signals before the end of the walltime and of the lease."""
     if spec.warning is None:
         return {}
     signal, grace = spec.warning.signal.value, spec.warning.grace

@@ -1,4 +1,4 @@
-"""One daemon's life: start in order, serve until told to end, end in order."""
+"""Run a daemon: start its parts in order, serve until a signal, and stop in order."""
 
 import asyncio
 import contextlib
@@ -31,11 +31,11 @@ from koalapy.system.systemd import ServiceManager
 log = structlog.get_logger()
 
 SHUTDOWN_GRACE = 3
-"""Seconds that open requests get at the end."""
+"""Seconds that open requests have to end when the daemon stops."""
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn without its own signal handling, and with a word when it listens."""
+    """Uvicorn without its signal handling, which calls ``started`` once it listens."""
 
     def __init__(
         self, app: Any, connections: Connections, started: Callable[[], None], certificate: Certificate | None = None
@@ -45,7 +45,7 @@ class HttpServer(uvicorn.Server):
             http=connections.protocol(),
             lifespan="off",
             access_log=False,
-            log_config=None,  # the log is one for all
+            log_config=None,  # the daemon's own logging is used
             log_level="warning",
             timeout_graceful_shutdown=SHUTDOWN_GRACE,
             ws_max_size=MAX_FRAME_SIZE,
@@ -82,7 +82,7 @@ class HttpServer(uvicorn.Server):
 
 
 class Daemon:
-    """Everything that runs in ``koala serve``."""
+    """The tasks of ``koala serve``."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class Daemon:
         status: Callable[[], str] = str,
         give_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """``manager`` is told that the daemon serves, lives and ends, and its ``status``.
+        """``status`` returns the line that the service manager shows.
 
-        ``give_up`` is called before an end as if killed: nothing else is done after that.
+        ``give_up`` is called last before the process exits without a clean stop.
         """
         self._give_up = give_up
         self._manager = manager or ServiceManager()
@@ -123,12 +123,14 @@ class Daemon:
     def _started(self) -> None:
         self._announce(self.url)
         self._agents.start(self.url)
-        log.info("serving", action="daemon-serves", url=self.url, version=__version__, epoch=self._engine.epoch)
+        log.info(
+            "the daemon serves", action="daemon-serves", url=self.url, version=__version__, epoch=self._engine.epoch
+        )
         self._manager.notify_ready(f"serves {self.url}")
         self._watchdog.start(StandIn(self._listener, self._certificate.context if self._certificate else None))
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT, the loss of the lease, or the end of a part that must not end."""
+        """Run until SIGTERM, SIGINT, the loss of the lease, or the unexpected end of engine or server."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end.set)
@@ -143,7 +145,7 @@ class Daemon:
             await self._shut_down(engine, server)
 
     async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:
-        log.info("ending", action="daemon-ends")
+        log.info("the daemon ends", action="daemon-ends")
         self._manager.notify_stopping()
         self._watchdog.stop()
         self._duties.stop()
@@ -157,8 +159,12 @@ class Daemon:
             await engine
             await query(self._store.release_lease)
         except StoreUnavailable as error:
-            log.critical("ending as if killed: the database does not answer", action="daemon-ends", error=error.message)
+            log.critical(
+                "the daemon exits without a clean stop: the database does not answer",
+                action="daemon-ends",
+                error=error.message,
+            )
             self._give_up()
             sys.stderr.flush()
-            os._exit(1)  # threads that wait for it would keep us for as long as it hangs
+            os._exit(1)  # threads that wait for the database would delay a normal exit
         await server

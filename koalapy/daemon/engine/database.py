@@ -1,7 +1,7 @@
-"""Whether the database takes what is written, and how long anybody waits for it.
+"""Run queries beside the event loop, and watch whether the database accepts writes.
 
-What was taken on is written sooner or later, for nothing may be done that is not. But nothing more is taken on from
-users while that does not work, and nobody is kept waiting: what may still become true is told as such.
+Accepted changes are written sooner or later, since the daemon acts only on what is stored. While the database is
+unavailable, changes of users are rejected, and a change whose outcome is open is reported as such after a timeout.
 """
 
 import asyncio
@@ -24,45 +24,44 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 SLOW_AFTER_S = 2.0
-"""Seconds after which a database that has not answered counts as away."""
+"""Seconds after which a database that has not answered counts as unavailable."""
 COMMIT_TIMEOUT_S = 3.0
-"""Seconds for which somebody is kept waiting while the database is away."""
+"""Seconds for which a client waits for a commit while the database is unavailable."""
 QUERY_TIMEOUT_S = 5.0
-"""Seconds that a question to the database may take."""
-UNKNOWN_OUTCOME = "ask for it in a while: it is done or not, and nothing is done by half"
+"""Timeout of one query."""
+UNKNOWN_OUTCOME = "look again later: the change is made as a whole or not at all"
 
 READ_TIMINGS = Timings()
-"""Questions to the database, of all who ask in this process."""
+"""Durations of all queries of this process."""
 
 
 class Threads(Executor):
-    """Run work in at most ``most`` threads; a hanging one does not keep the process from ending, as one of Python's own
-    pool would.
+    """A pool of daemon threads, which do not block the end of the process when they hang, unlike Python's own pool.
 
-    Work is queued by user, and users take turns. With ``most_per_user`` no user has more threads at once.
+    Work is queued by user, and users take turns. ``most_per_user`` limits the threads of one user.
     """
 
     def __init__(self, most: int, name: str, most_per_user: int | None = None) -> None:
         self._most, self._name, self._most_per_user = most, name, most_per_user or most
         self._queues: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
-        """The work that waits by user; the user whose turn comes next is first."""
+        """Waiting work by user; the user whose turn is next comes first."""
         self._running: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._begun = self._open = 0
-        """Threads, and work that is not done yet."""
+        """The number of started threads, and of work items that are not done."""
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         return self.submit_for("", work, *args, **kwargs)
 
     def submit_for(self, user: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """Submit work of a user; work of the daemon itself is that of user ``""``, which may have all threads."""
+        """Submit work of a user. The daemon's own work has user ``""`` and may take all threads."""
         answer: Future[T] = Future()
 
         def do() -> None:
             if answer.set_running_or_notify_cancel():
                 try:
                     answer.set_result(work(*args, **kwargs))
-                except BaseException as error:  # noqa: BLE001 - it is raised where that is waited for
+                except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
                     answer.set_exception(error)
 
         with self._changed:
@@ -82,7 +81,7 @@ class Threads(Executor):
                 waiting = self._queues.pop(user)
                 do = waiting.popleft()
                 if waiting:
-                    self._queues[user] = waiting  # behind all others
+                    self._queues[user] = waiting  # as the last user
                 self._running[user] += 1
             do()
             with self._changed:
@@ -93,12 +92,12 @@ class Threads(Executor):
                 self._changed.notify()
 
     def _next_user(self) -> str | None:
-        """Return the first user in turn who may have one more thread."""
+        """Return the next user that may have one more thread, or None."""
         return next((user for user in self._queues if not user or self._running[user] < self._most_per_user), None)
 
 
 class _ThreadsOfUser(Executor):
-    """Submit the work of one user to threads that users share."""
+    """An executor that submits to shared threads as one user."""
 
     def __init__(self, threads: Threads, user: str) -> None:
         self._threads, self._user = threads, user
@@ -109,18 +108,18 @@ class _ThreadsOfUser(Executor):
 
 _readers = Threads(8, "reader", most_per_user=3)
 _workers = Threads(8, "database")
-"""Those who ask a database that hangs keep nobody else from a thread: neither of these nor of the common pool."""
+"""Separate pools, so that queries of a hanging database block neither writes nor the default pool."""
 READING_USER: ContextVar[str] = ContextVar("reading_user", default="")
-"""The user whose request is under way; empty in the daemon's own tasks."""
+"""The user of the current request; empty in the daemon's own tasks."""
 
 
 async def run_in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What comes of work in the database, however long that takes."""
+    """Run ``work`` in a database thread without a timeout, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_workers, lambda: work(*args, **kwargs))
 
 
 async def query(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The answer to a question to the database; ``StoreUnavailable`` when there is none in time."""
+    """Run ``question`` in a reader thread and return its result. Raise ``StoreUnavailable`` on timeout."""
     reader = _ThreadsOfUser(_readers, READING_USER.get())
     asking = asyncio.get_running_loop().run_in_executor(reader, lambda: question(*args, **kwargs))
     began, failed = time.monotonic(), False
@@ -132,37 +131,37 @@ async def query(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
     except TimeoutError:
         failed = True
         raise StoreUnavailable(
-            f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="ask again later"
+            f"the database has not answered for {QUERY_TIMEOUT_S:g} s", hint="try again later"
         ) from None
     finally:
         READ_TIMINGS.note(time.monotonic() - began, failed=failed)
 
 
 class DatabaseMonitor:
-    """What is known of the database from those who write to it."""
+    """The state of the database, as its writers report it."""
 
     def __init__(self) -> None:
         self.away = asyncio.Event()
-        """Set while it takes nothing."""
+        """Set while the database is unavailable."""
         self._waiters: set[asyncio.Future[None]] = set()
-        """Of those who wait for work: each is done as soon as the database takes nothing."""
+        """Futures that are completed when the database becomes unavailable."""
         self._problems: dict[str, str] = {}
         self._since = 0.0
         self.lease_renewed_at: float | None = None
-        """When it last was, by the monotonic clock; None where nobody renews it."""
+        """Monotonic time of the last renewal; None before the first."""
         self.lease_lost = False
         self._under_way: set[asyncio.Future[Any]] = set()
 
     @property
     def problem(self) -> str:
-        """Why it takes nothing; empty while it does."""
+        """The reason why the database is unavailable, or an empty string."""
         return next(iter(self._problems.values()), "")
 
     def note_failure(self, who: str, reason: str) -> None:
-        """Somebody's transaction was not taken."""
+        """Record that the transaction of a writer failed."""
         if not self._problems:
             self._since = time.monotonic()
-            log.error("the database takes nothing", action="database-away", error=reason)
+            log.error("the database is unavailable", action="database-away", error=reason)
         self._problems[who] = reason
         self.away.set()
         for waiter in self._waiters:
@@ -170,13 +169,14 @@ class DatabaseMonitor:
                 waiter.set_result(None)
 
     def note_success(self, who: str) -> None:
-        """The same one's transaction was."""
+        """Record that a transaction of the writer succeeded."""
         if self._problems.pop(who, "") and not self._problems:
             self.away.clear()
-            log.info("the database is back", action="database-back", after=f"{time.monotonic() - self._since:.1f} s")
+            after = f"{time.monotonic() - self._since:.1f} s"
+            log.info("the database is available again", action="database-back", after=after)
 
     def check(self) -> None:
-        """``StoreUnavailable`` while it takes nothing."""
+        """Raise ``StoreUnavailable`` while the database is unavailable."""
         if self._problems:
             raise self.make_error()
 
@@ -184,9 +184,10 @@ class DatabaseMonitor:
         return StoreUnavailable(f"{self.problem}; nothing was changed", hint="try again when the database is back")
 
     async def await_outcome(self, work: Awaitable[T], hint: str = UNKNOWN_OUTCOME) -> T:
-        """What comes of some work that waits for a commit; it goes on when it takes longer than anybody should wait.
+        """Return the result of work that waits for a commit.
 
-        Then it is a ``StoreUnavailable`` with that hint.
+        If the database stays unavailable for ``COMMIT_TIMEOUT_S``, raise ``StoreUnavailable`` with ``hint``; the work
+        goes on.
         """
         working = asyncio.ensure_future(work)
         self._under_way.add(working)
@@ -197,7 +198,7 @@ class DatabaseMonitor:
                 await asyncio.wait({working}, timeout=COMMIT_TIMEOUT_S)
             if not working.done() and self.problem:
                 working.add_done_callback(_end_quietly)
-                raise StoreUnavailable(f"{self.problem}; it is not known yet whether this will be done", hint=hint)
+                raise StoreUnavailable(f"{self.problem}; the change may still be made", hint=hint)
         return working.result()
 
     async def _until_done_or_away(self, working: "asyncio.Future[Any]") -> None:
@@ -212,7 +213,7 @@ class DatabaseMonitor:
 
 
 def _end_quietly(work: "asyncio.Future[Any]") -> None:
-    """Of work that nobody waits for any more."""
+    """Log the error of work that no client waits for any more."""
     error = None if work.cancelled() else work.exception()
     if error is not None:
-        log.warning("what was asked for was not done after all", action="change-not-done", error=str(error))
+        log.warning("a change with an open outcome was not made", action="change-not-done", error=str(error))

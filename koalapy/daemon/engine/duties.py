@@ -1,7 +1,7 @@
 """Periodic work of the daemon: the safety-net scan, the renewal of the lease, and the duties of other services.
 
-Duties run by the monotonic clock, so that a step of the machine's clock neither holds them up nor repeats them. Only
-what goes by the calendar is left to APScheduler.
+Duties run by the monotonic clock, so that a step of the machine's clock neither delays nor repeats them. APScheduler
+runs only those that follow the calendar.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ from koalapy.scheduler.events import PeriodicScan
 log = structlog.get_logger()
 
 LEASE_RENEWAL_INTERVAL_S = 2.0
-"""Seconds between renewals, a small part of the lease: by them it is known soon that the database takes nothing."""
+"""A small part of the lease, since a failed renewal is the first sign of an unavailable database."""
 CLOCK_CHECK_INTERVAL_S = 30.0
-"""Seconds between two comparisons of the calendar's next runs with the machine's clock."""
+"""Interval of comparing the next runs by calendar with the machine's clock."""
 LEASE = "lease"
 
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """Something that is to be done every ``interval`` seconds, never twice at once."""
+    """Work to do every ``interval`` seconds, never twice at the same time."""
 
     name: str
     interval: float
     work: Callable[[], Awaitable[None]]
     by_calendar: bool = False
-    """Whether it is done when the machine's clock shows a multiple of the interval."""
+    """Whether to run when the machine's clock shows a multiple of the interval."""
 
 
 class CalendarTrigger(BaseTrigger):  # type: ignore[misc]
-    """Fires at each multiple of an interval since the epoch. Runs that were missed are one run, and are not listed."""
+    """A trigger at each multiple of an interval since the epoch. All missed runs together become one."""
 
     def __init__(self, seconds: float) -> None:
         self.interval = timedelta(seconds=seconds)
@@ -54,14 +54,14 @@ class CalendarTrigger(BaseTrigger):  # type: ignore[misc]
 
 
 def next_due(due: float, interval: float, now: float) -> float:
-    """Return when a duty that was due at ``due`` is due again; the runs that were missed are left out."""
+    """Return when a duty is due after ``due``, without runs that were missed."""
     return max(due + interval, now)
 
 
 async def repeat(
     duty: Duty, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Do a duty every ``interval`` seconds until cancelled; an error is logged and the next run is made."""
+    """Run a duty every ``interval`` seconds until cancelled. Log errors and go on."""
     due = clock() + duty.interval
     while True:
         await sleep(max(0.0, due - clock()))
@@ -77,7 +77,7 @@ async def _do(duty: Duty) -> None:
 
 
 class Duties:
-    """Starts and stops the periodic duties of one daemon."""
+    """The periodic duties of one daemon."""
 
     def __init__(
         self, engine: Engine, store: Store, on_lease_lost: Callable[[], None], others: Sequence[Duty] = ()
@@ -93,7 +93,7 @@ class Duties:
         )
 
     def start(self) -> None:
-        self._engine.database.lease_renewed_at = time.monotonic()  # it was taken just now
+        self._engine.database.lease_renewed_at = time.monotonic()  # the store took the lease when it was opened
         own = [
             Duty("scan", self._engine.queries.rules.scan_interval, self.scan),
             Duty("lease", LEASE_RENEWAL_INTERVAL_S, self.renew_lease),
@@ -113,7 +113,7 @@ class Duties:
         self._calendar.shutdown(wait=False)
 
     async def follow_clock(self) -> None:
-        """Schedule what goes by the calendar anew where the machine's clock was set since."""
+        """Reschedule the runs by calendar in case the machine's clock was set."""
         now = datetime.now(UTC)
         for job in self._calendar.get_jobs():
             job.modify(next_run_time=following_run(job.next_run_time, job.trigger, now))
@@ -122,7 +122,7 @@ class Duties:
         self._engine.post(WorkItem(events=(PeriodicScan(),)))
 
     async def renew_lease(self) -> None:
-        """Once; where the database does not take it, until the next is near: whether it does may show here first."""
+        """Renew the lease; on failure retry until the next renewal is near."""
         began = asyncio.get_running_loop().time()
         while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL_INTERVAL_S / 2:
             renewing = asyncio.ensure_future(asyncio.to_thread(self._store.renew_lease, self._engine.clock()))
@@ -136,7 +136,7 @@ class Duties:
                 await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
             except LeaseLost as error:
-                log.critical("another daemon has taken over: this one ends", action="lease-lost", error=str(error))
+                log.critical("another daemon has taken the lease: this one ends", action="lease-lost", error=str(error))
                 self._engine.database.lease_lost = True
                 self._on_lease_lost()
             self._engine.database.note_success(LEASE)
@@ -145,6 +145,6 @@ class Duties:
 
 
 def following_run(planned: datetime, trigger: Any, now: datetime) -> datetime:
-    """Return when a job of the calendar runs next: as planned, or soon if the clock was set back since."""
+    """Return the next run of a calendar job: as planned, or sooner if the clock was set back."""
     soonest: datetime = trigger.get_next_fire_time(None, now)
     return min(planned, soonest)

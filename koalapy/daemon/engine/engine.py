@@ -1,6 +1,6 @@
-"""The loop in the middle: events to the scheduler, effects to the store, and only then commands to the agents.
+"""The engine loop: pass events to the scheduler, write its effects in one transaction, then send commands to agents.
 
-Whatever comes while a transaction is being written goes into the next one together, so that bursts cost few commits.
+Work items that arrive during a write share the next transaction, so that bursts cost few commits.
 """
 
 import asyncio
@@ -36,88 +36,87 @@ from koalapy.scheduler.scheduler import Scheduler
 log = structlog.get_logger()
 
 BATCH_DELAY_S = 0.002
-"""Seconds to wait for company once something has happened."""
+"""Wait after the first work item, so that others share its transaction."""
 STEP_YIELD_S = 0.01
-"""Seconds that everybody else in the daemon has between two steps, as long as there are jobs left to be placed."""
+"""Pause between two steps while jobs are left to be placed, so that other tasks run."""
 TAKE_IN_BUDGET_S = 0.025
-"""Processor time for which one round takes in events; further ones wait for the next, so that other tasks run."""
+"""Processor time in which one cycle applies events; the others wait for the next, so that other tasks run."""
 RETRY_INTERVAL_S = 0.5
-"""Seconds before a transaction that the database did not take is tried again."""
+"""Pause before a failed transaction is retried."""
 LAST_WRITE_TIMEOUT_S = 10.0
-"""Seconds that a database has for a transaction while the daemon ends: after that it ends without, as if killed."""
+"""Timeout of a transaction while the daemon ends; after it the daemon ends as if killed."""
 WRITER = "engine"
 
 
 Observer = Callable[[Job, JobState | None], None]
-"""Told of a job that has changed once that is stored, with the state it was stored in before, None of a new one; to be
-quick about it."""
+"""Called with a job after a change is stored, and its previous stored state, None if new. Must return quickly."""
 AttemptObserver = Callable[[Job, Attempt], None]
-"""Told alike of a job's attempt that is over, and that another has followed; before the others."""
+"""Called with a job and its ended attempt once both are stored and another attempt has begun; before observers."""
 
 
 class Notifier(Protocol):
-    """Has people told of jobs."""
+    """Notifies users of changes of their jobs."""
 
     def of(self, job: Job, before: JobState | None, now: float) -> list[Notification]:
-        """What is to be told of one that changes, to be written with it."""
+        """Return the notifications of a change, which are stored with it."""
         ...
 
     def send(self, notifications: Iterable[Notification]) -> None:
-        """These are written."""
+        """Send notifications that are stored."""
 
 
 class Dispatcher(Protocol):
-    """Sends messages to the agents that are connected; those of others stay in the outbox."""
+    """Sends messages to connected agents; those of other agents stay in the outbox."""
 
     def send(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None: ...
 
     def request_confirmation(self, cluster: str) -> None:
-        """Have a cluster's agent tell all it knows, and then that it has."""
+        """Ask a cluster's agent to report its full state and to confirm that it has."""
 
     def set_awaited_clusters(self, clusters: frozenset[ClusterName]) -> None:
-        """Have the agents of these clusters, and of no others, look for free nodes more often."""
+        """Have the agents of these clusters, and only these, look for free nodes more often."""
 
 
 @dataclass(slots=True)
 class WorkItem:
-    """Something for the loop: events to apply, rows to write beside, and who waits for the commit."""
+    """Work for one cycle: events to apply, rows to write with them, and the future of the commit."""
 
     events: tuple[Event, ...] = ()
     prepare: Callable[[], tuple[Event, ...]] | None = None
-    """Makes the events in the loop itself, where the scheduler may be looked at; may raise ``KoalaError``."""
+    """Returns the events. Called in the loop, where it may read the scheduler; may raise ``KoalaError``."""
     submitted: Submitted | None = None
     acknowledged: tuple[ClusterName, int] | None = None
-    """A command by its id, and the cluster that says it was carried out."""
+    """The cluster that acknowledges a command, and the command's id."""
     committed: asyncio.Future[None] | None = None
     after: Callable[[], None] | None = None
-    """Called once everything is written."""
+    """Called after the write."""
     inventory_of: str = ""
-    """The cluster that becomes ready for commands by this item."""
+    """The cluster whose inventory this item reports; it becomes ready for commands."""
     greet: Callable[[Sequence[dict[str, Any]]], None] | None = None
-    """Called for that, once everything is written, with what the cluster is to forget."""
+    """Called after the write with the messages that have this cluster forget components."""
     epoch: int = 0
-    """The epoch that is needed from now on, where it is higher than what we have."""
+    """Raise the daemon's epoch to this one if it is lower."""
     deed: Deed | None = None
-    """The request that this is done for, to be written down with it."""
+    """The audit entry of the request, which is stored with the item."""
     decided: bool = False
-    """Whether it follows from what is stored already, so that it is not turned away while nothing can be written."""
+    """Whether the item follows from stored data, so that it is not rejected while the database is unavailable."""
 
 
 @dataclass(slots=True)
 class Transaction:
-    """The items of one transaction that went through the scheduler."""
+    """The accepted items of one transaction."""
 
     items: list[WorkItem] = field(default_factory=list)
     now: float = 0.0
 
     @property
     def events(self) -> Iterator[Event]:
-        """What they brought; not what was made of them."""
+        """Return the events of the items, without those that ``prepare`` made."""
         return (event for item in self.items for event in item.events)
 
 
 class Outbox:
-    """The memory of the outbox table: what must be sent again when a cluster's agent comes back."""
+    """Written commands that are not acknowledged, by cluster in order; they are sent again when an agent reconnects."""
 
     def __init__(self, entries: Iterable[OutboxEntry], epoch: int) -> None:
         self._entries: dict[int, OutboxEntry] = {}
@@ -127,7 +126,7 @@ class Outbox:
         self.raise_ids(epoch)
 
     def raise_ids(self, epoch: int) -> None:
-        """Ids rise over all epochs, so that an acknowledgement can never be taken for that of another command."""
+        """Continue the ids at those of an epoch, so that no acknowledgement fits a command of another epoch."""
         self._next = max(self._next, epoch * 10**9)
 
     def new_id(self) -> int:
@@ -140,11 +139,11 @@ class Outbox:
             self._open[entry.cluster] += 1
 
     def count_open(self, cluster: ClusterName) -> int:
-        """How many commands a cluster has not acknowledged."""
+        """Return the number of a cluster's unacknowledged commands."""
         return self._open[cluster]
 
     def acknowledge(self, cluster: ClusterName, ident: int) -> bool:
-        """Whether the command was still open, and that cluster's to carry out."""
+        """Remove a command. Return False if it was not open or is another cluster's."""
         known = self._entries.get(ident)
         if known is None or known.cluster != cluster:
             return False
@@ -153,7 +152,7 @@ class Outbox:
         return True
 
     def pending_messages(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:
-        """What a cluster has not acknowledged, as messages of today's epoch: first what ends other components."""
+        """Return a cluster's unacknowledged commands as messages of ``epoch``, those that stop components first."""
         submitted = self.undelivered_submits(cluster)
         own = [entry for entry in self._entries.values() if entry.cluster == cluster]
         own.sort(key=lambda entry: entry.kind != "stop" or entry.token in submitted)
@@ -165,7 +164,7 @@ class Outbox:
 
 
 class Engine:
-    """Owns the scheduler: nobody else touches it; ``queries`` is its read-only side."""
+    """The owner of the scheduler. All changes pass through it; ``queries`` is the scheduler's read-only side."""
 
     def __init__(
         self,
@@ -196,12 +195,12 @@ class Engine:
         self.clock = clock or steady_clock()
         self.draining = False
         self.cycle_started_at: float | None = None
-        """When the round that is under way did, by the monotonic clock; None while there is nothing to do."""
+        """Monotonic time at which the current cycle started; None while the engine is idle."""
         self.database = DatabaseMonitor()
         self.changes = Changes()
         self.instruments = Instruments()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
-        """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
+        """The stored states of unfinished jobs; the scheduler may be ahead of them."""
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
@@ -211,17 +210,15 @@ class Engine:
         self._watchers: dict[JobId, set[asyncio.Event]] = {}
         self._writer = ThreadPoolExecutor(1, "writer")
 
-    # For the others
-
     def post(self, item: WorkItem) -> None:
-        """Hand something in; returns at once."""
+        """Queue a work item for the next cycle and return."""
         self._items.append(item)
         self._wake.set()
 
     async def commit(self, item: WorkItem) -> None:
-        """Hand something in and wait until it is written; raises what the scheduler had against it.
+        """Queue a work item and wait until it is written. Raise the scheduler's error if it rejects the item.
 
-        ``StoreUnavailable`` when nothing can be written: then nothing of it was kept.
+        Raise ``StoreUnavailable`` if it cannot be written; then nothing of it was changed.
         """
         if not item.decided:
             self.database.check()
@@ -237,21 +234,21 @@ class Engine:
 
     @property
     def pending_items(self) -> int:
-        """What the next round will take in."""
+        """The number of work items that wait for the next cycle."""
         return len(self._items)
 
     @property
     def stored_queued(self) -> int:
-        """Jobs that wait, by what is stored: whoever looks at one after that sees nothing older."""
+        """The number of queued jobs as stored: reading such a job afterwards returns no older state."""
         return sum(state is JobState.QUEUED for state in self._stored.values())
 
     @property
     def stored_active(self) -> int:
-        """The same of those that are placed, and not over."""
+        """The number of placed and unfinished jobs as stored."""
         return sum(state.is_active for state in self._stored.values())
 
     def check_cluster(self, name: ClusterName, field: str = "") -> None:
-        """As that of the model, of all clusters that there are."""
+        """Raise ``NotFoundError`` if there is no cluster of that name."""
         check_cluster(name, [cluster.name for cluster in self.queries.grid.clusters()], field)
 
     def subscribe(self, changed: Observer, attempt_ended: AttemptObserver | None = None) -> None:
@@ -273,12 +270,12 @@ class Engine:
                 del self._watchers[job]
 
     def wake_watchers(self, job: JobId) -> None:
-        """There is more to see of a job: tell who watches it."""
+        """Set the events of those that watch a job, after a change of it or its output."""
         for changed in self._watchers.get(job, ()):
             changed.set()
 
     def drain(self) -> None:
-        """Let go of everyone who waits for a job: the daemon is about to end."""
+        """Wake all watchers, since the daemon is about to end."""
         self.draining = True
         self.changes.end()
         for watching in self._watchers.values():
@@ -286,9 +283,9 @@ class Engine:
                 changed.set()
 
     def stop(self) -> None:
-        """End the loop after what has been submitted is written; ``StoreUnavailable`` when it cannot be.
+        """End the loop once all queued items are written. ``run`` raises ``StoreUnavailable`` if they cannot be.
 
-        Jobs that are left to be placed wait for the next daemon.
+        Jobs that are left to be placed wait for the next daemon run.
         """
         self._stopping = True
         self._wake.set()
@@ -296,7 +293,7 @@ class Engine:
     # The loop
 
     async def run(self) -> None:
-        """Until ``stop``: wait, take everything that is there, step, write, send."""
+        """Run cycles until ``stop``: wait for items, apply them, step the scheduler, write, send."""
         while not (self._stopping and not self._items):
             await self._wait()
             self.cycle_started_at = time.monotonic()
@@ -335,7 +332,7 @@ class Engine:
         effects = self._scheduler.step((), this.now)
         self.instruments.decided(effects)
         for warning in effects.warnings:
-            log.error("a policy is broken", action="policy-broken", error=warning)
+            log.error("a policy has a defect", action="policy-broken", error=warning)
         batch, messages = self._batch(this, effects)
         rounds.step.note(time.monotonic() - began)
         if batch:
@@ -354,7 +351,7 @@ class Engine:
             if item.committed is not None and not item.committed.done():
                 item.committed.set_exception(error)
             else:
-                log.warning("event refused", action="event-refused", error=str(error))
+                log.warning("the scheduler rejected an event", action="event-refused", error=str(error))
             return False
         return True
 
@@ -367,7 +364,7 @@ class Engine:
             job = self._job_of(command, effects)
             payload = commands.message(command, job, ident)
             messages.setdefault(command.cluster, []).append(payload)
-            # To forget is told again at each inventory that still shows the component: it needs no outbox.
+            # Needs no outbox: each inventory that still has the component leads to another one.
             if not isinstance(command, ForgetComponent):
                 entries.append(OutboxEntry(ident, command.cluster, payload))
         batch = Batch(
@@ -395,7 +392,7 @@ class Engine:
         return [each for job in jobs for each in self._notifier.of(job, self._stored.get(job.id), now)]
 
     def _within_bounds(self, commands: Iterable[Command]) -> Iterator[Command]:
-        """All commands but those to strays for which there is no room: each is kept until it is carried out."""
+        """Yield all commands but those about unknown components beyond the outbox's limit for its cluster."""
         strays: Counter[ClusterName] = Counter()
         for command in commands:
             if isinstance(command, StopComponent | UnstageComponent) and command.stray:
@@ -408,7 +405,7 @@ class Engine:
         try:
             job = parse_token(command.token).job
         except ValueError:
-            return None  # a stray that never was one of ours: to be stopped or forgotten all the same
+            return None  # a component that is not of this daemon; it is stopped or forgotten all the same
         return effects.jobs.get(job) or self.queries.job(job)
 
     async def _outgrow(self, epoch: int) -> None:
@@ -418,7 +415,7 @@ class Engine:
             self.outbox.raise_ids(epoch)
 
     async def _write(self, work: Callable[[], None]) -> None:
-        """Write until it is written: nothing may be done that is not."""
+        """Write, and retry until it succeeds: nothing may be acted on that is not stored."""
         while True:
             began = time.monotonic()
             try:
@@ -430,7 +427,7 @@ class Engine:
                 self.instruments.writes.note(time.monotonic() - began, failed=True)
                 self._cannot_write(error.message)
                 if self._stopping:
-                    raise  # as if killed: nothing of it was sent
+                    raise  # as if killed: nothing of it was sent to agents
                 await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def _try_to_write(self, work: Callable[[], None]) -> None:
@@ -442,7 +439,7 @@ class Engine:
         await writing
 
     def _cannot_write(self, reason: str) -> None:
-        """Turn away who waits for the next transaction, and may: they are to try again."""
+        """Reject the waiting items that clients can retry."""
         self.database.note_failure(WRITER, reason)
         kept = []
         for item in self._items:
@@ -467,7 +464,7 @@ class Engine:
         self.outbox.add(batch.outbox)
         if self._notifier is not None and batch.notifications:
             self._notifier.send(batch.notifications)
-        # A cluster that has just told its inventory is sent everything by ``greet``.
+        # ``greet`` sends all commands to a cluster that has just reported its inventory.
         greeted = {item.inventory_of for item in this.items if item.inventory_of}
         self._send({cluster: wanted for cluster, wanted in messages.items() if cluster not in greeted})
         for item in this.items:
@@ -495,10 +492,10 @@ class Engine:
 
 
 def steady_clock() -> Callable[[], float]:
-    """Seconds since the epoch as the machine had them when this was called, and counted on from there.
+    """Return a clock that starts at the machine's time and then counts on by the time since boot.
 
-    Deadlines of claims and jobs hang on it: a step of the machine's clock must not let them pass, nor hold them up.
-    What it shows is set right at the daemon's next start.
+    Deadlines of claims and jobs depend on it, so a step of the machine's clock must not affect it. It follows the
+    machine's clock at the next start of the daemon.
     """
     began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return lambda: began + time.clock_gettime(time.CLOCK_BOOTTIME)

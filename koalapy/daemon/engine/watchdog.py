@@ -1,8 +1,7 @@
-"""Whether the daemon's loop moves, seen from a thread of its own: who hangs cannot say so himself.
+"""Detect from a separate thread that the event loop hangs.
 
-While the loop moves, the service manager is told so. While it does not, the log says where it is, and those who connect
-are answered in its place. A process that is stopped as a whole answers nobody: that is for the service manager, which
-hears nothing any more, and for the time limits of those who ask.
+While the loop runs, the watchdog sends heartbeats to the service manager. While it hangs, the watchdog logs where, and
+a stand-in answers clients. If the whole process is stopped, heartbeats stop too, and clients run into their timeouts.
 """
 
 import asyncio
@@ -22,16 +21,16 @@ from koalapy.system.systemd import ServiceManager
 log = structlog.get_logger()
 
 MAX_FRAMES = 8
-"""Of the place where the loop hangs."""
+"""Stack frames in the description of where the loop hangs."""
 
 
 class Watchdog:
-    """Started in the loop that it watches."""
+    """A watchdog of the event loop in which it is started."""
 
     def __init__(
         self, manager: ServiceManager, status: Callable[[], str] = str, timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS
     ) -> None:
-        """``status``: how the daemon is, in a line for people; asked in the loop."""
+        """``status`` returns the state of the daemon in one line for operators; it is called in the loop."""
         self._manager, self._status, self._timeouts = manager, status, timeouts
         self._said = ""
         self._moved_at = self._told_at = time.monotonic()
@@ -42,7 +41,7 @@ class Watchdog:
         self._hangs = False
 
     def start(self, stand_in: StandIn | None = None) -> None:
-        """Watch the running loop; ``stand_in`` answers while that hangs."""
+        """Watch the running loop; ``stand_in`` answers clients while it hangs."""
         self._moved_at, self._stand_in = time.monotonic(), stand_in
         watched = asyncio.get_running_loop(), threading.get_ident()
         self._thread = threading.Thread(target=self._watch, args=watched, name="watchdog", daemon=True)
@@ -87,19 +86,19 @@ class Watchdog:
         self._hangs = hangs
         if hangs and not before:
             seconds, where = round(silence, 1), describe_stack(ident)
-            log.critical("the daemon's loop hangs", action="loop-hangs", seconds=seconds, where=where)
+            log.critical("the daemon's event loop hangs", action="loop-hangs", seconds=seconds, where=where)
             self._said = ""
             self._manager.show_status(f"its loop hangs: {where}")
             if self._stand_in is not None:
                 self._stand_in.start(self._moved_at)
         elif before and not hangs:
-            log.warning("the daemon's loop moves again", action="loop-moves")
+            log.warning("the daemon's event loop runs again", action="loop-moves")
             if self._stand_in is not None:
                 self._stand_in.stop()
 
 
 def describe_stack(ident: int) -> str:
-    """Where a thread is, the innermost call first."""
+    """Return where a thread is, as file:line function of its innermost calls first."""
     frame = sys._current_frames().get(ident)
     if frame is None:
         return "nowhere"
