@@ -1,9 +1,9 @@
-"""Hold ``mpirun`` or an MPI daemon, which other sites can direct, to this job's ranks, whatever they ask it for.
+"""Let ``mpirun`` and MPI daemons, which other sites can direct, start only the job's ranks on this node.
 
 The daemon and all it forks are traced. When one of its children executes a program, the kernel stops the child before
-the program's first instruction. Unless it is the shell with this job's rank script or a launch agent it is killed; else
-it loses every variable that is not this site's own, so that none can load a library into the shell, and is traced no
-longer.
+the program's first instruction. A child is killed unless it is the shell with this job's rank script or a launch agent.
+Such a child loses every variable that is not this site's own, so that none can load a library into the shell, and is
+then no longer traced.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SHELL = "/bin/sh"
 SCRIPT_NAME = "koala-rank"
 SCRIPT_VARIABLE = "KOALA_RANK_SCRIPT"
 LAUNCHER = (SHELL, "-c", f'exec {SHELL} "${SCRIPT_VARIABLE}"')
-"""All that ``mpirun`` starts, on every node: each node has a script of its own, with the command of its plan."""
-PER_RANK = (
+"""The command that ``mpirun`` starts on every node; each node's script contains the command of its plan."""
+RANK_VARIABLES = (
     *(f"PMIX_SERVER_URI{version}" for version in ("", 2, 21, 3, 31, 4, 41, 5, 51, 6, 61, 7, 71)),
     *("PMIX_BFROP_BUFFER_TYPE", "PMIX_DSTORE_21_BASE_PATH", "PMIX_DSTORE_ESH_BASE_PATH", "PMIX_GDS_MODULE"),
     *("PMIX_HOSTNAME", "PMIX_ID", "PMIX_KEEPALIVE_PIPE", "PMIX_NAMESPACE", "PMIX_PARAM_FILE_PASSED"),
@@ -54,18 +54,18 @@ PER_RANK = (
     *("OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_orte_top_session_dir", "OMPI_MCA_pmix"),
     "OMPI_MCA_shmem_RUNTIME_QUERY_hint",
 )
-"""Variables that differ from rank to rank or from run to run: a rank takes these from its MPI daemon, and no others."""
+"""Variables of a rank or run, the only ones that a rank takes from its MPI daemon."""
 NOT_PLAIN = "*[!]A-Za-z0-9_.,:;/@%+=^~()[-]*"
-"""Shell pattern of the values that such variables never have."""
+"""Shell pattern of values that these variables never have."""
 REFUSAL = "koala: this node starts only the command of the job: MPI_Comm_spawn and MPIPoolExecutor are not supported"
 
 
 def write_rank_script(folder: str, command: Sequence[str], environment: Mapping[str, str], prefix: str) -> str:
     """Write the script into a folder of this run and return its path.
 
-    ``prefix`` is where this node's Open MPI lies: ranks are told if the Open MPI of ``mpirun`` was moved from where it
-    was installed. An MPI daemon that has to start ranks by the script adds what it was asked to start: the script
-    refuses all but ``LAUNCHER``, and runs the command in the current folder.
+    ``prefix``: the folder of this node's Open MPI, which ranks need if that of ``mpirun`` was moved. An MPI daemon
+    passes the script the command that it was asked to start. The script rejects any but ``LAUNCHER``, and runs the
+    job's command in the current folder.
     """
     path = f"{folder}/{SCRIPT_NAME}"
     replace_file(path, os.fsencode(_script(command, environment, prefix, os.getcwd())), sync=False)
@@ -76,21 +76,21 @@ def _script(command: Sequence[str], environment: Mapping[str, str], prefix: str,
     opened = " && ".join(f'[ "${{{i}-}}" = {shlex.quote(word)} ]' for i, word in enumerate(LAUNCHER, 1))
     # env takes a word with = in it for a variable. Of two values for one variable it uses the last.
     words = [*((SHELL, "-c", 'exec "$0" "$@"') if "=" in command[0] else ()), *command]
-    own = [f"{name}={value}" for name, value in environment.items() if name != SCRIPT_VARIABLE]
+    variables = [f"{name}={value}" for name, value in environment.items() if name != SCRIPT_VARIABLE]
     lines = [
         f"[ $# -eq 0 ] || {{ [ $# -eq {len(LAUNCHER)} ] && {opened}; }} ||",
         f"{{ echo {shlex.quote(REFUSAL)} >&2; exit 126; }}",
         f"cd {shlex.quote(folder)} || exit 126",
-        f"set -- {shlex.join([*own, *words])}",
+        f"set -- {shlex.join([*variables, *words])}",
         f"not_plain={shlex.quote(NOT_PLAIN)}",
-        *(_keep(name) for name in PER_RANK),
+        *(_copy_line(name) for name in RANK_VARIABLES),
     ]
     if "OPAL_PREFIX" not in environment:
         lines.append(f'[ -z "${{OPAL_PREFIX-}}" ] || set -- {shlex.quote(f"OPAL_PREFIX={prefix}")} "$@"')
     return "\n".join([*lines, 'exec /usr/bin/env -i "$@" </dev/null', ""])
 
 
-def _keep(name: str) -> str:
+def _copy_line(name: str) -> str:
     value = f"${{{name}-}}"
     return f'case "{value}" in ""|$not_plain) ;; *) set -- "{name}={value}" "$@";; esac'
 
@@ -101,13 +101,13 @@ PTRACE_OPTIONS = 0x100000 | sum(1 << event for event in (1, 2, 3, PTRACE_EVENT_E
 """Report fork, vfork, clone and exec; a daemon whose runner is killed is killed, too."""
 ENV_START, ENV_END = 49, 50
 """Fields of ``/proc/PID/stat``, counted from 0."""
-ALLOWED = re.compile("|".join([*PER_RANK, "OPAL_PREFIX"]).encode())
+ALLOWED = re.compile("|".join([*RANK_VARIABLES, "OPAL_PREFIX"]).encode())
 MAX_REFUSALS = 10
 """Refused programs that are reported, each once: the user's output may not grow by what another site asks for."""
 
 
 class ExecGuard:
-    """Trace one MPI daemon. All methods must be called by the thread that started it."""
+    """A tracer of one MPI daemon. All methods must be called by the thread that started it."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class ExecGuard:
 
     @property
     def is_running(self) -> bool:
-        """Whether the daemon runs, which is held from then on."""
+        """Whether the daemon runs, whose children are checked from then on."""
         return self._daemon_pid != 0
 
     def attach(self, pid: int, argument: str) -> None:
@@ -146,7 +146,7 @@ class ExecGuard:
         self._starter, self._argument = pid, os.fsencode(argument)
         if error := _ptrace(PTRACE_SEIZE, pid, PTRACE_OPTIONS):
             raise Failure(
-                f"this node cannot hold MPI daemons that other clusters direct to the job's command "
+                f"this node cannot restrict MPI daemons that other clusters direct "
                 f"(ptrace: {os.strerror(error)}): allow processes to trace their children (kernel.yama.ptrace_scope "
                 "at most 1; in a container no seccomp filter against ptrace)"
             )
@@ -157,7 +157,7 @@ class ExecGuard:
         if event == PTRACE_EVENT_EXEC:
             self._handle_exec(pid)
         elif event == PTRACE_EVENT_STOP and number != signal.SIGTRAP:
-            _ptrace(PTRACE_LISTEN, pid)  # it was stopped by a signal, and goes on when it is told so
+            _ptrace(PTRACE_LISTEN, pid)  # stopped by a signal, until SIGCONT
         else:
             _ptrace(PTRACE_CONT, pid, 0 if event else number)
 
@@ -172,18 +172,18 @@ class ExecGuard:
             if not self._daemon_pid or (is_daemon and pid == self._daemon_pid):  # series 5's mpirun executes prterun
                 _ptrace(PTRACE_CONT, pid)
                 return
-            if program == os.path.realpath(SHELL) and self._may_start(words):
+            if program == os.path.realpath(SHELL) and self._is_allowed(words):
                 self._clear_environment(pid)
                 _ptrace(PTRACE_DETACH, pid)
                 return
         except (OSError, ValueError):
-            program = "a program"  # it was killed meanwhile, or cannot be looked at
+            program = "a program"  # it was killed, or cannot be inspected
         os.kill(pid, signal.SIGKILL)
         if program not in self._refused and len(self._refused) < MAX_REFUSALS:
             self._refused.add(program)
             self._report_refusal(program)
 
-    def _may_start(self, words: list[bytes]) -> bool:
+    def _is_allowed(self, words: list[bytes]) -> bool:
         """Whether a shell was given the job's rank script or a launch agent."""
         return words in self._allowed or any(words[: len(first)] == first for first in self._launch_agents)
 

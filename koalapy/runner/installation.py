@@ -1,4 +1,4 @@
-"""Open MPI as this node has it."""
+"""Find this node's Open MPI, and build the command lines of its mpirun and MPI daemon."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from koalapy.runner.plan import Plan
 
 STARTERS = {"prterun": (5, "prted"), "orterun": (4, "orted")}
-"""What lies beside mpirun tells Open MPI's series, and its daemon's name."""
+"""Programs in mpirun's folder that show Open MPI's series and the name of its MPI daemon."""
 MPIRUN_NAMES = {5: ("prterun", "prte"), 4: ("orterun",)}
-"""By series: other names of the program that mpirun is, or executes."""
-CALLED = {"SLURM_JOBID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": ""}
-"""By these an MPI daemon takes the name it is given, as it would from Slurm, and not its host's."""
+"""By series: other names of mpirun, or of the program that it executes."""
+NAME_VARIABLES = {"SLURM_JOBID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": ""}
+"""Variables that give an MPI daemon another name than its host's, as Slurm would."""
 NAMING = "ess_slurm"
-"""The part of Open MPI that does so: a file of its own, or within the daemons' library."""
+"""The component of Open MPI that reads them: a file, or a part of the daemons' library."""
 LIBRARIES = ("libprrte.so", "libopen-rte.so")
 FOLDERS = ("", "openmpi/", "prte/", "*/", "*/openmpi/lib/openmpi*/")
-"""Below ``lib`` or ``lib64``: where either may be."""
+"""Folders below ``lib`` or ``lib64`` that may contain them."""
 LAUNCHES_NOTHING = {
     5: {"odls_base_max_threads": "0", "filem": "^raw"},
     4: {
@@ -39,15 +39,15 @@ LAUNCHES_NOTHING = {
 
 
 class Installation:
-    """The Open MPI of the cluster's profile, else the one of the first mpirun on the path; ``Failure`` without one."""
+    """The Open MPI of the cluster's profile, or of the first mpirun on the path. Raise ``Failure`` without one."""
 
     def __init__(self, environment: dict[str, str], name: str, plan: Plan) -> None:
         section = f"clusters.{plan.me['cluster']}.mpi"
         prefix = environment.get("KOALA_MPI_PREFIX")
         mpirun = find_program(f"{prefix}/bin/mpirun" if prefix else "mpirun", environment)
         if mpirun is None:
-            where = f" below {prefix}" if prefix else ""
-            raise Failure(f"mpirun not found on node {name}: install Open MPI{where}, or correct {section}.prefix")
+            location = f" below {prefix}" if prefix else ""
+            raise Failure(f"mpirun not found on node {name}: install Open MPI{location}, or correct {section}.prefix")
         self.mpirun = mpirun
         folder = os.path.dirname(os.path.realpath(mpirun))
         starter = next((s for s in STARTERS if os.access(f"{folder}/{s}", os.X_OK)), None)
@@ -57,28 +57,28 @@ class Installation:
         self.daemon = f"{folder}/{daemon}"
         self.mpirun_names = (os.path.basename(os.path.realpath(mpirun)), *MPIRUN_NAMES[self.series])
         self.prefix = os.path.dirname(folder)
-        wanted = environment.get("KOALA_MPI_SERIES", str(self.series))
-        if wanted != str(self.series):
+        expected = environment.get("KOALA_MPI_SERIES", str(self.series))
+        if expected != str(self.series):
             raise Failure(
-                f"node {name} has Open MPI {self.version()} at {self.prefix}, but {section}.series is {wanted}: "
+                f"node {name} has Open MPI {self.version()} at {self.prefix}, but {section}.series is {expected}: "
                 f"correct it or {section}.prefix"
             )
 
     def version(self) -> str:
-        """As it says itself; its series when it says nothing of use."""
+        """Return the version that mpirun prints, or the series if it prints none."""
         import subprocess
 
         try:
-            asked = subprocess.run([self.mpirun, "--version"], capture_output=True, timeout=5, check=False)
+            answer = subprocess.run([self.mpirun, "--version"], capture_output=True, timeout=5, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return str(self.series)
-        found = re.search(r"\d+\.\d+\.\S+", asked.stdout.decode(errors="replace"))
-        return found[0] if found else str(self.series)
+        match = re.search(r"\d+\.\d+\.\S+", answer.stdout.decode(errors="replace"))
+        return match[0] if match else str(self.series)
 
-    def options(self, launch_agent: str, nodes: int) -> list[str]:
-        """Options that make mpirun start its daemons, on so many nodes, by our launch agent; they depend on the series.
+    def mpirun_options(self, launch_agent: str, nodes: int) -> list[str]:
+        """Return options that let mpirun start its MPI daemons by our launch agent.
 
-        Daemons that stay attached must all be launched at once: mpirun refuses more than are allowed to be.
+        Daemons that stay attached must all be launched at once, which mpirun must be allowed for that many nodes.
         """
         if self.series >= 5:
             options = {
@@ -90,7 +90,7 @@ class Installation:
             }
             # Its launch threads lose track of a process that ends at once, and mpirun then hangs (seen in 5.0.11).
             options["odls_base_max_threads"] = "0"
-            flag, more = "--prtemca", ["--leave-session-attached"]
+            flag, attached = "--prtemca", ["--leave-session-attached"]
         else:
             options = {
                 "plm": "rsh",
@@ -99,9 +99,9 @@ class Installation:
                 "plm_rsh_no_tree_spawn": "1",
                 "plm_rsh_num_concurrent": str(nodes),
             }
-            flag, more = "--mca", ["--mca", "orte_leave_session_attached", "1"]
+            flag, attached = "--mca", ["--mca", "orte_leave_session_attached", "1"]
         always = ["--bind-to", "none", "--stdin", "none"]
-        return [*(word for k, v in options.items() for word in (flag, k, v)), *more, *always]
+        return [*(word for k, v in options.items() for word in (flag, k, v)), *attached, *always]
 
     def daemon_arguments(self, parameters: Mapping[str, str], rank_script: str, *, is_named: bool) -> list[str]:
         """Return the command line of this node's MPI daemon; ``parameters`` are those that the head node has chosen.
@@ -120,17 +120,17 @@ class Installation:
     def daemon_environment(self, environment: Mapping[str, str], name: str = "") -> dict[str, str]:
         """Return the environment of this node's MPI daemon, which is called ``name`` instead of by its host name."""
         prefixes = dict.fromkeys(("PRTE_PREFIX", "PMIX_PREFIX"), self.prefix) if self.series >= 5 else {}
-        named = {variable: value or name for variable, value in CALLED.items()} if name else {}
+        named = {variable: value or name for variable, value in NAME_VARIABLES.items()} if name else {}
         return {**environment, **prefixes, **named}
 
     def can_name(self) -> bool:
-        """Whether its daemons can be given names; taken for granted where its parts are not found."""
+        """Return whether its MPI daemons can be given names; assume so if its libraries are not found."""
         from glob import glob
 
-        places = [f"{self.prefix}/lib{more}/{folder}" for more in ("", "64") for folder in FOLDERS]
-        if any(glob(f"{place}*mca_{NAMING}.so") for place in places):
+        folders = [f"{self.prefix}/lib{suffix}/{folder}" for suffix in ("", "64") for folder in FOLDERS]
+        if any(glob(f"{folder}*mca_{NAMING}.so") for folder in folders):
             return True
-        libraries = [path for place in places for name in LIBRARIES for path in glob(f"{place}{name}*")]
+        libraries = [path for folder in folders for name in LIBRARIES for path in glob(f"{folder}{name}*")]
         for path in libraries:
             with open(path, "rb") as file:
                 if NAMING.encode() in file.read():

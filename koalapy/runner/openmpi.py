@@ -307,21 +307,21 @@ class Head(Role):
         self._start_mpirun(self._folder)
         if self._other_nodes:
             series = self._installation.series
-            self._preflight = Preflight(self._runner, self._plan, series, self._reached, self._moving)
+            self._preflight = Preflight(self._runner, self._plan, series, self._start_launches, self._kill_mpirun)
             self._preflight.start()
         self._report_when_all_started()
 
     def _start_mpirun(self, folder: str) -> None:
         self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
         self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
-        options = self._installation.options(self._launch_requests.agent, len(self._plan.nodes))
+        options = self._installation.mpirun_options(self._launch_requests.agent, len(self._plan.nodes))
         agents = [self._launch_requests.words(host) for host in self._by_host]
         names = self._installation.mpirun_names
         guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
         command = [self._installation.mpirun, *options, *self._plan.mpirun_contexts()]
         self._mpirun = self._runner.spawn(command, guard=guard)
 
-    def _moving(self) -> None:
+    def _kill_mpirun(self) -> None:
         """Kill mpirun, which has started nothing yet, since the nodes' addresses change."""
         os.kill(self._mpirun, signal.SIGKILL)
         self._mpirun = 0
@@ -388,7 +388,7 @@ class Head(Role):
         self._runner.loop.cancel("daemons")
         self._runner.loop.cancel("notice")
 
-    def _reached(self) -> None:
+    def _start_launches(self) -> None:
         if self._preflight is not None:
             self._namesakes = self._preflight.namesakes
         self._preflight = None

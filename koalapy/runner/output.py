@@ -1,4 +1,4 @@
-"""The program's output on its way to the agent."""
+"""Keep the program's output until the agent acknowledges it, in memory and in files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPILL_LIMIT = 64 * 1024 * 1024
 
 
 class Block:
-    """A stretch of the output: in memory, in a file, or in both."""
+    """A range of the output, held in memory, in a file, or in both."""
 
     __slots__ = ("data", "path", "size", "start")
 
@@ -30,15 +30,15 @@ class Block:
         return self.start + self.size
 
     def spill(self, path: str, secret: bytes) -> None:
-        """Write it to a file and forget it; where there is no room it stays in memory."""
+        """Move the data to a file; keep it in memory if the disk is full."""
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except OSError:
             return
         try:
-            rest = memoryview(seal_file(secret, os.path.basename(path), self.data or bytearray()))
-            while rest:
-                rest = rest[os.write(file, rest) :]
+            remaining = memoryview(seal_file(secret, os.path.basename(path), self.data or bytearray()))
+            while remaining:
+                remaining = remaining[os.write(file, remaining) :]
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -48,7 +48,7 @@ class Block:
         self.path, self.data = path, None
 
     def load(self, secret: bytes) -> bytearray:
-        """Its bytes; a word in their place when the file has been lost, or is not ours any more."""
+        """Return the bytes, or a message in their place if the file is lost or was changed."""
         if self.data is None:
             try:
                 with open(self.path, "rb") as file:
@@ -66,8 +66,10 @@ class Block:
 
 
 class Output:
-    """The program's output from the first byte the agent has not acknowledged: in blocks, all but two of them in files
-    ``SPILL.OFFSET``. What was acknowledged takes no room."""
+    """The program's output from the first byte that the agent has not acknowledged.
+
+    It is kept in blocks, all but two of which are in files ``SPILL.OFFSET``.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Output:
         memory: int = MEMORY,
         spill_limit: int = SPILL_LIMIT,
     ) -> None:
-        """``secret``: by which files are known to be ours. All sizes are bytes."""
+        """``secret`` authenticates the files. All sizes are bytes."""
         self._chunk, self._window, self._block = chunk, window, block
         self._memory, self._spill_limit = memory, spill_limit
         self.start = self.sent = self.total = 0
@@ -89,7 +91,7 @@ class Output:
 
     @property
     def full(self) -> bool:
-        """Whether the program has to wait: its agent is away or slow, or there is no room for more."""
+        """Whether the program must wait, since the agent is slow or away and the space is used up."""
         in_memory = sum(len(block.data) for block in self._blocks if block.data)
         return self.total - self.start > self._spill_limit or in_memory > self._memory
 
@@ -102,14 +104,14 @@ class Output:
         self.total += len(data)
         for block in self._blocks[1:]:
             if block.size >= self._block:
-                self._have_in_file(block)
+                self._spill_block(block)
 
     def save(self) -> None:
-        """Have all that is not acknowledged in files, as far as there is room: they outlive this process."""
+        """Write all unacknowledged output to files, as far as the disk has space, to outlive this process."""
         for block in self._blocks:
-            self._have_in_file(block)
+            self._spill_block(block)
 
-    def _have_in_file(self, block: Block) -> None:
+    def _spill_block(self, block: Block) -> None:
         if block.data is not None and not block.path:
             block.spill(f"{self._spill}.{block.start}", self._secret)
 
@@ -121,10 +123,10 @@ class Output:
         self.start, self.sent = offset, max(self.sent, offset)
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
-        """What may be sent now: a window's worth beyond what is acknowledged."""
+        """Yield (offset, data) to send now: up to a window beyond the acknowledged output."""
         while self.sent < min(self.total, self.start + self._window):
             block = next(block for block in self._blocks if block.end > self.sent)
-            offset, at = self.sent, self.sent - block.start
-            data = bytes(block.load(self._secret)[at : at + self._chunk])
+            offset, begin = self.sent, self.sent - block.start
+            data = bytes(block.load(self._secret)[begin : begin + self._chunk])
             self.sent += len(data)
             yield offset, data

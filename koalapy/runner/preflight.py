@@ -1,4 +1,4 @@
-"""Before a program starts: every node proves that it can open a connection to every other one of its gang."""
+"""Check before the program starts that every node of a job can open a connection to every other node."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 3.0
 REPLY_TIMEOUT = 15.0
-"""Seconds for the reply of a node that was reached: one that is busy, or stands still for a while, is late with it."""
+"""Seconds to wait for the reply of a node that was reached, which may be busy or stopped for a while."""
 MAX_CONCURRENT_PROBES = 128
-"""Connections that are tried at the same time: a process may have so many files open."""
+"""Connections to try at the same time; each needs an open file."""
 MAX_REPLY_SIZE = 128
 MAX_PEERS = 256
-"""Connections of one listener: who probes leaves as soon as it has the reply, so that the oldest makes room."""
+"""Connections of one listener. A node that probes closes its own after the reply, so the oldest is closed first."""
 
 
 def socket_for(host: str) -> socket.socket:
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    made.setblocking(False)
-    return made
+    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    return connection
 
 
 class ProbeListener:
-    """A port at this node's address. Who connects is sent this listener's nonce, and the address it came from."""
+    """A port of this node that answers each connection with its nonce and the address of the client."""
 
     def __init__(
         self, loop: Loop, name: str, host: str, ports: tuple[int, int] | None, max_peers: int = MAX_PEERS
     ) -> None:
-        """``ports`` are the first and last to choose from. Raises ``Failure``."""
+        """Listen on the first free port; ``ports``: the first and last to try. Raise ``Failure``."""
         self._loop, self._max_peers = loop, max_peers
         self._listener = socket_for(host)
         self._peers: dict[int, socket.socket] = {}
@@ -61,8 +61,8 @@ class ProbeListener:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or port == last:
                     self._listener.close()
-                    where = f"a port of {first}-{last}" if ports else "a port"
-                    raise Failure(f"node {name} cannot listen on {where} of {host}: {error.strerror}") from error
+                    choice = f"a port of {first}-{last}" if ports else "a port"
+                    raise Failure(f"node {name} cannot listen on {choice} of {host}: {error.strerror}") from error
         self.port: int = self._listener.getsockname()[1]
         loop.watch(self._listener.fileno(), self._accept)
 
@@ -75,7 +75,7 @@ class ProbeListener:
     def _accept(self, _events: int) -> None:
         try:
             peer, address = self._listener.accept()
-        except OSError:  # gone again
+        except OSError:
             return
         peer.setblocking(False)
         if len(self._peers) >= self._max_peers:
@@ -93,12 +93,12 @@ class ProbeListener:
 
 
 class ProbeRound:
-    """Probes of many listeners; ``done`` gets the reasons why some could not be reached, by their number."""
+    """Probes of all other nodes, after which ``done`` is called with the reason for each failure, by number."""
 
     def __init__(
         self, loop: Loop, host: str, listeners: dict[int, tuple[str, int, str]], done: Callable[[dict[int, str]], None]
     ) -> None:
-        """``listeners`` are (host, port, nonce) by number; all connections come from ``host``."""
+        """``listeners``: (host, port, nonce) by number. Connections are bound to ``host``, as those of Open MPI are."""
         self._loop, self._host, self._listeners, self._done = loop, host, listeners, done
         self._next = list(listeners)[::-1]
         self._open: dict[int, tuple[socket.socket, bytes]] = {}
@@ -121,7 +121,7 @@ class ProbeRound:
     def _probe(self, number: int) -> None:
         host, port, _ = self._listeners[number]
         connection = socket_for(host)
-        # It ends at once, so that the port is not kept busy for a minute: ranks may want it next.
+        # Close with a reset, so that the port does not stay in TIME_WAIT: ranks may need it next.
         linger = (1).to_bytes(4, sys.byteorder) + bytes(4)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         try:
@@ -157,13 +157,13 @@ class ProbeRound:
         reply += data
         self._open[number] = connection, reply
         if not data or b"\n" in reply or len(reply) >= MAX_REPLY_SIZE:
-            self._finish(number, self._error_in(reply, self._listeners[number][2]))
-
-    def _error_in(self, reply: bytes, nonce: str) -> str:
-        answered, _, seen = reply.decode("ascii", "replace").rstrip("\n").partition(" ")
-        if answered != nonce:
-            return "something else answers there"
-        return "" if seen == self._host else f"it is seen there as {seen}, and Open MPI cannot cross such a translation"
+            nonce, _, source = reply.decode("ascii", "replace").rstrip("\n").partition(" ")
+            error = (
+                ""
+                if source == self._host
+                else f"its address is translated to {source}, which Open MPI does not support"
+            )
+            self._finish(number, error if nonce == self._listeners[number][2] else "another program answers there")
 
     def _finish(self, number: int, reason: str) -> None:
         if reason:
@@ -179,20 +179,17 @@ class ProbeRound:
 
 
 MAX_ROUTES = 6
-"""That are tried when nodes do not reach each other: each takes seconds when it fails."""
+"""Routes to try if nodes do not reach each other; each takes seconds to fail."""
 RESEND_INTERVAL = 2.0
 READY_TIMEOUT = 30.0
 CANNOT_REACH = "cannot reach node"
-"""Part of every error that says two nodes do not reach each other: by it a network is told from other faults."""
+"""Part of every error of two nodes that do not reach each other, by which the daemon recognizes it."""
 BLAME_TIMEOUT = 10.0
-"""Seconds for a node to report an error of its cluster; then the head node does."""
+"""Seconds for a node to report an error of its cluster, before the head node reports it."""
 
 
-def is_sound(payload: dict[str, Any], nodes: int) -> bool:
-    """Whether what a node says of itself, or of those that it did not reach, has the shape it must have.
-
-    It may come from another site, and is worked with outside of what deals with relays.
-    """
+def is_well_formed(payload: dict[str, Any], nodes: int) -> bool:
+    """Return whether a ``ready`` or ``reached`` message is well-formed, since it may come from another site."""
     try:
         if payload["op"] == "ready":
             networks, addresses = [n for n, _ in payload["choices"]], [a for _, a in payload["choices"]]
@@ -200,17 +197,17 @@ def is_sound(payload: dict[str, Any], nodes: int) -> bool:
             plain = _are_texts(texts) and all(map(PLAIN.fullmatch, addresses))
             return plain and isinstance(payload["series"], int) and payload["port"] in range(1, 65536)
         failures = payload["failures"]
-        return all(place in range(nodes) for place, _ in failures) and _are_texts([reason for _, reason in failures])
+        return all(index in range(nodes) for index, _ in failures) and _are_texts([reason for _, reason in failures])
     except (KeyError, TypeError, ValueError):
         return False
 
 
-def _are_texts(found: list[Any]) -> bool:
-    return all(isinstance(text, str) for text in found)
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 class Prober:
-    """A node's own part: it listens, and probes all others when the head node says where they are."""
+    """One node's part of the pre-flight: it listens, and probes all other nodes when the head node sends their ports."""
 
     def __init__(
         self, runner: Node, plan: Plan, series: int, send: Callable[[dict[str, Any]], None], route: int = 0
@@ -234,12 +231,12 @@ class Prober:
         }
 
     def send_ready(self) -> None:
-        """And again until the head node answers: relays may get lost."""
+        """Report this node's port to the head node until it answers, since relays may get lost."""
         self._runner.loop.after("ready", RESEND_INTERVAL, self.send_ready)
         self._send(self.ready)
 
     def probe(self, listeners: list[tuple[int, str]]) -> None:
-        """Probe all listeners, given as (port, nonce) in the order of the plan's nodes, and say how that went."""
+        """Probe all listeners, given as (port, nonce) in the order of the plan's nodes, and report the result."""
         self._runner.loop.cancel("ready")
         if self._result is not None:
             self._send(self._result)
@@ -249,8 +246,8 @@ class Prober:
             ):
                 raise ValueError("the listeners of a pre-flight are not those of the plan's nodes")
             hosts = [node["host"] for node in self._plan.nodes]
-            places = {i: (hosts[i], port, nonce) for i, (port, nonce) in enumerate(listeners) if i != self._plan.index}
-            self._probes = ProbeRound(self._runner.loop, hosts[self._plan.index], places, self._done)
+            targets = {i: (hosts[i], port, nonce) for i, (port, nonce) in enumerate(listeners) if i != self._plan.index}
+            self._probes = ProbeRound(self._runner.loop, hosts[self._plan.index], targets, self._report_result)
             self._probes.start()
 
     def close(self) -> None:
@@ -259,33 +256,33 @@ class Prober:
         if self._probes is not None:
             self._probes.close()
 
-    def _done(self, failures: dict[int, str]) -> None:
+    def _report_result(self, failures: dict[int, str]) -> None:
         report = {"op": "reached", "index": self._plan.index, "way": self.route}
         self._result = {**report, "failures": sorted(failures.items())}
         self._send(self._result)
 
 
 class Preflight:
-    """The head node's part: it sends all listeners to all nodes, and learns who cannot reach whom.
+    """The head node's part: it sends all ports to all nodes, and collects which nodes cannot reach each other.
 
-    Where they do not reach each other by the addresses they are known by, other networks that they have are tried.
+    If some cannot, it tries other networks that the nodes have.
     """
 
     def __init__(
-        self, runner: Node, plan: Plan, series: int, over: Callable[[], None], moving: Callable[[], None]
+        self, runner: Node, plan: Plan, series: int, on_success: Callable[[], None], on_move: Callable[[], None]
     ) -> None:
-        """``over`` is called once all have reached all; ``moving`` before that, when the nodes' addresses change."""
-        self._runner, self._plan, self._over, self._moving = runner, plan, over, moving
+        """``on_success``: all nodes reach each other. ``on_move``: the nodes' addresses are about to change."""
+        self._runner, self._plan, self._on_success, self._on_move = runner, plan, on_success, on_move
         self._series, self._route = series, 0
         self._routes: list[tuple[list[str], list[str]]] = []
-        """Networks and addresses of the routes that have not been tried."""
+        """Networks and addresses of the routes still to try."""
         self._error = ""
-        """Why the first route was none, and whose node tells that."""
+        """The error of the first route, and the index of the node that reports it."""
         self._reporter = 0
         self._ready: dict[int, dict[str, Any]] = {}
         self._failures: dict[int, list[tuple[int, str]]] = {}
         self.namesakes: dict[int, str] = {}
-        """Of each node that shares its host name with another, why that must not be; known when all are ready."""
+        """Of each node that shares its host name with another, a description; known once all are ready."""
         self._prober = Prober(runner, plan, series, self.receive)
         self._deadline = self._runner.loop.time() + READY_TIMEOUT
 
@@ -294,18 +291,18 @@ class Preflight:
         self.receive(self._prober.ready)
 
     def receive(self, payload: dict[str, Any]) -> None:
-        """A node listens, or has probed all others."""
+        """Handle the ``ready`` or ``reached`` message of a node."""
         index = payload["index"]
-        if payload["way"] != self._route or not is_sound(payload, len(self._plan.nodes)):
+        if payload["way"] != self._route or not is_well_formed(payload, len(self._plan.nodes)):
             return
         if payload["op"] == "reached":
             self._failures[index] = payload["failures"]
             if len(self._failures) == len(self._plan.nodes):
-                self._settle()
+                self._evaluate()
         elif index not in self._ready:
             self._ready[index] = payload
             if len(self._ready) == len(self._plan.nodes):
-                self._compare()
+                self._compare_nodes()
                 self._send_probes()
 
     def close(self) -> None:
@@ -313,11 +310,11 @@ class Preflight:
         self._prober.close()
 
     def _wait(self) -> None:
-        """Until everybody has answered; those that have not are asked again."""
+        """Conclude with an error after the deadline; until then repeat the messages of this step."""
         if self._runner.loop.time() > self._deadline:
             missing = next(i for i in range(len(self._plan.nodes)) if i not in self._failures)
             self._runner.conclude(
-                None, f"node {self._name(missing)} did not get ready within {READY_TIMEOUT:g} s", infrastructure=True
+                None, f"node {self._name(missing)} was not ready within {READY_TIMEOUT:g} s", infrastructure=True
             )
             return
         self._runner.loop.after("preflight", RESEND_INTERVAL, self._resend)
@@ -339,32 +336,34 @@ class Preflight:
             else:
                 self._runner.relay(node["token"], node["node"], {"op": "probe", "way": self._route, "doors": listeners})
 
-    def _compare(self) -> None:
-        """One job needs one series on all its nodes."""
-        own = self._ready[self._plan.index]
-        for index, other in self._ready.items():
-            if other["series"] != own["series"]:
+    def _compare_nodes(self) -> None:
+        """Raise ``Failure`` if the nodes have different series of Open MPI, and find equal host names."""
+        head = self._ready[self._plan.index]
+        for index, node in self._ready.items():
+            if node["series"] != head["series"]:
                 clusters = " and ".join(f"clusters.{self._cluster(i)}.mpi" for i in (self._plan.index, index))
                 raise Failure(
-                    f"node {own['name']} has Open MPI {own['series']}, node {other['name']} has {other['series']}: "
+                    f"node {head['name']} has Open MPI {head['series']}, node {node['name']} has {node['series']}: "
                     f"one job needs the same series everywhere, see {clusters}"
                 )
-        called: dict[str, list[int]] = {}
-        for index, other in self._ready.items():
-            called.setdefault(other["host_name"], []).append(index)
-        for name, indices in called.items():
-            one, *others = (f"{self._name(i)} of {self._cluster(i)}" for i in indices)
+        by_name: dict[str, list[int]] = {}
+        for index, node in self._ready.items():
+            by_name.setdefault(node["host_name"], []).append(index)
+        for name, indices in by_name.items():
+            first, *others = (f"{self._name(i)} of {self._cluster(i)}" for i in indices)
             if others:
-                self.namesakes |= dict.fromkeys(indices, f"nodes {one} and {others[0]} have the same host name, {name}")
+                self.namesakes |= dict.fromkeys(
+                    indices, f"nodes {first} and {others[0]} have the same host name, {name}"
+                )
 
-    def _settle(self) -> None:
-        failed = [(i, int(j), why) for i, found in sorted(self._failures.items()) for j, why in found]
+    def _evaluate(self) -> None:
+        failed = [(i, int(j), reason) for i, pairs in sorted(self._failures.items()) for j, reason in pairs]
         if not failed:
             self.close()
-            self._over()
+            self._on_success()
             return
         if not self._error:
-            self._explain(failed)
+            self._record_first_failure(failed)
             self._routes = other_routes(self._plan, {i: ready["choices"] for i, ready in self._ready.items()})[::-1]
         if self._routes:
             self._move(*self._routes.pop())
@@ -372,22 +371,22 @@ class Preflight:
             self._deadline = self._runner.loop.time() + BLAME_TIMEOUT
             self._blame(self._reporter, self._error)
 
-    def _explain(self, failed: list[tuple[int, int, str]]) -> None:
-        """Keep the error of the first route: it is by the addresses that people know."""
-        culprit = self._culprit([(i, j) for i, j, _ in failed])
-        at = {i for i, n in enumerate(self._plan.nodes) if n["cluster"] == culprit}
-        source, target, why = min(failed, key=lambda f: (f[1] not in at, f[0] not in at))
+    def _record_first_failure(self, failed: list[tuple[int, int, str]]) -> None:
+        """Set the error message and the node that reports it, from the first route, whose addresses users know."""
+        faulty_cluster = self._find_faulty_cluster([(i, j) for i, j, _ in failed])
+        faulty = {i for i, n in enumerate(self._plan.nodes) if n["cluster"] == faulty_cluster}
+        source, target, reason = min(failed, key=lambda f: (f[1] not in faulty, f[0] not in faulty))
         node, port = self._plan.nodes[target], self._ready[target]["port"]
         self._error = (
-            f"node {self._name(source)} {CANNOT_REACH} {self._name(target)} at {node['host']}:{port} ({why}): "
+            f"node {self._name(source)} {CANNOT_REACH} {self._name(target)} at {node['host']}:{port} ({reason}): "
             f"name a network that both have in clusters.{node['cluster']}.mpi.interface, "
             f"and ports that are open between them in clusters.{node['cluster']}.mpi.ports"
         )
-        self._reporter = target if target in at else source
+        self._reporter = target if target in faulty else source
 
     def _move(self, networks: list[str], hosts: list[str]) -> None:
         if not self._route:
-            self._moving()
+            self._on_move()
         self._prober.close()
         self._route += 1
         self._error += f"; tried too: {', '.join(networks)}"
@@ -404,15 +403,15 @@ class Preflight:
             if index not in self._ready and index != self._plan.index:
                 self._runner.relay(node["token"], node["node"], {"op": "move", "way": self._route, "hosts": hosts})
 
-    def _culprit(self, pairs: list[tuple[int, int]]) -> str:
-        """The cluster with most of the failing pairs; if in doubt not the head node's, which has most of the nodes."""
+    def _find_faulty_cluster(self, pairs: list[tuple[int, int]]) -> str:
+        """Return the cluster with most failed pairs; in a tie not the head node's, which has most nodes."""
         counts: Counter[str] = Counter()
         for pair in pairs:
             counts.update(self._cluster(i) for i in pair)
         return max(counts, key=lambda c: (counts[c], c != self._plan.head["cluster"]))
 
     def _blame(self, index: int, error: str) -> None:
-        """Have a node of the cluster at fault report it, since the cluster that reports an error is charged with it."""
+        """Let a node of the faulty cluster report the error, since errors count against the reporting cluster."""
         node = self._plan.nodes[index]
         if self._runner.loop.time() > self._deadline or node["cluster"] == self._plan.me["cluster"]:
             self._runner.conclude(None, error, infrastructure=True)
@@ -428,39 +427,39 @@ class Preflight:
 
 
 def own_choices(plan: Plan, environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(network, address) of all this node may be known by; empty when there is nothing to choose.
+    """Return (network, address) of all addresses that this node may use for the job.
 
-    That is so where the profile says it, within one cluster, and on loopback.
+    There is no choice if the cluster configures an interface, in a job of one cluster, and on loopback.
     """
     host = plan.me["host"]
-    several = len({node["cluster"] for node in plan.nodes}) > 1
-    if environment.get("KOALA_MPI_INTERFACE") or host.startswith("127.") or not several:
+    if environment.get("KOALA_MPI_INTERFACE") or host.startswith("127.") or not plan.spans_clusters:
         return []
     return own_networks()
 
 
 def other_routes(plan: Plan, choices: Mapping[int, Sequence[Sequence[str]]]) -> list[tuple[list[str], list[str]]]:
-    """Other routes, as (networks, addresses of the plan's nodes): all nodes of a cluster by one network.
+    """Return routes other than the plan's, as (networks, addresses of all nodes), at most ``MAX_ROUTES``.
 
-    ``choices`` are those of each node. Routes by one network that all have come first.
+    All nodes of a cluster use one network. ``choices``: (network, address) pairs of each node. Routes by a network that
+    all clusters have come first.
     """
     clusters: dict[str, list[int]] = {}
     for index, node in enumerate(plan.nodes):
         clusters.setdefault(node["cluster"], []).append(index)
-    by_node = {index: {known[0]: known[1] for known in found} for index, found in choices.items()}
+    by_node = {index: {pair[0]: pair[1] for pair in pairs} for index, pairs in choices.items()}
     common = {
         cluster: [n for n in by_node[nodes[0]] if all(n in by_node[index] for index in nodes)] or [""]
         for cluster, nodes in clusters.items()
     }
     routes = sorted(product(*common.values()), key=lambda networks: len({*networks}))
-    found = (_hosts(plan, dict(zip(clusters, networks)), by_node) for networks in routes)
+    candidates = (_route(plan, dict(zip(clusters, networks)), by_node) for networks in routes)
     current = [node["host"] for node in plan.nodes]
-    return list(islice((route for route in found if route[1] != current), MAX_ROUTES))
+    return list(islice((route for route in candidates if route[1] != current), MAX_ROUTES))
 
 
-def _hosts(
+def _route(
     plan: Plan, networks: Mapping[str, str], by_node: Mapping[int, Mapping[str, str]]
 ) -> tuple[list[str], list[str]]:
-    """Where a cluster has no choice its nodes keep their addresses."""
+    """Return the networks of a route and its hosts: nodes of clusters without a choice keep their addresses."""
     hosts = [by_node[index].get(networks[node["cluster"]], node["host"]) for index, node in enumerate(plan.nodes)]
     return sorted({*networks.values()} - {""}), hosts

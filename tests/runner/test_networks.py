@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from koalapy.runner.networks import find_address, is_inside, own_addresses
 from koalapy.runner.plan import Plan
-from koalapy.runner.preflight import MAX_ROUTES, is_sound, other_routes
+from koalapy.runner.preflight import MAX_ROUTES, is_well_formed, other_routes
 from tests.needs import NAMESPACES
 from tests.runner.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
 from tests.runner.test_openmpi import run
@@ -75,10 +75,10 @@ REACHED = {"op": "reached", "failures": [[1, "refused"]]}
     ],
 )
 def test_what_other_nodes_say_of_themselves_is_looked_at(told: dict[str, Any], field: str, wrong: list[Any]) -> None:
-    assert is_sound(told, 2)
-    assert not is_sound({name: value for name, value in told.items() if name != field}, 2)
+    assert is_well_formed(told, 2)
+    assert not is_well_formed({name: value for name, value in told.items() if name != field}, 2)
     for value in wrong:
-        assert not is_sound(told | {field: value}, 2), value
+        assert not is_well_formed(told | {field: value}, 2), value
 
 
 networks = st.lists(st.sampled_from("abcdefg"), max_size=6, unique=True)

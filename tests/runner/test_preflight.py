@@ -78,7 +78,7 @@ async def test_a_stranger_at_the_port_is_no_door(agent: FakeAgent) -> None:
     stranger = await asyncio.start_server(serve, "127.0.2.1", 0)
     nodes = await gang(agent, north=1, south=1)
     at_door(agent, "127.0.2.1", port=stranger.sockets[0].getsockname()[1])
-    assert "(something else answers there)" in await failure(agent, nodes, 1)
+    assert "(another program answers there)" in await failure(agent, nodes, 1)
     stranger.close()
 
 
