@@ -158,12 +158,12 @@ class ProbeRound:
         self._open[number] = connection, reply
         if not data or b"\n" in reply or len(reply) >= MAX_REPLY_SIZE:
             nonce, _, source = reply.decode("ascii", "replace").rstrip("\n").partition(" ")
-            error = (
-                ""
-                if source == self._host
-                else f"its address is translated to {source}, which Open MPI does not support"
-            )
-            self._finish(number, error if nonce == self._listeners[number][2] else "another program answers there")
+            if nonce != self._listeners[number][2]:
+                self._finish(number, "another program answers there")
+            elif source != self._host:
+                self._finish(number, f"its address is translated to {source}, which Open MPI does not support")
+            else:
+                self._finish(number, "")
 
     def _finish(self, number: int, reason: str) -> None:
         if reason:
@@ -207,7 +207,7 @@ def _are_texts(values: list[Any]) -> bool:
 
 
 class Prober:
-    """One node's part of the pre-flight: it listens, and probes all other nodes when the head node sends their ports."""
+    """One node's part: it listens, and probes all other nodes when the head node sends their ports."""
 
     def __init__(
         self, runner: Node, plan: Plan, series: int, send: Callable[[dict[str, Any]], None], route: int = 0

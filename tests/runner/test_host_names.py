@@ -112,7 +112,7 @@ def test_a_program_on_more_hosts_than_open_mpi_launches_at_once(tmp_path: Path, 
     launch = tmp_path / "launch"
     launch.write_text(LAUNCH_AGENT)
     found = Installation(environment, "n1", own)
-    options = found.options(f"/bin/sh {launch}", len(own.nodes))
+    options = found.mpirun_options(f"/bin/sh {launch}", len(own.nodes))
     hosts = ",".join(f"{node['host']}:1" for node in own.nodes)
     done = subprocess.run(
         [found.mpirun, *options, "--host", hosts, "-np", str(HOSTS), "sh", "-c", "echo $OMPI_COMM_WORLD_RANK"],
