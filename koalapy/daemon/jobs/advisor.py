@@ -1,4 +1,4 @@
-"""What the advisor has learned, and how right it was, for those who ask."""
+"""Report what the advisor has learned of applications, and how accurate its predictions were."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,41 +13,41 @@ from koalapy.ports import AdviceStore
 from koalapy.scheduler.advisor.experience import Experience, Seen
 
 MAX_LEARNED_RUNS = 5000
-"""Of so many of the last jobs it is read what they teach when a daemon starts."""
+"""The number of latest runs from which the advisor learns when a daemon starts."""
 
 
 class Verdict(StrEnum):
-    """What becomes of an application's jobs that no single cluster has room for now, but one would have later."""
+    """What happens to an application's jobs that fit on no single cluster now, but will on one later."""
 
     CO_ALLOCATED = "co-allocated"
-    """Unless the wait is known to be shorter than what co-allocation costs."""
+    """Co-allocate, unless the wait is known to be shorter than the cost of co-allocation."""
     BY_THE_WAIT = "by the wait"
-    """Co-allocated if the wait is known to be longer than that."""
+    """Co-allocate if the wait is known to be longer than the cost."""
     ONE_CLUSTER = "one cluster"
-    """As before, but not while other jobs wait."""
+    """Likewise, but not while other jobs wait."""
     NOT_KNOWN = "not known yet"
-    """As before, but while others wait no more than now and then, to find out."""
+    """Likewise, but while other jobs wait only occasionally, to learn the slowdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplicationRecord:
-    """One application; ``slowdown`` and verdict are for the clusters that it ran on together most, if on any."""
+    """What is known of an application; ``slowdown`` and ``verdict`` hold for its most used combination of clusters."""
 
     application: str
     where: Where
     slowdown: LogNormal
     runs_on_several: int
-    """Of these, how many could be held against runs of the same size on one cluster."""
+    """The number of co-allocated runs that could be compared with runs of the same size on one cluster."""
     killed_on_several: int
-    """Of those, how many were killed at their walltime."""
+    """The number of those runs that were killed at their walltime."""
     verdict: Verdict
     seen: list[Seen]
     slowdowns: dict[Where, LogNormal]
-    """By clusters, as far as seen."""
+    """Slowdowns by observed combination of clusters."""
 
 
 class Advisor:
-    """Reads the experience of the scheduler, and the record in the store."""
+    """The experience of the scheduler and the stored advice."""
 
     def __init__(self, experience: Experience, store: AdviceStore, track_record: TrackRecord) -> None:
         self._experience = experience
@@ -55,7 +55,7 @@ class Advisor:
         self._track_record = track_record
 
     async def applications(self, owner: str | None = None) -> list[ApplicationRecord]:
-        """In order of name; of somebody, those that his jobs have run: what others run is not told."""
+        """Return applications by name; with ``owner`` only those that this user's jobs have run."""
         known = self._experience.applications()
         theirs = known if owner is None else await query(self._store.applications_of, owner)
         return [self._application(name) for name in known if name in theirs]
@@ -79,16 +79,16 @@ class Advisor:
         )
 
     async def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
-        """What was advised, newest first: of all applications when none is named, and of everybody's jobs."""
+        """Return stored advice, newest first; an empty application or no owner selects all."""
         return await query(self._store.record, application, limit, owner)
 
     async def coverage(self, application: str, owner: str | None = None) -> list[Coverage]:
-        """How right predictions were, by kind and period: of the same."""
+        """Return the accuracy of predictions by kind and period, for the same selection."""
         return await self._track_record.coverage(owner, application)
 
 
 def verdict_on(slowdowns: Slowdowns, where: Where) -> Verdict:
-    """What follows from how many times longer it runs on these clusters."""
+    """Return the verdict that follows from the slowdown on these clusters."""
     harmless = slowdowns.harmless(where)
     if harmless <= HOPELESS:
         return Verdict.ONE_CLUSTER

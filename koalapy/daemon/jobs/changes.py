@@ -1,4 +1,4 @@
-"""Who shows how things stand is told when that has changed, at most so often; what has changed he looks at himself."""
+"""Signal to clients that jobs or clusters have changed, at a limited rate. Clients then read what has changed."""
 
 import asyncio
 import secrets
@@ -11,12 +11,11 @@ Topic = Literal["jobs", "clusters"]
 TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 MIN_INTERVAL = 1.0
-"""Seconds between two signals."""
+"""The least seconds between two signals."""
 MAX_INTERVAL = 10.0
-"""Seconds between two signals while something changes all the time and what follows from a signal costs much; also
-seconds after which a signal comes though nothing changed, for what only ages."""
+"""The most seconds between two signals, also if nothing changed, so that pages update ages."""
 SHARE = 0.08
-"""Of the time, what may be spent on that which follows from signals."""
+"""The share of time that may be spent on the work that signals cause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +25,7 @@ class _Follower:
 
 
 class Changes:
-    """Lives in the engine's loop."""
+    """The signals of one daemon. Not thread-safe: used in the engine's event loop only."""
 
     def __init__(self) -> None:
         self._origin = secrets.token_hex(4)
@@ -40,12 +39,12 @@ class Changes:
 
     @property
     def version(self) -> str:
-        """Another one after each change, and of each daemon."""
+        """A text that differs after each change and for each daemon run."""
         return f"{self._origin}.{self._version}"
 
     @property
     def told_at(self) -> float:
-        """When the last signal was given, by the loop's clock."""
+        """The loop time of the last signal."""
         return self._told_at
 
     @property
@@ -53,7 +52,7 @@ class Changes:
         return self._ended
 
     def note(self, *topics: Topic) -> None:
-        """Something changed; those who follow are told soon."""
+        """Record a change of these topics; followers are signalled soon."""
         self._version += 1
         for follower in self._followers:
             follower.topics.update(topics)
@@ -62,7 +61,7 @@ class Changes:
             self._timer = loop.call_at(max(loop.time(), self._told_at + self._interval), self._tell)
 
     def spent(self, seconds: float) -> None:
-        """What somebody did for a signal took so long: signals come seldom enough that this stays a small share."""
+        """Record seconds of work that a signal has caused. Signals become rarer to keep its share small."""
         self._spent += seconds
 
     def _tell(self) -> None:
@@ -75,14 +74,16 @@ class Changes:
                 follower.wake.set()
 
     def end(self) -> None:
-        """Let go of everybody."""
+        """End all followers."""
         self._ended = True
         for follower in self._followers:
             follower.wake.set()
 
     async def follow(self, since: str = "") -> AsyncIterator[frozenset[Topic]]:
-        """What kinds of things changed, at once where that was after the version ``since``; at least every
-        ``MAX_INTERVAL`` seconds something, or nothing."""
+        """Yield the changed topics, at once if they changed after version ``since``.
+
+        After ``MAX_INTERVAL`` seconds without a change, yield an empty set.
+        """
         follower = _Follower()
         self._followers.add(follower)
         try:

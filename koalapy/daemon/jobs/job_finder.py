@@ -1,4 +1,4 @@
-"""Finds jobs by what somebody looks for, those in hand and those that are over, a page at a time."""
+"""Search unfinished and ended jobs, a page at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,24 +14,24 @@ from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
 AT_ONCE = 500
-"""Jobs that are over are read so many at a time."""
+"""Ended jobs that one query reads."""
 MAX_LOOKED_AT = 5000
-"""Jobs that are over, of which so many are looked at for one page."""
+"""The most ended jobs that are examined for one page."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundJobs:
-    """One page, newest first."""
+    """A page of matching jobs, newest first."""
 
     jobs: Sequence[Job]
     before: JobId | None
-    """What the next page's ids are to be smaller than; None when this is the last."""
+    """The id below which the next page starts; None on the last page."""
     unfinished: int
-    """How many of those that are not over there are in all, from this page on."""
+    """The number of matching unfinished jobs from this page on."""
 
 
 class JobFinder:
-    """Who may not see all of a job finds it by nothing else than what everybody may see of it."""
+    """The search of jobs. A job of another user is only found by its public fields."""
 
     def __init__(self, jobs: Jobs, queries: Queries, clock: Callable[[], float]) -> None:
         self._jobs, self._queries, self._clock = jobs, queries, clock
@@ -39,7 +39,7 @@ class JobFinder:
     async def find(
         self, search: JobSearch, by: Identity, *, before: JobId | None = None, limit: int = 100
     ) -> FoundJobs:
-        """``ForbiddenError`` where others' jobs are looked for by their owner."""
+        """Return one page. Raise ``ForbiddenError`` for a search for another user's jobs by owner."""
         owner = search.single_value("user")
         if owner not in ("", by.user) and not by.has_role(Role.OPERATOR):
             raise ForbiddenError(
@@ -73,11 +73,11 @@ class JobFinder:
     async def _over(
         self, search: JobSearch, by: Identity, is_meant: Callable[[Job], bool], before: JobId | None, limit: int
     ) -> tuple[list[Job], JobId | None]:
-        """Those that are over, and down to which id all were looked at; None when that is all there are."""
+        """Return ended jobs and the id down to which all were examined; None if no more exist."""
         states = search.states & FINAL_STATES
         if not states:
             return [], None
-        # By some words others' are found by operators only: the rest need not be looked at.
+        # Private terms find only the caller's own jobs, unless the caller is an operator.
         is_private = any(not word.is_public for word in search.words)
         owner = search.single_value("user") or (by.user if is_private and not by.has_role(Role.OPERATOR) else "")
         which = JobFilter(

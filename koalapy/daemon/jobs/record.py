@@ -1,7 +1,7 @@
-"""Keeps the record of what the scheduler is told: files below the data directory, the oldest of which go first.
+"""Write the recording of the scheduler's inputs: files in the data directory, of which the oldest are removed first.
 
-Each daemon's life is a row of parts, ``BEGAN-PART.jsonl``: the last of them is written on, those before are compressed.
-What cannot be written ends the record of this life, and nothing else.
+The recording of a daemon run has parts ``BEGAN-PART.jsonl``. The last one is written to, the others are compressed. An
+error ends the recording of this run, and nothing else.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ from koalapy.system.files import measure_disks
 log = structlog.get_logger()
 
 FLUSH_INTERVAL = 1.0
-"""Seconds: what a daemon that is killed may not have written of its last moments."""
+"""Seconds between two writes: a killed daemon loses at most this much of the recording."""
 PART_SIZE = 16 * 1024 * 1024
-"""Bytes of a part before it is compressed."""
+"""Bytes after which a part is compressed and a new one begins."""
 MAX_WAITING = 200_000
-"""Steps that wait for the disk at most."""
+"""The most steps that wait to be written."""
 _NAME = re.compile(r"(\d{13,16})-(\d{6})\.jsonl(\.gz)?", re.ASCII)
 _AT = re.compile(rb'\{"n":\d+,"at":([^,}]+)')
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """A file of a life that began so many milliseconds after the epoch."""
+    """A file of the recording of the daemon run that began ``life`` milliseconds after the epoch."""
 
     life: int
     number: int
@@ -57,7 +57,7 @@ class Part:
 
 
 class Record:
-    """One daemon's; only its own loop calls it, and its files are written by one thread at a time."""
+    """The recording of one daemon run. The event loop calls it; one thread at a time writes the files."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Record:
         part_size: int = PART_SIZE,
         max_waiting: int = MAX_WAITING,
     ) -> None:
-        """``part_size``: bytes after which a new file is begun; ``max_waiting``: steps that may wait for the disk."""
+        """``part_size``: bytes after which a new part begins; ``max_waiting``: steps that may wait for the disk."""
         self._part_size, self._max_waiting = part_size, max_waiting
         self._directory, self._settings, self._disks, self._clock = directory, settings, disks, clock
         self._life, self._number = int(beginning.now * 1000), 0
@@ -78,11 +78,11 @@ class Record:
         self._file: BinaryIO | None = None
         self._writing = asyncio.Lock()
         self.problem = ""
-        """Why nothing more is recorded; empty while it is."""
+        """The reason why the recording has ended, or an empty string."""
         self.failed_at = 0.0
 
     def keep(self, step: Step) -> None:
-        """A step is over."""
+        """Queue a finished step."""
         if self.problem:
             return
         self._waiting.append(step)
@@ -90,7 +90,7 @@ class Record:
             self._fail(f"the disk has not taken {self._max_waiting} steps")
 
     async def flush(self) -> None:
-        """Write what has come; whatever is wrong with it is said, and not raised."""
+        """Write queued steps. An error ends the recording and is logged."""
         async with self._writing:
             if self.problem:
                 return
@@ -100,21 +100,21 @@ class Record:
             except OSError as error:
                 self._fail(f"{self._directory} takes no file: {error.strerror or error}")
             except (ValueError, TypeError, AttributeError, LookupError) as error:
-                # A record with a gap is none.
+                # End it, since a recording with a gap cannot be replayed.
                 self._fail(f"a step cannot be written: {error!r:.200}")
 
     async def close(self) -> None:
-        """Write the rest."""
+        """Write queued steps and close the file."""
         await self.flush()
         if self._file is not None:
-            with contextlib.suppress(OSError):  # which was told of
+            with contextlib.suppress(OSError):  # flush has reported it
                 self._file.close()
             self._file = None
 
     def _fail(self, why: str) -> None:
         self.problem, self.failed_at = why, self._clock()
         self._waiting.clear()
-        log.error("what the scheduler is told is not recorded any more", action="record-ended", reason=why)
+        log.error("the recording of the scheduler has ended", action="record-ended", reason=why)
 
     # In a thread
 
@@ -145,7 +145,7 @@ class Record:
         self._file.write(line(head))
 
     def _tidy(self) -> None:
-        """Compress what is not written on any more, and remove what is too old or too much."""
+        """Compress finished parts, and remove recordings that are too old or exceed the size limit."""
         for leftover in self._directory.glob("*.incoming"):
             leftover.unlink(missing_ok=True)
         for part in self._parts():
@@ -161,22 +161,22 @@ class Record:
             ended = max(part.path.stat().st_mtime for part in lives[life])
             if used > self._settings.size or ended < self._clock() - self._settings.keep:
                 used -= sum(part.size() for part in lives[life])
-                for part in reversed(lives[life]):  # what is left of it if we die now has no gap
+                for part in reversed(lives[life]):  # if we are killed now, the remaining parts have no gap
                     part.path.unlink(missing_ok=True)
         if used > self._settings.size:
             raise OSError(0, f"the record of this daemon alone is more than record.size, {self._settings.size} bytes")
 
     def _parts(self) -> list[Part]:
-        """In order. Of one that is there in both forms the compressed is whole; the other was about to be removed when
-        a daemon died, or is of a backup from when it was still written on."""
+        """Return all parts in order, the compressed file where both exist.
+
+        Then the plain file was about to be removed when a daemon was killed, or comes from an older backup.
+        """
         found = ((path, _NAME.fullmatch(path.name)) for path in sorted(self._directory.glob("*.jsonl*")))
         named = {(int(match[1]), int(match[2])): path for path, match in found if match}
         return [Part(life, number, path) for (life, number), path in sorted(named.items())]
 
-    # For who exports it
-
     async def export(self, since: float, until: float) -> Iterator[bytes]:
-        """The lives of which anything was then, each from its beginning, as they are now; for another thread."""
+        """Return an iterator over all recordings with steps in that span, from their beginning. Use it in a thread."""
         await self.flush()
         return self._lines(since, until)
 
@@ -185,7 +185,7 @@ class Record:
         lives: dict[int, list[Part]] = {}
         for part in self._parts() if self._directory.is_dir() else []:
             lives.setdefault(part.life, []).append(part)
-        # Before the first is written: meanwhile files are compressed.
+        # Read now, since compression changes the files meanwhile.
         ended = {life: max(part.path.stat().st_mtime for part in parts) for life, parts in lives.items()}
         for life, parts in lives.items():
             if ended[life] >= since and life / 1000 <= until and parts[0].number == 1:
@@ -197,12 +197,14 @@ class Record:
 
 
 class _Unreadable(Exception):
-    """A file of the record, and why."""
+    """A part of the recording cannot be read."""
 
 
 def _life(parts: list[Part], until: float) -> Iterator[bytes]:
-    """Up to a moment: nothing of one that died before its beginning was written, and a line that says so where the rest
-    cannot be read."""
+    """Yield the recording of a daemon run up to a time; nothing if the run was killed before its beginning was written.
+
+    If the rest cannot be read, yield a line that says so.
+    """
     told = _until(parts, until)
     try:
         begun = list(islice(told, 2))
@@ -215,7 +217,7 @@ def _life(parts: list[Part], until: float) -> Iterator[bytes]:
 
 
 def _until(parts: list[Part], until: float) -> Iterator[bytes]:
-    """The whole lines of a life, up to a moment; one that was cut off by a death is left out."""
+    """Yield the complete lines up to a time, without one that a kill has cut off."""
     for part in parts:
         try:
             with _opened(part.path) as file:
@@ -231,7 +233,7 @@ def _until(parts: list[Part], until: float) -> Iterator[bytes]:
 
 
 def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
-    """It may be compressed meanwhile."""
+    """Open a part, compressed or not; it may be compressed meanwhile."""
     if path.suffix != ".gz":
         with contextlib.suppress(FileNotFoundError):
             return path.open("rb")

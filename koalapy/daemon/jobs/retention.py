@@ -1,4 +1,4 @@
-"""What is old is removed: jobs that are over with all of theirs, files first and rows last; bundles and results."""
+"""Remove expired jobs, their files first and their rows last, and expired bundles and results."""
 
 import asyncio
 import time
@@ -22,27 +22,27 @@ log = structlog.get_logger()
 
 FIRST_BATCH = 50
 MAX_BATCH = 1000
-"""Jobs that are removed in one transaction."""
+"""The most jobs that one transaction removes."""
 LONG_TRANSACTION = 0.2
-"""Seconds that a transaction may take while others wait to write: the next one is of half as many jobs."""
+"""If a transaction takes longer than this, in seconds, the next one removes half as many jobs."""
 MAX_STUCK = 100
-"""Jobs whose files cannot be removed that are passed over in one round: with more it is the disk's trouble."""
+"""Jobs with files that cannot be removed after which a run is aborted: then the disk is at fault."""
 HOUSEKEEPING_INTERVAL = 600.0
-"""Seconds between two rounds of housekeeping."""
+"""Seconds between two runs of housekeeping."""
 PAUSE = 0.02
-"""Seconds between two transactions, in which others write."""
+"""Seconds between two transactions, in which other writers get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionTimes:
-    """Seconds after their end for which jobs are kept: users', for ever if None, and the daemon's own."""
+    """Seconds for which ended jobs are kept: users' jobs, None for ever, and the daemon's own jobs."""
 
     jobs: float | None
     internal: float
 
 
 class Retention:
-    """Removes jobs that ended long ago, some at a time; what is interrupted goes on the next time."""
+    """The removal of expired jobs in batches. An interrupted run is continued by the next."""
 
     def __init__(
         self,
@@ -55,18 +55,17 @@ class Retention:
         max_stuck: int = MAX_STUCK,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``max_stuck``: jobs whose files cannot be removed after which a round is given up; ``monotonic`` measures
-        transactions."""
+        """``max_stuck``: jobs with files that cannot be removed after which a run is aborted."""
         self._max_stuck, self._monotonic = max_stuck, monotonic
         self._store, self._outputs, self._results = store, outputs, results
         self._times, self._clock = times, clock
         self._is_ending = is_ending
         self._batch_size = FIRST_BATCH
         self._stuck: dict[JobId, OSError] = {}
-        """Jobs that stay for this round because files of theirs do, and why."""
+        """The errors of jobs whose files cannot be removed, in this run."""
 
     async def tidy(self) -> int:
-        """Remove all whose time is over; how many there were. ``OSError`` at the end when files of some stay."""
+        """Remove all expired jobs and return their number. Raise ``OSError`` at the end if files of some remain."""
         times, now = self._times, self._clock()
         self._stuck.clear()
         gone = await self._remove_all(now - times.internal, internal=True)
@@ -93,8 +92,8 @@ class Retention:
         return gone
 
     async def _remove(self, old: Sequence[JobId]) -> int:
-        # A file of a job that nobody knows would stay for ever: as long as there may be one, the job is known. And on a
-        # full disk a database can let go of nothing before files have.
+        # Files first: without its row, a remaining file of a job would never be found. And on a full disk a database
+        # can delete rows only once files are gone.
         jobs = await self._without_files(old)
         if not jobs:
             return 0
@@ -103,12 +102,12 @@ class Retention:
         took = self._monotonic() - began
         size = self._batch_size // 2 if took > LONG_TRANSACTION else self._batch_size * 2
         self._batch_size = min(max(1, size), MAX_BATCH)
-        # What was on its way meanwhile.
+        # Output that arrived meanwhile.
         await self._outputs.remove(frozenset(jobs))
         return len(jobs)
 
     async def _without_files(self, jobs: Sequence[JobId]) -> Sequence[JobId]:
-        """Remove their output and results; those of which none are left. One that cannot be removed keeps no other."""
+        """Remove output and results, and return the jobs without any left. Errors of one job do not affect others."""
         try:
             await self._outputs.remove(frozenset(jobs))
             await self._results.remove(jobs)
@@ -124,7 +123,7 @@ class Retention:
 
 
 class Housekeeping:
-    """One round at a time; what a round does not get done, the next one does."""
+    """The periodic removal of expired bundles, results and jobs."""
 
     def __init__(
         self,
@@ -141,7 +140,7 @@ class Housekeeping:
         self._clock = clock
 
     async def tidy(self) -> None:
-        """Files of one sort that cannot be removed keep none of another."""
+        """Remove what is expired. An error with one kind does not affect the others."""
         keep = self._results_keep
         try:
             bundles = await _as_far_as_it_goes(self._bundles.tidy(), [])
@@ -152,7 +151,7 @@ class Housekeeping:
             return
         if bundles or results or jobs:
             log.info(
-                "what was old is removed", action="retention-done", bundles=len(bundles), results_of=results, jobs=jobs
+                "expired data was removed", action="retention-done", bundles=len(bundles), results_of=results, jobs=jobs
             )
 
 
@@ -165,10 +164,12 @@ async def _as_far_as_it_goes(round_: Awaitable[T], nothing: T) -> T:
 
 
 def _not_all(error: Exception) -> None:
-    log.error("not all that is old was removed", action="retention-failed", error=str(error))
+    log.error("some expired data could not be removed", action="retention-failed", error=str(error))
 
 
 def removal_clock(clock: Callable[[], float]) -> Callable[[], float]:
-    """By this it is told what is old enough to be removed: a daemon that was started while the machine's clock was
-    ahead goes by the one that was set right since, for what is removed does not come back."""
+    """Return the clock that decides what is expired: the earlier of the daemon's and the machine's.
+
+    If the daemon was started while the machine's clock was ahead, nothing is removed too early.
+    """
     return lambda: min(clock(), time.time())
