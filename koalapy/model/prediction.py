@@ -1,6 +1,6 @@
-"""What was foretold of a job, held against what came: whether it was right, and how often such predictions are.
+"""Predictions of job times, their outcomes, and how often predictions are right.
 
-A prediction is an interval: of ten truths one is to be below it, and one above. Times in seconds.
+A prediction is an interval that holds 80 % of the actual times, with 10 % below and 10 % above. Times are in seconds.
 """
 
 from collections import Counter, defaultdict
@@ -15,46 +15,46 @@ from koalapy.model.advice import was_killed
 from koalapy.model.job import JobId, JobState
 
 NORMAL_95 = 1.959964
-"""Standard deviations to each side between which 95 % lie."""
+"""Standard deviations around the mean that hold 95 % of a normal distribution."""
 
 
 class PredictionKind(StrEnum):
-    """What was foretold."""
+    """The predicted time."""
 
     START = "start"
-    """From when it was foretold until the barrier of the next attempt that comes so far opens."""
+    """From the prediction until the barrier of a later attempt opens."""
     END = "end"
-    """From when it was foretold until the job is over."""
+    """From the prediction until the job ends."""
     RUN_TIME = "run-time"
-    """From the opened barrier to the end, as the simulation of what comes had it."""
+    """From the opened barrier to the end, predicted by simulation."""
     ADVISED = "advised"
-    """The same, as the policy ``auto`` had it when it placed the job: a point without an interval."""
+    """The run time predicted by the policy ``auto`` at placement: a point without an interval."""
 
 
 class PredictionSource(StrEnum):
-    """Whose doing a prediction was."""
+    """The origin of a prediction."""
 
     DAEMON = "daemon"
-    """Nobody asked."""
+    """The daemon made it by itself."""
     ASKED = "asked"
-    """Of this job, or of another at the same moment."""
+    """A user requested it, for this job or another job."""
     WHAT_IF = "what-if"
-    """What came without the change that was asked about."""
+    """The unchanged course in a what-if request."""
 
 
 class Outcome(StrEnum):
-    """What a prediction has come to."""
+    """The outcome of a prediction."""
 
     WITHIN = "within"
     EARLY = "early"
-    """The truth was below the interval."""
+    """The actual time is below the interval."""
     LATE = "late"
-    """It was above, or is going to be: what has not happened by the upper bound is late before it happens."""
+    """The actual time is above the interval, or the upper bound has passed without the event."""
     OPEN = "open"
-    """It may still come true."""
+    """The event has not happened, and the upper bound has not passed."""
     CENSORED = "censored"
-    """Somebody has cancelled, held or released the job or changed its priority before, its program failed, or the
-    clock was set back: what would have come nobody knows."""
+    """The actual time is unknown: the job was cancelled, held, released or given another priority, its program failed,
+    or the clock was set back."""
 
     @property
     def is_decided(self) -> bool:
@@ -63,14 +63,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """``low``, ``middle`` and ``high`` are seconds, from ``made_at`` or of a run time."""
+    """A predicted time: ``low``, ``middle`` and ``high`` are seconds from ``made_at``, or of a run time."""
 
     job: JobId
     kind: PredictionKind
     made_at: float
     source: PredictionSource
     generation: int
-    """Of the job's last attempt then: what comes is looked for after it."""
+    """The generation of the job's last attempt at the time; the prediction is about later attempts."""
     low: float
     middle: float
     high: float
@@ -81,24 +81,24 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What has become of a job since something was foretold of it, as far as that is stored."""
+    """The stored course of a job since a prediction."""
 
     state: JobState
     walltime: float | None = None
     ended_at: float | None = None
     started_at: float | None = None
-    """When the barrier of the first attempt after the prediction opened that came so far."""
+    """When the first barrier after the prediction opened."""
     touched_at: float | None = None
-    """When somebody first held or released it or changed its priority, after the prediction."""
+    """When a user first held or released the job or changed its priority after the prediction."""
     barrier_at: float | None = None
-    """Of its last attempt, as what follows."""
+    """Time in the last attempt, as are the following fields."""
     launched_at: float | None = None
     attempt_ended_at: float | None = None
     exit_code: int | None = None
 
     @property
     def ran_to_its_end(self) -> bool:
-        """Whether its end is that of its program, or its walltime, which was known before."""
+        """Return whether the job succeeded or ended at its walltime."""
         if self.state is JobState.SUCCEEDED:
             return True
         ended = self.attempt_ended_at
@@ -111,18 +111,18 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class JudgedPrediction:
-    """A prediction and what it has come to."""
+    """A prediction with its outcome."""
 
     job: JobId
     kind: PredictionKind
     made_at: float
     outcome: Outcome
     error: float | None
-    """By how much more it was than foretold, in the middle; of what is late and not over as much as it is by now."""
+    """The actual time minus ``middle``; for a late event that has not happened, the time elapsed minus ``middle``."""
 
 
 def judge_prediction(told: Prediction, course: Course, now: float) -> JudgedPrediction:
-    """What a prediction has come to by now."""
+    """Return a prediction with its outcome at the time ``now``."""
     if told.kind is PredictionKind.RUN_TIME:
         came, cut, elapsed = _run_time(course, now)
     else:
@@ -135,7 +135,7 @@ def judge_prediction(told: Prediction, course: Course, now: float) -> JudgedPred
 
 
 def classify_outcome(low: float, high: float, came: float | None, cut: float | None, elapsed: float) -> Outcome:
-    """Of what came after so many seconds; or was cut off by somebody after as many; or has not come for as long."""
+    """Return the outcome of an interval, given the seconds until the event, until a user interfered, or until now."""
     if came is not None:
         if came < 0:
             return Outcome.CENSORED  # nothing happens before it is foretold: the clock was set back meanwhile
@@ -169,30 +169,30 @@ def _run_time(course: Course, now: float) -> tuple[float | None, float | None, f
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How right predictions of a kind were that were made in the last ``days`` days."""
+    """The accuracy of the predictions of one kind made in the last ``days`` days."""
 
     kind: PredictionKind
     days: float
     predictions: int
-    """That are decided: by these alone all the rest is told."""
+    """Number of decided predictions; the shares and errors are computed from these."""
     jobs: int
-    """Of so many jobs; each counts as much as any other, however often something was foretold of it."""
+    """Number of their jobs; each job has the same weight, however many predictions it has."""
     within: float | None
-    """The share of truths within the interval; None of what has none, and where nothing is decided."""
+    """Share of actual times within the interval; None without intervals or decided predictions."""
     within_between: tuple[float, float] | None
-    """Bounds of that share in the long run, with a probability of 95 %, if jobs were independent of each other."""
+    """Confidence interval of ``within`` with a probability of 95 %, if jobs are independent of each other."""
     early: float | None
     late: float | None
     median_error: float | None
-    """By how much the middle was off, one way or the other."""
+    """Median of the absolute error."""
     bias: float | None
-    """By how much more came than was foretold, in the middle; negative when it was less."""
+    """Median of the signed error; positive if actual times are longer than predicted."""
     open: int
     censored: int
 
 
 def compute_coverage(kind: PredictionKind, days: float, judged: Iterable[JudgedPrediction]) -> Coverage:
-    """Of some predictions of one kind."""
+    """Return the accuracy of predictions of one kind."""
     found = list(judged)
     counts = Counter(each.outcome for each in found)
     by_job: dict[JobId, list[JudgedPrediction]] = defaultdict(list)
@@ -225,7 +225,7 @@ def _share(jobs: Iterable[Sequence[JudgedPrediction]], outcome: Outcome) -> floa
 
 
 def wilson_interval(share: float, number: int) -> tuple[float, float]:
-    """Wilson's interval of a binomial share of ``number`` trials, at least 1, with a probability of 95 %."""
+    """Return Wilson's 95 % confidence interval of a binomial share of ``number`` trials, at least 1."""
     squared = NORMAL_95**2
     center = (share + squared / (2 * number)) / (1 + squared / number)
     half = NORMAL_95 / (1 + squared / number) * sqrt(share * (1 - share) / number + squared / (4 * number**2))

@@ -1,4 +1,4 @@
-"""The replica catalogue: logical files, and where there are physical ones (semantics 10)."""
+"""The replica catalogue: logical files and their physical copies (semantics 10)."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,18 +9,18 @@ from koalapy.model.request import ClusterName
 
 
 class ReplicaState(StrEnum):
-    """Whether a replica is what the catalogue says."""
+    """Whether a replica matches the catalogue."""
 
     GOOD = "good"
     MISSING = "missing"
     CHANGED = "changed"
-    """Its size or checksum is another now."""
+    """Its size or checksum has changed."""
     UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One entry of a folder, sorted by name: what a component gets of a partitioned input. Size in bytes."""
+    """An entry of a folder, which one component of a partitioned input gets; size in bytes."""
 
     name: str
     size: int
@@ -29,9 +29,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One physical copy of a logical file (or folder); ``path`` is absolute on the cluster, ``size`` in bytes.
+    """A physical copy of a logical file or folder; ``path`` is absolute on the cluster, ``size`` in bytes.
 
-    ``checksum`` is the SHA-256 of a file; that of a folder is made of the names, kinds and checksums of all it holds.
+    ``checksum`` is the SHA-256 of a file, or of the names, kinds and checksums of the entries of a folder.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Replica:
     size: int
     checksum: str
     parts: tuple[Part, ...] | None = None
-    """The entries of a folder; None for a file."""
+    """The entries of a folder, sorted by name; None for a file."""
     state: ReplicaState = ReplicaState.GOOD
     reason: str = ""
-    """Why it is not good, in words."""
+    """Why the replica is not good."""
     added_at: float = 0.0
     verified_at: float = 0.0
 
@@ -52,12 +52,12 @@ class Replica:
 
 
 class Catalogue:
-    """Replicas by logical name and cluster, in memory; the store keeps the same."""
+    """The replicas by logical name and cluster, in memory."""
 
     def __init__(self, replicas: Iterable[Replica] = ()) -> None:
         self._replicas: dict[str, dict[ClusterName, Replica]] = {}
         self._names: list[str] | None = None
-        """In order, until a name comes or goes."""
+        """The sorted names; None after a name was added or removed."""
         self._spoiled: dict[tuple[str, ClusterName], Replica] = {}
         for replica in replicas:
             self.put(replica)
@@ -72,36 +72,36 @@ class Catalogue:
             self._spoiled[replica.name, replica.cluster] = replica
 
     def remove(self, name: str, cluster: ClusterName) -> None:
-        """No error when there is none."""
-        there = self._replicas.get(name, {})
-        there.pop(cluster, None)
+        """Remove a replica, if it exists."""
+        replicas = self._replicas.get(name, {})
+        replicas.pop(cluster, None)
         self._spoiled.pop((name, cluster), None)
-        if not there and self._replicas.pop(name, None) is not None:
+        if not replicas and self._replicas.pop(name, None) is not None:
             self._names = None
 
     def get(self, name: str, cluster: ClusterName) -> Replica | None:
         return self._replicas.get(name, {}).get(cluster)
 
     def replicas_of(self, name: str) -> list[Replica]:
-        """All replicas of a logical file, good or not, in order of cluster."""
+        """Return all replicas of a logical file, good or not, sorted by cluster."""
         return [replica for _, replica in sorted(self._replicas.get(name, {}).items())]
 
     def good_sites(self, name: str) -> tuple[ClusterName, ...]:
-        """The clusters that have a good replica."""
+        """Return the clusters that have a good replica of a logical file."""
         return tuple(replica.cluster for replica in self.replicas_of(name) if replica.state is ReplicaState.GOOD)
 
     def bad_replicas(self) -> list[Replica]:
-        """All that are not good."""
+        """Return all replicas that are not good."""
         return list(self._spoiled.values())
 
     def names(self) -> Sequence[str]:
-        """In order."""
+        """Return the logical names, sorted."""
         if self._names is None:
             self._names = sorted(self._replicas)
         return self._names
 
     def replicas_after(self, name: str, cluster: ClusterName) -> Iterator[Replica]:
-        """All replicas that come after one of that name and cluster, which need not be there, in the same order."""
+        """Yield the replicas after a name and cluster in sorted order; a replica of these need not exist."""
         names = self.names()
         for index in range(bisect_left(names, name), len(names)):
             yield from (

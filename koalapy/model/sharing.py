@@ -1,4 +1,4 @@
-"""How sites share their nodes (semantics 8): where a job may run beside its home site, and in whose queue it waits."""
+"""Sharing of nodes between sites (semantics 8): where a job may run, and in which queue section it waits."""
 
 from collections.abc import Collection, Mapping
 from typing import Literal
@@ -11,7 +11,7 @@ SharingMode = Literal["ordinary", "independent", "feasible"]
 
 
 class Sharing:
-    """What a job's home site means for it; nothing of that changes while a daemon lives."""
+    """The sharing rules by home site; they do not change while a daemon runs."""
 
     def __init__(
         self,
@@ -19,30 +19,31 @@ class Sharing:
         speed_threshold: float = 0.0,
         speeds: Mapping[ClusterName, float] | None = None,
     ) -> None:
-        """``speeds`` of all clusters of the grid; one slower than ``speed_threshold`` times that of its home site is
-        not for a job."""
+        """``speeds``: of all clusters; a job may not use one slower than ``speed_threshold`` times its home site."""
         self._mode, self._threshold, self._speeds = mode, speed_threshold, dict(speeds or {})
         self._closed = {home: closed for home in self._speeds if (closed := self._closed_at(home))}
         sites = [] if mode == "ordinary" else sorted(self._speeds)
         self._sections = {site: place for place, site in enumerate(sites)}
         self.reclaims = mode == "feasible"
-        """Whether a site takes back nodes for its own users."""
+        """Whether sites reclaim nodes for their own users."""
 
     def section_of(self, home: ClusterName) -> int:
-        """Which part of a placement queue jobs of a home site wait in: the parts are served in this order, those of
-        sites by name, and then that of jobs without one."""
+        """Return the section of the placement queue for jobs of a home site.
+
+        Sections are served in order: those of the sites by name, then that of jobs without a home site.
+        """
         return self._sections.get(home, len(self._sections))
 
     def site_of(self, home: ClusterName) -> ClusterName:
-        """The site whose queue is that of these jobs; empty where they wait in that of nobody."""
+        """Return the site in whose queue section jobs wait; empty if they wait in no site's section."""
         return home if home in self._sections else ""
 
     def reclaiming_site(self, home: ClusterName) -> ClusterName:
-        """The cluster that may take back nodes for jobs of this home site; empty where none does."""
+        """Return the cluster that may reclaim nodes for jobs of a home site; empty if there is none."""
         return home if self.reclaims and home in self._speeds else ""
 
     def closed_to(self, home: ClusterName) -> frozenset[ClusterName]:
-        """The clusters where jobs of a home site may not run; asked at every try."""
+        """Return the clusters where jobs of a home site may not run. Called at every placement try."""
         if not home:
             return NOWHERE
         if self._mode == "independent" and home not in self._speeds:
@@ -52,20 +53,20 @@ class Sharing:
     def _closed_at(self, home: ClusterName) -> frozenset[ClusterName]:
         if self._mode == "independent":
             return frozenset(self._speeds) - {home}
-        least = self._threshold * self._speeds[home]
-        return frozenset(name for name, speed in self._speeds.items() if speed < least and name != home)
+        minimum = self._threshold * self._speeds[home]
+        return frozenset(name for name, speed in self._speeds.items() if speed < minimum and name != home)
 
     def rejection_reason(self, home: ClusterName, cluster: ClusterName) -> str:
-        """Why jobs of a home site may not run on a cluster; empty when they may."""
+        """Return why jobs of a home site may not run on a cluster; empty if they may."""
         if cluster not in self.closed_to(home):
             return ""
         if self._mode == "independent":
             return f"its home site is {home}, and sharing is independent"
-        least = self._threshold * self._speeds[home]
-        return f"its speed is {self._speeds[cluster]:g}, and a job of {home} is to have at least {least:g}"
+        minimum = self._threshold * self._speeds[home]
+        return f"its speed is {self._speeds[cluster]:g}, and a job of {home} is to have at least {minimum:g}"
 
     def home_rejection_reason(self, clusters: Collection[ClusterName]) -> str:
-        """Why a job does not go to these, without a name: jobs that may run on the same ones share what is said."""
+        """Return why a job may not run on these clusters, without its home site, so that jobs share the text."""
         names = sorted(clusters)
         if self._mode == "independent":
             return (

@@ -1,4 +1,4 @@
-"""How long a component's inputs take to its execution site (semantics 3 and 5); pure arithmetic on the known links."""
+"""Estimates of the time to transfer input files to an execution site (semantics 3 and 5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from koalapy.model.wording import format_list
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Estimated seconds until all inputs are there, and the file site of each, in the order of the inputs."""
+    """The estimated seconds to transfer all inputs, and the file site of each input, in order."""
 
     seconds: float = 0.0
     sources: tuple[ClusterName, ...] = ()
@@ -23,10 +23,10 @@ NONE = Transfer()
 def estimate_transfer(
     site: ClusterName, files: Sequence[InputFile], grid: GridView, assumed: float | None = None
 ) -> Transfer | None:
-    """The best transfers of files to a cluster, one after the other: the sum of size / bandwidth.
+    """Choose the fastest file site of each input and return the sum of size / bandwidth; None if an input has no site.
 
-    A file takes 0 seconds where the cluster has it itself. Links of unknown bandwidth count as ``assumed`` bytes per
-    second, or not at all. None when a file can be had from nowhere. Ties go to the first name.
+    A file that the cluster has takes 0 seconds. A link of unknown bandwidth counts as ``assumed`` bytes per second, or
+    is not used if that is None. Ties go to the first name.
     """
     if not files:
         return NONE
@@ -41,7 +41,7 @@ def estimate_transfer(
 
 
 def immovable_reason(site: ClusterName, files: Sequence[InputFile], grid: GridView) -> str:
-    """Why some input can not be brought to a cluster though it is somewhere, in words; empty when nothing lacks."""
+    """Return why an input with replicas cannot be transferred to a cluster; empty if all can."""
     for file in files:
         sites = grid.sites_of(file)
         if site in sites:
@@ -56,7 +56,7 @@ def immovable_reason(site: ClusterName, files: Sequence[InputFile], grid: GridVi
 def _best(
     site: ClusterName, file: InputFile, grid: GridView, assumed: float | None
 ) -> tuple[float, ClusterName] | None:
-    """Seconds and file site of the shortest transfer of one file."""
+    """Return the seconds and the file site of the fastest transfer of a file; None if it has no usable site."""
     sites = grid.sites_of(file)
     if site in sites:
         return 0.0, site
