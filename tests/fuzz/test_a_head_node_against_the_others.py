@@ -113,7 +113,7 @@ class AttackedNode:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
-        self.settings = SimpleNamespace(name="n1", base=environment, lease=60.0)
+        self.settings = SimpleNamespace(name="n1", program_environment=environment, lease=60.0)
         self.alarms: dict[str, Callable[[], None]] = {}
         self.loop = SimpleNamespace(
             after=lambda name, _, call: self.alarms.update({name: call}),
