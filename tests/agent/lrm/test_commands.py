@@ -16,14 +16,14 @@ from .conftest import is_alive
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("size", "code"), [(0, 0), (100_000, 3)])
-async def test_a_short_answer_is_whole(size: int, code: int) -> None:
+async def test_run_command_returns_output_and_errors(size: int, code: int) -> None:
     script = f"head -c {size} /dev/zero; echo oh >&2; exit {code}"
     answer = await run_command("sh", "-c", script)
     assert (answer.code, len(answer.output), answer.errors) == (code, size, "oh\n")
 
 
 @pytest.mark.processes
-async def test_a_child_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_run_command_with_open_pipes_ends_with_its_process(tmp_path: Path) -> None:
     child = tmp_path / "child"
     script = f"setsid sh -c 'echo $$ > {child}; exec sleep 60' & head -c 1000000 /dev/zero; sleep 60"
     async with asyncio.timeout(30):
@@ -34,7 +34,7 @@ async def test_a_child_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path)
 
 
 @pytest.mark.processes
-async def test_run_that_is_late_ends_all_that_the_command_started(tmp_path: Path) -> None:
+async def test_run_command_after_timeout_kills_the_group(tmp_path: Path) -> None:
     started = tmp_path / "started"
     script = f"sleep 1000 & echo $! $$ > {started}; wait"
     with pytest.raises(SiteUnavailable, match=r"sh did not answer within 2 s"):
@@ -56,7 +56,7 @@ async def test_run_that_is_late_ends_all_that_the_command_started(tmp_path: Path
         "171.1-3:1\n",
     ],
 )
-def test_printed_job_beside_texts_of_the_site_is_the_number(output: str) -> None:
+def test_parse_job_number_with_site_texts_returns_it(output: str) -> None:
     assert parse_job_number("sbatch", CommandResult(0, output.encode(), "")) == "171"
 
 
@@ -68,7 +68,7 @@ def test_printed_job_beside_texts_of_the_site_is_the_number(output: str) -> None
         ("171\n172\n", "sbatch printed several job numbers: 171 172"),
     ],
 )
-def test_printed_job_that_is_not_certain_is_unavailable(output: str, message: str) -> None:
+def test_parse_job_number_that_is_ambiguous_is_unavailable(output: str, message: str) -> None:
     with pytest.raises(SiteUnavailable) as caught:
         parse_job_number("sbatch", CommandResult(0, output.encode(), ""))
     assert caught.value.message == message

@@ -15,7 +15,7 @@ PORT = [name for name, method in inspect.getmembers(Lrm, inspect.isfunction) if 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_is_made_by_an_agents_settings(kind: str, tmp_path: Path) -> None:
+def test_make_lrm_of_each_kind_uses_settings(kind: str, tmp_path: Path) -> None:
     settings = AgentSettings("north", "http://127.0.0.1:1", "s3cret", tmp_path / "spool", kind=kind)
     made = make_lrm(settings)
     for name in PORT:
@@ -24,13 +24,13 @@ def test_a_kind_is_made_by_an_agents_settings(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.on_this_host])
-def test_options_that_no_shell_could_split_are_refused_at_the_start(kind: str, tmp_path: Path) -> None:
+def test_make_lrm_with_unclosed_quote_is_rejected(kind: str, tmp_path: Path) -> None:
     settings = AgentSettings("north", "http://d", "s3cret", tmp_path / "spool", kind=kind, native_specification="-l 'a")
     with pytest.raises(SiteRejected, match="native_specification"):
         make_lrm(settings)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_daemon_starts_the_agents_whose_nodes_are_its_own_host(kind: str) -> None:
+def test_only_local_kind_is_on_this_host(kind: str) -> None:
     assert ClusterSection(kind=kind).is_embedded == KINDS[kind].on_this_host
     assert ClusterSection(kind=kind, embedded=True).is_embedded

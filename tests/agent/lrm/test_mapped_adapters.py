@@ -93,13 +93,13 @@ def mapped(sudo: FakeSudo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     return SlurmLrm(SiteSettings(kind="slurm", identity="mapped"), folders=folders_of(tmp_path, sudo.run))
 
 
-async def test_slurm_jobs_are_known_by_name_and_owner(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
+async def test_slurm_finds_job_by_name_and_account(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
     jobs = (await mapped.take_snapshot()).jobs
     assert [(job.id, job.user) for job in jobs] == [("166", "ann"), ("167", "ann"), ("168", "ben"), ("169", "ann")]
     assert slurm.calls("squeue")[0].startswith("--user=4242,ann,ben --states=all --noheader --noconvert --Format=")
 
 
-async def test_squeue_that_does_not_know_an_account_hides_its_jobs_only_if_it_is_gone(
+async def test_slurm_with_unknown_account_is_unavailable_while_it_exists(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await mapped.take_snapshot()
@@ -110,15 +110,13 @@ async def test_squeue_that_does_not_know_an_account_hides_its_jobs_only_if_it_is
     assert "ann" in {job.user for job in (await mapped.take_snapshot()).jobs}
 
 
-async def test_slurm_jobs_of_people_that_we_do_not_act_for_are_none_of_ours(
-    slurm: FakeSlurm, mapped: SlurmLrm, tmp_path: Path
-) -> None:
+async def test_slurm_snapshot_leaves_out_other_accounts(slurm: FakeSlurm, mapped: SlurmLrm, tmp_path: Path) -> None:
     (tmp_path / "jobs" / "ben").rmdir()
     assert {job.user for job in (await mapped.take_snapshot()).jobs} == {"ann"}
 
 
 @pytest.mark.processes
-async def test_slurm_is_handed_a_job_by_its_owner(
+async def test_slurm_submits_job_as_its_account(
     slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm, tmp_path: Path
 ) -> None:
     work = tmp_path / "jobs" / "ann" / "work-koala-x-9.1.0"
@@ -133,9 +131,7 @@ async def test_slurm_is_handed_a_job_by_its_owner(
 
 
 @pytest.mark.evidence("K9")
-async def test_a_slurm_job_of_the_same_name_is_not_taken_for_another_accounts(
-    slurm: FakeSlurm, mapped: SlurmLrm
-) -> None:
+async def test_slurm_find_ignores_jobs_of_other_accounts(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
     name = "koala-x-2.1.0"
     forged = f"167|RUNNING|1500|{name}\n180|RUNNING|1501|{name}\n"
     slurm.says("squeue", forged, when=f"*--name={name}*")
@@ -145,9 +141,7 @@ async def test_a_slurm_job_of_the_same_name_is_not_taken_for_another_accounts(
 
 
 @pytest.mark.evidence("K9")
-async def test_a_slurm_job_is_ended_by_its_owner_and_by_nobody_else(
-    slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm
-) -> None:
+async def test_slurm_cancels_job_as_its_account_only(slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm) -> None:
     slurm.says("squeue", "167|RUNNING|1500|koala-x-2.1.0\n", when="*--jobs=167*")
     for user in ("ben", ""):
         with pytest.raises(SiteRejected, match=r"not koala-x-2\.1\.0 of .*: it is not cancelled"):
@@ -158,7 +152,7 @@ async def test_a_slurm_job_is_ended_by_its_owner_and_by_nobody_else(
 
 
 @pytest.mark.evidence("K4")
-async def test_an_account_that_is_gone_is_handed_nothing(
+async def test_submit_as_unknown_account_is_rejected(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = submission(mapped._folders, "ann")
@@ -168,7 +162,7 @@ async def test_an_account_that_is_gone_is_handed_nothing(
     assert slurm.calls("sbatch") == []
 
 
-async def test_snapshot_for_accounts_says_whose_jobs_are_whose(
+async def test_snapshot_names_accounts_of_jobs(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widths = (24, 32, 16, 16, 8192, 16, 96, 256)
@@ -198,7 +192,7 @@ def grid(grid_sudo: FakeSudo, tmp_path: Path) -> SgeLrm:
 
 
 @pytest.mark.processes
-async def test_grid_engine_is_handed_a_job_by_its_owner(
+async def test_grid_engine_submits_job_as_its_account(
     engine: FakeGridEngine, grid: SgeLrm, grid_sudo: FakeSudo, tmp_path: Path
 ) -> None:
     assert await grid.submit_job(submission(grid._folders, "ben")) == "41"
@@ -210,7 +204,7 @@ async def test_grid_engine_is_handed_a_job_by_its_owner(
 
 
 @pytest.mark.evidence("K9")
-async def test_grid_engines_jobs_are_known_by_name_and_owner(engine: FakeGridEngine, grid: SgeLrm) -> None:
+async def test_grid_engine_finds_job_by_name_and_account(engine: FakeGridEngine, grid: SgeLrm) -> None:
     row = (
         "<job_list state='running'><JB_job_number>{0}</JB_job_number><JB_name>koala-x-{0}.1.0</JB_name>"
         "<JB_owner>{1}</JB_owner><state>r</state><queue_name>all.q@h2-1</queue_name></job_list>"
@@ -230,7 +224,7 @@ async def test_grid_engines_jobs_are_known_by_name_and_owner(engine: FakeGridEng
 
 
 @pytest.mark.processes
-async def test_a_refusal_of_qsub_is_in_its_words(engine: FakeGridEngine, grid: SgeLrm) -> None:
+async def test_rejection_of_qsub_has_its_text(engine: FakeGridEngine, grid: SgeLrm) -> None:
     engine.answers("qsub", "Unable to run job: no suitable queues.\nExiting.\n", 1)
     with pytest.raises(SiteRejected, match="qsub: Unable to run job: no suitable queues") as refused:
         await grid.submit_job(submission(grid._folders, "ann"))
@@ -240,6 +234,6 @@ async def test_a_refusal_of_qsub_is_in_its_words(engine: FakeGridEngine, grid: S
 # DRMAA
 
 
-def test_a_drmaa_library_wants_an_agent_that_may_change_its_account(tmp_path: Path) -> None:
+def test_drmaa_library_with_sudo_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="cannot be used for other accounts by rules of sudo"):
         drmaa_control("/x/libdrmaa.so", folders_of(tmp_path).run_as)

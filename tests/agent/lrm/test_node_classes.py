@@ -26,18 +26,18 @@ def shown(groups: NodeGroups) -> dict[str, list[str]]:
     return {group.name: sorted(group.nodes) for group in groups.groups}
 
 
-def test_nodes_of_which_nothing_is_known_are_of_no_class() -> None:
+def test_group_nodes_without_properties_returns_no_groups() -> None:
     assert group_nodes([node("n1"), node("n2")], {}) == NodeGroups()
     assert group_nodes([], {"fast": NodeClassSettings(feature="fast")}).groups == ()
     assert group_nodes([node("n1", "ib")], {}) == NodeGroups(), "all have that"
 
 
-def test_nodes_that_are_all_alike_tell_their_memory_and_have_no_name() -> None:
+def test_group_nodes_that_are_equal_returns_unnamed_group() -> None:
     (group,) = group_nodes([node("n1", memory=63 * GIB), node("n2", memory=62 * GIB)], {}).groups
     assert (group.name, group.memory) == ("", 62 * GIB)
 
 
-def test_features_and_memory_make_classes_and_weights_their_order() -> None:
+def test_group_nodes_by_properties_orders_by_weight() -> None:
     groups = group_nodes(
         [
             node("n1", "haswell", memory=64 * 10**9, weight=9),
@@ -51,7 +51,7 @@ def test_features_and_memory_make_classes_and_weights_their_order() -> None:
     assert list(shown(groups)) == ["haswell+ib-64GB", "haswell-512GB", "haswell-64GB"]
 
 
-def test_what_is_configured_comes_before_what_is_told() -> None:
+def test_group_nodes_prefers_configured_classes() -> None:
     nodes = [node("n1.site", "gpu"), node("n2", "gpu"), node("n3"), node("n4"), node("n5", memory=GIB)]
     groups = group_nodes(
         nodes,
@@ -69,12 +69,12 @@ def test_what_is_configured_comes_before_what_is_told() -> None:
     assert group_nodes(nodes, {"gpu": NodeClassSettings(feature="gpu")}).groups[0].feature == "gpu"
 
 
-def test_a_name_that_is_taken_gets_a_number() -> None:
+def test_group_nodes_with_used_name_adds_number() -> None:
     groups = group_nodes([node("n1", "gpu"), node("n2", "fast")], {"gpu": NodeClassSettings(feature="fast")})
     assert shown(groups) == {"gpu": ["n2"], "gpu-2": ["n1"]}
 
 
-def test_a_class_that_is_smaller_than_it_was_said_to_be_is_told_of() -> None:
+def test_group_nodes_with_too_few_nodes_adds_notice() -> None:
     groups = group_nodes(
         [node("n1"), node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)}
     )
@@ -85,14 +85,14 @@ def test_a_class_that_is_smaller_than_it_was_said_to_be_is_told_of() -> None:
     ]
 
 
-def test_names_are_never_longer_than_messages_may_have_them() -> None:
+def test_group_nodes_limits_length_of_names() -> None:
     features = [f"a-feature-with-a-long-name-{number}" for number in range(100)]
     groups = group_nodes([node("n1", *features), node("n2", *features, "b"), node("n3", *features, "c")], {})
     assert len(groups.groups) == 3
     assert max(len(group.name) for group in groups.groups) <= MAX_NAME_LENGTH + 2
 
 
-def test_too_many_kinds_are_not_told_apart() -> None:
+def test_group_nodes_with_too_many_classes_joins_them() -> None:
     many = [node(f"n{number}", f"rack{number}", memory=GIB) for number in range(MAX_CLASSES + 1)]
     (group,) = group_nodes(many, {}).groups
     assert (group.name, len(group.nodes)) == ("", MAX_CLASSES + 1)
@@ -119,7 +119,7 @@ CONFIGURED = st.dictionaries(
 
 
 @given(NODES, CONFIGURED)
-def test_every_node_is_of_one_class_or_none_is_of_any(
+def test_group_nodes_puts_each_node_into_one_class(
     nodes: list[KnownNode], configured: dict[str, NodeClassSettings]
 ) -> None:
     groups = group_nodes(nodes, configured).groups
@@ -149,7 +149,7 @@ def test_every_node_is_of_one_class_or_none_is_of_any(
         ({"a b": {"nodes": 1}}, "pattern"),
     ],
 )
-def test_configurations(section: dict[str, object], problem: str) -> None:
+def test_settings_of_wrong_class_are_rejected(section: dict[str, object], problem: str) -> None:
     settings = TypeAdapter(SiteSettings)
     if not problem:
         settings.validate_python({"node_classes": section})
@@ -158,6 +158,6 @@ def test_configurations(section: dict[str, object], problem: str) -> None:
         settings.validate_python({"node_classes": section})
 
 
-def test_sizes_have_units() -> None:
+def test_memory_of_class_accepts_units() -> None:
     settings = TypeAdapter(SiteSettings).validate_python({"node_classes": {"big": {"nodes": 1, "memory": "1.5GiB"}}})
     assert settings.node_classes["big"].memory == 3 << 29

@@ -104,12 +104,12 @@ async def state(lrm: Lrm, job: str, wanted: LrmJobState) -> LrmJob:
     return job_in(snapshot, job)
 
 
-async def test_an_idle_cluster_has_all_nodes_idle(lrm: Lrm) -> None:
+async def test_snapshot_of_idle_cluster_has_all_nodes_idle(lrm: Lrm) -> None:
     seen = await lrm.take_snapshot()
     assert (seen.total, seen.idle, seen.background, seen.down) == (NODES, NODES, 0, 0)
 
 
-async def test_a_job_holds_its_nodes_and_gives_them_back(lrm: Lrm, tmp_path: Path) -> None:
+async def test_job_holds_its_nodes_until_its_end(lrm: Lrm, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job = await lrm.submit_job(submission(tmp_path, f"until [ -e {gate} ]; do sleep 0.02; done; exit 7", nodes=3))
     running = await until(lrm, lambda seen: seen.idle == NODES - 3)
@@ -122,13 +122,13 @@ async def test_a_job_holds_its_nodes_and_gives_them_back(lrm: Lrm, tmp_path: Pat
     assert (await lrm.take_snapshot()).idle == NODES
 
 
-async def test_the_program_starts_once_on_each_node_in_its_place(lrm: Lrm, tmp_path: Path) -> None:
+async def test_program_starts_once_on_each_node(lrm: Lrm, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, 'echo "$GREETING from $(pwd)"', nodes=2))
     await state(lrm, job, LrmJobState.ENDED)
     assert (tmp_path / f"{own()}.out").read_text() == f"hello from {tmp_path}\n" * 2
 
 
-async def test_a_job_waits_until_its_nodes_are_idle(lrm: Lrm, tmp_path: Path) -> None:
+async def test_job_waits_until_its_nodes_are_idle(lrm: Lrm, tmp_path: Path) -> None:
     first = await lrm.submit_job(submission(tmp_path, "exec sleep 60", nodes=NODES - 1))
     second = await lrm.submit_job(submission(tmp_path, "exec sleep 60", letter="b", nodes=2))
     snapshot = await until(lrm, lambda seen: seen.idle == 1)
@@ -137,7 +137,7 @@ async def test_a_job_waits_until_its_nodes_are_idle(lrm: Lrm, tmp_path: Path) ->
     await state(lrm, second, LrmJobState.RUNNING)
 
 
-async def test_a_job_is_found_by_its_name_also_after_its_end(lrm: Lrm, tmp_path: Path) -> None:
+async def test_find_job_returns_ended_job(lrm: Lrm, tmp_path: Path) -> None:
     assert await lrm.find_job(own()) is None
     job = await lrm.submit_job(submission(tmp_path, "true"))
     assert await lrm.find_job(own()) == job
@@ -145,7 +145,7 @@ async def test_a_job_is_found_by_its_name_also_after_its_end(lrm: Lrm, tmp_path:
     assert await lrm.find_job(own()) == job
 
 
-async def test_cancel_ends_a_running_job_and_all_it_has_started(lrm: Lrm, tmp_path: Path) -> None:
+async def test_cancel_ends_all_processes_of_job(lrm: Lrm, tmp_path: Path) -> None:
     output = tmp_path / f"{own()}.out"
     script = "setsid sh -c 'echo $$; exec sleep 60' & sleep 60 & echo $!; echo $$; wait"
     job = await lrm.submit_job(submission(tmp_path, script))
@@ -157,7 +157,7 @@ async def test_cancel_ends_a_running_job_and_all_it_has_started(lrm: Lrm, tmp_pa
         assert not [pid for pid in pids if is_alive(pid)]
 
 
-async def test_a_cancelled_job_that_waits_never_starts(lrm: Lrm, tmp_path: Path) -> None:
+async def test_cancelled_queued_job_never_starts(lrm: Lrm, tmp_path: Path) -> None:
     first = await lrm.submit_job(submission(tmp_path, "exec sleep 60", nodes=NODES))
     second = await lrm.submit_job(submission(tmp_path, "echo started", letter="b"))
     await lrm.cancel_job(second, own("b"))
@@ -168,14 +168,14 @@ async def test_a_cancelled_job_that_waits_never_starts(lrm: Lrm, tmp_path: Path)
     assert not (tmp_path / f"{own('b')}.out").exists()
 
 
-async def test_cancel_spares_a_job_of_another_name(lrm: Lrm, tmp_path: Path) -> None:
+async def test_cancel_of_job_with_other_name_is_rejected(lrm: Lrm, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, "exec sleep 60"))
     with pytest.raises(SiteRejected, match=own("b")):
         await lrm.cancel_job(job, own("b"))
     assert (await state(lrm, job, LrmJobState.RUNNING)).reason == ""
 
 
-async def test_cancelling_what_has_ended_is_no_error(lrm: Lrm, tmp_path: Path) -> None:
+async def test_cancel_of_ended_job_is_no_error(lrm: Lrm, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, "exit 3"))
     await state(lrm, job, LrmJobState.ENDED)
     await lrm.cancel_job(job, own())
@@ -183,25 +183,25 @@ async def test_cancelling_what_has_ended_is_no_error(lrm: Lrm, tmp_path: Path) -
     assert (await state(lrm, job, LrmJobState.ENDED)).exit_code == 3
 
 
-async def test_a_job_ends_at_its_walltime(lrm: Lrm, tmp_path: Path) -> None:
+async def test_job_ends_at_its_walltime(lrm: Lrm, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, "exec sleep 300", walltime=TRIED.walltime))
     ended = await state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code != 0, "walltime" in ended.reason) == (True, True)
 
 
-async def test_more_nodes_than_there_are_is_refused(lrm: Lrm, tmp_path: Path) -> None:
+async def test_submit_of_too_many_nodes_is_rejected(lrm: Lrm, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="nodes"):
         await lrm.submit_job(submission(tmp_path, "true", nodes=NODES + 1))
     assert not [job for job in (await lrm.take_snapshot()).jobs if job.name == own()]
 
 
-async def test_a_program_that_does_not_exist_is_the_jobs_failure(lrm: Lrm, tmp_path: Path) -> None:
+async def test_missing_program_exits_127(lrm: Lrm, tmp_path: Path) -> None:
     wrong = LrmSubmission(own(), 1, ["/no/such/program"], {}, tmp_path, tmp_path / f"{own()}.out")
     ended = await state(lrm, await lrm.submit_job(wrong), LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost) == (127, False)
     assert "/no/such/program" in (tmp_path / f"{own()}.out").read_text()
 
 
-async def test_a_runner_killed_by_others_is_lost(lrm: Lrm, tmp_path: Path) -> None:
+async def test_killed_runner_is_lost(lrm: Lrm, tmp_path: Path) -> None:
     ended = await state(lrm, await lrm.submit_job(submission(tmp_path, "kill -9 $$")), LrmJobState.ENDED)
     assert (ended.lost, "signal 9" in ended.reason) == (True, True)

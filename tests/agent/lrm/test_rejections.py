@@ -22,7 +22,7 @@ def recorded_refusals(kind: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("fault", "words"), [*recorded_refusals("slurm"), *recorded_refusals("sge")])
-def test_fault_of_recorded_refusal_is_alike_by_command_and_library(fault: str, words: str) -> None:
+def test_classify_recorded_rejection_is_same_for_library(fault: str, words: str) -> None:
     assert classify_rejection(words) == fault
     error = convert_error("DeniedByDrmException", f"code 17: {words}")
     assert isinstance(error, SiteRejected)
@@ -30,12 +30,12 @@ def test_fault_of_recorded_refusal_is_alike_by_command_and_library(fault: str, w
 
 
 @given(st.text())
-def test_fault_of_any_text_is_a_fault(text: str) -> None:
+def test_classify_any_text_returns_a_fault(text: str) -> None:
     assert classify_rejection(text) in get_args(Fault)
 
 
 @given(st.from_regex(r"sbatch: (lua: )?[a-z ,.]{0,60}; Batch job submission failed: Unspecified error", fullmatch=True))
-def test_fault_of_unknown_words_is_never_the_job(words: str) -> None:
+def test_classify_unknown_text_is_never_job(words: str) -> None:
     assert classify_rejection(words) != "job"
 
 

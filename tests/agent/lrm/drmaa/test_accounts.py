@@ -92,7 +92,7 @@ async def submit(control: DrmaaAccounts, user: str) -> str:
     return await control.submit_job(Path("/x/launch"), submission(user), [])
 
 
-async def test_each_account_has_a_worker_of_its_own(control: DrmaaAccounts, made: list[FakeControl]) -> None:
+async def test_each_account_has_its_own_worker(control: DrmaaAccounts, made: list[FakeControl]) -> None:
     for user in ("ann", "ben", "ann"):
         await submit(control, user)
     assert [(each.who, len(each.jobs)) for each in made] == [("agent", 0), ("ann 2001", 2), ("ben 2002", 1)]
@@ -101,7 +101,7 @@ async def test_each_account_has_a_worker_of_its_own(control: DrmaaAccounts, made
     assert await control.read_states(["7"], "ann") == {"7": "ann 2001"}
 
 
-async def test_an_account_that_is_gone_is_not_acted_for(
+async def test_submit_as_unknown_account_is_rejected(
     control: DrmaaAccounts, made: list[FakeControl], people: dict[str, Account]
 ) -> None:
     await submit(control, "ann")
@@ -111,7 +111,7 @@ async def test_an_account_that_is_gone_is_not_acted_for(
     assert len(made[1].jobs) == 1
 
 
-async def test_ends_are_told_whoever_hears_of_them(control: DrmaaAccounts, made: list[FakeControl]) -> None:
+async def test_endings_of_all_accounts_are_reported(control: DrmaaAccounts, made: list[FakeControl]) -> None:
     told: list[str] = []
     control.on_ended(lambda: told.append("early"))
     job = await submit(control, "ann")
@@ -124,7 +124,7 @@ async def test_ends_are_told_whoever_hears_of_them(control: DrmaaAccounts, made:
     assert control.reported_ending("no such job") is None
 
 
-async def test_an_idle_worker_ends_and_one_with_jobs_stays(
+async def test_idle_worker_without_jobs_is_closed(
     control: DrmaaAccounts, made: list[FakeControl], virtual_loop: VirtualTimeLoop
 ) -> None:
     done, _ = await submit(control, "ann"), await submit(control, "ben")
@@ -138,7 +138,7 @@ async def test_an_idle_worker_ends_and_one_with_jobs_stays(
     assert made[3].who == "ann 2001"
 
 
-async def test_there_are_only_so_many(control: DrmaaAccounts, made: list[FakeControl]) -> None:
+async def test_least_recently_used_worker_is_closed(control: DrmaaAccounts, made: list[FakeControl]) -> None:
     for user in ("ann", "ben", "ann", "cat"):
         await submit(control, user)
     assert [(each.who, each.closed) for each in made[1:]] == [
@@ -148,6 +148,6 @@ async def test_there_are_only_so_many(control: DrmaaAccounts, made: list[FakeCon
     ]
 
 
-def test_an_agent_of_one_account_has_one_session() -> None:
+def test_single_account_has_one_session() -> None:
     run_as: Any = RunAs(Accounts("east", SiteSettings()))
     assert isinstance(drmaa_control("/lib/libdrmaa.so", run_as), DrmaaControl)

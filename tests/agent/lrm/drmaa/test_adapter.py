@@ -100,14 +100,14 @@ async def first_with(lrm: DrmaaLrm, state: LrmJobState) -> LrmJob:
     ("fanout", "walltime", "limit"),
     [("srun", 25 * 3600.0, "25:00:00"), ("srun", 0.5, "0:01:00"), ("qrsh", 90.0, "90"), ("none", 0.2, "1")],
 )
-def test_a_walltime_is_written_as_the_resource_manager_has_it(
+def test_walltime_has_the_form_of_the_library(
     control: DrmaaControl, tmp_path: Path, fanout: Literal["srun", "qrsh", "none"], walltime: float, limit: str
 ) -> None:
     lrm = DrmaaLrm(SiteSettings(native_specification="-l {walltime}", fanout=fanout), control, tmp_path)
     assert lrm._native_options(submission(tmp_path, walltime=walltime)) == ["-l", limit]
 
 
-async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
+async def test_nodes_without_grid_jobs_are_idle(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
     assert await lrm.take_snapshot() == LrmSnapshot(4, 4, 0, 0, ())
     job = await lrm.submit_job(submission(tmp_path, nodes=3, walltime=90.0))
     assert session.natives == [["-n", "3", "-t", "0:02:00"]]
@@ -140,7 +140,7 @@ async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, session: FakeSession
         ),
     ],
 )
-async def test_how_a_job_ended(
+async def test_ended_job_has_its_ending(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, state: str, ending: DrmaaEnding, ended: LrmJob
 ) -> None:
     job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
@@ -150,7 +150,7 @@ async def test_how_a_job_ended(
     assert await lrm.find_job("koala-a") == job
 
 
-async def test_a_job_that_cannot_be_told_of_is_unknown(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
+async def test_job_without_state_is_unknown(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, walltime=1.0, nodes=2))
     for said in ("undetermined", "TryLaterException"):
         session.states[job] = said
@@ -158,7 +158,7 @@ async def test_a_job_that_cannot_be_told_of_is_unknown(lrm: DrmaaLrm, session: F
         assert (seen.jobs[0].state, seen.idle) == (LrmJobState.UNKNOWN, 2)
 
 
-async def test_a_job_is_known_after_a_restart(
+async def test_job_is_found_after_restart(
     lrm: DrmaaLrm, make_lrm: MakeLrm, session: FakeSession, tmp_path: Path
 ) -> None:
     job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
@@ -184,7 +184,7 @@ async def test_ended_job_leaves_the_snapshots_after_its_retention(
         assert len((await lrm.take_snapshot()).jobs) == count
 
 
-async def test_cancel_asks_for_the_name(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
+async def test_cancel_of_other_name_is_rejected(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
     with pytest.raises(SiteRejected, match="koala-b"):
         await lrm.cancel_job(job, "koala-b")
@@ -197,9 +197,7 @@ async def test_cancel_asks_for_the_name(lrm: DrmaaLrm, session: FakeSession, tmp
     assert (ended.lost, ended.reason) == (False, "cancelled")
 
 
-async def test_a_job_of_which_nobody_knows_is_not_handed_in_again(
-    lrm: DrmaaLrm, session: FakeSession, tmp_path: Path
-) -> None:
+async def test_unanswered_submission_is_not_repeated(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
     session.refusal = Unanswered("the library died")
     with pytest.raises(SiteUnavailable):
         await lrm.submit_job(submission(tmp_path, walltime=1.0))
@@ -207,7 +205,7 @@ async def test_a_job_of_which_nobody_knows_is_not_handed_in_again(
         await lrm.find_job("koala-a")
 
 
-async def test_a_refused_job_may_be_handed_in_again(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
+async def test_rejected_submission_may_be_repeated(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
     session.refusal = SiteRejected("DRMAA: denied")
     with pytest.raises(SiteRejected):
         await lrm.submit_job(submission(tmp_path, walltime=1.0))
@@ -217,7 +215,7 @@ async def test_a_refused_job_may_be_handed_in_again(lrm: DrmaaLrm, session: Fake
 @pytest.mark.parametrize(
     ("changes", "says"), [({"nodes": 5, "walltime": 1.0}, "5 nodes requested"), ({}, "requires a walltime")]
 )
-async def test_what_cannot_be_is_refused(
+async def test_impossible_submission_is_rejected(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, changes: dict[str, float], says: str
 ) -> None:
     with pytest.raises(SiteRejected, match=says):
@@ -225,7 +223,7 @@ async def test_what_cannot_be_is_refused(
     assert session.natives == []
 
 
-async def test_a_broken_book_says_where_it_is(make_lrm: MakeLrm, tmp_path: Path) -> None:
+async def test_unreadable_table_names_its_file(make_lrm: MakeLrm, tmp_path: Path) -> None:
     (tmp_path / "drmaa-jobs.json").write_text('{"koala-a": {"na')
     lrm = make_lrm()
     with pytest.raises(SiteUnavailable, match=r"drmaa-jobs\.json"):

@@ -94,13 +94,13 @@ def test_every_error_of_the_package_is_mapped() -> None:
 
 
 @pytest.mark.parametrize("name", [f"{each}Exception" for each in EXCEPTIONS] + ["NoUsage", "StopIteration"])
-def test_an_error_becomes_a_sites_error_in_one_line(name: str) -> None:
+def test_convert_error_returns_one_line(name: str) -> None:
     error = convert_error(name, "code 17: job rejected:\n  the reason ")
     assert isinstance(error, SiteUnavailable if name.removesuffix("Exception") in TRANSIENT else SiteRejected)
     assert (error.message, error.value) == ("DRMAA: job rejected: the reason", name)
 
 
-def test_an_error_that_nobody_knows_may_be_tried_again() -> None:
+def test_convert_unknown_error_is_unavailable() -> None:
     assert isinstance(convert_error("SurpriseException", ""), SiteUnavailable)
     assert convert_error("SurpriseException", "").message == "DRMAA: SurpriseException"
 
@@ -113,7 +113,7 @@ def test_an_error_that_nobody_knows_may_be_tried_again() -> None:
         ("DrmCommunicationException", SiteUnavailable, ""),
     ],
 )
-def test_a_session_that_cannot_be_had_says_the_way_out(name: str, kind: type[SiteError], hint: str) -> None:
+def test_start_error_has_hint(name: str, kind: type[SiteError], hint: str) -> None:
     error = start_error(name, "code 2: no\nqmaster", "/lib/x.so")
     assert type(error) is kind
     assert hint in error.hint
@@ -131,12 +131,12 @@ def test_a_session_that_cannot_be_had_says_the_way_out(name: str, kind: type[Sit
         (DrmaaEnding("1"), None),
     ],
 )
-def test_the_signal_that_ended_a_job(ending: DrmaaEnding, number: int | None) -> None:
+def test_signal_number_of_ending(ending: DrmaaEnding, number: int | None) -> None:
     assert ending.signal_number == number
 
 
 @pytest.mark.parametrize("name", ["TryLaterException", "DeniedByDrmException", "DrmaaException"])
-def test_a_limit_is_a_limit_whatever_the_error_is_called(name: str) -> None:
+def test_convert_error_about_limit_is_rejected(name: str) -> None:
     error = convert_error(name, "code 25: job rejected: only 1 jobs are allowed per user (current job count: 1)")
     assert isinstance(error, SiteRejected)
     assert error.fault == "limit"

@@ -29,7 +29,7 @@ async def hand_in(control: DrmaaControl, folder: Path) -> str:
     return await control.submit_job(folder / "launch", submission(folder), ["-pe", "koala", "4", "-ac", "a b"])
 
 
-async def test_a_job_is_handed_in_as_asked(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
+async def test_submit_passes_all_attributes(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
     assert await hand_in(control, tmp_path) == "1"
     (call,) = library.calls("runJob")
     assert json.loads(call.partition(" ")[2]) == {
@@ -42,7 +42,7 @@ async def test_a_job_is_handed_in_as_asked(control: DrmaaControl, library: FakeL
     }
 
 
-async def test_one_session_serves_all_and_is_left_in_good_order(library: FakeLibrary, tmp_path: Path) -> None:
+async def test_session_is_shared_and_closed(library: FakeLibrary, tmp_path: Path) -> None:
     control = make_control(library)
     await asyncio.gather(*(hand_in(control, tmp_path) for _ in range(10)))
     await control.close()
@@ -50,9 +50,7 @@ async def test_one_session_serves_all_and_is_left_in_good_order(library: FakeLib
     assert not is_alive(library.pids()[0])
 
 
-async def test_nothing_of_the_agents_environment_comes_along(
-    monkeypatch: pytest.MonkeyPatch, library: FakeLibrary
-) -> None:
+async def test_worker_does_not_inherit_agent_variables(monkeypatch: pytest.MonkeyPatch, library: FakeLibrary) -> None:
     monkeypatch.setenv("KOALA_AGENT_TOKEN", "secret")
     monkeypatch.setenv("SGE_ROOT", "/opt/sge")
     control = make_control(library, contact="cell2")
@@ -64,7 +62,7 @@ async def test_nothing_of_the_agents_environment_comes_along(
     assert not [name for name in told["environment"] if name.startswith("KOALA")]
 
 
-async def test_a_refusal_is_passed_on(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
+async def test_rejection_of_library_is_raised(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
     library.will("runJob", "DeniedByDrmException")
     with pytest.raises(SiteRejected, match="DRMAA: DeniedByDrmException it is"):
         await hand_in(control, tmp_path)
@@ -76,30 +74,26 @@ async def test_a_refusal_is_passed_on(control: DrmaaControl, library: FakeLibrar
     assert len(library.pids()) == 1
 
 
-async def test_a_library_that_writes_to_standard_output_does_no_harm(
-    control: DrmaaControl, library: FakeLibrary, tmp_path: Path
-) -> None:
+async def test_output_of_library_is_ignored(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
     library.will("runJob", "chatter")
     assert await hand_in(control, tmp_path) == "1"
 
 
-async def test_ending_what_is_unknown_is_no_error(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
+async def test_cancel_of_unknown_job_is_no_error(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
     job = await hand_in(control, tmp_path)
     await control.cancel_job(job)
     await control.cancel_job("999")
     assert library.calls("terminate") == ["terminate 1"]
 
 
-async def test_status_of_a_job_is_its_state_or_the_name_of_the_error(
-    control: DrmaaControl, library: FakeLibrary, tmp_path: Path
-) -> None:
+async def test_read_states_returns_state_or_error(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
     job = await hand_in(control, tmp_path)
     assert await control.read_states([job, "999"]) == {job: "running", "999": NO_SUCH_JOB}
     library.will("jobStatus", "TryLaterException")
     assert await control.read_states([job]) == {job: "TryLaterException"}
 
 
-async def test_wait_that_raises_no_drmaa_error_keeps_other_exit_codes(
+async def test_unknown_error_of_wait_keeps_other_exit_codes(
     control: DrmaaControl, library: FakeLibrary, tmp_path: Path
 ) -> None:
     odd, other = await hand_in(control, tmp_path), await hand_in(control, tmp_path)
@@ -114,7 +108,7 @@ async def test_wait_that_raises_no_drmaa_error_keeps_other_exit_codes(
     assert len(library.pids()) == 1
 
 
-async def test_request_that_raises_no_drmaa_error_is_unanswered(
+async def test_unknown_error_of_request_is_unanswered(
     control: DrmaaControl, library: FakeLibrary, tmp_path: Path
 ) -> None:
     library.will("runJob", "ValueError")
@@ -134,7 +128,7 @@ async def quick(library: FakeLibrary) -> AsyncIterator[DrmaaControl]:
 
 
 @pytest.mark.parametrize(("how", "said"), [("crash", r"SIGSEGV \(libdrmaa: assertion failed\)"), ("exit", "code 3")])
-async def test_a_library_that_dies_is_an_event(
+async def test_library_that_crashes_is_restarted(
     quick: DrmaaControl, library: FakeLibrary, tmp_path: Path, how: str, said: str
 ) -> None:
     library.will("runJob", how)
@@ -145,7 +139,7 @@ async def test_a_library_that_dies_is_an_event(
     assert len(library.pids()) == 2
 
 
-async def test_a_library_that_hangs_is_killed(library: FakeLibrary, tmp_path: Path) -> None:
+async def test_library_that_hangs_is_killed(library: FakeLibrary, tmp_path: Path) -> None:
     control = make_control(library, timeouts=replace(QUICK, request_s=2.0))
     library.will("runJob", "hang")
     with pytest.raises(Unanswered, match="did not answer within 2 s"):
@@ -156,7 +150,7 @@ async def test_a_library_that_hangs_is_killed(library: FakeLibrary, tmp_path: Pa
     assert not [pid for pid in library.pids() if is_alive(pid)]
 
 
-async def test_a_library_that_keeps_dying_is_not_started_at_once(control: DrmaaControl, library: FakeLibrary) -> None:
+async def test_library_that_keeps_crashing_is_restarted_later(control: DrmaaControl, library: FakeLibrary) -> None:
     library.will("jobStatus", "crash")
     with pytest.raises(Unanswered):
         await control.read_states(["1"])
@@ -166,7 +160,7 @@ async def test_a_library_that_keeps_dying_is_not_started_at_once(control: DrmaaC
     assert len(library.pids()) == 1
 
 
-async def test_a_master_that_is_away_is_tried_again(quick: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
+async def test_unavailable_master_is_retried(quick: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
     library.will("initialize", "DrmCommunicationException")
     with pytest.raises(SiteUnavailable, match="DrmCommunicationException it is"):
         await hand_in(quick, tmp_path)
@@ -174,7 +168,7 @@ async def test_a_master_that_is_away_is_tried_again(quick: DrmaaControl, library
     assert await hand_in(quick, tmp_path) == "1"
 
 
-async def test_a_library_that_cannot_be_loaded_says_the_way_out(library: FakeLibrary) -> None:
+async def test_missing_library_has_hint(library: FakeLibrary) -> None:
     control = make_control(library, path="/no/such/library")
     (finding,) = await control.check_setup()
     assert (finding.ok, "cannot open shared object" in finding.result) == (False, True)
@@ -192,7 +186,7 @@ async def test_a_library_that_cannot_be_loaded_says_the_way_out(library: FakeLib
         ("failed nothing", None, "", False),
     ],
 )
-async def test_an_ended_job_is_told_of(
+async def test_ended_job_is_reported(
     control: DrmaaControl,
     library: FakeLibrary,
     tmp_path: Path,
@@ -231,7 +225,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("how", ["", "hang"])
-def test_a_worker_dies_with_its_agent(library: FakeLibrary, how: str) -> None:
+def test_worker_ends_with_its_agent(library: FakeLibrary, how: str) -> None:
     library.will("jobStatus", how)
     subprocess.run(
         [sys.executable, "-c", AGENT, str(PACKAGE), str(library.state), how],
@@ -252,7 +246,7 @@ async def tried_again(control: DrmaaControl, folder: Path) -> str:
                 return await hand_in(control, folder)
 
 
-async def test_a_library_that_cannot_be_loaded_is_trouble_until_it_can(library: FakeLibrary) -> None:
+async def test_missing_library_is_a_submit_error(library: FakeLibrary) -> None:
     control = DrmaaControl("/nowhere/libdrmaa.so", environment={"PYTHONPATH": "/nowhere"})
     try:
         told = await control.submit_error()
@@ -265,13 +259,13 @@ async def test_a_library_that_cannot_be_loaded_is_trouble_until_it_can(library: 
         await control.close()
 
 
-async def test_a_library_that_works_is_no_trouble(control: DrmaaControl, library: FakeLibrary) -> None:
+async def test_working_library_has_no_submit_error(control: DrmaaControl, library: FakeLibrary) -> None:
     assert await control.submit_error() == ""
     assert await control.submit_error() == ""
     assert len(library.pids()) == 1
 
 
-async def test_a_library_that_hangs_holds_up_nobody_who_looks_and_is_told_of(library: FakeLibrary) -> None:
+async def test_hanging_library_is_a_submit_error(library: FakeLibrary) -> None:
     library.will("initialize", "hang")
     control = make_control(library, timeouts=replace(QUICK, start_wait_s=0.05, start_s=3.0))
     try:

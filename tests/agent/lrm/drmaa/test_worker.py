@@ -33,7 +33,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("text", "told"), [(b"no such job", "no such job"), (b"f\xfcr \xc3\xbc\xff", "f\ufffdr ü\ufffd"), (b"", "")]
 )
-def test_an_error_is_told_whatever_bytes_its_text_has(errors: Any, text: bytes, told: str) -> None:
+def test_error_text_of_any_bytes_is_decoded(errors: Any, text: bytes, told: str) -> None:
     buffer = errors.error_buffer
     load_drmaa()
     buffer.value = text  # as the library does
@@ -44,9 +44,7 @@ def test_an_error_is_told_whatever_bytes_its_text_has(errors: Any, text: bytes, 
 
 @pytest.mark.usefixtures("errors")
 @pytest.mark.parametrize(("usage", "read"), [(["a=1", "b=2=3"], {"a": "1", "b": "2=3"}), (["a"], {})])
-def test_usage_that_cannot_be_read_does_not_hide_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, usage: list[str], read: dict[str, str]
-) -> None:
+def test_invalid_usage_keeps_exit_code(monkeypatch: pytest.MonkeyPatch, usage: list[str], read: dict[str, str]) -> None:
     session: Any = ModuleType("drmaa.session")
     session.adapt_rusage = lambda lines: dict(line.split("=", 1) for line in lines)
     monkeypatch.setitem(sys.modules, "drmaa.session", session)

@@ -46,11 +46,11 @@ async def ended(lrm: SgeLrm, name: str) -> LrmJob:
     raise AssertionError("the changes came to an end")
 
 
-async def test_an_idle_cluster(lrm: SgeLrm) -> None:
+async def test_snapshot_of_idle_cluster(lrm: SgeLrm) -> None:
     assert await lrm.take_snapshot() == LrmSnapshot(4, 4, 0, 0, ())
 
 
-async def test_our_jobs_and_the_nodes_they_hold(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
     seen = await lrm.take_snapshot()
     assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 0, 0)
@@ -66,21 +66,21 @@ async def test_our_jobs_and_the_nodes_they_hold(lrm: SgeLrm, engine: FakeGridEng
     assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
 
 
-async def test_jobs_of_others_are_background(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_snapshot_counts_other_jobs_as_background(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml", **{f">{OWNER}</JB_owner>": ">somebody</JB_owner>"})
     assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, ())
     engine.shows("busy.xml", **{">koala-": ">other-"})
     assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, ())
 
 
-async def test_one_question_is_a_look(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_snapshot_runs_one_query(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     for _ in range(3):
         await lrm.take_snapshot()
     assert engine.calls("qstat") == [f"qstat -f -g t -s {which} -u {OWNER} -xml" for which in ("prsz", "prs", "prs")]
     assert len(engine.calls("qconf")) == len(engine.calls("qselect")) == 1
 
 
-async def test_snapshot_with_an_old_layout_reads_the_queues_anew(
+async def test_snapshot_with_old_layout_reads_queues_again(
     lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
 ) -> None:
     await lrm.take_snapshot()
@@ -90,7 +90,7 @@ async def test_snapshot_with_an_old_layout_reads_the_queues_anew(
     assert (await lrm.take_snapshot()).total == 2
 
 
-async def test_jobs_in_trouble_are_lost(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_jobs_in_error_are_lost(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("troubled.xml")
     engine.answers("qstat -j 95", 'job_number: 95\nerror reason    1:      can\'t stat() "/root/no"\n')
     for _ in range(2):
@@ -103,7 +103,7 @@ async def test_jobs_in_trouble_are_lost(lrm: SgeLrm, engine: FakeGridEngine) -> 
     assert len(engine.calls("qstat -j")) == 1
 
 
-async def test_a_deleted_job_on_a_node_that_is_silent_has_ended(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_deleted_job_on_unreachable_node_has_ended(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("silent.xml", **{"<state>dr</state>": "<state>r</state>"})
     seen = await lrm.take_snapshot()
     job = named(seen, "koala-d1")
@@ -115,7 +115,7 @@ async def test_a_deleted_job_on_a_node_that_is_silent_has_ended(lrm: SgeLrm, eng
     assert (seen.idle, seen.background, seen.down) == (1, 2, 1)
 
 
-async def test_an_ended_job_is_told_with_its_end(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_ended_job_has_its_exit_code(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
     before = named(await lrm.take_snapshot(), "koala-m")
     engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
@@ -148,7 +148,7 @@ async def test_ended_job_leaves_the_snapshots_after_its_retention(
         ("26  : opening input/output file", 0, True, "Grid Engine failed opening input/output file (code 26)"),
     ],
 )
-async def test_why_it_ended(
+async def test_ended_job_has_reason_of_accounting(
     lrm: SgeLrm, engine: FakeGridEngine, failed: str, status: int, lost: bool, reason: str
 ) -> None:
     engine.shows("busy.xml")
@@ -159,7 +159,7 @@ async def test_why_it_ended(
     assert (over.state, over.lost, over.reason) == (LrmJobState.ENDED, lost, reason)
 
 
-async def test_the_record_of_the_host_where_it_was_started_counts(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_accounting_record_of_first_host_is_used(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
     job = named(await lrm.take_snapshot(), "koala-m")
     first, second = job.nodes
@@ -170,7 +170,7 @@ async def test_the_record_of_the_host_where_it_was_started_counts(lrm: SgeLrm, e
     assert (over.state, over.exit_code, over.lost) == (LrmJobState.ENDED, 3, False)
 
 
-async def test_an_end_of_which_nothing_is_said_is_waited_for_a_little(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_end_without_accounting_is_recorded_after_delay(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
     job = named(await lrm.take_snapshot(), "koala-m")
     engine.shows("idle.xml")
@@ -180,7 +180,7 @@ async def test_an_end_of_which_nothing_is_said_is_waited_for_a_little(lrm: SgeLr
     assert (over.exit_code, over.lost, over.reason) == (None, False, "Grid Engine does not say how it ended")
 
 
-async def test_a_slow_accounting_keeps_nothing_waiting_but_its_own_job(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_slow_accounting_delays_its_job_only(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
     before = named(await lrm.take_snapshot(), "koala-m")
     engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
@@ -195,7 +195,7 @@ async def test_a_slow_accounting_keeps_nothing_waiting_but_its_own_job(lrm: SgeL
     assert (await ended(lrm, "koala-m")).exit_code == 7
 
 
-async def test_an_accounting_that_never_answers_is_given_up(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_accounting_without_answer_is_given_up(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
     await lrm.take_snapshot()
     engine.hangs("qacct")
@@ -205,7 +205,7 @@ async def test_an_accounting_that_never_answers_is_given_up(lrm: SgeLrm, engine:
     assert over.reason == "Grid Engine does not say how it ended: its accounting has not answered for 60 s"
 
 
-async def test_an_accounting_that_fails_is_asked_again(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_failed_accounting_is_queried_again(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
     before = named(await lrm.take_snapshot(), "koala-m")
     engine.answers("qacct", "error: commlib error: got read error\n", 1)
@@ -216,14 +216,14 @@ async def test_an_accounting_that_fails_is_asked_again(lrm: SgeLrm, engine: Fake
     assert (await ended(lrm, "koala-m")).exit_code == 7
 
 
-async def test_a_job_in_trouble_of_which_nothing_is_said_fails_no_look(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_job_error_without_answer_leaves_snapshot(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("troubled.xml")
     engine.answers("qstat -j 95", "error: commlib error: got read error\n", 1)
     seen = await lrm.take_snapshot()
     assert (seen.total, named(seen, "koala-err").lost) == (4, True)
 
 
-async def test_a_job_is_handed_in_on_whole_nodes(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
+async def test_submit_requests_whole_nodes(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
     assert await lrm.submit_job(submission(tmp_path, walltime=90.5)) == "7"
     assert control.native == [
         ["-pe", "koala", "4", "-q", "all.q", "-l", "h_rt=91", "-b", "y", "-shell", "n", "-r", "n", "-P", "grid"]
@@ -242,7 +242,7 @@ async def test_a_job_is_handed_in_on_whole_nodes(lrm: SgeLrm, control: Rememberi
         ('invalid option argument "-zzz"', "native_specification"),
     ],
 )
-async def test_a_refusal_comes_with_the_way_out(
+async def test_rejection_has_hint(
     lrm: SgeLrm, control: RememberingControl, tmp_path: Path, said: str, hint: str
 ) -> None:
     control.refusal = SiteRejected(f"DRMAA: {said}")
@@ -252,13 +252,13 @@ async def test_a_refusal_comes_with_the_way_out(
     assert hint in raised.value.hint
 
 
-async def test_more_nodes_than_there_are_is_refused(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
+async def test_submit_of_too_many_nodes_is_rejected(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match=r"5 nodes requested, but queue all\.q has 4"):
         await lrm.submit_job(submission(tmp_path, nodes=5))
     assert not control.native
 
 
-async def test_a_job_is_found_in_the_queue_and_in_the_accounting(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_find_job_uses_queue_and_accounting(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
     assert (await lrm.find_job("koala-q")) is not None
     assert (await lrm.find_job("koala-nobody")) is None
@@ -266,7 +266,9 @@ async def test_a_job_is_found_in_the_queue_and_in_the_accounting(lrm: SgeLrm, en
     assert (await lrm.find_job("koala-old")) == "12"
 
 
-async def test_cancel_asks_for_the_name(lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl) -> None:
+async def test_cancel_of_other_name_is_rejected(
+    lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
+) -> None:
     engine.shows("busy.xml")
     seen = named(await lrm.take_snapshot(), "koala-m")
     job = seen.id
@@ -285,7 +287,7 @@ async def test_cancel_asks_for_the_name(lrm: SgeLrm, engine: FakeGridEngine, con
     assert (over.exit_code, over.lost, over.reason) == (137, False, "cancelled")
 
 
-async def test_a_cancelled_job_that_waited_has_ended_at_once(
+async def test_cancelled_queued_job_has_ended_at_once(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.shows("busy.xml")
@@ -296,28 +298,28 @@ async def test_a_cancelled_job_that_waited_has_ended_at_once(
     assert (over.state, over.exit_code, over.nodes, over.lost) == (LrmJobState.ENDED, None, (), False)
 
 
-async def test_a_master_that_is_away(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_snapshot_without_master_is_unavailable(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     await lrm.take_snapshot()
     engine.answers("qstat", "error: commlib error: got select error (Connection refused)\nerror: unable to send\n", 1)
     with pytest.raises(SiteUnavailable, match="qstat: error: commlib error: got select error"):
         await lrm.take_snapshot()
 
 
-async def test_a_queue_that_does_not_offer_the_environment(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_queue_without_environment_is_rejected(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.answers("qselect", "", 1)
     with pytest.raises(SiteRejected, match=r"queue all\.q does not offer the parallel environment koala"):
         await lrm.take_snapshot()
 
 
 @pytest.mark.parametrize("rule", ["$fill_up", "$round_robin", "$pe_slots", "0"])
-async def test_an_environment_without_whole_nodes(lrm: SgeLrm, engine: FakeGridEngine, rule: str) -> None:
+async def test_environment_without_whole_nodes_is_rejected(lrm: SgeLrm, engine: FakeGridEngine, rule: str) -> None:
     engine.answers("qconf -sp koala", f"pe_name koala\nallocation_rule {rule}\n")
     with pytest.raises(SiteRejected, match="does not give whole nodes") as raised:
         await lrm.take_snapshot()
     assert "allocation_rule" in raised.value.hint
 
 
-async def test_a_job_that_is_none_of_ours_is_not_followed(
+async def test_job_with_other_name_is_not_tracked(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
     assert await lrm.submit_job(replace(submission(tmp_path), name="local-1")) == "7"
@@ -326,7 +328,7 @@ async def test_a_job_that_is_none_of_ours_is_not_followed(
     assert engine.calls("qacct") == []
 
 
-async def test_a_job_that_was_deleted_and_is_still_there_is_deleted_by_force(
+async def test_cancel_by_force_of_deleted_job_forces_qdel(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.shows("deleting.xml")
@@ -345,12 +347,12 @@ async def test_a_job_that_was_deleted_and_is_still_there_is_deleted_by_force(
     assert "ENABLE_FORCED_QDEL" in caught.value.hint
 
 
-async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(lrm: SgeLrm, control: RememberingControl) -> None:
+async def test_snapshot_contains_submit_error(lrm: SgeLrm, control: RememberingControl) -> None:
     control.told = "there is no library"
     assert (await lrm.take_snapshot()).submit_error == "there is no library"
 
 
-async def test_a_refusal_says_whose_fault_it_is(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
+async def test_rejection_has_fault(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
     control.refusal = SiteRejected("job rejected: only 1 jobs are allowed per user (current job count: 1)")
     with pytest.raises(SiteRejected) as caught:
         await lrm.submit_job(LrmSubmission("koala-x", 1, ("true",), {}, tmp_path, tmp_path / "out"))

@@ -30,20 +30,20 @@ async def wrong(lrm: SgeLrm) -> list[Finding]:
     return found
 
 
-async def test_all_is_well(lrm: SgeLrm) -> None:
+async def test_check_of_healthy_cluster_passes(lrm: SgeLrm) -> None:
     assert not await wrong(lrm)
     said = " ".join(finding.result for finding in await lrm.check_setup())
     for words in ("SGE 8.1.9", "9999 slots, 2 on each node", "all.q", "4, all up", "remembers"):
         assert words in said
 
 
-async def test_no_commands(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_check_without_commands_fails(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (finding,) = await wrong(lrm)
     assert "qstat is not on" in finding.result
 
 
-async def test_no_root(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_without_root_fails(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGE_ROOT")
     (finding,) = await wrong(lrm)
     assert (finding.subject, finding.result) == ("SGE_ROOT", "not set")
@@ -62,7 +62,7 @@ async def test_no_root(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch) -> None:
         ("qselect", "", 1, "does not offer the parallel environment"),
     ],
 )
-async def test_what_is_wrong_is_said(
+async def test_check_names_problem(
     lrm: SgeLrm, engine: FakeGridEngine, command: str, answer: str, code: int, what: str
 ) -> None:
     engine.answers(command, answer, code)
@@ -70,13 +70,13 @@ async def test_what_is_wrong_is_said(
     assert what in finding.result
 
 
-async def test_nodes_that_are_down_are_named(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+async def test_check_names_nodes_that_are_down(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("troubled.xml")
     (nodes,) = [finding for finding in await lrm.check_setup() if finding.subject == "nodes"]
     assert (nodes.ok, nodes.result) == (True, "4, of which 2 are down: h2-1 (d), h2-3 (u)")
 
 
-async def test_a_wrapper_script_is_gone_round(
+async def test_find_programs_bypasses_wrapper(
     lrm: SgeLrm, engine: FakeGridEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Debian's costs ten times as much as the program that it starts."""

@@ -30,15 +30,13 @@ def submission(folder: Path, nodes: int, node_class: str = "") -> LrmSubmission:
     return LrmSubmission("koala-new", nodes, ["true"], {}, folder, folder / "out", node_class=node_class)
 
 
-async def test_nodes_of_one_memory_are_one_class_without_a_name(
-    engine: FakeGridEngine, control: RememberingControl
-) -> None:
+async def test_nodes_of_equal_memory_have_unnamed_class(engine: FakeGridEngine, control: RememberingControl) -> None:
     engine.answers("qhost", qhost(h2_1="31.2G", h2_2="31.3G", h2_3="31.1G", h2_4="31.2G"))
     (known,) = (await engine.lrm(control).take_snapshot()).node_classes
     assert (known.name, known.total, known.idle, known.memory) == ("", 4, 4, int(31.1 * 2**30))
 
 
-async def test_classes_by_memory_and_by_configuration(
+async def test_classes_follow_memory_and_configuration(
     engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
     engine.answers("qhost", qhost(h2_1="31.2G", h2_2="31.2G", h2_3="503.5G", h2_4="-"))
@@ -60,7 +58,7 @@ async def test_classes_by_memory_and_by_configuration(
     assert refused.value.fault == "limit"
 
 
-async def test_several_hosts_are_asked_for_as_alternatives(
+async def test_job_of_class_requests_alternative_hosts(
     engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
     adapter = engine.lrm(control, node_classes={"fast": NodeClassSettings(hosts="h2-[1-3]")})
@@ -68,9 +66,7 @@ async def test_several_hosts_are_asked_for_as_alternatives(
     assert "h=h2-1|h2-2|h2-3" in control.native[0]
 
 
-async def test_where_qhost_does_not_answer_nothing_is_known_and_all_goes_on(
-    engine: FakeGridEngine, control: RememberingControl
-) -> None:
+async def test_snapshot_without_qhost_has_no_classes(engine: FakeGridEngine, control: RememberingControl) -> None:
     engine.answers("qhost", "no such thing", code=1)
     assert (await engine.lrm(control).take_snapshot()).node_classes == ()
     engine.answers("qhost", "<html>", code=0)
@@ -89,7 +85,7 @@ async def test_where_qhost_does_not_answer_nothing_is_known_and_all_goes_on(
         ("x", None),
     ],
 )
-def test_sizes(told: str, known: int | None) -> None:
+def test_read_memory_of_sizes(told: str, known: int | None) -> None:
     assert read_memory(qhost(h1=told).encode()).get("h1") == known
 
 
@@ -97,5 +93,5 @@ def test_sizes(told: str, known: int | None) -> None:
     st.binary(max_size=60)
     | st.text(max_size=40).map(lambda text: qhost(h1=text.replace("<", "")).encode("utf-8", "replace"))
 )
-def test_any_answer_is_read(text: bytes) -> None:
+def test_read_memory_accepts_any_answer(text: bytes) -> None:
     assert all(size > 0 for size in read_memory(text).values())

@@ -21,7 +21,7 @@ def read(name: str) -> bytes:
     return (ANSWERS / name).read_bytes()
 
 
-def test_running_and_waiting_jobs() -> None:
+def test_read_listing_of_active_jobs() -> None:
     listing = read_listing(read("busy.xml"))
     assert [(each.queue, each.host, each.total, each.states) for each in listing.instances] == [
         ("all.q", node, 2, "") for node in NODES
@@ -37,7 +37,7 @@ def test_running_and_waiting_jobs() -> None:
     }
 
 
-def test_states_of_queues_and_jobs_in_trouble() -> None:
+def test_read_listing_of_troubled_queues() -> None:
     listing = read_listing(read("troubled.xml"))
     assert listing.instances == (
         QueueInstance("all.q", "h2-1", "d", 0, 0, 2),
@@ -51,7 +51,7 @@ def test_states_of_queues_and_jobs_in_trouble() -> None:
     ]
 
 
-def test_nodes_in_trouble_are_counted() -> None:
+def test_snapshot_counts_troubled_nodes() -> None:
     seen = make_snapshot(read_listing(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
     assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 1, 2)
 
@@ -69,13 +69,13 @@ def test_nodes_in_trouble_are_counted() -> None:
         read("busy.xml").replace(b"<JB_job_number>", b"<JB_job_number>x"),
     ],
 )
-def test_nonsense_is_told_in_one_line(text: bytes) -> None:
+def test_read_listing_of_other_text_is_unavailable(text: bytes) -> None:
     with pytest.raises(SiteUnavailable, match=r"^qstat") as raised:
         read_listing(text)
     assert "\n" not in raised.value.message
 
 
-def test_listing_with_odd_queue_has_the_others_and_shows_it_down() -> None:
+def test_read_listing_with_invalid_queue_shows_it_down() -> None:
     text = read("idle.xml").replace(b"all.q@h2-1", b"all.q", 1)
     assert {each.host for each in read_listing(text).instances} == set(NODES) - {"h2-1"}
     text = read("idle.xml").replace(b"<slots_used>0<", b"<slots_used>none<", 1)
@@ -98,13 +98,13 @@ FOREIGN = b"<job_list><JB_job_number>%b</JB_job_number><JB_name>%b</JB_name><sta
     ],
 )
 @pytest.mark.parametrize("before", [b"", b"\n\n", b" \r\n"])
-def test_listing_with_odd_foreign_job_has_own_jobs(row: bytes, before: bytes) -> None:
+def test_read_listing_with_invalid_foreign_job_has_grid_jobs(row: bytes, before: bytes) -> None:
     job = FOREIGN % (b"9", b"koala-b")
     text = b"<?xml version='1.0'?><job_info><queue_info/><job_info>" + row + job + b"</job_info></job_info>"
     assert "9" in {each.id for each in read_listing(before + text).jobs}
 
 
-def test_listing_keeps_escaped_characters_of_names() -> None:
+def test_read_listing_keeps_escaped_characters() -> None:
     text = b"<job_info><queue_info/><job_info>" + FOREIGN % (b"9", b"a&amp;b&lt;c&#38;") + b"</job_info></job_info>"
     assert [job.name for job in read_listing(text).jobs] == ["a&b<c&"]
 
@@ -121,7 +121,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_names_of_others_may_be_any_bytes(odd: bytes) -> None:
+def test_read_listing_accepts_names_of_any_bytes(odd: bytes) -> None:
     """One job of a stranger's had been the end of every look at the cluster."""
     listing = read_listing(read("busy.xml").replace(b"<JB_name>koala-x1<", b"<JB_name>" + odd + b"<"))
     assert len(listing.jobs) == 5
@@ -131,12 +131,12 @@ def test_names_of_others_may_be_any_bytes(odd: bytes) -> None:
     assert listing.instances == read_listing(read("busy.xml")).instances
 
 
-def test_what_xml_has_for_letters_is_read() -> None:
+def test_read_listing_reads_character_references() -> None:
     listing = read_listing(read("busy.xml").replace(b">koala-x1<", b">a&amp;b&#252;&#x20AC;&#xA;c<"))
     assert "a&bü€\nc" in {job.name for job in listing.jobs}
 
 
-def test_hosts_whose_memory_is_told_beside_odd_bytes() -> None:
+def test_read_memory_beside_invalid_bytes() -> None:
     told = b"<qhost><host name='h1'><hostvalue name='arch_string'>\xfc</hostvalue>"
     told += b"<hostvalue name='mem_total'>2G</hostvalue></host></qhost>"
     assert read_memory(told) == {"h1": 2 << 30}
@@ -166,7 +166,9 @@ def rows(jobs: list[tuple[str, str, str]]) -> str:
 
 
 @given(queues, job_lists)
-def test_whatever_it_says_each_node_is_one_thing(shown: list[tuple[str, ...]], waiting: list[tuple[str, ...]]) -> None:
+def test_read_listing_of_any_rows_counts_each_node_once(
+    shown: list[tuple[str, ...]], waiting: list[tuple[str, ...]]
+) -> None:
     text = "".join(
         "<Queue-List>"
         + element("name", name)
@@ -213,7 +215,7 @@ INSTANCES = st.lists(
 
 
 @given(INSTANCES, st.sets(HOSTS))
-def test_every_node_is_one_thing(instances: list[QueueInstance], held: set[str]) -> None:
+def test_snapshot_counts_each_node_once(instances: list[QueueInstance], held: set[str]) -> None:
     """Whatever Grid Engine says: what is none of idle, background and down is held by jobs of ours."""
     seen = make_snapshot(Listing(tuple(instances), ()), LAYOUT, held, ())
     hosts = {each.host for each in instances if (each.queue, each.host) in LAYOUT.instances}

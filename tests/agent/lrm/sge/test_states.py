@@ -30,13 +30,13 @@ from .test_qstat import ANSWERS
         (" ? x", LrmJobState.UNKNOWN),
     ],
 )
-def test_every_word_that_qstats_manual_knows(words: str, state: LrmJobState) -> None:
+def test_job_state_of_words_in_the_manual(words: str, state: LrmJobState) -> None:
     for word in words.split(" "):
         assert job_state(word) is state, word
         assert is_broken(word) == word.startswith("E")
 
 
-def test_every_letter_of_a_queue() -> None:
+def test_queue_state_of_each_letter() -> None:
     assert set("acouACDESdsP") == QUEUE_STATES.keys()
     assert [queue_state(states) for states in ("", "a", "A", "aS", "au", "d", "?", "dE")] == [
         "idle",
@@ -50,7 +50,7 @@ def test_every_letter_of_a_queue() -> None:
     ]
 
 
-def test_the_accounting_is_read() -> None:
+def test_read_accounting_returns_records() -> None:
     records = read_accounting((ANSWERS / "qacct.txt").read_text())
     assert [(r.job, r.failed, r.exit_status, r.limit, r.wallclock) for r in records] == [
         ("39", 0, 3, None, 0.0),
@@ -71,11 +71,11 @@ def test_the_accounting_is_read() -> None:
 @pytest.mark.parametrize(
     "text", ["", "error: job id 7 not found\n", "=====\nfailed 0\n", "=====\njobnumber 1\nfailed x\n"]
 )
-def test_an_accounting_that_says_too_little_says_nothing(text: str) -> None:
+def test_read_accounting_skips_incomplete_records(text: str) -> None:
     assert read_accounting(text) == []
 
 
-def test_what_was_asked_for_is_no_loss() -> None:
+def test_end_of_cancelled_job_is_not_lost() -> None:
     killed = AccountingRecord("1", "h2-1", "koala-a", "koala", 100, "assumedly after job", 137, 5.0, 60.0)
     assert end_of(killed, cancelled=True) == JobEnd(137, reason="cancelled")
     assert end_of(replace(killed, wallclock=60.0), cancelled=False).reason == "walltime exceeded"
@@ -131,13 +131,13 @@ jobnumber    101
         ("failed 0\nexit_status 0", ""),
     ],
 )
-def test_accounting_names_the_limit_that_was_exceeded(fields: str, exceeded: str) -> None:
+def test_end_of_record_names_exceeded_limit(fields: str, exceeded: str) -> None:
     (record,) = read_accounting(FIELDS + fields)
     end = end_of(record, cancelled=False)
     assert end.exceeded == exceeded
     assert not (exceeded and end.lost)
 
 
-def test_accounting_of_cancelled_job_names_no_limit() -> None:
+def test_end_of_cancelled_record_names_no_limit() -> None:
     (record,) = read_accounting(FIELDS + "failed 100\nexit_status 140\nmaxvmem 5G\ncategory -l h_vmem=4G")
     assert end_of(record, cancelled=True) == JobEnd(140, reason="cancelled")

@@ -27,7 +27,7 @@ QUEUES = ("long.q", "short.q")
         ((2, 0, "d"), (2, 0, "u"), "down"),
     ],
 )
-def test_a_host_is_counted_once(long: tuple[int, int, str], short: tuple[int, int, str], expected: str) -> None:
+def test_host_in_two_queues_counts_once(long: tuple[int, int, str], short: tuple[int, int, str], expected: str) -> None:
     instances = [
         QueueInstance(queue, "h1", states, used, 0, total)
         for queue, (total, used, states) in zip(QUEUES, (long, short), strict=True)
@@ -38,7 +38,7 @@ def test_a_host_is_counted_once(long: tuple[int, int, str], short: tuple[int, in
 
 
 @pytest.mark.processes
-def test_each_host_gets_one_runner(tmp_path: Path) -> None:
+def test_host_in_two_queues_gets_one_runner(tmp_path: Path) -> None:
     """The host file has a line for each queue."""
     hosts, starts = tmp_path / "hosts", tmp_path / "starts"
     hosts.write_text("h1 1 long.q@h1 <NULL>\nh1 1 short.q@h1 <NULL>\nh2 1 short.q@h2 <NULL>\nh2 1 long.q@h2 <NULL>\n")

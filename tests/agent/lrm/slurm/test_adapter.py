@@ -24,7 +24,7 @@ def submission(folder: Path, **more: object) -> LrmSubmission:
     return LrmSubmission(**{"name": "koala-x-9.1.0", **fields, **more})  # type: ignore[arg-type]
 
 
-async def test_a_look_counts_every_node_once(slurm: FakeSlurm) -> None:
+async def test_snapshot_counts_each_node_once(slurm: FakeSlurm) -> None:
     assert await slurm.lrm().take_snapshot() == LrmSnapshot(
         total=4,
         idle=0,
@@ -38,7 +38,7 @@ async def test_a_look_counts_every_node_once(slurm: FakeSlurm) -> None:
     )
 
 
-async def test_a_look_is_one_question_each_unless_a_job_has_ended(slurm: FakeSlurm) -> None:
+async def test_snapshot_runs_each_query_once_unless_job_ended(slurm: FakeSlurm) -> None:
     seen = slurm.lrm(partition="main")
     await seen.take_snapshot()
     await seen.take_snapshot()
@@ -47,14 +47,14 @@ async def test_a_look_is_one_question_each_unless_a_job_has_ended(slurm: FakeSlu
     assert sum("--Format" in call for call in slurm.calls("squeue")) == 3
 
 
-async def test_the_default_partition_is_looked_up_once(slurm: FakeSlurm) -> None:
+async def test_default_partition_is_read_once(slurm: FakeSlurm) -> None:
     seen = slurm.lrm()
     await seen.take_snapshot()
     await seen.take_snapshot()
     assert sum("%P" in call for call in slurm.calls("sinfo")) == 1
 
 
-async def test_snapshot_asks_squeue_for_own_jobs_only(slurm: FakeSlurm) -> None:
+async def test_snapshot_queries_own_jobs_only(slurm: FakeSlurm) -> None:
     await slurm.lrm().take_snapshot()
     assert {call.split()[0] for call in slurm.calls("squeue")} == {f"--user={own_account()}"}
     assert not any("--json" in call for call in slurm.calls("squeue"))
@@ -88,7 +88,7 @@ async def test_snapshot_knows_own_jobs_by_large_user_id(
     assert slurm.calls("scancel") == ["167"]
 
 
-async def test_squeue_that_does_not_know_the_own_account_is_unavailable(slurm: FakeSlurm) -> None:
+async def test_squeue_without_own_account_is_unavailable(slurm: FakeSlurm) -> None:
     """Slurm up to 24.05 says so of an own account that has no name and a number of 2³¹ and more."""
     slurm.says("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
     seen = slurm.lrm()
@@ -133,12 +133,12 @@ def own_account() -> str:
 
 
 @pytest.mark.parametrize(("wants", "nodes"), [("3", 3), ("2-4", 2), ("1K", 1024), ("1.5K-2K", 1536), ("", 0)])
-def test_how_many_nodes_a_job_wants_is_read_however_slurm_shows_it(wants: str, nodes: int) -> None:
+def test_snapshot_reads_requested_nodes_in_any_form(wants: str, nodes: int) -> None:
     (job,) = read_columns(column_line("koala-x-1.1.0", "166", wants=wants).encode(), "koala-", {1500})
     assert job.requested_nodes == nodes
 
 
-async def test_nodes_that_are_too_many_for_a_column_are_asked_for_alone(slurm: FakeSlurm) -> None:
+async def test_snapshot_queries_long_node_lists_separately(slurm: FakeSlurm) -> None:
     names = ",".join(f"rack{n % 7}-node{n}" for n in range(2000))
     lines = [column_line("koala-x-2.1.0", "167", names), column_line("koala-x-3.1.0", "168", "n3")]
     slurm.says("squeue", "".join(lines), when="*--Format*")
@@ -170,7 +170,7 @@ OURS = column_line("koala-x-1.1.0", "166", "n1")
         OURS.replace("n1 ", "n[1"),
     ],
 )
-def test_nonsense_in_columns_is_one_clear_line(answer: str) -> None:
+def test_invalid_columns_are_unavailable(answer: str) -> None:
     with pytest.raises(SiteUnavailable, match="squeue answered what cannot be understood"):
         read_columns(answer.encode(errors="surrogateescape"), "koala-", {1500})
 
@@ -178,7 +178,7 @@ def test_nonsense_in_columns_is_one_clear_line(answer: str) -> None:
 @pytest.mark.parametrize("user", ["1999", "21500", "x"])
 @pytest.mark.parametrize("newlines", [1, 2, 24])
 @pytest.mark.parametrize("says", [OURS.replace("RUNNING", "FAILED "), "koala-x-1.1.0", f"{'koala-x-1.1.0':200}", ""])
-def test_a_name_of_a_strangers_job_is_never_taken_for_a_job_of_ours(says: str, newlines: int, user: str) -> None:
+def test_name_of_foreign_job_is_no_grid_job(says: str, newlines: int, user: str) -> None:
     """One with a newline and our prefix had put the cluster out of reach."""
     ours = read_columns(OURS.encode(), "koala-", {1500})
     assert [(job.id, job.words, job.nodes) for job in ours] == [("166", {"RUNNING"}, ("n1",))]
@@ -186,7 +186,7 @@ def test_a_name_of_a_strangers_job_is_never_taken_for_a_job_of_ours(says: str, n
     assert read_columns((theirs + OURS + theirs).encode(), "koala-", {1500}) == ours
 
 
-def test_jobs_of_our_users_with_other_names_are_none_of_ours() -> None:
+def test_jobs_with_other_names_are_no_grid_jobs() -> None:
     theirs = column_line("x\nkoala-x-1.1.0", "9166", "n[9", state="") + column_line("", "9167")
     assert read_columns((theirs + OURS).encode(), "koala-", {1500}) == read_columns(OURS.encode(), "koala-", {1500})
 
@@ -199,13 +199,13 @@ def test_jobs_of_our_users_with_other_names_are_none_of_ours() -> None:
         ("sinfo", '{"nodes": [{"partitions": ["main"]}]}', "sinfo answered what cannot be understood"),
     ],
 )
-async def test_an_answer_that_makes_no_sense(slurm: FakeSlurm, command: str, answer: str, told: str) -> None:
+async def test_invalid_answer_is_unavailable(slurm: FakeSlurm, command: str, answer: str, told: str) -> None:
     slurm.says(command, answer, when="*--json*")
     with pytest.raises(SiteUnavailable, match=told):
         await slurm.lrm().take_snapshot()
 
 
-async def test_a_controller_that_is_down_is_tried_again(slurm: FakeSlurm) -> None:
+async def test_controller_that_is_down_is_unavailable(slurm: FakeSlurm) -> None:
     told = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     slurm.says("squeue", "", errors=told + "\n", code=1, when=COLUMNS)
     with pytest.raises(SiteUnavailable) as caught:
@@ -213,7 +213,9 @@ async def test_a_controller_that_is_down_is_tried_again(slurm: FakeSlurm) -> Non
     assert caught.value.message == f"squeue: {told}"
 
 
-async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_submit_passes_options_to_sbatch(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KOALA_TOKEN", "secret")
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("SLURM_CONF", "/etc/north.conf")
@@ -240,7 +242,7 @@ async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatc
         (("--mem-per-gpu=2G",), False),
     ],
 )
-async def test_all_of_a_nodes_memory_is_asked_for_unless_the_site_says_how_much(
+async def test_submit_requests_all_memory_unless_configured(
     slurm: FakeSlurm, tmp_path: Path, options: tuple[str, ...], whole: bool
 ) -> None:
     await slurm.lrm(partition="main", options=options).submit_job(submission(tmp_path))
@@ -258,7 +260,7 @@ async def test_all_of_a_nodes_memory_is_asked_for_unless_the_site_says_how_much(
     ],
 )
 @pytest.mark.processes
-async def test_launch_script_without_binding_of_tasks_does_not_ask_to_lift_it(
+async def test_launch_script_disables_binding_only_if_active(
     slurm: FakeSlurm, tmp_path: Path, told: str, bound: bool
 ) -> None:
     """srun would say so in the output of each job."""
@@ -285,14 +287,14 @@ async def test_launch_script_without_binding_of_tasks_does_not_ask_to_lift_it(
         (None, ""),
     ],
 )
-async def test_walltimes_are_whole_minutes(
+async def test_submit_rounds_walltime_to_minutes(
     slurm: FakeSlurm, tmp_path: Path, walltime: float | None, option: str
 ) -> None:
     await slurm.lrm().submit_job(submission(tmp_path, walltime=walltime))
     assert [word for word in slurm.calls("sbatch")[0].split() if word.startswith("--time")] == option.split()
 
 
-async def test_more_nodes_than_there_are_never_reach_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_submit_of_too_many_nodes_is_rejected_before_sbatch(slurm: FakeSlurm, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="5 nodes requested, but partition main has 4"):
         await slurm.lrm().submit_job(submission(tmp_path, nodes=5))
     assert slurm.calls("sbatch") == []
@@ -308,7 +310,7 @@ async def test_more_nodes_than_there_are_never_reach_slurm(slurm: FakeSlurm, tmp
         ("unrecognized option '--nosuch'", "native_specification"),
     ],
 )
-async def test_what_sbatch_will_always_refuse(slurm: FakeSlurm, tmp_path: Path, told: str, hint: str) -> None:
+async def test_permanent_error_of_sbatch_is_rejected(slurm: FakeSlurm, tmp_path: Path, told: str, hint: str) -> None:
     slurm.says("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {told}\n", code=1)
     with pytest.raises(SiteRejected) as caught:
         await slurm.lrm().submit_job(submission(tmp_path))
@@ -325,27 +327,29 @@ async def test_what_sbatch_will_always_refuse(slurm: FakeSlurm, tmp_path: Path, 
         "Slurm temporarily unable to accept job, sleeping and retrying",
     ],
 )
-async def test_what_sbatch_may_do_later(slurm: FakeSlurm, tmp_path: Path, told: str) -> None:
+async def test_temporary_error_of_sbatch_is_unavailable(slurm: FakeSlurm, tmp_path: Path, told: str) -> None:
     slurm.says("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {told}\n", code=1)
     with pytest.raises(SiteUnavailable, match=told.split("(")[0]):
         await slurm.lrm().submit_job(submission(tmp_path))
     assert "--name=koala-x-9.1.0" in slurm.calls("squeue")[-1]
 
 
-async def test_a_job_that_was_taken_all_the_same_is_found(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_unanswered_submission_is_found_by_name(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.dies("sbatch")
     slurm.says("squeue", "171|PENDING|1500|koala-x-9.1.0\n", when="*--name=koala-x-9.1.0*")
     assert await slurm.lrm().submit_job(submission(tmp_path)) == "171"
 
 
-async def test_a_submission_in_doubt_stays_in_doubt_when_nobody_answers(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_unanswered_submission_without_squeue_is_unavailable(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.dies("sbatch")
     slurm.dies("squeue")
     with pytest.raises(SiteUnavailable, match="sbatch was killed by signal 9"):
         await slurm.lrm().submit_job(submission(tmp_path))
 
 
-async def test_a_cluster_without_commands(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_without_commands_is_rejected(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SiteRejected, match="cannot run sinfo"):
         await slurm.lrm().take_snapshot()
@@ -353,33 +357,33 @@ async def test_a_cluster_without_commands(slurm: FakeSlurm, tmp_path: Path, monk
     assert (finding.ok, finding.result) == (False, "not found: sinfo, squeue, srun")
 
 
-async def test_of_several_of_a_name_the_one_that_lives_is_found(slurm: FakeSlurm) -> None:
+async def test_find_job_of_several_returns_the_active_one(slurm: FakeSlurm) -> None:
     lines = "99|RUNNING|1500|koala-a\n100|FAILED|1500|koala-a\n101|RUNNING|1500|koala-ab\n"
     slurm.says("squeue", lines, when="*--name=koala-a *")
     assert await slurm.lrm().find_job("koala-a") == "99"
 
 
-async def test_accounting_remembers_what_the_queue_has_forgotten(slurm: FakeSlurm) -> None:
+async def test_find_job_uses_the_accounting(slurm: FakeSlurm) -> None:
     assert await slurm.lrm().find_job("koala-a") is None  # there is none
     slurm.says("sacct", "12|CANCELLED by 0|1500|koala-a\n7|COMPLETED|1500|koala-a\n")
     assert await slurm.lrm().find_job("koala-a") == "12"
 
 
-async def test_a_job_of_another_name_is_spared(slurm: FakeSlurm) -> None:
+async def test_cancel_of_other_name_is_rejected(slurm: FakeSlurm) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     with pytest.raises(SiteRejected, match=r"job 167 is koala-x-2\.1\.0 of uid 1500, not koala-b"):
         await slurm.lrm().cancel_job("167", "koala-b")
     assert slurm.calls("scancel") == []
 
 
-async def test_a_job_of_another_user_is_spared(slurm: FakeSlurm) -> None:
+async def test_cancel_of_other_user_is_rejected(slurm: FakeSlurm) -> None:
     slurm.says("squeue", "168|RUNNING|1501|koala-y-3.1.0\n", when="*--jobs=168*")
     with pytest.raises(SiteRejected, match="of uid 1501"):
         await slurm.lrm().cancel_job("168", "koala-y-3.1.0")
     assert slurm.calls("scancel") == []
 
 
-async def test_cancel_ends_ours_and_knows_it_afterwards(slurm: FakeSlurm) -> None:
+async def test_cancelled_job_ends_as_cancelled(slurm: FakeSlurm) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     seen = slurm.lrm()
     await seen.cancel_job("167", "koala-x-2.1.0")
@@ -397,7 +401,7 @@ async def test_cancel_ends_ours_and_knows_it_afterwards(slurm: FakeSlurm) -> Non
         ("", "", 0),
     ],
 )
-async def test_what_has_ended_is_not_cancelled(slurm: FakeSlurm, output: str, errors: str, code: int) -> None:
+async def test_cancel_of_ended_job_does_nothing(slurm: FakeSlurm, output: str, errors: str, code: int) -> None:
     slurm.says("squeue", output, errors=errors, code=code, when="*--jobs=*")
     await slurm.lrm().cancel_job("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == []
@@ -406,14 +410,14 @@ async def test_what_has_ended_is_not_cancelled(slurm: FakeSlurm, output: str, er
 @pytest.mark.parametrize(
     "told", ["Kill job error on job id 167: Invalid job id specified", "Job/step already completing"]
 )
-async def test_a_job_that_ends_while_it_is_cancelled(slurm: FakeSlurm, told: str) -> None:
+async def test_cancel_of_job_that_ends_meanwhile_succeeds(slurm: FakeSlurm, told: str) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     slurm.says("scancel", "", errors=f"scancel: error: {told}\n", code=1)
     await slurm.lrm().cancel_job("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
 
 
-async def test_changes_are_told_at_once_after_what_we_do(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_changes_follow_own_actions_at_once(slurm: FakeSlurm, tmp_path: Path) -> None:
     seen = slurm.lrm(poll_interval=3600.0)
     async with aclosing(seen.watch_changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
         await anext(changes)
@@ -449,7 +453,7 @@ class Recorded(JobControl):
         return [Finding("library", True, "there")]
 
 
-async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_other_control_submits_and_cancels(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     control = Recorded()
     seen = slurm.lrm(partition="main", control=control)
@@ -474,14 +478,14 @@ async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("told", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
-async def test_how_long_a_submission_stays_in_doubt(slurm: FakeSlurm, told: str, seconds: float) -> None:
+async def test_settling_time_is_the_message_timeout(slurm: FakeSlurm, told: str, seconds: float) -> None:
     slurm.says("scontrol", f"MaxJobCount = 1\n{told}")
     assert await slurm.lrm().settling_time() == seconds
     slurm.dies("scontrol")
     assert await slurm.lrm().settling_time() == 10.0
 
 
-async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(slurm: FakeSlurm) -> None:
+async def test_snapshot_contains_submit_error(slurm: FakeSlurm) -> None:
     control = Recorded()
     seen = slurm.lrm(partition="main", control=control)
     assert (await seen.take_snapshot()).submit_error == ""
@@ -489,7 +493,7 @@ async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(slurm: Fak
     assert (await seen.take_snapshot()).submit_error == "there is no library"
 
 
-async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_cluster_without_sbatch_has_submit_error(slurm: FakeSlurm, tmp_path: Path) -> None:
     assert (await slurm.lrm().take_snapshot()).submit_error == ""
     (tmp_path / "bin" / "sbatch").unlink()
     assert (await slurm.lrm().take_snapshot()).submit_error.startswith(
@@ -497,14 +501,14 @@ async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path
     )
 
 
-async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slurm: FakeSlurm) -> None:
+async def test_job_that_never_starts_has_fault(slurm: FakeSlurm) -> None:
     slurm.says("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
     found = {job.id: (job.state, job.fault, job.reason) for job in (await slurm.lrm().take_snapshot()).jobs}
     assert found["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
     assert found["167"] == (LrmJobState.RUNNING, None, "")
 
 
-async def test_a_refusal_says_whose_fault_it_is(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_rejection_has_fault(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sbatch", "", errors="sbatch: error: QOSMaxSubmitJobPerUserLimit\n", code=1)
     with pytest.raises(SiteRejected) as caught:
         await slurm.lrm().submit_job(submission(tmp_path))

@@ -40,7 +40,7 @@ def test_read_columns_of_recorded_queue(status: str) -> None:
 
 
 @given(st.integers(0, (1 << 32) - 1))
-def test_read_uid_of_signed_and_unsigned_number_is_alike(uid: int) -> None:
+def test_read_uid_of_signed_number_is_unsigned(uid: int) -> None:
     signed = uid - (1 << 32) if uid >= 1 << 31 else uid
     assert read_uid(str(uid)) == read_uid(f"  {signed} ") == uid
 
@@ -51,7 +51,7 @@ def test_read_uid_of_any_text_is_a_number_or_none(text: str) -> None:
     assert uid is None or 0 <= uid < 1 << 32
 
 
-def test_the_recorded_nodes_of_22_05() -> None:
+def test_read_nodes_of_release_22_05() -> None:
     main = {node.name: (node.words, node.reason) for node in read_nodes(answer("sinfo-22.05"), ["main"])}
     assert main == {
         "n1": (words("ALLOCATED"), ""),
@@ -64,7 +64,7 @@ def test_the_recorded_nodes_of_22_05() -> None:
 
 
 @pytest.mark.parametrize("release", OTHERS)
-def test_nodes_in_other_releases_shapes(release: str) -> None:
+def test_read_nodes_of_other_releases(release: str) -> None:
     nodes = {node.name: (node.words, node.reason) for node in read_nodes(answer(f"sinfo-{release}"), ["main"])}
     drained = "DRAINING" if release == "21.08" else "DRAIN"
     assert nodes == {
@@ -85,7 +85,7 @@ def test_read_nodes_with_reason_of_any_bytes(odd: bytes) -> None:
 
 
 @pytest.mark.parametrize("reason", ["Lüfter", "L\udcfcfter", "a\x0bb", "\u2028", "ü" * 48])
-def test_a_reason_of_any_bytes_leaves_the_columns_where_they_are(reason: str) -> None:
+def test_read_columns_with_reason_of_any_bytes(reason: str) -> None:
     told = reason.encode(errors="surrogateescape")
     line = f"{'166':24}{'RUNNING':32}{'0':16}{'2':16}{'n[1-2]':8192}{'1500':16}".encode()
     line += told.ljust(96) + b"koala-x-1.1.0".ljust(256)
@@ -94,7 +94,7 @@ def test_a_reason_of_any_bytes_leaves_the_columns_where_they_are(reason: str) ->
 
 
 @pytest.mark.parametrize("odd", [{}, {"name": 3, "partitions": ["other"]}, {"partitions": [None, {}]}])
-def test_read_nodes_with_odd_entry_of_another_partition_has_the_others(odd: dict[str, Any]) -> None:
+def test_read_nodes_skips_invalid_entry_of_other_partition(odd: dict[str, Any]) -> None:
     document = json.loads(answer("sinfo-22.05"))
     document["nodes"].append(odd)
     assert read_nodes(json.dumps(document).encode(), ["main"]) == read_nodes(answer("sinfo-22.05"), ["main"])
@@ -118,7 +118,7 @@ def test_read_nodes_with_odd_entry_of_another_partition_has_the_others(odd: dict
         ),
     ],
 )
-def test_read_nodes_of_nonsense_is_one_clear_line(given: bytes, told: str) -> None:
+def test_read_nodes_of_invalid_answer_is_unavailable(given: bytes, told: str) -> None:
     with pytest.raises(SiteUnavailable) as caught:
         read_nodes(given, ["main"])
     assert caught.value.message.startswith(told)
@@ -194,12 +194,12 @@ def add_up(lines: list[str], sinfo: Any) -> None:
 
 
 @given(JOBS, nodes_answers(lambda good: good))
-def test_any_mix_of_known_shapes_is_read_and_adds_up(lines: list[str], sinfo: Any) -> None:
+def test_read_nodes_of_any_valid_answer_adds_up(lines: list[str], sinfo: Any) -> None:
     add_up(lines, sinfo)
 
 
 @given(JOBS, nodes_answers(lambda good: st.one_of(*[good] * 7, ODD)))
-def test_with_odd_parts_it_adds_up_or_is_one_clear_error(lines: list[str], sinfo: Any) -> None:
+def test_read_nodes_of_any_answer_adds_up_or_is_unavailable(lines: list[str], sinfo: Any) -> None:
     problem = ""
     try:
         add_up(lines, sinfo)

@@ -13,7 +13,7 @@ async def findings(slurm: FakeSlurm, **settings: object) -> dict[str, Finding]:
     return {each.subject: each for each in await slurm.lrm(**settings).check_setup()}
 
 
-async def test_a_healthy_cluster(slurm: FakeSlurm) -> None:
+async def test_check_of_healthy_cluster_passes(slurm: FakeSlurm) -> None:
     slurm.says("sbatch", "", errors="sbatch: Job 3 to start at 2026-11-21T10:00:00\n", when="*--test-only*")
     found = await findings(slurm, account="physics")
     assert [each.ok for each in found.values()] == [True] * 8
@@ -26,7 +26,7 @@ async def test_a_healthy_cluster(slurm: FakeSlurm) -> None:
 
 
 @pytest.mark.parametrize("told", ["slurm 20.11.9", "what?"])
-async def test_a_slurm_too_old(slurm: FakeSlurm, told: str) -> None:
+async def test_check_of_old_slurm_fails(slurm: FakeSlurm, told: str) -> None:
     slurm.says("sinfo", told + "\n", when="--version")
     found = (await findings(slurm))["Slurm"]
     assert (found.ok, found.result, found.hint) == (
@@ -36,7 +36,7 @@ async def test_a_slurm_too_old(slurm: FakeSlurm, told: str) -> None:
     )
 
 
-async def test_a_controller_out_of_reach(slurm: FakeSlurm) -> None:
+async def test_check_without_controller_fails(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", "", errors="slurm_load_partitions: Unable to contact slurm controller\n", code=1, when="*%P*")
     found = (await findings(slurm))["controller"]
     assert (found.ok, "Unable to contact" in found.result, "slurmctld" in found.hint) == (False, True, True)
@@ -50,19 +50,21 @@ async def test_a_controller_out_of_reach(slurm: FakeSlurm) -> None:
         ("main*|inact\n", None, "main is not up", "State=UP"),
     ],
 )
-async def test_partitions(slurm: FakeSlurm, listed: str, wanted: str | None, told: str, hint: str) -> None:
+async def test_check_of_wrong_partition_fails(
+    slurm: FakeSlurm, listed: str, wanted: str | None, told: str, hint: str
+) -> None:
     slurm.says("sinfo", listed, when="*%P*")
     found = (await findings(slurm, partition=wanted))["partition"]
     assert (found.ok, found.result, hint in found.hint) == (False, told, True)
 
 
-async def test_check_finds_unreadable_queue(slurm: FakeSlurm) -> None:
+async def test_check_of_unreadable_queue_fails(slurm: FakeSlurm) -> None:
     slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
     found = (await findings(slurm))["queue"]
     assert (found.ok, "cannot be understood" in found.result) == (False, True)
 
 
-async def test_no_node_is_left(slurm: FakeSlurm) -> None:
+async def test_check_with_all_nodes_down_fails(slurm: FakeSlurm) -> None:
     document = json.loads((ANSWERS / "sinfo-22.05.json").read_bytes())
     for node in document["nodes"]:
         node.update({"state": "down", "reason": "flood"})
@@ -72,7 +74,7 @@ async def test_no_node_is_left(slurm: FakeSlurm) -> None:
     assert "NodeName=n1 State=RESUME" in found.hint
 
 
-async def test_options_that_slurm_refuses(slurm: FakeSlurm) -> None:
+async def test_check_of_rejected_options_fails(slurm: FakeSlurm) -> None:
     told = "allocation failure: Invalid account or account/partition combination specified"
     slurm.says("sbatch", "", errors=told + "\n", code=1, when="*--test-only*")
     found = (await findings(slurm, account="nobody"))["a job's options"]
@@ -80,7 +82,7 @@ async def test_options_that_slurm_refuses(slurm: FakeSlurm) -> None:
     assert "account" in found.hint
 
 
-async def test_whatever_the_commands_say_nothing_is_raised(slurm: FakeSlurm) -> None:
+async def test_check_of_any_answers_raises_nothing(slurm: FakeSlurm) -> None:
     for command in ("sinfo", "squeue", "sbatch"):
         slurm.dies(command)
     assert not all(each.ok for each in (await findings(slurm)).values())

@@ -35,12 +35,12 @@ FEATURES = {"n1": "ib,gpu", "n2": "ib", "n3": "gpu", "n4": ""}
         ("", "n1 n2 n3 n4"),
     ],
 )
-def test_who_may_be_given(constraint: str, nodes: str) -> None:
+def test_may_match_evaluates_constraint(constraint: str, nodes: str) -> None:
     assert [name for name, text in FEATURES.items() if may_match(text.split(","), constraint)] == nodes.split()
 
 
 @given(st.text(alphabet="ab&|()[],*2 ", max_size=12), st.frozensets(st.sampled_from("ab")))
-def test_any_text_gets_an_answer(constraint: str, features: frozenset[str]) -> None:
+def test_may_match_accepts_any_text(constraint: str, features: frozenset[str]) -> None:
     assert may_match(features, constraint) in (True, False)
 
 
@@ -48,7 +48,7 @@ NAMES = st.sampled_from("abc")
 
 
 @given(st.lists(st.lists(NAMES, min_size=1), min_size=1), st.frozensets(NAMES))
-def test_and_binds_stronger_than_or(either: list[list[str]], features: frozenset[str]) -> None:
+def test_may_match_binds_and_before_or(either: list[list[str]], features: frozenset[str]) -> None:
     constraint = "|".join("&".join(names) for names in either)
     assert may_match(features, constraint) == any(features.issuperset(names) for names in either)
 
@@ -81,20 +81,20 @@ def shows(slurm: FakeSlurm, form: str) -> None:
         ((), 4),
     ],
 )
-async def test_nodes_that_we_never_get_do_not_count(
+async def test_snapshot_counts_nodes_that_match_only(
     slurm: FakeSlurm, form: str, options: tuple[str, ...], idle: int
 ) -> None:
     shows(slurm, form)
     assert counts(await seen(slurm, "main", *options)) == (idle, idle, 0, 0)
 
 
-async def test_a_job_that_is_larger_than_what_has_the_features_is_refused(slurm: FakeSlurm, tmp_path: Any) -> None:
+async def test_submit_of_too_many_matching_nodes_is_rejected(slurm: FakeSlurm, tmp_path: Any) -> None:
     shows(slurm, "22.05")
     with pytest.raises(SiteRejected, match="3 nodes requested, but partition main with ib has 2"):
         await slurm.lrm(partition="main", options=("--constraint=ib",)).submit_job(submission(tmp_path, nodes=3))
 
 
-async def test_an_exclusion_that_nobody_understands_is_told(slurm: FakeSlurm) -> None:
+async def test_invalid_exclude_is_a_submit_error(slurm: FakeSlurm) -> None:
     shows(slurm, "22.05")
     found = await seen(slurm, "main", "--exclude=n[2-")
     assert found.submit_error.startswith("--exclude cannot be understood")

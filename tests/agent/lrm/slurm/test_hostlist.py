@@ -19,7 +19,7 @@ from koalapy.agent.lrm.node_classes import expand_host_list
         ("n[001,003]-ib,gpu-a", ["n001-ib", "n003-ib", "gpu-a"]),
     ],
 )
-def test_short_forms(text: str, names: list[str]) -> None:
+def test_expand_host_list_of_short_forms(text: str, names: list[str]) -> None:
     assert expand_host_list(text) == names
 
 
@@ -46,7 +46,7 @@ def test_short_forms(text: str, names: list[str]) -> None:
         "n[1-90000],m[1-90000]",
     ],
 )
-def test_what_is_no_host_list(text: str) -> None:
+def test_expand_host_list_of_other_text_fails(text: str) -> None:
     with pytest.raises(ValueError, match="is not a list of host names"):
         expand_host_list(text)
 
@@ -56,19 +56,19 @@ WIDTH = st.integers(1, 4)
 
 
 @given(st.lists(st.tuples(NAME, WIDTH, st.lists(st.integers(0, 9000), min_size=1, max_size=4)), min_size=1, max_size=4))
-def test_what_was_shortened_comes_back(parts: list[tuple[str, int, list[int]]]) -> None:
+def test_expand_host_list_restores_names(parts: list[tuple[str, int, list[int]]]) -> None:
     text = ",".join(f"{name}[{','.join(str(n).zfill(width) for n in numbers)}]" for name, width, numbers in parts)
     assert expand_host_list(text) == [f"{name}{str(n).zfill(width)}" for name, width, numbers in parts for n in numbers]
 
 
 @given(NAME, st.integers(0, 2000), st.integers(0, 200), WIDTH)
-def test_a_range_counts_on(name: str, first: int, more: int, width: int) -> None:
+def test_expand_host_list_of_range_counts(name: str, first: int, more: int, width: int) -> None:
     found = expand_host_list(f"{name}[{str(first).zfill(width)}-{str(first + more).zfill(width)}]")
     assert found == [f"{name}{str(n).zfill(width)}" for n in range(first, first + more + 1)]
 
 
 @given(st.text(alphabet="n1-,[] 0m", max_size=12))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_expand_host_list_of_any_text_returns_or_fails(text: str) -> None:
     try:
         names = expand_host_list(text)
     except ValueError:

@@ -48,7 +48,7 @@ def idle(snapshot: LrmSnapshot) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_what_slurm_says_makes_classes_in_the_order_of_their_weights(slurm: FakeSlurm, form: str) -> None:
+async def test_classes_by_features_are_ordered_by_weight(slurm: FakeSlurm, form: str) -> None:
     shows(slurm, form, n1="ALLOCATED")
     classes = (await slurm.lrm().take_snapshot()).node_classes
     assert [(c.name, c.total, c.idle, c.memory, c.power) for c in classes] == [
@@ -59,13 +59,13 @@ async def test_what_slurm_says_makes_classes_in_the_order_of_their_weights(slurm
 
 
 @pytest.mark.parametrize("memory", [0, 1, None, "64GB", {"minimum": -1}, [], True])
-async def test_memory_that_nobody_told_slurm_is_not_known(slurm: FakeSlurm, memory: object) -> None:
+async def test_unconfigured_memory_is_unknown(slurm: FakeSlurm, memory: object) -> None:
     nodes = [{"name": n, "state": "idle", "partitions": ["main"], "real_memory": memory} for n in ("n1", "n2")]
     slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
     assert (await slurm.lrm().take_snapshot()).node_classes == ()
 
 
-async def test_a_job_of_a_class_gets_none_of_the_other_nodes(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_job_of_class_excludes_other_nodes(slurm: FakeSlurm, tmp_path: Path) -> None:
     shows(slurm)
     await slurm.lrm().submit_job(submission(tmp_path, nodes=1, node_class="ib-537GB"))
     assert " --exclude=n1,n2,n3 " in slurm.calls("sbatch")[-1]
@@ -74,7 +74,7 @@ async def test_a_job_of_a_class_gets_none_of_the_other_nodes(slurm: FakeSlurm, t
     assert "--exclude" not in slurm.calls("sbatch")[-1]
 
 
-async def test_a_class_by_a_feature_is_asked_for_by_it(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_job_of_feature_class_has_constraint(slurm: FakeSlurm, tmp_path: Path) -> None:
     shows(slurm)
     classes = {"fast": NodeClassSettings(feature="gpu", power=3.0)}
     adapter = slurm.lrm(node_classes=classes)
@@ -83,7 +83,7 @@ async def test_a_class_by_a_feature_is_asked_for_by_it(slurm: FakeSlurm, tmp_pat
     assert " --constraint=gpu " in slurm.calls("sbatch")[-1]
 
 
-async def test_what_is_configured_for_all_jobs_holds_for_those_of_a_class_too(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_job_of_class_keeps_configured_options(slurm: FakeSlurm, tmp_path: Path) -> None:
     shows(slurm)
     classes = {"fast": NodeClassSettings(feature="gpu"), "some": NodeClassSettings(hosts="n[1,4]")}
     adapter = slurm.lrm(node_classes=classes, options=("--constraint=ib", "--exclude=n4"))
@@ -98,7 +98,7 @@ async def test_what_is_configured_for_all_jobs_holds_for_those_of_a_class_too(sl
         ], "the last one counts"
 
 
-async def test_a_class_that_there_is_not_or_not_so_much_of_is_a_limit(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_unknown_or_small_class_is_rejected_as_limit(slurm: FakeSlurm, tmp_path: Path) -> None:
     shows(slurm)
     for name, nodes in (("gone", 1), ("ib-537GB", 2)):
         with pytest.raises(SiteRejected, match=f"nodes of the class {name}") as refused:

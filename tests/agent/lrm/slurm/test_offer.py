@@ -85,7 +85,7 @@ STATES = {"n1": "idle RESERVED", "n2": "idle RESERVED", "n3": "idle MAINTENANCE 
         (("--reservation=r1,later",), (4, 3, 0, 1)),  # a flexible one gives nodes outside, too
     ],
 )
-async def test_reserved_nodes_are_for_those_who_ask_for_them(
+async def test_reserved_nodes_are_idle_with_reservation_only(
     slurm: FakeSlurm, options: tuple[str, ...], expected: tuple[int, int, int, int]
 ) -> None:
     shows(slurm, STATES)
@@ -98,20 +98,20 @@ async def test_reserved_nodes_are_for_those_who_ask_for_them(
     ("name", "error"),
     [("later", "reservation later begins at 2026-11-22T06:24:06"), ("gone", "there is no reservation gone")],
 )
-async def test_a_reservation_that_gives_nothing_now_is_told(slurm: FakeSlurm, name: str, error: str) -> None:
+async def test_inactive_reservation_is_a_submit_error(slurm: FakeSlurm, name: str, error: str) -> None:
     shows(slurm, STATES)
     slurm.says("scontrol", RESERVATIONS, when="show reservation*")
     assert (await seen(slurm, "main", f"--reservation={name}")).submit_error == error
 
 
-async def test_a_partition_that_is_down_is_told_and_gives_nothing(slurm: FakeSlurm) -> None:
+async def test_partition_that_is_down_has_no_nodes(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, {"n1": "idle", "n2": "idle"}, {"n1": "shut", "n2": "shut"})
     found = await seen(slurm, "shut")
     assert (counts(found), found.submit_error) == ((2, 0, 0, 2), "partition shut is DOWN")
 
 
-async def test_a_partition_that_comes_up_again_is_noticed(slurm: FakeSlurm) -> None:
+async def test_partition_that_comes_up_has_nodes(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, {"n1": "idle"}, {"n1": "shut"})
     lrm = slurm.lrm(partition="shut")
@@ -148,7 +148,7 @@ BOTH = {"n1": "short long", "n2": "short long", "n3": "long", "n4": "long shut"}
         (None, (4, 4, 0, 0), ""),
     ],
 )
-async def test_a_job_runs_in_one_partition_within_its_limits(
+async def test_idle_nodes_respect_limits_of_partitions(
     slurm: FakeSlurm, partition: str | None, expected: tuple[int, int, int, int], notice: str
 ) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
@@ -157,7 +157,7 @@ async def test_a_job_runs_in_one_partition_within_its_limits(
     assert (counts(found), found.notices) == (expected, (notice,) if notice else ())
 
 
-async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_submit_beyond_limits_is_rejected_before_sbatch(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     with pytest.raises(SiteRejected, match="2 nodes requested, but partition short gives a job at most 1") as caught:
@@ -166,14 +166,14 @@ async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(slurm: Fak
     assert slurm.calls("sbatch") == []
 
 
-async def test_several_partitions_are_handed_on_as_they_are(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_submit_passes_several_partitions(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     await slurm.lrm(partition="short,long").submit_job(submission(tmp_path, nodes=4))
     assert "--partition=short,long" in slurm.calls("sbatch")[0]
 
 
-async def test_what_backfill_keeps_is_idle_for_our_own_queued_jobs_only(slurm: FakeSlurm) -> None:
+async def test_planned_nodes_are_idle_for_queued_grid_jobs(slurm: FakeSlurm) -> None:
     shows(slurm, dict.fromkeys(("n1", "n2", "n3", "n4", "n5"), "idle PLANNED") | {"n6": "idle"})
     assert counts(await seen(slurm)) == (6, 1, 5, 0)
     waits(slurm, "Resources")
@@ -197,14 +197,14 @@ async def test_what_backfill_keeps_is_idle_for_our_own_queued_jobs_only(slurm: F
         ),
     ],
 )
-async def test_what_a_job_waits_for_is_told(slurm: FakeSlurm, reason: str, description: str, told: str) -> None:
+async def test_queued_job_has_reason(slurm: FakeSlurm, reason: str, description: str, told: str) -> None:
     shows(slurm, {"n1": "idle"})
     waits(slurm, reason, description=description)
     (job,) = (await seen(slurm)).jobs
     assert (job.state, job.reason, job.fault, job.starting) == (LrmJobState.QUEUED, told, None, 0.0)
 
 
-async def test_a_limit_of_one_of_several_partitions_ends_nothing(slurm: FakeSlurm) -> None:
+async def test_limit_of_one_of_several_partitions_is_no_fault(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     waits(slurm, "PartitionTimeLimit")
@@ -224,9 +224,7 @@ async def test_a_limit_of_one_of_several_partitions_ends_nothing(slurm: FakeSlur
         ("RUNNING", "None", 0.0),
     ],
 )
-async def test_nodes_that_boot_are_waited_for_as_long_as_slurm_does(
-    slurm: FakeSlurm, state: str, reason: str, starting: float
-) -> None:
+async def test_starting_nodes_have_slurms_timeout(slurm: FakeSlurm, state: str, reason: str, starting: float) -> None:
     slurm.says("scontrol", CONFIGURATION, when="show config")
     shows(slurm, {"n1": "allocated NOT_RESPONDING POWERING_UP", "n2": "down REBOOT_ISSUED", "n3": "down"})
     waits(slurm, "None", state=state, description=reason)
@@ -235,7 +233,7 @@ async def test_nodes_that_boot_are_waited_for_as_long_as_slurm_does(
     assert bool(job.reason) is (state != "RUNNING")
 
 
-def test_what_sinfo_says_of_partitions() -> None:
+def test_read_partitions_of_sinfo() -> None:
     assert read_partitions(PARTITIONS + "draining|drain|2-4\n\nodd\n") == {
         "short": Partition("short", "UP", False, 1),
         "long": Partition("long", "UP", True, None),
@@ -249,7 +247,7 @@ def test_what_sinfo_says_of_partitions() -> None:
     ("size", "most"),
     [("1-1024", 1024), ("1-1K", 1024), ("1-1.5K", 1536), ("2K", 2048), ("1-1.50M", 1572864), ("1-infinite", None)],
 )
-def test_a_limit_is_one_also_where_slurm_makes_it_short(size: str, most: int | None) -> None:
+def test_read_partitions_with_short_limit(size: str, most: int | None) -> None:
     assert read_partitions(f"long|up|{size}\n")["long"].max_nodes == most
 
 
@@ -270,7 +268,7 @@ async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slur
     assert await adapter.submit_job(submission(tmp_path, nodes=3)) == "171"
 
 
-async def test_submit_refused_for_its_size_reads_the_limits_anew(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_submit_rejected_for_size_reads_limits_again(slurm: FakeSlurm, tmp_path: Path) -> None:
     adapter = slurm.lrm(partition="main")
     slurm.says("sbatch", "", errors="sbatch: error: Node count specification invalid\n", code=1)
     with pytest.raises(SiteRejected) as caught:
@@ -287,7 +285,7 @@ def test_next_size_is_one_that_a_partition_takes(nodes: int, size: int) -> None:
     assert offer.next_size(nodes) == size
 
 
-async def test_snapshot_of_partition_with_least_nodes_tells_it(slurm: FakeSlurm) -> None:
+async def test_snapshot_of_partition_with_min_nodes_has_notice(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
     shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "idle"})
     found = await seen(slurm)
@@ -300,7 +298,7 @@ async def test_snapshot_of_partition_with_least_nodes_tells_it(slurm: FakeSlurm)
     assert counts(await seen(slurm)) == (4, 0, 4, 0)
 
 
-async def test_slurm_is_asked_not_to_make_numbers_short(slurm: FakeSlurm) -> None:
+async def test_sinfo_has_option_noconvert(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", "main*|up|1-1K\n", when="*%P*")
     slurm.says("sinfo", "main*|up|1-1030\n", when="*--noconvert*%P*")
     assert (await list_partitions(SlurmCommands(JobFolders.for_own_account(slurm.run).run_as)))[
@@ -308,7 +306,7 @@ async def test_slurm_is_asked_not_to_make_numbers_short(slurm: FakeSlurm) -> Non
     ].max_nodes == 1030
 
 
-def test_what_scontrol_says_of_reservations() -> None:
+def test_read_reservations_of_scontrol() -> None:
     assert read_reservations(RESERVATIONS + "No reservations in the system\n", {"r1", "m1", "later"}) == {
         "r1": Reservation("r1", True, frozenset({"n1", "n2"}), "2026-11-22T05:24:06"),
         "m1": Reservation("m1", True, frozenset({"n3"}), "2026-11-22T05:24:06"),
@@ -316,13 +314,13 @@ def test_what_scontrol_says_of_reservations() -> None:
     }
 
 
-def test_reservation_of_others_may_be_odd() -> None:
+def test_read_reservations_skips_invalid_others() -> None:
     odd = "ReservationName=odd Nodes=n[3- State=ACTIVE\n"
     assert set(read_reservations(odd + RESERVATIONS, {"r1"})) == {"r1"}
 
 
 @pytest.mark.parametrize("words", [["--reservation"], [], ["--reservations=x"], ["-r", "x"]])
-def test_no_option_is_no_value(words: list[str]) -> None:
+def test_option_value_without_option_is_none(words: list[str]) -> None:
     assert option_value(words, "--reservation") is None
 
 
@@ -331,7 +329,7 @@ def test_no_option_is_no_value(words: list[str]) -> None:
     st.tuples(st.booleans(), st.none() | st.integers(1, 4), st.integers(1, 3)),
     st.integers(0, 5),
 )
-def test_idle_is_never_more_than_one_job_could_have(
+def test_idle_nodes_never_exceed_one_job(
     states: list[tuple[str, set[str]]], limits: tuple[bool, int | None, int], wanted: int
 ) -> None:
     nodes = [SlurmNode(f"n{i}", frozenset(w.split()), partitions=frozenset(p)) for i, (w, p) in enumerate(states) if p]

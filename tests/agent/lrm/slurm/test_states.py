@@ -23,7 +23,7 @@ JOB_STATES = {
 @pytest.mark.parametrize(
     ("word", "state"), [(word, state) for state, all in JOB_STATES.items() for word in all.split()]
 )
-def test_each_word_of_a_job(word: str, state: LrmJobState) -> None:
+def test_job_state_of_each_word(word: str, state: LrmJobState) -> None:
     assert job_state({word}) is state
 
 
@@ -37,12 +37,12 @@ def test_each_word_of_a_job(word: str, state: LrmJobState) -> None:
         ("", LrmJobState.UNKNOWN),
     ],
 )
-def test_words_together(words: str, state: LrmJobState) -> None:
+def test_job_state_of_several_words(words: str, state: LrmJobState) -> None:
     assert job_state(set(words.split())) is state
 
 
 @given(st.sets(st.text(max_size=12)))
-def test_foreign_words_end_no_job(words: set[str]) -> None:
+def test_job_state_of_unknown_words_is_not_ended(words: set[str]) -> None:
     known = {word for all in JOB_STATES.values() for word in all.split()}
     if not words & known:
         assert job_state(words) is LrmJobState.UNKNOWN
@@ -68,7 +68,9 @@ def test_foreign_words_end_no_job(words: set[str]) -> None:
         ("BOOT_FAIL", 0, 0, "None", (None, True, "a node did not boot")),
     ],
 )
-def test_how_jobs_end(word: str, code: int, signal: int, reason: str, expected: tuple[int | None, bool, str]) -> None:
+def test_job_end_of_states(
+    word: str, code: int, signal: int, reason: str, expected: tuple[int | None, bool, str]
+) -> None:
     end = job_end({word}, code, signal, reason, cancelled_by_us=False)
     assert (end.exit_code, end.lost, end.reason) == expected
 
@@ -80,7 +82,7 @@ def test_job_end_names_the_limit_that_was_exceeded(word: str, exceeded: str) -> 
     assert job_end({word}, 0, 9, "", cancelled_by_us=False).exceeded == exceeded
 
 
-def test_what_we_cancelled_is_not_lost() -> None:
+def test_job_end_of_own_cancellation_is_not_lost() -> None:
     end = job_end({"CANCELLED"}, 0, 15, "None", cancelled_by_us=True)
     assert (end.exit_code, end.lost, end.reason) == (None, False, "cancelled")
     never_started = job_end({"CANCELLED"}, 0, 0, "Priority", cancelled_by_us=True)
@@ -127,7 +129,7 @@ def test_what_we_cancelled_is_not_lost() -> None:
         ("", "down"),
     ],
 )
-def test_nodes(words: str, state: str) -> None:
+def test_node_state_of_words(words: str, state: str) -> None:
     assert node_state(set(words.split())) == state
 
 
@@ -142,7 +144,7 @@ def test_nodes(words: str, state: str) -> None:
         ("DOWN RESERVED", "down"),
     ],
 )
-def test_nodes_of_our_own_reservation(words: str, state: str) -> None:
+def test_node_state_in_own_reservation(words: str, state: str) -> None:
     assert node_state(set(words.split()), reserved=True) == state
 
 
@@ -161,7 +163,7 @@ JOBS = st.lists(st.tuples(st.sampled_from(LrmJobState), st.lists(st.integers(0, 
 
 
 @given(NODES, JOBS, st.integers(0, 8))
-def test_every_node_is_one_thing(
+def test_snapshot_counts_each_node_once(
     words: tuple[set[str], ...], held: list[tuple[LrmJobState, list[int]]], wanted: int
 ) -> None:
     """Whatever Slurm says of nodes and jobs: what is none of idle, background and down is held by jobs of ours."""
