@@ -17,10 +17,10 @@ PORT = [name for name, method in inspect.getmembers(Lrm, inspect.isfunction) if 
 @pytest.mark.parametrize("kind", KINDS)
 def test_make_lrm_of_each_kind_uses_settings(kind: str, tmp_path: Path) -> None:
     settings = AgentSettings("north", "http://127.0.0.1:1", "s3cret", tmp_path / "spool", kind=kind)
-    made = make_lrm(settings)
+    lrm = make_lrm(settings)
     for name in PORT:
-        ours, wanted = getattr(type(made), name), getattr(Lrm, name)
-        assert inspect.signature(ours).parameters.keys() == inspect.signature(wanted).parameters.keys(), name
+        method, expected = getattr(type(lrm), name), getattr(Lrm, name)
+        assert inspect.signature(method).parameters.keys() == inspect.signature(expected).parameters.keys(), name
 
 
 @pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.on_this_host])

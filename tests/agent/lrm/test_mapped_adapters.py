@@ -121,13 +121,13 @@ async def test_slurm_submits_job_as_its_account(
 ) -> None:
     work = tmp_path / "jobs" / "ann" / "work-koala-x-9.1.0"
     assert await mapped.submit_job(submission(mapped._folders, "ann")) == "171"
-    (asked,) = sudo.calls("sbatch")
-    assert asked.startswith(f"ann: {tmp_path}/bin/sbatch --parsable --job-name=koala-x-9.1.0 --chdir={work} ")
+    (call,) = sudo.calls("sbatch")
+    assert call.startswith(f"ann: {tmp_path}/bin/sbatch --parsable --job-name=koala-x-9.1.0 --chdir={work} ")
     assert sorted(path.name for path in work.iterdir()) == ["launch", "secret.0"]
     assert [path.stat().st_mode & 0o777 for path in sorted(work.iterdir())] == [0o700, 0o600]
     environment = slurm.environment("sbatch")
     assert (environment["HOME"], environment["USER"], environment["LOGNAME"]) == ("/home/ann", "ann", "ann")
-    assert "5ecret" not in str(environment) + asked
+    assert "5ecret" not in str(environment) + call
 
 
 @pytest.mark.evidence("K9")
@@ -196,10 +196,10 @@ async def test_grid_engine_submits_job_as_its_account(
     engine: FakeGridEngine, grid: SgeLrm, grid_sudo: FakeSudo, tmp_path: Path
 ) -> None:
     assert await grid.submit_job(submission(grid._folders, "ben")) == "41"
-    (asked,) = grid_sudo.calls("qsub")
+    (call,) = grid_sudo.calls("qsub")
     work = tmp_path / "jobs" / "ben" / "work-koala-x-9.1.0"
-    assert asked.startswith(f"ben: {engine.programs}/qsub -terse -N koala-x-9.1.0 -wd {work} -o {work}/runner.log")
-    assert asked.endswith(f"-b y -shell n -r n {work}/launch")
+    assert call.startswith(f"ben: {engine.programs}/qsub -terse -N koala-x-9.1.0 -wd {work} -o {work}/runner.log")
+    assert call.endswith(f"-b y -shell n -r n {work}/launch")
     assert os.access(work / "launch", os.X_OK)
 
 

@@ -106,7 +106,7 @@ NODES = st.lists(
         st.frozensets(st.sampled_from(["a", "b", "c"])),
         st.integers(1, 3),
     ),
-    unique_by=lambda each: each.name,
+    unique_by=lambda entry: entry.name,
 )
 CONFIGURED = st.dictionaries(
     st.sampled_from(["x", "y", "a", "other"]),
@@ -123,8 +123,8 @@ def test_group_nodes_puts_each_node_into_one_class(
     nodes: list[KnownNode], configured: dict[str, NodeClassSettings]
 ) -> None:
     groups = group_nodes(nodes, configured).groups
-    named = [name for group in groups for name in group.nodes]
-    assert sorted(named) == (sorted(node.name for node in nodes) if groups else [])
+    node_names = [name for group in groups for name in group.nodes]
+    assert sorted(node_names) == (sorted(node.name for node in nodes) if groups else [])
     assert len({group.name for group in groups}) == len(groups)
     assert all(group.nodes for group in groups)
     assert len(groups) == 1 or all(group.name for group in groups)

@@ -74,7 +74,7 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
     yield lrm
     for job in (await lrm.take_snapshot()).jobs:
         await lrm.cancel_job(job.id, job.name)
-    await until(lrm, lambda seen: seen.idle == NODES)
+    await until(lrm, lambda snapshot: snapshot.idle == NODES)
     await lrm.close()
 
 
@@ -95,30 +95,32 @@ async def until(lrm: Lrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapsh
 
 
 def job_in(snapshot: LrmSnapshot, job: str) -> LrmJob:
-    (found,) = [each for each in snapshot.jobs if each.id == job]
-    return found
+    (matches,) = [listed for listed in snapshot.jobs if listed.id == job]
+    return matches
 
 
-async def state(lrm: Lrm, job: str, wanted: LrmJobState) -> LrmJob:
-    snapshot = await until(lrm, lambda seen: any(each.id == job and each.state is wanted for each in seen.jobs))
+async def state(lrm: Lrm, job: str, expected: LrmJobState) -> LrmJob:
+    snapshot = await until(
+        lrm, lambda snapshot: any(listed.id == job and listed.state is expected for listed in snapshot.jobs)
+    )
     return job_in(snapshot, job)
 
 
 async def test_snapshot_of_idle_cluster_has_all_nodes_idle(lrm: Lrm) -> None:
-    seen = await lrm.take_snapshot()
-    assert (seen.total, seen.idle, seen.background, seen.down) == (NODES, NODES, 0, 0)
+    snapshot = await lrm.take_snapshot()
+    assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (NODES, NODES, 0, 0)
 
 
 async def test_job_holds_its_nodes_until_its_end(lrm: Lrm, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     job = await lrm.submit_job(submission(tmp_path, f"until [ -e {gate} ]; do sleep 0.02; done; exit 7", nodes=3))
-    running = await until(lrm, lambda seen: seen.idle == NODES - 3)
+    running = await until(lrm, lambda snapshot: snapshot.idle == NODES - 3)
     assert (running.background, running.down) == (0, 0)
-    held = job_in(running, job)
-    assert (held.name, held.state, len(set(held.nodes))) == (own(), LrmJobState.RUNNING, 3)
+    running_job = job_in(running, job)
+    assert (running_job.name, running_job.state, len(set(running_job.nodes))) == (own(), LrmJobState.RUNNING, 3)
     gate.touch()
     ended = await state(lrm, job, LrmJobState.ENDED)
-    assert (ended.exit_code, ended.lost, ended.nodes) == (7, False, held.nodes)
+    assert (ended.exit_code, ended.lost, ended.nodes) == (7, False, running_job.nodes)
     assert (await lrm.take_snapshot()).idle == NODES
 
 
@@ -131,7 +133,7 @@ async def test_program_starts_once_on_each_node(lrm: Lrm, tmp_path: Path) -> Non
 async def test_job_waits_until_its_nodes_are_idle(lrm: Lrm, tmp_path: Path) -> None:
     first = await lrm.submit_job(submission(tmp_path, "exec sleep 60", nodes=NODES - 1))
     second = await lrm.submit_job(submission(tmp_path, "exec sleep 60", letter="b", nodes=2))
-    snapshot = await until(lrm, lambda seen: seen.idle == 1)
+    snapshot = await until(lrm, lambda snapshot: snapshot.idle == 1)
     assert (job_in(snapshot, second).state, job_in(snapshot, second).nodes) == (LrmJobState.QUEUED, ())
     await lrm.cancel_job(first, own())
     await state(lrm, second, LrmJobState.RUNNING)
@@ -149,7 +151,7 @@ async def test_cancel_ends_all_processes_of_job(lrm: Lrm, tmp_path: Path) -> Non
     output = tmp_path / f"{own()}.out"
     script = "setsid sh -c 'echo $$; exec sleep 60' & sleep 60 & echo $!; echo $$; wait"
     job = await lrm.submit_job(submission(tmp_path, script))
-    pids = await asyncio.to_thread(eventually, lambda: len(found := numbers_in(output)) == 3 and found)
+    pids = await asyncio.to_thread(eventually, lambda: len(matches := numbers_in(output)) == 3 and matches)
     await lrm.cancel_job(job, own())
     ended = await state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code != 0, ended.lost) == (True, False)

@@ -21,10 +21,10 @@ def recorded_refusals(kind: str) -> list[tuple[str, str]]:
     return [tuple(line.split(" ", 1)) for line in lines if not line.startswith("#")]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("fault", "words"), [*recorded_refusals("slurm"), *recorded_refusals("sge")])
-def test_classify_recorded_rejection_is_same_for_library(fault: str, words: str) -> None:
-    assert classify_rejection(words) == fault
-    error = convert_error("DeniedByDrmException", f"code 17: {words}")
+@pytest.mark.parametrize(("fault", "text"), [*recorded_refusals("slurm"), *recorded_refusals("sge")])
+def test_classify_recorded_rejection_is_same_for_library(fault: str, text: str) -> None:
+    assert classify_rejection(text) == fault
+    error = convert_error("DeniedByDrmException", f"code 17: {text}")
     assert isinstance(error, SiteRejected)
     assert error.fault == fault
 
@@ -35,8 +35,8 @@ def test_classify_any_text_returns_a_fault(text: str) -> None:
 
 
 @given(st.from_regex(r"sbatch: (lua: )?[a-z ,.]{0,60}; Batch job submission failed: Unspecified error", fullmatch=True))
-def test_classify_unknown_text_is_never_job(words: str) -> None:
-    assert classify_rejection(words) != "job"
+def test_classify_unknown_text_is_never_job(text: str) -> None:
+    assert classify_rejection(text) != "job"
 
 
 @pytest.mark.parametrize(

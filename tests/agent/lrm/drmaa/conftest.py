@@ -20,13 +20,13 @@ class FakeLibrary:
         self.state = state
         state.mkdir()
 
-    def will(self, at: str, word: str) -> None:
+    def will(self, operation: str, behaviour: str) -> None:
         """Have a call raise an error of that name, crash, exit, hang or chatter; an empty word: behave."""
-        (self.state / at).write_text(word)
+        (self.state / operation).write_text(behaviour)
 
-    def job(self, job: str, words: str) -> None:
+    def job(self, job: str, text: str) -> None:
         fresh = self.state / "fresh"
-        fresh.write_text(words)
+        fresh.write_text(text)
         fresh.rename(self.state / f"job-{job}")
 
     def calls(self, begin: str = "") -> list[str]:
@@ -46,9 +46,9 @@ def library(tmp_path: Path) -> FakeLibrary:
 
 @pytest.fixture
 async def control(library: FakeLibrary) -> AsyncIterator[DrmaaControl]:
-    made = make_control(library)
-    yield made
-    await made.close()
+    control = make_control(library)
+    yield control
+    await control.close()
 
 
 def make_control(library: FakeLibrary, **changes: Any) -> DrmaaControl:

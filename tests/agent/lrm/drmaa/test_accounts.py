@@ -1,4 +1,4 @@
-"""One DRMAA session for each account that jobs run as: made when needed, ended when idle or too many."""
+"""One DRMAA session for each account that jobs run as: controls when needed, ended when idle or too many."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ PEOPLE = {
 class FakeControl(JobControl):
     """Hands in nothing; says as whom it would."""
 
-    made: list["FakeControl"] = []  # noqa: RUF012
+    controls: list["FakeControl"] = []  # noqa: RUF012
 
     def __init__(self, library: str | None, *, become: Become | None = None) -> None:
         self.library, self.become = library, become
@@ -32,7 +32,7 @@ class FakeControl(JobControl):
         self.endings: dict[str, DrmaaEnding] = {}
         self.listeners: list[Callable[[], None]] = []
         self.closed = False
-        self.made.append(self)
+        self.controls.append(self)
 
     @property
     def who(self) -> str:
@@ -48,7 +48,7 @@ class FakeControl(JobControl):
         self.closed = True
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        self.jobs.append(f"{self.made.index(self)}{len(self.jobs)}")
+        self.jobs.append(f"{self.controls.index(self)}{len(self.jobs)}")
         return self.jobs[-1]
 
     async def cancel_job(self, job: str, user: str = "") -> None:
@@ -65,9 +65,9 @@ class FakeControl(JobControl):
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeControl]:
-    monkeypatch.setattr(FakeControl, "made", [])
-    return FakeControl.made
+def controls(monkeypatch: pytest.MonkeyPatch) -> list[FakeControl]:
+    monkeypatch.setattr(FakeControl, "controls", [])
+    return FakeControl.controls
 
 
 @pytest.fixture
@@ -76,7 +76,9 @@ def people() -> dict[str, Account]:
 
 
 @pytest.fixture
-async def control(made: list[FakeControl], people: dict[str, Account], virtual_loop: VirtualTimeLoop) -> DrmaaAccounts:
+async def control(
+    controls: list[FakeControl], people: dict[str, Account], virtual_loop: VirtualTimeLoop
+) -> DrmaaAccounts:
     """Return one for two accounts at most."""
     run_as = RunAs(Accounts("east", SiteSettings(identity="mapped"), people.get), SwitchMethod.SETUID)
     clock = VirtualClock(virtual_loop)
@@ -92,56 +94,56 @@ async def submit(control: DrmaaAccounts, user: str) -> str:
     return await control.submit_job(Path("/x/launch"), submission(user), [])
 
 
-async def test_each_account_has_its_own_worker(control: DrmaaAccounts, made: list[FakeControl]) -> None:
+async def test_each_account_has_its_own_worker(control: DrmaaAccounts, controls: list[FakeControl]) -> None:
     for user in ("ann", "ben", "ann"):
         await submit(control, user)
-    assert [(each.who, len(each.jobs)) for each in made] == [("agent", 0), ("ann 2001", 2), ("ben 2002", 1)]
-    await control.cancel_job(made[2].jobs[0], "ben")
-    assert [each.cancelled for each in made] == [[], [], made[2].jobs]
+    assert [(entry.who, len(entry.jobs)) for entry in controls] == [("agent", 0), ("ann 2001", 2), ("ben 2002", 1)]
+    await control.cancel_job(controls[2].jobs[0], "ben")
+    assert [entry.cancelled for entry in controls] == [[], [], controls[2].jobs]
     assert await control.read_states(["7"], "ann") == {"7": "ann 2001"}
 
 
 async def test_submit_as_unknown_account_is_rejected(
-    control: DrmaaAccounts, made: list[FakeControl], people: dict[str, Account]
+    control: DrmaaAccounts, controls: list[FakeControl], people: dict[str, Account]
 ) -> None:
     await submit(control, "ann")
     del people["ann"]
     with pytest.raises(SiteRejected, match="there is no account ann"):
         await submit(control, "ann")
-    assert len(made[1].jobs) == 1
+    assert len(controls[1].jobs) == 1
 
 
-async def test_endings_of_all_accounts_are_reported(control: DrmaaAccounts, made: list[FakeControl]) -> None:
-    told: list[str] = []
-    control.on_ended(lambda: told.append("early"))
+async def test_endings_of_all_accounts_are_reported(control: DrmaaAccounts, controls: list[FakeControl]) -> None:
+    calls: list[str] = []
+    control.on_ended(lambda: calls.append("early"))
     job = await submit(control, "ann")
-    control.on_ended(lambda: told.append("late"))
-    made[1].endings[job] = DrmaaEnding(job, 3)
-    for listener in made[1].listeners:
+    control.on_ended(lambda: calls.append("late"))
+    controls[1].endings[job] = DrmaaEnding(job, 3)
+    for listener in controls[1].listeners:
         listener()
-    assert told == ["early", "late"]
+    assert calls == ["early", "late"]
     assert control.reported_ending(job) == DrmaaEnding(job, 3)
     assert control.reported_ending("no such job") is None
 
 
 async def test_idle_worker_without_jobs_is_closed(
-    control: DrmaaAccounts, made: list[FakeControl], virtual_loop: VirtualTimeLoop
+    control: DrmaaAccounts, controls: list[FakeControl], virtual_loop: VirtualTimeLoop
 ) -> None:
     done, _ = await submit(control, "ann"), await submit(control, "ben")
-    made[1].endings[done] = DrmaaEnding(done, 0)
+    controls[1].endings[done] = DrmaaEnding(done, 0)
     await control.submit_error()
-    assert [each.closed for each in made] == [False, False, False]
+    assert [entry.closed for entry in controls] == [False, False, False]
     virtual_loop.jump(IDLE_TIMEOUT_S + 1)
     await control.submit_error()
-    assert [each.closed for each in made] == [False, True, False]
+    assert [entry.closed for entry in controls] == [False, True, False]
     await submit(control, "ann")
-    assert made[3].who == "ann 2001"
+    assert controls[3].who == "ann 2001"
 
 
-async def test_least_recently_used_worker_is_closed(control: DrmaaAccounts, made: list[FakeControl]) -> None:
+async def test_least_recently_used_worker_is_closed(control: DrmaaAccounts, controls: list[FakeControl]) -> None:
     for user in ("ann", "ben", "ann", "cat"):
         await submit(control, user)
-    assert [(each.who, each.closed) for each in made[1:]] == [
+    assert [(entry.who, entry.closed) for entry in controls[1:]] == [
         ("ann 2001", False),
         ("ben 2002", True),
         ("cat 2003", False),

@@ -81,10 +81,10 @@ def make_lrm(session: FakeSession, settings: SiteSettings, tmp_path: Path, virtu
 
 @pytest.fixture
 async def lrm(make_lrm: MakeLrm) -> AsyncIterator[DrmaaLrm]:
-    made = make_lrm()
-    await made.open()
-    yield made
-    await made.close()
+    lrm = make_lrm()
+    await lrm.open()
+    yield lrm
+    await lrm.close()
 
 
 async def first_with(lrm: DrmaaLrm, state: LrmJobState) -> LrmJob:
@@ -152,10 +152,10 @@ async def test_ended_job_has_its_ending(
 
 async def test_job_without_state_is_unknown(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, walltime=1.0, nodes=2))
-    for said in ("undetermined", "TryLaterException"):
-        session.states[job] = said
-        seen = await lrm.take_snapshot()
-        assert (seen.jobs[0].state, seen.idle) == (LrmJobState.UNKNOWN, 2)
+    for answer in ("undetermined", "TryLaterException"):
+        session.states[job] = answer
+        snapshot = await lrm.take_snapshot()
+        assert (snapshot.jobs[0].state, snapshot.idle) == (LrmJobState.UNKNOWN, 2)
 
 
 async def test_job_is_found_after_restart(
@@ -213,12 +213,12 @@ async def test_rejected_submission_may_be_repeated(lrm: DrmaaLrm, session: FakeS
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"), [({"nodes": 5, "walltime": 1.0}, "5 nodes requested"), ({}, "requires a walltime")]
+    ("changes", "message"), [({"nodes": 5, "walltime": 1.0}, "5 nodes requested"), ({}, "requires a walltime")]
 )
 async def test_impossible_submission_is_rejected(
-    lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, changes: dict[str, float], says: str
+    lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, changes: dict[str, float], message: str
 ) -> None:
-    with pytest.raises(SiteRejected, match=says):
+    with pytest.raises(SiteRejected, match=message):
         await lrm.submit_job(submission(tmp_path, **changes))
     assert session.natives == []
 

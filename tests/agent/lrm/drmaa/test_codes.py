@@ -78,7 +78,7 @@ def classes_of(module: str) -> dict[str, ast.ClassDef]:
 def test_every_state_of_the_specification_is_mapped() -> None:
     assert set(PS_STATES) == STATES.keys()
     assert STATES["undetermined"] is LrmJobState.UNKNOWN
-    assert [word for word in PS_STATES if STATES[word] is LrmJobState.ENDED] == ["done", "failed"]
+    assert [state for state in PS_STATES if STATES[state] is LrmJobState.ENDED] == ["done", "failed"]
 
 
 def test_every_state_of_the_package_is_mapped() -> None:
@@ -88,12 +88,12 @@ def test_every_state_of_the_package_is_mapped() -> None:
 
 
 def test_every_error_of_the_package_is_mapped() -> None:
-    found = classes_of("errors")
-    assert len(found) > 20
-    assert found.keys() <= PERMANENT_ERRORS | TRANSIENT_ERRORS
+    classes = classes_of("errors")
+    assert len(classes) > 20
+    assert classes.keys() <= PERMANENT_ERRORS | TRANSIENT_ERRORS
 
 
-@pytest.mark.parametrize("name", [f"{each}Exception" for each in EXCEPTIONS] + ["NoUsage", "StopIteration"])
+@pytest.mark.parametrize("name", [f"{entry}Exception" for entry in EXCEPTIONS] + ["NoUsage", "StopIteration"])
 def test_convert_error_returns_one_line(name: str) -> None:
     error = convert_error(name, "code 17: job rejected:\n  the reason ")
     assert isinstance(error, SiteUnavailable if name.removesuffix("Exception") in TRANSIENT else SiteRejected)

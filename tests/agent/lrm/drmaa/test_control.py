@@ -56,10 +56,10 @@ async def test_worker_does_not_inherit_agent_variables(monkeypatch: pytest.Monke
     control = make_control(library, contact="cell2")
     assert (await control.check_setup())[0].ok
     await control.close()
-    told = json.loads(library.calls("initialize")[0].partition(" ")[2])
-    assert told["contact"] == "cell2"
-    assert {"SGE_ROOT", "GLIBC_TUNABLES"} <= set(told["environment"])
-    assert not [name for name in told["environment"] if name.startswith("KOALA")]
+    reply = json.loads(library.calls("initialize")[0].partition(" ")[2])
+    assert reply["contact"] == "cell2"
+    assert {"SGE_ROOT", "GLIBC_TUNABLES"} <= set(reply["environment"])
+    assert not [name for name in reply["environment"] if name.startswith("KOALA")]
 
 
 async def test_rejection_of_library_is_raised(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_unknown_error_of_wait_keeps_other_exit_codes(
     async with asyncio.timeout(60):
         await ended.wait()
     endings = control.reported_ending(odd), control.reported_ending(other)
-    assert [each.exit_code for each in endings if each] == [None, 3]
+    assert [entry.exit_code for entry in endings if entry] == [None, 3]
     assert len(library.pids()) == 1
 
 
@@ -122,17 +122,17 @@ async def test_unknown_error_of_request_is_unanswered(
 @pytest.fixture
 async def quick(library: FakeLibrary) -> AsyncIterator[DrmaaControl]:
     """A control that starts a lost library anew at once."""
-    made = make_control(library, timeouts=QUICK)
-    yield made
-    await made.close()
+    control = make_control(library, timeouts=QUICK)
+    yield control
+    await control.close()
 
 
-@pytest.mark.parametrize(("how", "said"), [("crash", r"SIGSEGV \(libdrmaa: assertion failed\)"), ("exit", "code 3")])
+@pytest.mark.parametrize(("how", "message"), [("crash", r"SIGSEGV \(libdrmaa: assertion failed\)"), ("exit", "code 3")])
 async def test_library_that_crashes_is_restarted(
-    quick: DrmaaControl, library: FakeLibrary, tmp_path: Path, how: str, said: str
+    quick: DrmaaControl, library: FakeLibrary, tmp_path: Path, how: str, message: str
 ) -> None:
     library.will("runJob", how)
-    with pytest.raises(Unanswered, match=said):
+    with pytest.raises(Unanswered, match=message):
         await hand_in(quick, tmp_path)
     library.will("runJob", "")
     assert await hand_in(quick, tmp_path) == "1"
@@ -177,7 +177,7 @@ async def test_missing_library_has_hint(library: FakeLibrary) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "exit_code", "signal", "aborted"),
+    ("text", "exit_code", "signal", "aborted"),
     [
         ("done exit 0", 0, "", False),
         ("failed exit 7", 7, "", False),
@@ -190,7 +190,7 @@ async def test_ended_job_is_reported(
     control: DrmaaControl,
     library: FakeLibrary,
     tmp_path: Path,
-    words: str,
+    text: str,
     exit_code: int | None,
     signal: str,
     aborted: bool,
@@ -199,7 +199,7 @@ async def test_ended_job_is_reported(
     control.on_ended(heard.set)
     job = await hand_in(control, tmp_path)
     assert control.reported_ending(job) is None
-    library.job(job, words)
+    library.job(job, text)
     async with asyncio.timeout(20):
         await heard.wait()
     ending = control.reported_ending(job)
@@ -249,11 +249,11 @@ async def tried_again(control: DrmaaControl, folder: Path) -> str:
 async def test_missing_library_is_a_submit_error(library: FakeLibrary) -> None:
     control = DrmaaControl("/nowhere/libdrmaa.so", environment={"PYTHONPATH": "/nowhere"})
     try:
-        told = await control.submit_error()
-        assert "DRMAA" in told
-        assert "; " in told, "with the way out"
+        reply = await control.submit_error()
+        assert "DRMAA" in reply
+        assert "; " in reply, "with the way out"
         begun = library.pids()
-        assert await control.submit_error() == told
+        assert await control.submit_error() == reply
         assert library.pids() == begun, "no process is started for each look"
     finally:
         await control.close()

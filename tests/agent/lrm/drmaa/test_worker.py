@@ -21,8 +21,8 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         pytest.skip(DRMAA.reason)
     package = ModuleType("drmaa")
     package.__path__ = list(spec.submodule_search_locations or ())
-    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "drmaa"}
-    for name in before:
+    loaded_modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "drmaa"}
+    for name in loaded_modules:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "drmaa", package)
     yield importlib.import_module("drmaa.errors")
@@ -31,15 +31,15 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [(b"no such job", "no such job"), (b"f\xfcr \xc3\xbc\xff", "f\ufffdr ü\ufffd"), (b"", "")]
+    ("text", "expected"), [(b"no such job", "no such job"), (b"f\xfcr \xc3\xbc\xff", "f\ufffdr ü\ufffd"), (b"", "")]
 )
-def test_error_text_of_any_bytes_is_decoded(errors: Any, text: bytes, told: str) -> None:
+def test_error_text_of_any_bytes_is_decoded(errors: Any, text: bytes, expected: str) -> None:
     buffer = errors.error_buffer
     load_drmaa()
     buffer.value = text  # as the library does
     with pytest.raises(errors.InvalidJobException) as raised:
         errors.error_check(18)
-    assert str(raised.value) == f"code 18: {told}"
+    assert str(raised.value) == f"code 18: {expected}"
 
 
 @pytest.mark.usefixtures("errors")

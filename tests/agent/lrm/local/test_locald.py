@@ -138,11 +138,11 @@ def test_attached_jobs_end_with_their_client(site: Site) -> None:
         submitted = [
             user.request("submit", name=f"job-{k}", nodes=3, argv=["sleep", "60"], attached=True)["job"] for k in (1, 2)
         ]
-        after = site.submit("exec sleep 60", nodes=3, name="after")
-        assert [site.find(job)["state"] for job in (*submitted, after)] == ["running", "queued", "queued"]
+        later_job = site.submit("exec sleep 60", nodes=3, name="after")
+        assert [site.find(job)["state"] for job in (*submitted, later_job)] == ["running", "queued", "queued"]
     for job in submitted:
         assert site.wait(job)["reason"] == "its client disconnected"
-    eventually(lambda: site.find(after)["state"] == "running")
+    eventually(lambda: site.find(later_job)["state"] == "running")
     assert site.find(stays)["state"] == "running"
 
 

@@ -48,8 +48,8 @@ class FakeGridEngine:
 
     def lrm(self, control: JobControl, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> SgeLrm:
         """Return an adapter of this cluster."""
-        given = SiteSettings(kind="sge", queue="all.q", **settings)
-        return SgeLrm(given, control, folders=JobFolders.for_own_account(self.run), clock=clock)
+        site_settings = SiteSettings(kind="sge", queue="all.q", **settings)
+        return SgeLrm(site_settings, control, folders=JobFolders.for_own_account(self.run), clock=clock)
 
     def answers(self, command: str, text: str, code: int = 0) -> None:
         """Set the answer to a command, with the given arguments or, if there are none, with any that has no own."""
@@ -68,13 +68,13 @@ class FakeGridEngine:
             loop.jump(COMMAND_DURATION_S)
         self.paths.append(argv[0])
         name = os.path.basename(argv[0])
-        asked = " ".join((name, *argv[1:]))
-        self._calls.append(asked)
+        call = " ".join((name, *argv[1:]))
+        self._calls.append(call)
         if name in self._hanging:
             await self._hanging[name].wait()
         if not (self.programs / name).exists() and name not in self._answers:
             raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault=SiteFault.SITE)
-        text, code = self._answers.get(asked) or self._answers.get(name, (f"{name}: nothing to say\n", 1))
+        text, code = self._answers.get(call) or self._answers.get(name, (f"{name}: nothing to say\n", 1))
         return CommandResult(code, text.encode(), "")
 
     def shows(self, recorded: str, **changes: str) -> None:
@@ -91,8 +91,8 @@ class FakeGridEngine:
         fields = f"hostname {host}\njobnumber {job}\nowner {OWNER}\njobname {name}\n"
         fields += f"failed {failed}\nexit_status {exit_status}\n"
         command = f"qacct -o {OWNER} -j {asked_by or job}"
-        before, _ = self._answers.get(command, ("", 0))
-        self.answers(command, f"{before}=====\n{fields}ru_wallclock 5s\ncategory -pe koala 2\n")
+        earlier_text, _ = self._answers.get(command, ("", 0))
+        self.answers(command, f"{earlier_text}=====\n{fields}ru_wallclock 5s\ncategory -pe koala 2\n")
 
     def calls(self, command: str) -> list[str]:
         return [call for call in self._calls if call.startswith(command)]
@@ -125,10 +125,10 @@ class RememberingControl(JobControl):
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGridEngine:
-    made = FakeGridEngine(tmp_path / "engine")
-    monkeypatch.setenv("PATH", f"{made.programs}:{os.environ['PATH']}")
+    engine = FakeGridEngine(tmp_path / "engine")
+    monkeypatch.setenv("PATH", f"{engine.programs}:{os.environ['PATH']}")
     monkeypatch.delenv("SGE_ROOT", raising=False)
-    return made
+    return engine
 
 
 @pytest.fixture

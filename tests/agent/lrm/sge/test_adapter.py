@@ -23,25 +23,25 @@ from .conftest import OWNER, FakeGridEngine, RememberingControl
 async def lrm(
     engine: FakeGridEngine, control: RememberingControl, virtual_loop: VirtualTimeLoop
 ) -> AsyncIterator[SgeLrm]:
-    made = engine.lrm(control, VirtualClock(virtual_loop), native_specification="-P grid", poll_interval=10.0)
-    await made.open()
-    yield made
-    await made.close()
+    lrm = engine.lrm(control, VirtualClock(virtual_loop), native_specification="-P grid", poll_interval=10.0)
+    await lrm.open()
+    yield lrm
+    await lrm.close()
 
 
 def submission(folder: Path, *, nodes: int = 2, walltime: float | None = None) -> LrmSubmission:
     return LrmSubmission("koala-new", nodes, ["true"], {}, folder, folder / "out", walltime)
 
 
-def named(snapshot: LrmSnapshot, name: str) -> LrmJob:
-    (found,) = [job for job in snapshot.jobs if job.name == name]
-    return found
+def get_job(snapshot: LrmSnapshot, name: str) -> LrmJob:
+    (match,) = [job for job in snapshot.jobs if job.name == name]
+    return match
 
 
 async def ended(lrm: SgeLrm, name: str) -> LrmJob:
     async with asyncio.timeout(600):
         async for _ in lrm.watch_changes():
-            if (job := named(await lrm.take_snapshot(), name)).state is LrmJobState.ENDED:
+            if (job := get_job(await lrm.take_snapshot(), name)).state is LrmJobState.ENDED:
                 return job
     raise AssertionError("the changes came to an end")
 
@@ -52,9 +52,9 @@ async def test_snapshot_of_idle_cluster(lrm: SgeLrm) -> None:
 
 async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    seen = await lrm.take_snapshot()
-    assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 0, 0)
-    states = {job.name: (job.state, len(job.nodes), job.lost, job.reason) for job in seen.jobs}
+    snapshot = await lrm.take_snapshot()
+    assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 0, 0)
+    states = {job.name: (job.state, len(job.nodes), job.lost, job.reason) for job in snapshot.jobs}
     assert states == {
         "koala-h": (LrmJobState.QUEUED, 0, False, "Grid Engine holds it (qrls releases it)"),
         "koala-m": (LrmJobState.RUNNING, 2, False, ""),
@@ -63,7 +63,7 @@ async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: Fak
         "koala-x2": (LrmJobState.RUNNING, 1, False, ""),
     }
     engine.shows("deleting.xml")
-    assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
+    assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
 
 
 async def test_snapshot_counts_other_jobs_as_background(lrm: SgeLrm, engine: FakeGridEngine) -> None:
@@ -94,48 +94,50 @@ async def test_jobs_in_error_are_lost(lrm: SgeLrm, engine: FakeGridEngine) -> No
     engine.shows("troubled.xml")
     engine.answers("qstat -j 95", 'job_number: 95\nerror reason    1:      can\'t stat() "/root/no"\n')
     for _ in range(2):
-        seen = await lrm.take_snapshot()
-    assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 1, 2)
-    broken = named(seen, "koala-err")
+        snapshot = await lrm.take_snapshot()
+    assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 1, 2)
+    broken = get_job(snapshot, "koala-err")
     assert (broken.state, broken.lost) == (LrmJobState.QUEUED, True)
     assert broken.reason == 'Grid Engine will not start it: can\'t stat() "/root/no"'
-    assert named(seen, "koala-sus").reason == "suspended by Grid Engine"
+    assert get_job(snapshot, "koala-sus").reason == "suspended by Grid Engine"
     assert len(engine.calls("qstat -j")) == 1
 
 
 async def test_deleted_job_on_unreachable_node_has_ended(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("silent.xml", **{"<state>dr</state>": "<state>r</state>"})
-    seen = await lrm.take_snapshot()
-    job = named(seen, "koala-d1")
+    snapshot = await lrm.take_snapshot()
+    job = get_job(snapshot, "koala-d1")
     assert (job.state, job.lost, job.reason) == (LrmJobState.RUNNING, False, "node h2-3 does not answer Grid Engine")
-    assert (seen.idle, seen.background, seen.down) == (1, 0, 0)
+    assert (snapshot.idle, snapshot.background, snapshot.down) == (1, 0, 0)
     engine.shows("silent.xml")
-    seen = await lrm.take_snapshot()
-    assert named(seen, "koala-d1").state is LrmJobState.ENDED
-    assert (seen.idle, seen.background, seen.down) == (1, 2, 1)
+    snapshot = await lrm.take_snapshot()
+    assert get_job(snapshot, "koala-d1").state is LrmJobState.ENDED
+    assert (snapshot.idle, snapshot.background, snapshot.down) == (1, 2, 1)
 
 
 async def test_ended_job_has_its_exit_code(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    before = named(await lrm.take_snapshot(), "koala-m")
-    engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
+    running_job = get_job(await lrm.take_snapshot(), "koala-m")
+    engine.accounts(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
     engine.shows("idle.xml")
     for _ in range(2):
-        seen = await lrm.take_snapshot()
-        assert named(seen, "koala-m") == LrmJob(before.id, "koala-m", LrmJobState.ENDED, before.nodes, 7)
-        assert seen.idle == 4
-    assert await lrm.find_job("koala-m") == before.id
-    assert len(engine.calls(f"qacct -o {OWNER} -j {before.id}")) == 1
+        snapshot = await lrm.take_snapshot()
+        assert get_job(snapshot, "koala-m") == LrmJob(
+            running_job.id, "koala-m", LrmJobState.ENDED, running_job.nodes, 7
+        )
+        assert snapshot.idle == 4
+    assert await lrm.find_job("koala-m") == running_job.id
+    assert len(engine.calls(f"qacct -o {OWNER} -j {running_job.id}")) == 1
 
 
 async def test_ended_job_leaves_the_snapshots_after_its_retention(
     lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
 ) -> None:
     engine.shows("busy.xml")
-    before = named(await lrm.take_snapshot(), "koala-m")
-    engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
+    running_job = get_job(await lrm.take_snapshot(), "koala-m")
+    engine.accounts(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
     engine.shows("idle.xml")
-    assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.ENDED
+    assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.ENDED
     virtual_loop.jump(ENDED_RETENTION_S + 1)
     assert "koala-m" not in {job.name for job in (await lrm.take_snapshot()).jobs}
 
@@ -152,45 +154,49 @@ async def test_ended_job_has_reason_of_accounting(
     lrm: SgeLrm, engine: FakeGridEngine, failed: str, status: int, lost: bool, reason: str
 ) -> None:
     engine.shows("busy.xml")
-    job = named(await lrm.take_snapshot(), "koala-m")
+    job = get_job(await lrm.take_snapshot(), "koala-m")
     engine.accounts(job.id, "koala-m", failed, status, job.nodes[0])
     engine.shows("idle.xml")
-    over = named(await lrm.take_snapshot(), "koala-m")
-    assert (over.state, over.lost, over.reason) == (LrmJobState.ENDED, lost, reason)
+    ended_job = get_job(await lrm.take_snapshot(), "koala-m")
+    assert (ended_job.state, ended_job.lost, ended_job.reason) == (LrmJobState.ENDED, lost, reason)
 
 
 async def test_accounting_record_of_first_host_is_used(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    job = named(await lrm.take_snapshot(), "koala-m")
+    job = get_job(await lrm.take_snapshot(), "koala-m")
     first, second = job.nodes
     engine.accounts(job.id, "koala-m", "0", 3, first)
     engine.accounts(job.id, "koala-m", "100 : assumedly after job", 129, second)
     engine.shows("idle.xml")
-    over = named(await lrm.take_snapshot(), "koala-m")
-    assert (over.state, over.exit_code, over.lost) == (LrmJobState.ENDED, 3, False)
+    ended_job = get_job(await lrm.take_snapshot(), "koala-m")
+    assert (ended_job.state, ended_job.exit_code, ended_job.lost) == (LrmJobState.ENDED, 3, False)
 
 
 async def test_end_without_accounting_is_recorded_after_delay(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    job = named(await lrm.take_snapshot(), "koala-m")
+    job = get_job(await lrm.take_snapshot(), "koala-m")
     engine.shows("idle.xml")
     engine.accounts(job.id, "koala-of-long-ago", "0", 0, job.nodes[0])  # numbers come round again
-    assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
-    over = await ended(lrm, "koala-m")
-    assert (over.exit_code, over.lost, over.reason) == (None, False, "Grid Engine does not say how it ended")
+    assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
+    ended_job = await ended(lrm, "koala-m")
+    assert (ended_job.exit_code, ended_job.lost, ended_job.reason) == (
+        None,
+        False,
+        "Grid Engine does not say how it ended",
+    )
 
 
 async def test_slow_accounting_delays_its_job_only(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    before = named(await lrm.take_snapshot(), "koala-m")
-    engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
+    running_job = get_job(await lrm.take_snapshot(), "koala-m")
+    engine.accounts(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
     release = engine.hangs("qacct")
     engine.shows("idle.xml")
     async with asyncio.timeout(20):
         for _ in range(3):
-            seen = await lrm.take_snapshot()
-            assert seen.idle == 4
-            assert named(seen, "koala-m").state is LrmJobState.RUNNING
+            snapshot = await lrm.take_snapshot()
+            assert snapshot.idle == 4
+            assert get_job(snapshot, "koala-m").state is LrmJobState.RUNNING
     release()
     assert (await ended(lrm, "koala-m")).exit_code == 7
 
@@ -200,27 +206,27 @@ async def test_accounting_without_answer_is_given_up(lrm: SgeLrm, engine: FakeGr
     await lrm.take_snapshot()
     engine.hangs("qacct")
     engine.shows("idle.xml")
-    assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
-    over = await ended(lrm, "koala-m")
-    assert over.reason == "Grid Engine does not say how it ended: its accounting has not answered for 60 s"
+    assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
+    ended_job = await ended(lrm, "koala-m")
+    assert ended_job.reason == "Grid Engine does not say how it ended: its accounting has not answered for 60 s"
 
 
 async def test_failed_accounting_is_queried_again(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    before = named(await lrm.take_snapshot(), "koala-m")
+    running_job = get_job(await lrm.take_snapshot(), "koala-m")
     engine.answers("qacct", "error: commlib error: got read error\n", 1)
     engine.shows("idle.xml")
-    seen = await lrm.take_snapshot()
-    assert (seen.idle, named(seen, "koala-m").state) == (4, LrmJobState.RUNNING)
-    engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
+    snapshot = await lrm.take_snapshot()
+    assert (snapshot.idle, get_job(snapshot, "koala-m").state) == (4, LrmJobState.RUNNING)
+    engine.accounts(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
     assert (await ended(lrm, "koala-m")).exit_code == 7
 
 
 async def test_job_error_without_answer_leaves_snapshot(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("troubled.xml")
     engine.answers("qstat -j 95", "error: commlib error: got read error\n", 1)
-    seen = await lrm.take_snapshot()
-    assert (seen.total, named(seen, "koala-err").lost) == (4, True)
+    snapshot = await lrm.take_snapshot()
+    assert (snapshot.total, get_job(snapshot, "koala-err").lost) == (4, True)
 
 
 async def test_submit_requests_whole_nodes(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
@@ -233,7 +239,7 @@ async def test_submit_requests_whole_nodes(lrm: SgeLrm, control: RememberingCont
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("message", "hint"),
     [
         ('job rejected: the requested parallel environment "x" does not exist', "qconf -spl"),
         ('Job was rejected because job requests unknown queue "nope.q"', "qconf -sql"),
@@ -243,12 +249,12 @@ async def test_submit_requests_whole_nodes(lrm: SgeLrm, control: RememberingCont
     ],
 )
 async def test_rejection_has_hint(
-    lrm: SgeLrm, control: RememberingControl, tmp_path: Path, said: str, hint: str
+    lrm: SgeLrm, control: RememberingControl, tmp_path: Path, message: str, hint: str
 ) -> None:
-    control.refusal = SiteRejected(f"DRMAA: {said}")
+    control.refusal = SiteRejected(f"DRMAA: {message}")
     with pytest.raises(SiteRejected) as raised:
         await lrm.submit_job(submission(tmp_path))
-    assert said in raised.value.message
+    assert message in raised.value.message
     assert hint in raised.value.hint
 
 
@@ -270,8 +276,8 @@ async def test_cancel_of_other_name_is_rejected(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.shows("busy.xml")
-    seen = named(await lrm.take_snapshot(), "koala-m")
-    job = seen.id
+    snapshot = get_job(await lrm.take_snapshot(), "koala-m")
+    job = snapshot.id
     with pytest.raises(SiteRejected, match="koala-m, not koala-b"):
         await lrm.cancel_job(job, "koala-b")
     await lrm.cancel_job("999999", "koala-a")
@@ -281,21 +287,26 @@ async def test_cancel_of_other_name_is_rejected(
     engine.shows("deleting.xml")
     await lrm.cancel_job(job, "koala-m")
     assert control.cancelled == [job]
-    engine.accounts(job, "koala-m", "100 : assumedly after job", 137, seen.nodes[0])
+    engine.accounts(job, "koala-m", "100 : assumedly after job", 137, snapshot.nodes[0])
     engine.shows("idle.xml")
-    over = named(await lrm.take_snapshot(), "koala-m")
-    assert (over.exit_code, over.lost, over.reason) == (137, False, "cancelled")
+    ended_job = get_job(await lrm.take_snapshot(), "koala-m")
+    assert (ended_job.exit_code, ended_job.lost, ended_job.reason) == (137, False, "cancelled")
 
 
 async def test_cancelled_queued_job_has_ended_at_once(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.shows("busy.xml")
-    job = named(await lrm.take_snapshot(), "koala-q").id
+    job = get_job(await lrm.take_snapshot(), "koala-q").id
     await lrm.cancel_job(job, "koala-q")
     engine.shows("idle.xml")
-    over = named(await lrm.take_snapshot(), "koala-q")
-    assert (over.state, over.exit_code, over.nodes, over.lost) == (LrmJobState.ENDED, None, (), False)
+    ended_job = get_job(await lrm.take_snapshot(), "koala-q")
+    assert (ended_job.state, ended_job.exit_code, ended_job.nodes, ended_job.lost) == (
+        LrmJobState.ENDED,
+        None,
+        (),
+        False,
+    )
 
 
 async def test_snapshot_without_master_is_unavailable(lrm: SgeLrm, engine: FakeGridEngine) -> None:
@@ -332,7 +343,7 @@ async def test_cancel_by_force_of_deleted_job_forces_qdel(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.shows("deleting.xml")
-    job = named(await lrm.take_snapshot(), "koala-m").id
+    job = get_job(await lrm.take_snapshot(), "koala-m").id
     engine.answers("qdel", f"koala has registered the job {job} for deletion\n............\n", code=1)
     await lrm.cancel_job(job, "koala-m")
     assert engine.calls("qdel") == []

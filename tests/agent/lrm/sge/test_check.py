@@ -25,16 +25,16 @@ def lrm(engine: FakeGridEngine, control: RememberingControl, monkeypatch: pytest
 
 
 async def wrong(lrm: SgeLrm) -> list[Finding]:
-    found = [finding for finding in await lrm.check_setup() if not finding.ok]
-    assert all(finding.hint and "\n" not in finding.result for finding in found)
-    return found
+    failed = [finding for finding in await lrm.check_setup() if not finding.ok]
+    assert all(finding.hint and "\n" not in finding.result for finding in failed)
+    return failed
 
 
 async def test_check_of_healthy_cluster_passes(lrm: SgeLrm) -> None:
     assert not await wrong(lrm)
-    said = " ".join(finding.result for finding in await lrm.check_setup())
-    for words in ("SGE 8.1.9", "9999 slots, 2 on each node", "all.q", "4, all up", "remembers"):
-        assert words in said
+    text = " ".join(finding.result for finding in await lrm.check_setup())
+    for phrase in ("SGE 8.1.9", "9999 slots, 2 on each node", "all.q", "4, all up", "remembers"):
+        assert phrase in text
 
 
 async def test_check_without_commands_fails(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ async def test_check_without_root_fails(lrm: SgeLrm, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("command", "answer", "code", "what"),
+    ("command", "answer", "code", "problem"),
     [
         ("qconf -sql", "error: commlib error: got select error (Connection refused)\n", 1, "commlib error"),
         ("qconf -ss", "elsewhere\n", 0, "is not among elsewhere"),
@@ -63,11 +63,11 @@ async def test_check_without_root_fails(lrm: SgeLrm, monkeypatch: pytest.MonkeyP
     ],
 )
 async def test_check_names_problem(
-    lrm: SgeLrm, engine: FakeGridEngine, command: str, answer: str, code: int, what: str
+    lrm: SgeLrm, engine: FakeGridEngine, command: str, answer: str, code: int, problem: str
 ) -> None:
     engine.answers(command, answer, code)
     (finding,) = await wrong(lrm)
-    assert what in finding.result
+    assert problem in finding.result
 
 
 async def test_check_names_nodes_that_are_down(lrm: SgeLrm, engine: FakeGridEngine) -> None:

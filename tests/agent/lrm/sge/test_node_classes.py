@@ -20,8 +20,8 @@ HEAD += "   <hostvalue name='mem_total'>-</hostvalue>\n </host>\n"
 def qhost(**memory: str) -> str:
     hosts = "".join(
         f" <host name='{name.replace('_', '-')}.site.org'>\n   <hostvalue name='num_proc'>8</hostvalue>\n"
-        f"   <hostvalue name='mem_total'>{told}</hostvalue>\n   <hostvalue name='mem_used'>1.0G</hostvalue>\n </host>\n"
-        for name, told in memory.items()
+        f"   <hostvalue name='mem_total'>{size}</hostvalue>\n   <hostvalue name='mem_used'>1.0G</hostvalue>\n </host>\n"
+        for name, size in memory.items()
     )
     return f"{HEAD}{hosts}</qhost>\n"
 
@@ -32,8 +32,8 @@ def submission(folder: Path, nodes: int, node_class: str = "") -> LrmSubmission:
 
 async def test_nodes_of_equal_memory_have_unnamed_class(engine: FakeGridEngine, control: RememberingControl) -> None:
     engine.answers("qhost", qhost(h2_1="31.2G", h2_2="31.3G", h2_3="31.1G", h2_4="31.2G"))
-    (known,) = (await engine.lrm(control).take_snapshot()).node_classes
-    assert (known.name, known.total, known.idle, known.memory) == ("", 4, 4, int(31.1 * 2**30))
+    (expected,) = (await engine.lrm(control).take_snapshot()).node_classes
+    assert (expected.name, expected.total, expected.idle, expected.memory) == ("", 4, 4, int(31.1 * 2**30))
 
 
 async def test_classes_follow_memory_and_configuration(
@@ -74,7 +74,7 @@ async def test_snapshot_without_qhost_has_no_classes(engine: FakeGridEngine, con
 
 
 @pytest.mark.parametrize(
-    ("told", "known"),
+    ("size", "expected"),
     [
         ("31.2G", int(31.2 * 2**30)),
         ("512.0M", 512 << 20),
@@ -85,8 +85,8 @@ async def test_snapshot_without_qhost_has_no_classes(engine: FakeGridEngine, con
         ("x", None),
     ],
 )
-def test_read_memory_of_sizes(told: str, known: int | None) -> None:
-    assert read_memory(qhost(h1=told).encode()).get("h1") == known
+def test_read_memory_of_sizes(size: str, expected: int | None) -> None:
+    assert read_memory(qhost(h1=size).encode()).get("h1") == expected
 
 
 @given(

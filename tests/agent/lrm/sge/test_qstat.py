@@ -23,7 +23,7 @@ def read(name: str) -> bytes:
 
 def test_read_listing_of_active_jobs() -> None:
     listing = read_listing(read("busy.xml"))
-    assert [(each.queue, each.host, each.total, each.states) for each in listing.instances] == [
+    assert [(entry.queue, entry.host, entry.total, entry.states) for entry in listing.instances] == [
         ("all.q", node, 2, "") for node in NODES
     ]
     jobs = {job.name: job for job in listing.jobs}
@@ -52,8 +52,8 @@ def test_read_listing_of_troubled_queues() -> None:
 
 
 def test_snapshot_counts_troubled_nodes() -> None:
-    seen = make_snapshot(read_listing(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
-    assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 1, 2)
+    snapshot = make_snapshot(read_listing(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
+    assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_read_listing_of_other_text_is_unavailable(text: bytes) -> None:
 
 def test_read_listing_with_invalid_queue_shows_it_down() -> None:
     text = read("idle.xml").replace(b"all.q@h2-1", b"all.q", 1)
-    assert {each.host for each in read_listing(text).instances} == set(NODES) - {"h2-1"}
+    assert {entry.host for entry in read_listing(text).instances} == set(NODES) - {"h2-1"}
     text = read("idle.xml").replace(b"<slots_used>0<", b"<slots_used>none<", 1)
-    seen = make_snapshot(read_listing(text), LAYOUT, (), ())
-    assert (seen.total, seen.idle, seen.down) == (4, 3, 1)
+    snapshot = make_snapshot(read_listing(text), LAYOUT, (), ())
+    assert (snapshot.total, snapshot.idle, snapshot.down) == (4, 3, 1)
 
 
 FOREIGN = b"<job_list><JB_job_number>%b</JB_job_number><JB_name>%b</JB_name><state>qw</state></job_list>"
@@ -97,11 +97,11 @@ FOREIGN = b"<job_list><JB_job_number>%b</JB_job_number><JB_name>%b</JB_name><sta
         b"<job_list/>",
     ],
 )
-@pytest.mark.parametrize("before", [b"", b"\n\n", b" \r\n"])
-def test_read_listing_with_invalid_foreign_job_has_grid_jobs(row: bytes, before: bytes) -> None:
+@pytest.mark.parametrize("prefix", [b"", b"\n\n", b" \r\n"])
+def test_read_listing_with_invalid_foreign_job_has_grid_jobs(row: bytes, prefix: bytes) -> None:
     job = FOREIGN % (b"9", b"koala-b")
     text = b"<?xml version='1.0'?><job_info><queue_info/><job_info>" + row + job + b"</job_info></job_info>"
-    assert "9" in {each.id for each in read_listing(before + text).jobs}
+    assert "9" in {entry.id for entry in read_listing(prefix + text).jobs}
 
 
 def test_read_listing_keeps_escaped_characters() -> None:
@@ -120,10 +120,10 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_read_listing_accepts_names_of_any_bytes(odd: bytes) -> None:
+@pytest.mark.parametrize("invalid", ODD)
+def test_read_listing_accepts_names_of_any_bytes(invalid: bytes) -> None:
     """One job of a stranger's had been the end of every look at the cluster."""
-    listing = read_listing(read("busy.xml").replace(b"<JB_name>koala-x1<", b"<JB_name>" + odd + b"<"))
+    listing = read_listing(read("busy.xml").replace(b"<JB_name>koala-x1<", b"<JB_name>" + invalid + b"<"))
     assert len(listing.jobs) == 5
     assert [job.name for job in listing.jobs if job.name.startswith("koala-")] == [
         job.name for job in read_listing(read("busy.xml")).jobs if job.name != "koala-x1"
@@ -137,9 +137,9 @@ def test_read_listing_reads_character_references() -> None:
 
 
 def test_read_memory_beside_invalid_bytes() -> None:
-    told = b"<qhost><host name='h1'><hostvalue name='arch_string'>\xfc</hostvalue>"
-    told += b"<hostvalue name='mem_total'>2G</hostvalue></host></qhost>"
-    assert read_memory(told) == {"h1": 2 << 30}
+    answer = b"<qhost><host name='h1'><hostvalue name='arch_string'>\xfc</hostvalue>"
+    answer += b"<hostvalue name='mem_total'>2G</hostvalue></host></qhost>"
+    assert read_memory(answer) == {"h1": 2 << 30}
 
 
 letters = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
@@ -167,18 +167,18 @@ def rows(jobs: list[tuple[str, str, str]]) -> str:
 
 @given(queues, job_lists)
 def test_read_listing_of_any_rows_counts_each_node_once(
-    shown: list[tuple[str, ...]], waiting: list[tuple[str, ...]]
+    queue_rows: list[tuple[str, ...]], waiting: list[tuple[str, ...]]
 ) -> None:
     text = "".join(
         "<Queue-List>"
         + element("name", name)
         + element("slots_used", used)
-        + element("slots_resv", kept)
+        + element("slots_resv", reserved)
         + element("slots_total", total)
         + element("state", states)
         + rows(jobs)  # type: ignore[arg-type]
         + "</Queue-List>"
-        for name, used, kept, total, states, jobs in shown
+        for name, used, reserved, total, states, jobs in queue_rows
     )
     answer = f"<job_info><queue_info>{text}</queue_info><job_info>{rows(waiting)}</job_info></job_info>"  # type: ignore[arg-type]
     try:
@@ -189,12 +189,12 @@ def test_read_listing_of_any_rows_counts_each_node_once(
     if listing is None:
         assert len(note.splitlines()) == 1
         return
-    held = {host for job in listing.jobs for host in job.hosts}
-    seen = make_snapshot(listing, LAYOUT, held, ())
-    in_layout = {each.host for each in listing.instances if (each.queue, each.host) in LAYOUT.instances}
-    assert seen.total == len(in_layout)
-    assert seen.idle + seen.background + seen.down + len(in_layout & held) == seen.total
-    assert min(seen.idle, seen.background, seen.down) >= 0
+    held_nodes = {host for job in listing.jobs for host in job.hosts}
+    snapshot = make_snapshot(listing, LAYOUT, held_nodes, ())
+    in_layout = {entry.host for entry in listing.instances if (entry.queue, entry.host) in LAYOUT.instances}
+    assert snapshot.total == len(in_layout)
+    assert snapshot.idle + snapshot.background + snapshot.down + len(in_layout & held_nodes) == snapshot.total
+    assert min(snapshot.idle, snapshot.background, snapshot.down) >= 0
     assert len({job.id for job in listing.jobs}) == len(listing.jobs)
     assert all(isinstance(job, SgeJob) and job.id.isdecimal() for job in listing.jobs)
 
@@ -215,10 +215,10 @@ INSTANCES = st.lists(
 
 
 @given(INSTANCES, st.sets(HOSTS))
-def test_snapshot_counts_each_node_once(instances: list[QueueInstance], held: set[str]) -> None:
+def test_snapshot_counts_each_node_once(instances: list[QueueInstance], held_nodes: set[str]) -> None:
     """Whatever Grid Engine says: what is none of idle, background and down is held by jobs of ours."""
-    seen = make_snapshot(Listing(tuple(instances), ()), LAYOUT, held, ())
-    hosts = {each.host for each in instances if (each.queue, each.host) in LAYOUT.instances}
-    assert min(seen.idle, seen.background, seen.down) >= 0
-    assert seen.total == len(hosts)
-    assert seen.total - seen.idle - seen.background - seen.down == len(hosts & held)
+    snapshot = make_snapshot(Listing(tuple(instances), ()), LAYOUT, held_nodes, ())
+    hosts = {entry.host for entry in instances if (entry.queue, entry.host) in LAYOUT.instances}
+    assert min(snapshot.idle, snapshot.background, snapshot.down) >= 0
+    assert snapshot.total == len(hosts)
+    assert snapshot.total - snapshot.idle - snapshot.background - snapshot.down == len(hosts & held_nodes)

@@ -19,7 +19,7 @@ from .test_qstat import ANSWERS
 
 
 @pytest.mark.parametrize(
-    ("words", "state"),
+    ("text", "state"),
     [
         ("qw hqw hRwq Rq dqw Eqw Ehqw EhRqw", LrmJobState.QUEUED),
         (
@@ -30,10 +30,10 @@ from .test_qstat import ANSWERS
         (" ? x", LrmJobState.UNKNOWN),
     ],
 )
-def test_job_state_of_words_in_the_manual(words: str, state: LrmJobState) -> None:
-    for word in words.split(" "):
-        assert job_state(word) is state, word
-        assert is_broken(word) == word.startswith("E")
+def test_job_state_of_words_in_the_manual(text: str, state: LrmJobState) -> None:
+    for letters in text.split(" "):
+        assert job_state(letters) is state, letters
+        assert is_broken(letters) == letters.startswith("E")
 
 
 def test_queue_state_of_each_letter() -> None:

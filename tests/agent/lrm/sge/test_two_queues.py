@@ -33,8 +33,11 @@ def test_host_in_two_queues_counts_once(long: tuple[int, int, str], short: tuple
         for queue, (total, used, states) in zip(QUEUES, (long, short), strict=True)
     ]
     layout = Layout(2, frozenset((queue, "h1") for queue in QUEUES))
-    seen = make_snapshot(Listing(tuple(instances), ()), layout, (), ())
-    assert (seen.total, {name for name in ("idle", "background", "down") if getattr(seen, name)}) == (1, {expected})
+    snapshot = make_snapshot(Listing(tuple(instances), ()), layout, (), ())
+    assert (snapshot.total, {name for name in ("idle", "background", "down") if getattr(snapshot, name)}) == (
+        1,
+        {expected},
+    )
 
 
 @pytest.mark.processes

@@ -79,8 +79,8 @@ class FakeSlurm:
         **settings: object,
     ) -> SlurmLrm:
         """Return an adapter of this cluster."""
-        given = SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings)  # type: ignore[arg-type]
-        return SlurmLrm(given, control, folders=JobFolders.for_own_account(self.run), clock=clock)
+        site_settings = SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings)  # type: ignore[arg-type]
+        return SlurmLrm(site_settings, control, folders=JobFolders.for_own_account(self.run), clock=clock)
 
     def says(self, command: str, output: str | bytes, *, errors: str = "", code: int = 0, when: str = "*") -> None:
         """From now on, for calls whose arguments fit the shell pattern ``when``; the last one said that fits counts."""

@@ -39,18 +39,18 @@ async def test_snapshot_counts_each_node_once(slurm: FakeSlurm) -> None:
 
 
 async def test_snapshot_runs_each_query_once_unless_job_ended(slurm: FakeSlurm) -> None:
-    seen = slurm.lrm(partition="main")
-    await seen.take_snapshot()
-    await seen.take_snapshot()
+    lrm = slurm.lrm(partition="main")
+    await lrm.take_snapshot()
+    await lrm.take_snapshot()
     # At the first look the ended job is news, and nodes may have been seen before its end.
     assert [call for call in slurm.calls("sinfo") if "--json" in call] == ["--Node --partition=main --json"] * 3
     assert sum("--Format" in call for call in slurm.calls("squeue")) == 3
 
 
 async def test_default_partition_is_read_once(slurm: FakeSlurm) -> None:
-    seen = slurm.lrm()
-    await seen.take_snapshot()
-    await seen.take_snapshot()
+    lrm = slurm.lrm()
+    await lrm.take_snapshot()
+    await lrm.take_snapshot()
     assert sum("%P" in call for call in slurm.calls("sinfo")) == 1
 
 
@@ -81,21 +81,21 @@ async def test_snapshot_knows_own_jobs_by_large_user_id(
     monkeypatch.setattr(os, "getuid", lambda: 3_000_000_001)
     slurm.says("squeue", recorded_queue({167}, user=user), when=COLUMNS)
     slurm.says("squeue", f"167|RUNNING|{user}|koala-x-2.1.0\n", when="*%i*")
-    seen = slurm.lrm()
-    assert [job.id for job in (await seen.take_snapshot()).jobs] == ["167"]
-    assert await seen.find_job("koala-x-2.1.0") == "167"
-    await seen.cancel_job("167", "koala-x-2.1.0")
+    lrm = slurm.lrm()
+    assert [job.id for job in (await lrm.take_snapshot()).jobs] == ["167"]
+    assert await lrm.find_job("koala-x-2.1.0") == "167"
+    await lrm.cancel_job("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
 
 
 async def test_squeue_without_own_account_is_unavailable(slurm: FakeSlurm) -> None:
     """Slurm up to 24.05 says so of an own account that has no name and a number of 2³¹ and more."""
     slurm.says("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
-    seen = slurm.lrm()
+    lrm = slurm.lrm()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
-        await seen.take_snapshot()
+        await lrm.take_snapshot()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
-        await seen.find_job("koala-x-2.1.0")
+        await lrm.find_job("koala-x-2.1.0")
 
 
 @pytest.mark.parametrize(
@@ -111,18 +111,18 @@ async def test_slurm_without_json_plugin_gives_hint(slurm: FakeSlurm, errors: st
     with pytest.raises(SiteRejected) as caught:
         await slurm.lrm().take_snapshot()
     assert "json-c" in caught.value.hint
-    (found,) = [each for each in await slurm.lrm().check_setup() if each.subject == "nodes"]
-    assert (found.ok, "json-c" in found.hint) == (False, True)
+    (results,) = [entry for entry in await slurm.lrm().check_setup() if entry.subject == "nodes"]
+    assert (results.ok, "json-c" in results.hint) == (False, True)
 
 
 async def test_snapshot_after_unreadable_queue_recovers(slurm: FakeSlurm) -> None:
-    seen = slurm.lrm()
-    first = await seen.take_snapshot()
+    lrm = slurm.lrm()
+    first = await lrm.take_snapshot()
     slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
     with pytest.raises(SiteUnavailable):
-        await seen.take_snapshot()
+        await lrm.take_snapshot()
     slurm.says("squeue", recorded_queue(), when=COLUMNS)
-    assert await seen.take_snapshot() == first
+    assert await lrm.take_snapshot() == first
 
 
 def own_account() -> str:
@@ -143,12 +143,12 @@ async def test_snapshot_queries_long_node_lists_separately(slurm: FakeSlurm) -> 
     lines = [column_line("koala-x-2.1.0", "167", names), column_line("koala-x-3.1.0", "168", "n3")]
     slurm.says("squeue", "".join(lines), when="*--Format*")
     slurm.says("squeue", f"167|{names}\n", when="*--jobs=167 --format=%i?%N*")
-    seen = slurm.lrm()
-    jobs = {job.id: job.nodes for job in (await seen.take_snapshot()).jobs}
+    lrm = slurm.lrm()
+    jobs = {job.id: job.nodes for job in (await lrm.take_snapshot()).jobs}
     assert jobs == {"167": tuple(names.split(",")), "168": ("n3",)}
     slurm.says("squeue", "", when="*--jobs=167 --format=%i?%N*")
     with pytest.raises(SiteUnavailable, match="does not show the nodes of job 167"):
-        await seen.take_snapshot()
+        await lrm.take_snapshot()
 
 
 OURS = column_line("koala-x-1.1.0", "166", "n1")
@@ -180,10 +180,10 @@ def test_invalid_columns_are_unavailable(answer: str) -> None:
 @pytest.mark.parametrize("says", [OURS.replace("RUNNING", "FAILED "), "koala-x-1.1.0", f"{'koala-x-1.1.0':200}", ""])
 def test_name_of_foreign_job_is_no_grid_job(says: str, newlines: int, user: str) -> None:
     """One with a newline and our prefix had put the cluster out of reach."""
-    ours = read_columns(OURS.encode(), "koala-", {1500})
-    assert [(job.id, job.words, job.nodes) for job in ours] == [("166", {"RUNNING"}, ("n1",))]
+    grid_jobs = read_columns(OURS.encode(), "koala-", {1500})
+    assert [(job.id, job.words, job.nodes) for job in grid_jobs] == [("166", {"RUNNING"}, ("n1",))]
     theirs = column_line("x" + "\n" * newlines + says, "9166", "n9", state="FAILED", status="1792", user=user)
-    assert read_columns((theirs + OURS + theirs).encode(), "koala-", {1500}) == ours
+    assert read_columns((theirs + OURS + theirs).encode(), "koala-", {1500}) == grid_jobs
 
 
 def test_jobs_with_other_names_are_no_grid_jobs() -> None:
@@ -192,25 +192,25 @@ def test_jobs_with_other_names_are_no_grid_jobs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "answer", "told"),
+    ("command", "answer", "text"),
     [
         ("sinfo", "slurm", "sinfo answered no JSON: slurm"),
         ("sinfo", '{"nodes": []}', "sinfo shows no nodes in partition main"),
         ("sinfo", '{"nodes": [{"partitions": ["main"]}]}', "sinfo answered what cannot be understood"),
     ],
 )
-async def test_invalid_answer_is_unavailable(slurm: FakeSlurm, command: str, answer: str, told: str) -> None:
+async def test_invalid_answer_is_unavailable(slurm: FakeSlurm, command: str, answer: str, text: str) -> None:
     slurm.says(command, answer, when="*--json*")
-    with pytest.raises(SiteUnavailable, match=told):
+    with pytest.raises(SiteUnavailable, match=text):
         await slurm.lrm().take_snapshot()
 
 
 async def test_controller_that_is_down_is_unavailable(slurm: FakeSlurm) -> None:
-    told = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    slurm.says("squeue", "", errors=told + "\n", code=1, when=COLUMNS)
+    text = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    slurm.says("squeue", "", errors=text + "\n", code=1, when=COLUMNS)
     with pytest.raises(SiteUnavailable) as caught:
         await slurm.lrm().take_snapshot()
-    assert caught.value.message == f"squeue: {told}"
+    assert caught.value.message == f"squeue: {text}"
 
 
 async def test_submit_passes_options_to_sbatch(
@@ -219,21 +219,21 @@ async def test_submit_passes_options_to_sbatch(
     monkeypatch.setenv("KOALA_TOKEN", "secret")
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("SLURM_CONF", "/etc/north.conf")
-    seen = slurm.lrm(partition="main", account="physics", options=("--qos=low",))
-    assert await seen.submit_job(submission(tmp_path, walltime=61.0)) == "171"
+    lrm = slurm.lrm(partition="main", account="physics", options=("--qos=low",))
+    assert await lrm.submit_job(submission(tmp_path, walltime=61.0)) == "171"
     assert slurm.calls("sbatch") == [
         f"--parsable --job-name=koala-x-9.1.0 --chdir={tmp_path} --output={tmp_path}/50%%.out --open-mode=append "
         "--nodes=2 --comment=koala-x-9.1.0 --time=0:02:00 --ntasks-per-node=1 --exclusive --no-requeue "
         f"--mem=0 --partition=main --account=physics --qos=low {tmp_path}/launch"
     ]
-    given = slurm.environment("sbatch")
-    assert given["SLURM_CONF"] == "/etc/north.conf"
-    assert not {"KOALA_TOKEN", "SBATCH_PARTITION"} & given.keys()
-    assert "secret" not in given.values()
+    environment = slurm.environment("sbatch")
+    assert environment["SLURM_CONF"] == "/etc/north.conf"
+    assert not {"KOALA_TOKEN", "SBATCH_PARTITION"} & environment.keys()
+    assert "secret" not in environment.values()
 
 
 @pytest.mark.parametrize(
-    ("options", "whole"),
+    ("options", "has_all_memory"),
     [
         (("--qos=low", "--mem-bind=local"), True),
         (("--mem=4G",), False),
@@ -243,14 +243,14 @@ async def test_submit_passes_options_to_sbatch(
     ],
 )
 async def test_submit_requests_all_memory_unless_configured(
-    slurm: FakeSlurm, tmp_path: Path, options: tuple[str, ...], whole: bool
+    slurm: FakeSlurm, tmp_path: Path, options: tuple[str, ...], has_all_memory: bool
 ) -> None:
     await slurm.lrm(partition="main", options=options).submit_job(submission(tmp_path))
-    assert ("--mem=0" in slurm.calls("sbatch")[0].split()) is whole
+    assert ("--mem=0" in slurm.calls("sbatch")[0].split()) is has_all_memory
 
 
 @pytest.mark.parametrize(
-    ("told", "bound"),
+    ("text", "bound"),
     [
         ("TaskPlugin              = task/affinity,task/cgroup\nTaskPluginParam         = autobind=cores\n", True),
         ("TaskPlugin              = task/cgroup\n", True),
@@ -261,18 +261,18 @@ async def test_submit_requests_all_memory_unless_configured(
 )
 @pytest.mark.processes
 async def test_launch_script_disables_binding_only_if_active(
-    slurm: FakeSlurm, tmp_path: Path, told: str, bound: bool
+    slurm: FakeSlurm, tmp_path: Path, text: str, bound: bool
 ) -> None:
     """srun would say so in the output of each job."""
     await slurm.lrm(partition="main").submit_job(submission(tmp_path))
-    asked = tmp_path / "asked"
-    for name, does in (("scontrol", f"printf %s {shlex.quote(told)}"), ("srun", f'echo "$*" > {asked}')):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+    output_file = tmp_path / "asked"
+    for name, body in (("scontrol", f"printf %s {shlex.quote(text)}"), ("srun", f'echo "$*" > {output_file}')):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     environment = {"PATH": f"{os.environ['PATH']}:/usr/bin:/bin"}
     script = await asyncio.create_subprocess_exec("/bin/sh", str(tmp_path / "launch"), env=environment)
     assert await script.wait() == 0
-    assert ("--cpu-bind=none" in asked.read_text().split()) is bound
+    assert ("--cpu-bind=none" in output_file.read_text().split()) is bound
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ async def test_submit_of_too_many_nodes_is_rejected_before_sbatch(slurm: FakeSlu
 
 
 @pytest.mark.parametrize(
-    ("told", "hint"),
+    ("text", "hint"),
     [
         ("Batch job submission failed: Invalid account or account/partition combination specified", "partition"),
         ("Batch job submission failed: Invalid partition name specified", "partition to one of"),
@@ -310,16 +310,16 @@ async def test_submit_of_too_many_nodes_is_rejected_before_sbatch(slurm: FakeSlu
         ("unrecognized option '--nosuch'", "native_specification"),
     ],
 )
-async def test_permanent_error_of_sbatch_is_rejected(slurm: FakeSlurm, tmp_path: Path, told: str, hint: str) -> None:
-    slurm.says("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {told}\n", code=1)
+async def test_permanent_error_of_sbatch_is_rejected(slurm: FakeSlurm, tmp_path: Path, text: str, hint: str) -> None:
+    slurm.says("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {text}\n", code=1)
     with pytest.raises(SiteRejected) as caught:
         await slurm.lrm().submit_job(submission(tmp_path))
-    assert caught.value.message == f"sbatch: look here; {told}"
+    assert caught.value.message == f"sbatch: look here; {text}"
     assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    "told",
+    "text",
     [
         "Unable to contact slurm controller (connect failure)",
         "Socket timed out on send/recv operation",
@@ -327,9 +327,9 @@ async def test_permanent_error_of_sbatch_is_rejected(slurm: FakeSlurm, tmp_path:
         "Slurm temporarily unable to accept job, sleeping and retrying",
     ],
 )
-async def test_temporary_error_of_sbatch_is_unavailable(slurm: FakeSlurm, tmp_path: Path, told: str) -> None:
-    slurm.says("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {told}\n", code=1)
-    with pytest.raises(SiteUnavailable, match=told.split("(")[0]):
+async def test_temporary_error_of_sbatch_is_unavailable(slurm: FakeSlurm, tmp_path: Path, text: str) -> None:
+    slurm.says("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {text}\n", code=1)
+    with pytest.raises(SiteUnavailable, match=text.split("(")[0]):
         await slurm.lrm().submit_job(submission(tmp_path))
     assert "--name=koala-x-9.1.0" in slurm.calls("squeue")[-1]
 
@@ -385,11 +385,11 @@ async def test_cancel_of_other_user_is_rejected(slurm: FakeSlurm) -> None:
 
 async def test_cancelled_job_ends_as_cancelled(slurm: FakeSlurm) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
-    seen = slurm.lrm()
-    await seen.cancel_job("167", "koala-x-2.1.0")
+    lrm = slurm.lrm()
+    await lrm.cancel_job("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
     slurm.says("squeue", recorded_queue(state="CANCELLED", status="15"), when=COLUMNS)
-    ended = {job.id: (job.lost, job.exit_code) for job in (await seen.take_snapshot()).jobs}
+    ended = {job.id: (job.lost, job.exit_code) for job in (await lrm.take_snapshot()).jobs}
     assert ended == {"166": (True, None), "167": (False, None), "169": (True, None)}
 
 
@@ -408,23 +408,23 @@ async def test_cancel_of_ended_job_does_nothing(slurm: FakeSlurm, output: str, e
 
 
 @pytest.mark.parametrize(
-    "told", ["Kill job error on job id 167: Invalid job id specified", "Job/step already completing"]
+    "text", ["Kill job error on job id 167: Invalid job id specified", "Job/step already completing"]
 )
-async def test_cancel_of_job_that_ends_meanwhile_succeeds(slurm: FakeSlurm, told: str) -> None:
+async def test_cancel_of_job_that_ends_meanwhile_succeeds(slurm: FakeSlurm, text: str) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
-    slurm.says("scancel", "", errors=f"scancel: error: {told}\n", code=1)
+    slurm.says("scancel", "", errors=f"scancel: error: {text}\n", code=1)
     await slurm.lrm().cancel_job("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
 
 
 async def test_changes_follow_own_actions_at_once(slurm: FakeSlurm, tmp_path: Path) -> None:
-    seen = slurm.lrm(poll_interval=3600.0)
-    async with aclosing(seen.watch_changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
+    lrm = slurm.lrm(poll_interval=3600.0)
+    async with aclosing(lrm.watch_changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
         await anext(changes)
-        await seen.submit_job(submission(tmp_path))
+        await lrm.submit_job(submission(tmp_path))
         await anext(changes)
         following = asyncio.ensure_future(anext(changes))
-        await seen.close()
+        await lrm.close()
         with pytest.raises(StopAsyncIteration):
             await following
 
@@ -456,12 +456,12 @@ class Recorded(JobControl):
 async def test_other_control_submits_and_cancels(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     control = Recorded()
-    seen = slurm.lrm(partition="main", control=control)
-    await seen.open()
-    assert await seen.submit_job(submission(tmp_path, walltime=60.0)) == "171"
-    await seen.cancel_job("167", "koala-x-2.1.0")
-    found = await seen.check_setup()
-    await seen.close()
+    lrm = slurm.lrm(partition="main", control=control)
+    await lrm.open()
+    assert await lrm.submit_job(submission(tmp_path, walltime=60.0)) == "171"
+    await lrm.cancel_job("167", "koala-x-2.1.0")
+    results = await lrm.check_setup()
+    await lrm.close()
     options = [
         "--nodes=2",
         "--comment=koala-x-9.1.0",
@@ -473,13 +473,13 @@ async def test_other_control_submits_and_cancels(slurm: FakeSlurm, tmp_path: Pat
     ]
     submitted = (tmp_path / "launch", "koala-x-9.1.0", [*options, "--partition=main"])
     assert control.told == [submitted, "167", "close"]
-    assert found[-1] == Finding("library", True, "there")
+    assert results[-1] == Finding("library", True, "there")
     assert slurm.calls("sbatch") == slurm.calls("scancel") == []
 
 
-@pytest.mark.parametrize(("told", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
-async def test_settling_time_is_the_message_timeout(slurm: FakeSlurm, told: str, seconds: float) -> None:
-    slurm.says("scontrol", f"MaxJobCount = 1\n{told}")
+@pytest.mark.parametrize(("text", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
+async def test_settling_time_is_the_message_timeout(slurm: FakeSlurm, text: str, seconds: float) -> None:
+    slurm.says("scontrol", f"MaxJobCount = 1\n{text}")
     assert await slurm.lrm().settling_time() == seconds
     slurm.dies("scontrol")
     assert await slurm.lrm().settling_time() == 10.0
@@ -487,10 +487,10 @@ async def test_settling_time_is_the_message_timeout(slurm: FakeSlurm, told: str,
 
 async def test_snapshot_contains_submit_error(slurm: FakeSlurm) -> None:
     control = Recorded()
-    seen = slurm.lrm(partition="main", control=control)
-    assert (await seen.take_snapshot()).submit_error == ""
+    lrm = slurm.lrm(partition="main", control=control)
+    assert (await lrm.take_snapshot()).submit_error == ""
     control.error_told = "there is no library"
-    assert (await seen.take_snapshot()).submit_error == "there is no library"
+    assert (await lrm.take_snapshot()).submit_error == "there is no library"
 
 
 async def test_cluster_without_sbatch_has_submit_error(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -503,9 +503,9 @@ async def test_cluster_without_sbatch_has_submit_error(slurm: FakeSlurm, tmp_pat
 
 async def test_job_that_never_starts_has_fault(slurm: FakeSlurm) -> None:
     slurm.says("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
-    found = {job.id: (job.state, job.fault, job.reason) for job in (await slurm.lrm().take_snapshot()).jobs}
-    assert found["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
-    assert found["167"] == (LrmJobState.RUNNING, None, "")
+    results = {job.id: (job.state, job.fault, job.reason) for job in (await slurm.lrm().take_snapshot()).jobs}
+    assert results["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
+    assert results["167"] == (LrmJobState.RUNNING, None, "")
 
 
 async def test_rejection_has_fault(slurm: FakeSlurm, tmp_path: Path) -> None:

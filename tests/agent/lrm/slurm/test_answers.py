@@ -24,8 +24,8 @@ def answer(name: str) -> bytes:
     return (ANSWERS / f"{name}.json").read_bytes()
 
 
-def words(*found: str) -> frozenset[str]:
-    return frozenset(found)
+def words(*parts: str) -> frozenset[str]:
+    return frozenset(parts)
 
 
 @pytest.mark.parametrize("status", ["1792", "7:0"])
@@ -86,9 +86,9 @@ def test_read_nodes_with_reason_of_any_bytes(odd: bytes) -> None:
 
 @pytest.mark.parametrize("reason", ["Lüfter", "L\udcfcfter", "a\x0bb", "\u2028", "ü" * 48])
 def test_read_columns_with_reason_of_any_bytes(reason: str) -> None:
-    told = reason.encode(errors="surrogateescape")
+    expected = reason.encode(errors="surrogateescape")
     line = f"{'166':24}{'RUNNING':32}{'0':16}{'2':16}{'n[1-2]':8192}{'1500':16}".encode()
-    line += told.ljust(96) + b"koala-x-1.1.0".ljust(256)
+    line += expected.ljust(96) + b"koala-x-1.1.0".ljust(256)
     (job,) = read_columns(line + b"\n", "koala-", {1500})
     assert (job.id, job.nodes, job.uid, job.requested_nodes) == ("166", ("n1", "n2"), 1500, 2)
 
@@ -101,7 +101,7 @@ def test_read_nodes_skips_invalid_entry_of_other_partition(odd: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "expected"),
     [
         (b"", "sinfo answered no JSON: nothing"),
         (b"slurm_load_node error:\n Unable", "sinfo answered no JSON: slurm_load_node error: Unable"),
@@ -118,10 +118,10 @@ def test_read_nodes_skips_invalid_entry_of_other_partition(odd: dict[str, Any]) 
         ),
     ],
 )
-def test_read_nodes_of_invalid_answer_is_unavailable(given: bytes, told: str) -> None:
+def test_read_nodes_of_invalid_answer_is_unavailable(given: bytes, expected: str) -> None:
     with pytest.raises(SiteUnavailable) as caught:
         read_nodes(given, ["main"])
-    assert caught.value.message.startswith(told)
+    assert caught.value.message.startswith(expected)
     assert "\n" not in caught.value.message
 
 
@@ -185,12 +185,12 @@ def nodes_answers(maybe: Callable[[Shape], Shape]) -> Shape:
 def add_up(lines: list[str], sinfo: Any) -> None:
     jobs = read_columns("".join(lines).encode(), "koala-", {1500})
     nodes = read_nodes(json.dumps(sinfo).encode(), ["main"])
-    ours = [LrmJob(job.id, job.name, job_state(job.words), job.nodes) for job in jobs]
-    seen = make_snapshot(nodes, ours, Offer((Partition("main"),)))
+    grid_jobs = [LrmJob(job.id, job.name, job_state(job.words), job.nodes) for job in jobs]
+    snapshot = make_snapshot(nodes, grid_jobs, Offer((Partition("main"),)))
     holders = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
     names = {node.name for node in nodes}
-    held = {node for job in ours if job.state in holders for node in job.nodes} & names
-    assert seen.total == len(names) == seen.idle + seen.background + seen.down + len(held)
+    held_nodes = {node for job in grid_jobs if job.state in holders for node in job.nodes} & names
+    assert snapshot.total == len(names) == snapshot.idle + snapshot.background + snapshot.down + len(held_nodes)
 
 
 @given(JOBS, nodes_answers(lambda good: good))

@@ -10,40 +10,40 @@ from .conftest import ANSWERS, COLUMNS, FakeSlurm
 
 
 async def findings(slurm: FakeSlurm, **settings: object) -> dict[str, Finding]:
-    return {each.subject: each for each in await slurm.lrm(**settings).check_setup()}
+    return {entry.subject: entry for entry in await slurm.lrm(**settings).check_setup()}
 
 
 async def test_check_of_healthy_cluster_passes(slurm: FakeSlurm) -> None:
     slurm.says("sbatch", "", errors="sbatch: Job 3 to start at 2026-11-21T10:00:00\n", when="*--test-only*")
-    found = await findings(slurm, account="physics")
-    assert [each.ok for each in found.values()] == [True] * 8
-    assert found["Slurm"].result == "slurm-wlm 22.05.8"
-    assert found["partition"].result == "main"
-    assert found["nodes"].result == "4, 0 idle, 1 down: n4 is DRAIN+IDLE (disk)"
-    assert found["queue"].result == "can be read; jobs of koalapy in it: 3"
-    assert found["a job's options"].result == "Job 3 to start at 2026-11-21T10:00:00"
+    finding = await findings(slurm, account="physics")
+    assert [entry.ok for entry in finding.values()] == [True] * 8
+    assert finding["Slurm"].result == "slurm-wlm 22.05.8"
+    assert finding["partition"].result == "main"
+    assert finding["nodes"].result == "4, 0 idle, 1 down: n4 is DRAIN+IDLE (disk)"
+    assert finding["queue"].result == "can be read; jobs of koalapy in it: 3"
+    assert finding["a job's options"].result == "Job 3 to start at 2026-11-21T10:00:00"
     assert "--account=physics" in slurm.calls("sbatch")[0]
 
 
-@pytest.mark.parametrize("told", ["slurm 20.11.9", "what?"])
-async def test_check_of_old_slurm_fails(slurm: FakeSlurm, told: str) -> None:
-    slurm.says("sinfo", told + "\n", when="--version")
-    found = (await findings(slurm))["Slurm"]
-    assert (found.ok, found.result, found.hint) == (
+@pytest.mark.parametrize("text", ["slurm 20.11.9", "what?"])
+async def test_check_of_old_slurm_fails(slurm: FakeSlurm, text: str) -> None:
+    slurm.says("sinfo", text + "\n", when="--version")
+    finding = (await findings(slurm))["Slurm"]
+    assert (finding.ok, finding.result, finding.hint) == (
         False,
-        f"{told}: sinfo --json needs 21.08",
+        f"{text}: sinfo --json needs 21.08",
         "upgrade Slurm to 21.08 or later",
     )
 
 
 async def test_check_without_controller_fails(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", "", errors="slurm_load_partitions: Unable to contact slurm controller\n", code=1, when="*%P*")
-    found = (await findings(slurm))["controller"]
-    assert (found.ok, "Unable to contact" in found.result, "slurmctld" in found.hint) == (False, True, True)
+    finding = (await findings(slurm))["controller"]
+    assert (finding.ok, "Unable to contact" in finding.result, "slurmctld" in finding.hint) == (False, True, True)
 
 
 @pytest.mark.parametrize(
-    ("listed", "wanted", "told", "hint"),
+    ("listed", "partition", "text", "hint"),
     [
         ("main*|up\nother|up\n", "mian", "there is no partition mian", "main, other"),
         ("main|up\n", None, "no partition is set, and Slurm has no default one", "main"),
@@ -51,17 +51,17 @@ async def test_check_without_controller_fails(slurm: FakeSlurm) -> None:
     ],
 )
 async def test_check_of_wrong_partition_fails(
-    slurm: FakeSlurm, listed: str, wanted: str | None, told: str, hint: str
+    slurm: FakeSlurm, listed: str, partition: str | None, text: str, hint: str
 ) -> None:
     slurm.says("sinfo", listed, when="*%P*")
-    found = (await findings(slurm, partition=wanted))["partition"]
-    assert (found.ok, found.result, hint in found.hint) == (False, told, True)
+    finding = (await findings(slurm, partition=partition))["partition"]
+    assert (finding.ok, finding.result, hint in finding.hint) == (False, text, True)
 
 
 async def test_check_of_unreadable_queue_fails(slurm: FakeSlurm) -> None:
     slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
-    found = (await findings(slurm))["queue"]
-    assert (found.ok, "cannot be understood" in found.result) == (False, True)
+    finding = (await findings(slurm))["queue"]
+    assert (finding.ok, "cannot be understood" in finding.result) == (False, True)
 
 
 async def test_check_with_all_nodes_down_fails(slurm: FakeSlurm) -> None:
@@ -69,20 +69,20 @@ async def test_check_with_all_nodes_down_fails(slurm: FakeSlurm) -> None:
     for node in document["nodes"]:
         node.update({"state": "down", "reason": "flood"})
     slurm.says("sinfo", json.dumps(document), when="*--json*")
-    found = (await findings(slurm))["nodes"]
-    assert (found.ok, found.result) == (False, "4, 0 idle, 4 down: n1 is DOWN (flood)")
-    assert "NodeName=n1 State=RESUME" in found.hint
+    finding = (await findings(slurm))["nodes"]
+    assert (finding.ok, finding.result) == (False, "4, 0 idle, 4 down: n1 is DOWN (flood)")
+    assert "NodeName=n1 State=RESUME" in finding.hint
 
 
 async def test_check_of_rejected_options_fails(slurm: FakeSlurm) -> None:
-    told = "allocation failure: Invalid account or account/partition combination specified"
-    slurm.says("sbatch", "", errors=told + "\n", code=1, when="*--test-only*")
-    found = (await findings(slurm, account="nobody"))["a job's options"]
-    assert (found.ok, found.result) == (False, f"sbatch: {told}")
-    assert "account" in found.hint
+    text = "allocation failure: Invalid account or account/partition combination specified"
+    slurm.says("sbatch", "", errors=text + "\n", code=1, when="*--test-only*")
+    finding = (await findings(slurm, account="nobody"))["a job's options"]
+    assert (finding.ok, finding.result) == (False, f"sbatch: {text}")
+    assert "account" in finding.hint
 
 
 async def test_check_of_any_answers_raises_nothing(slurm: FakeSlurm) -> None:
     for command in ("sinfo", "squeue", "sbatch"):
         slurm.dies(command)
-    assert not all(each.ok for each in (await findings(slurm)).values())
+    assert not all(entry.ok for entry in (await findings(slurm)).values())

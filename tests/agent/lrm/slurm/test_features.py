@@ -12,7 +12,7 @@ from koalapy.model.errors import SiteRejected
 
 from .conftest import COLUMNS, FakeSlurm
 from .test_adapter import submission
-from .test_offer import counts, seen
+from .test_offer import counts, take_snapshot
 
 FEATURES = {"n1": "ib,gpu", "n2": "ib", "n3": "gpu", "n4": ""}
 
@@ -63,9 +63,9 @@ def shows(slurm: FakeSlurm, form: str) -> None:
         nodes = {"nodes": [name]}
         return {"nodes": nodes, "node": {"state": ["IDLE"]}, "partition": {"name": "main"}, "features": features}
 
-    found = [node(*each) for each in FEATURES.items()]
+    results = [node(*entry) for entry in FEATURES.items()]
     key = "nodes" if form == "22.05" else "sinfo"
-    slurm.says("sinfo", json.dumps({key: found, "errors": []}), when="*--json*")
+    slurm.says("sinfo", json.dumps({key: results, "errors": []}), when="*--json*")
     slurm.says("squeue", "", when=COLUMNS)
 
 
@@ -85,7 +85,7 @@ async def test_snapshot_counts_nodes_that_match_only(
     slurm: FakeSlurm, form: str, options: tuple[str, ...], idle: int
 ) -> None:
     shows(slurm, form)
-    assert counts(await seen(slurm, "main", *options)) == (idle, idle, 0, 0)
+    assert counts(await take_snapshot(slurm, "main", *options)) == (idle, idle, 0, 0)
 
 
 async def test_submit_of_too_many_matching_nodes_is_rejected(slurm: FakeSlurm, tmp_path: Any) -> None:
@@ -96,5 +96,5 @@ async def test_submit_of_too_many_matching_nodes_is_rejected(slurm: FakeSlurm, t
 
 async def test_invalid_exclude_is_a_submit_error(slurm: FakeSlurm) -> None:
     shows(slurm, "22.05")
-    found = await seen(slurm, "main", "--exclude=n[2-")
-    assert found.submit_error.startswith("--exclude cannot be understood")
+    results = await take_snapshot(slurm, "main", "--exclude=n[2-")
+    assert results.submit_error.startswith("--exclude cannot be understood")

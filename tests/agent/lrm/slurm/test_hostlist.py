@@ -62,9 +62,9 @@ def test_expand_host_list_restores_names(parts: list[tuple[str, int, list[int]]]
 
 
 @given(NAME, st.integers(0, 2000), st.integers(0, 200), WIDTH)
-def test_expand_host_list_of_range_counts(name: str, first: int, more: int, width: int) -> None:
-    found = expand_host_list(f"{name}[{str(first).zfill(width)}-{str(first + more).zfill(width)}]")
-    assert found == [f"{name}{str(n).zfill(width)}" for n in range(first, first + more + 1)]
+def test_expand_host_list_of_range_counts(name: str, first: int, count: int, width: int) -> None:
+    names = expand_host_list(f"{name}[{str(first).zfill(width)}-{str(first + count).zfill(width)}]")
+    assert names == [f"{name}{str(n).zfill(width)}" for n in range(first, first + count + 1)]
 
 
 @given(st.text(alphabet="n1-,[] 0m", max_size=12))

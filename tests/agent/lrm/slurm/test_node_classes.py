@@ -25,8 +25,8 @@ def shows(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
     def node(name: str, features: str, memory: int, weight: int) -> dict[str, Any]:
         state = states.get(name, "IDLE")
         if form == "22.05":
-            told = {"features": features, "real_memory": memory, "weight": weight}
-            return {"name": name, "state": state.lower(), "partitions": ["main"]} | told
+            fields = {"features": features, "real_memory": memory, "weight": weight}
+            return {"name": name, "state": state.lower(), "partitions": ["main"]} | fields
         group: dict[str, Any] = {
             "nodes": {"nodes": [name]},
             "node": {"state": [state]},
@@ -38,13 +38,13 @@ def shows(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
             return group | {"memory": least, "weight": most}
         return group | {"memory": memory, "weight": {"set": True, "infinite": False, "number": weight}}
 
-    found = [node(name, *facts) for name, facts in NODES.items()]
-    slurm.says("sinfo", json.dumps({"nodes" if form == "22.05" else "sinfo": found, "errors": []}), when="*--json*")
+    nodes = [node(name, *facts) for name, facts in NODES.items()]
+    slurm.says("sinfo", json.dumps({"nodes" if form == "22.05" else "sinfo": nodes, "errors": []}), when="*--json*")
     slurm.says("squeue", "", when=COLUMNS)
 
 
 def idle(snapshot: LrmSnapshot) -> dict[str, int]:
-    return {each.name: each.idle for each in snapshot.node_classes}
+    return {entry.name: entry.idle for entry in snapshot.node_classes}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -91,7 +91,7 @@ async def test_job_of_class_keeps_configured_options(slurm: FakeSlurm, tmp_path:
     for name, others in (("fast", "n1,n2,n4"), ("some", "n2,n3,n4")):
         await adapter.submit_job(submission(tmp_path, nodes=1, node_class=name))
         options = slurm.calls("sbatch")[-1].split()
-        assert [word for word in options if word.startswith(("--exclude", "--constraint"))] == [
+        assert [option for option in options if option.startswith(("--exclude", "--constraint"))] == [
             "--constraint=ib",
             "--exclude=n4",
             f"--exclude={others}",

@@ -48,11 +48,11 @@ def shows(slurm: FakeSlurm, states: Mapping[str, str], partitions: Mapping[str, 
     nodes = [
         {
             "name": name,
-            "state": words.split()[0],
-            "state_flags": words.split()[1:],
+            "state": text.split()[0],
+            "state_flags": text.split()[1:],
             "partitions": (partitions or {}).get(name, "main").split(),
         }
-        for name, words in states.items()
+        for name, text in states.items()
     ]
     slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
     slurm.says("squeue", "", when=COLUMNS)
@@ -63,7 +63,7 @@ def waits(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description:
     slurm.says("squeue", recorded_queue({169}, state=state, reason=description or reason), when=COLUMNS)
 
 
-async def seen(slurm: FakeSlurm, partition: str | None = "main", *options: str) -> LrmSnapshot:
+async def take_snapshot(slurm: FakeSlurm, partition: str | None = "main", *options: str) -> LrmSnapshot:
     return await slurm.lrm(partition=partition, options=options).take_snapshot()
 
 
@@ -90,8 +90,8 @@ async def test_reserved_nodes_are_idle_with_reservation_only(
 ) -> None:
     shows(slurm, STATES)
     slurm.says("scontrol", RESERVATIONS, when="show reservation*")
-    found = await seen(slurm, "main", *options)
-    assert (counts(found), found.submit_error) == (expected, "")
+    snapshot = await take_snapshot(slurm, "main", *options)
+    assert (counts(snapshot), snapshot.submit_error) == (expected, "")
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ async def test_reserved_nodes_are_idle_with_reservation_only(
 async def test_inactive_reservation_is_a_submit_error(slurm: FakeSlurm, name: str, error: str) -> None:
     shows(slurm, STATES)
     slurm.says("scontrol", RESERVATIONS, when="show reservation*")
-    assert (await seen(slurm, "main", f"--reservation={name}")).submit_error == error
+    assert (await take_snapshot(slurm, "main", f"--reservation={name}")).submit_error == error
 
 
 async def test_partition_that_is_down_has_no_nodes(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, {"n1": "idle", "n2": "idle"}, {"n1": "shut", "n2": "shut"})
-    found = await seen(slurm, "shut")
-    assert (counts(found), found.submit_error) == ((2, 0, 0, 2), "partition shut is DOWN")
+    snapshot = await take_snapshot(slurm, "shut")
+    assert (counts(snapshot), snapshot.submit_error) == ((2, 0, 0, 2), "partition shut is DOWN")
 
 
 async def test_partition_that_comes_up_has_nodes(slurm: FakeSlurm) -> None:
@@ -119,8 +119,8 @@ async def test_partition_that_comes_up_has_nodes(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
     waits(slurm, "PartitionDown")
     await lrm.take_snapshot()
-    found = await lrm.take_snapshot()
-    assert (found.idle, found.submit_error) == (1, "")
+    snapshot = await lrm.take_snapshot()
+    assert (snapshot.idle, snapshot.submit_error) == (1, "")
 
 
 async def test_snapshot_with_an_old_offer_reads_the_partitions_anew(
@@ -153,8 +153,8 @@ async def test_idle_nodes_respect_limits_of_partitions(
 ) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
-    found = await seen(slurm, partition)
-    assert (counts(found), found.notices) == (expected, (notice,) if notice else ())
+    snapshot = await take_snapshot(slurm, partition)
+    assert (counts(snapshot), snapshot.notices) == (expected, (notice,) if notice else ())
 
 
 async def test_submit_beyond_limits_is_rejected_before_sbatch(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -175,13 +175,13 @@ async def test_submit_passes_several_partitions(slurm: FakeSlurm, tmp_path: Path
 
 async def test_planned_nodes_are_idle_for_queued_grid_jobs(slurm: FakeSlurm) -> None:
     shows(slurm, dict.fromkeys(("n1", "n2", "n3", "n4", "n5"), "idle PLANNED") | {"n6": "idle"})
-    assert counts(await seen(slurm)) == (6, 1, 5, 0)
+    assert counts(await take_snapshot(slurm)) == (6, 1, 5, 0)
     waits(slurm, "Resources")
-    assert counts(await seen(slurm)) == (6, 4, 2, 0)
+    assert counts(await take_snapshot(slurm)) == (6, 4, 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("reason", "description", "told"),
+    ("reason", "description", "expected"),
     [
         ("Resources", "", "Slurm says Resources (it waits for nodes)"),
         ("Priority", "", "Slurm says Priority (jobs of higher priority come first)"),
@@ -197,20 +197,20 @@ async def test_planned_nodes_are_idle_for_queued_grid_jobs(slurm: FakeSlurm) -> 
         ),
     ],
 )
-async def test_queued_job_has_reason(slurm: FakeSlurm, reason: str, description: str, told: str) -> None:
+async def test_queued_job_has_reason(slurm: FakeSlurm, reason: str, description: str, expected: str) -> None:
     shows(slurm, {"n1": "idle"})
     waits(slurm, reason, description=description)
-    (job,) = (await seen(slurm)).jobs
-    assert (job.state, job.reason, job.fault, job.starting) == (LrmJobState.QUEUED, told, None, 0.0)
+    (job,) = (await take_snapshot(slurm)).jobs
+    assert (job.state, job.reason, job.fault, job.starting) == (LrmJobState.QUEUED, expected, None, 0.0)
 
 
 async def test_limit_of_one_of_several_partitions_is_no_fault(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     waits(slurm, "PartitionTimeLimit")
-    (job,) = (await seen(slurm, "short,long")).jobs
+    (job,) = (await take_snapshot(slurm, "short,long")).jobs
     assert (job.fault, job.reason) == (None, "Slurm says PartitionTimeLimit")
-    (job,) = (await seen(slurm, "short")).jobs
+    (job,) = (await take_snapshot(slurm, "short")).jobs
     assert job.fault == "unsuitable"
 
 
@@ -228,7 +228,7 @@ async def test_starting_nodes_have_slurms_timeout(slurm: FakeSlurm, state: str, 
     slurm.says("scontrol", CONFIGURATION, when="show config")
     shows(slurm, {"n1": "allocated NOT_RESPONDING POWERING_UP", "n2": "down REBOOT_ISSUED", "n3": "down"})
     waits(slurm, "None", state=state, description=reason)
-    (job,) = (await seen(slurm)).jobs
+    (job,) = (await take_snapshot(slurm)).jobs
     assert job.starting == starting
     assert bool(job.reason) is (state != "RUNNING")
 
@@ -244,18 +244,18 @@ def test_read_partitions_of_sinfo() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "most"),
+    ("size", "maximum"),
     [("1-1024", 1024), ("1-1K", 1024), ("1-1.5K", 1536), ("2K", 2048), ("1-1.50M", 1572864), ("1-infinite", None)],
 )
-def test_read_partitions_with_short_limit(size: str, most: int | None) -> None:
-    assert read_partitions(f"long|up|{size}\n")["long"].max_nodes == most
+def test_read_partitions_with_short_limit(size: str, maximum: int | None) -> None:
+    assert read_partitions(f"long|up|{size}\n")["long"].max_nodes == maximum
 
 
 @pytest.mark.parametrize(
-    ("size", "least"), [("4-infinite", 4), ("1-64", 1), ("8", 8), ("1K-2K", 1024), ("infinite", 1), ("", 1), ("?", 1)]
+    ("size", "minimum"), [("4-infinite", 4), ("1-64", 1), ("8", 8), ("1K-2K", 1024), ("infinite", 1), ("", 1), ("?", 1)]
 )
-def test_partition_has_its_least_nodes(size: str, least: int) -> None:
-    assert read_partitions(f"long|up|{size}\n")["long"].min_nodes == least
+def test_partition_has_its_least_nodes(size: str, minimum: int) -> None:
+    assert read_partitions(f"long|up|{size}\n")["long"].min_nodes == minimum
 
 
 async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -288,14 +288,14 @@ def test_next_size_is_one_that_a_partition_takes(nodes: int, size: int) -> None:
 async def test_snapshot_of_partition_with_min_nodes_has_notice(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
     shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "idle"})
-    found = await seen(slurm)
-    assert (found.idle, found.background, found.notices) == (
+    snapshot = await take_snapshot(slurm)
+    assert (snapshot.idle, snapshot.background, snapshot.notices) == (
         3,
         1,
         ("a job in partition main gets at least 3 nodes, and smaller ones are rejected",),
     )
     shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "allocated"})
-    assert counts(await seen(slurm)) == (4, 0, 4, 0)
+    assert counts(await take_snapshot(slurm)) == (4, 0, 4, 0)
 
 
 async def test_sinfo_has_option_noconvert(slurm: FakeSlurm) -> None:
@@ -319,9 +319,9 @@ def test_read_reservations_skips_invalid_others() -> None:
     assert set(read_reservations(odd + RESERVATIONS, {"r1"})) == {"r1"}
 
 
-@pytest.mark.parametrize("words", [["--reservation"], [], ["--reservations=x"], ["-r", "x"]])
-def test_option_value_without_option_is_none(words: list[str]) -> None:
-    assert option_value(words, "--reservation") is None
+@pytest.mark.parametrize("text", [["--reservation"], [], ["--reservations=x"], ["-r", "x"]])
+def test_option_value_without_option_is_none(text: list[str]) -> None:
+    assert option_value(text, "--reservation") is None
 
 
 @given(
@@ -330,12 +330,14 @@ def test_option_value_without_option_is_none(words: list[str]) -> None:
     st.integers(0, 5),
 )
 def test_idle_nodes_never_exceed_one_job(
-    states: list[tuple[str, set[str]]], limits: tuple[bool, int | None, int], wanted: int
+    states: list[tuple[str, set[str]]], limits: tuple[bool, int | None, int], requested: int
 ) -> None:
     nodes = [SlurmNode(f"n{i}", frozenset(w.split()), partitions=frozenset(p)) for i, (w, p) in enumerate(states) if p]
-    up, most, least = limits
-    first = Partition("a", "UP" if up else "DOWN", max_nodes=most, min_nodes=least)
-    found = make_snapshot(nodes, [LrmJob("1", "koala-a", LrmJobState.QUEUED)], Offer((first, Partition("b"))), wanted)
+    up, maximum, minimum = limits
+    first = Partition("a", "UP" if up else "DOWN", max_nodes=maximum, min_nodes=minimum)
+    snapshot = make_snapshot(
+        nodes, [LrmJob("1", "koala-a", LrmJobState.QUEUED)], Offer((first, Partition("b"))), requested
+    )
     within = [sum(name in node.partitions and "IDLE" in node.words for node in nodes) for name in "ab"]
-    assert found.idle <= max(min(within[0], most or len(nodes)) if up else 0, within[1])
-    assert found.total == found.idle + found.background + found.down
+    assert snapshot.idle <= max(min(within[0], maximum or len(nodes)) if up else 0, within[1])
+    assert snapshot.total == snapshot.idle + snapshot.background + snapshot.down

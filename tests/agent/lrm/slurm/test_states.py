@@ -43,8 +43,8 @@ def test_job_state_of_several_words(words: str, state: LrmJobState) -> None:
 
 @given(st.sets(st.text(max_size=12)))
 def test_job_state_of_unknown_words_is_not_ended(words: set[str]) -> None:
-    known = {word for all in JOB_STATES.values() for word in all.split()}
-    if not words & known:
+    known_words = {word for all in JOB_STATES.values() for word in all.split()}
+    if not words & known_words:
         assert job_state(words) is LrmJobState.UNKNOWN
 
 
@@ -150,8 +150,8 @@ def test_node_state_in_own_reservation(words: str, state: str) -> None:
 
 @given(st.sets(st.text(min_size=1, max_size=12)))
 def test_node_state_with_unknown_word_is_never_idle(unknown: set[str]) -> None:
-    known = "PLANNED CLOUD POWERED_DOWN DYNAMIC_NORM DYNAMIC_FUTURE RESUME UNDRAIN REBOOT_CANCELED IDLE"
-    if unknown - set(known.split()):
+    known_words = "PLANNED CLOUD POWERED_DOWN DYNAMIC_NORM DYNAMIC_FUTURE RESUME UNDRAIN REBOOT_CANCELED IDLE"
+    if unknown - set(known_words.split()):
         assert node_state({"IDLE"} | unknown) not in ("idle", "planned")
 
 
@@ -168,10 +168,12 @@ def test_snapshot_counts_each_node_once(
 ) -> None:
     """Whatever Slurm says of nodes and jobs: what is none of idle, background and down is held by jobs of ours."""
     nodes = [
-        SlurmNode(f"n{index}", frozenset(each), partitions=frozenset({"main"})) for index, each in enumerate(words)
+        SlurmNode(f"n{index}", frozenset(entry), partitions=frozenset({"main"})) for index, entry in enumerate(words)
     ]
     jobs = [LrmJob(str(i), "koala-a", state, tuple(f"n{n}" for n in on)) for i, (state, on) in enumerate(held)]
-    seen = make_snapshot(nodes, jobs, Offer((Partition("main"),)), wanted)
-    ours = {n for job in jobs if job.state in (LrmJobState.RUNNING, LrmJobState.UNKNOWN) for n in job.nodes}
-    assert min(seen.idle, seen.background, seen.down) >= 0
-    assert seen.total - seen.idle - seen.background - seen.down == len(ours & {node.name for node in nodes})
+    snapshot = make_snapshot(nodes, jobs, Offer((Partition("main"),)), wanted)
+    holding = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
+    held_nodes = {node for job in jobs if job.state in holding for node in job.nodes}
+    assert min(snapshot.idle, snapshot.background, snapshot.down) >= 0
+    counted = snapshot.idle + snapshot.background + snapshot.down
+    assert snapshot.total - counted == len(held_nodes & {node.name for node in nodes})
