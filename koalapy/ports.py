@@ -19,16 +19,16 @@ from koalapy.model.request import ClusterName
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """A cluster as the books have it; counts in nodes, times in seconds since the epoch."""
+    """The stored state of a cluster; counts in nodes, times in seconds since the epoch."""
 
     name: ClusterName
     kind: str
-    """Which local resource manager: local, slurm, sge, drmaa."""
+    """The kind of resource manager: local, slurm, sge, drmaa."""
     state: str
     total: int
     idle: int
     used: int
-    """Nodes that jobs of this scheduler have or were promised."""
+    """Nodes that jobs of this scheduler have, or that are reserved for them."""
     background: int
     down: int
     errors: int
@@ -37,20 +37,20 @@ class ClusterRecord:
     processes_per_node: int
     speed: float
     unusable: bool = False
-    """Whether it was given up after errors in a row, whatever else its state says."""
+    """Whether consecutive errors made it unusable, regardless of ``state``."""
     note: str = ""
-    """Why it was given up."""
+    """Why it is unusable."""
     trials: int = 0
-    """Probations that failed since."""
+    """Number of failed probations since."""
     drained: Drain | None = None
-    """The operator's order, while it stands."""
+    """The drain order of an operator, until it is withdrawn."""
     details: dict[str, object] = field(default_factory=dict)
-    """What the kind of cluster has to tell, such as the directory of a ``local`` one."""
+    """Values specific to the kind, such as the directory of a ``local`` cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs to list; empty means any. Newest first; ``before`` is the smallest id of the page before."""
+    """A query for jobs, newest first; empty fields match any job. ``before`` is the last id of the previous page."""
 
     states: tuple[str, ...] = ()
     owner: str = ""
@@ -63,24 +63,23 @@ class JobFilter:
     priority: str = ""
     min_restarts: int = 0
     max_restarts: int | None = None
-    """None means any number."""
+    """None: any number."""
     ids: tuple[JobId, ...] | None = None
-    """Only these; None means any."""
+    """Only jobs with these ids; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Jobs, newest first; fewer than asked for where they are large, or where many were looked at for them, none
-    even."""
+    """A page of jobs, newest first. It may have fewer jobs than requested, or none, to bound its size and cost."""
 
     jobs: Sequence[Job]
     before: JobId | None
-    """What the next page's ids are to be smaller than; None when this is the last."""
+    """The value of ``before`` for the next page; None on the last page."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxEntry:
-    """A command that is written and not yet acknowledged by the cluster's agent; ``payload`` is the message itself."""
+    """A stored command that the cluster's agent has not acknowledged; ``payload`` is the message."""
 
     id: int
     cluster: ClusterName
@@ -97,7 +96,7 @@ class OutboxEntry:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An idempotency key, as ``hash_key`` makes it of a user's, and what it was used for."""
+    """A used idempotency key, hashed by ``hash_key``, with its job and the digest of the submission."""
 
     key: str
     job: JobId
@@ -106,28 +105,28 @@ class Submitted:
 
 @dataclass(slots=True)
 class Batch:
-    """Everything one transaction writes."""
+    """The changes of one transaction."""
 
     at: float
     epoch: int
     jobs: dict[JobId, Job] = field(default_factory=dict)
     attempts: list[tuple[JobId, Attempt]] = field(default_factory=list)
-    """Attempts as they ended, of jobs that have a newer one already."""
+    """Ended attempts of jobs that have a newer attempt."""
     timeline: list[TimelineEntry] = field(default_factory=list)
     outbox: list[OutboxEntry] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
     submitted: list[Submitted] = field(default_factory=list)
     clusters: list[ClusterRecord] = field(default_factory=list)
     advised: list[AdvisedPlacement] = field(default_factory=list)
-    """Of jobs that were placed by advice; how long they ran is noted when they succeed."""
+    """Placements by advice; the actual run times are stored when the jobs succeed."""
     scans: dict[Priority, int] = field(default_factory=dict)
-    """How often placement queues have been scanned, of those that were."""
+    """Number of scans so far of each placement queue that was scanned."""
     audit: list[AuditEntry] = field(default_factory=list)
-    """Who had this done, as far as somebody has."""
+    """Audit entries of the user actions that caused the changes."""
     notifications: list[Notification] = field(default_factory=list)
-    """What somebody is to be told of it."""
+    """Notifications about the changes."""
     number: int = 0
-    """Given by the store when it is first handed the batch, by which it knows it again."""
+    """Set by the store at the first try to write the batch, so that it recognizes a retry."""
 
     def __bool__(self) -> bool:
         return bool(
@@ -145,19 +144,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a daemon takes up at its start: unfinished jobs, unacknowledged commands, clusters, and the next job id."""
+    """The state that a daemon loads at its start: unfinished jobs, unacknowledged commands, clusters, next job id."""
 
     jobs: tuple[Job, ...]
     outbox: tuple[OutboxEntry, ...]
     clusters: tuple[ClusterRecord, ...]
     next_job: JobId
     scans: dict[Priority, int] = field(default_factory=dict)
-    """How often the placement queues had been scanned."""
+    """Number of scans so far of each placement queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeanTimes:
-    """Means in seconds over jobs that ran to an end of their own; None where nothing is known."""
+    """Mean times in seconds over jobs that ended by themselves; None without such jobs."""
 
     jobs: int = 0
     queue_time: float | None = None
@@ -169,7 +168,7 @@ class MeanTimes:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the books say of a span of time: node-seconds that components had by cluster, and the jobs that ended."""
+    """The use of the grid in a time span: node-seconds by cluster, and counts of ended jobs."""
 
     node_seconds: dict[ClusterName, float]
     mean_times: dict[Priority, MeanTimes]
