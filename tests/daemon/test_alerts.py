@@ -98,7 +98,7 @@ async def test_users_are_told_what_concerns_clusters_and_their_own_jobs(scene: S
             AlertKind.QUEUE_FLOODED,
             "user bob",
             user="bob",
-            cause="1 others wait as well: ada",
+            cause="other users have queued jobs as well: ada",
             remedy="limits.users.bob",
         ),
         alert(AlertKind.DATABASE, "database"),
@@ -138,7 +138,7 @@ async def test_a_database_is_slow_by_what_went_well_lately() -> None:
     assert await told() == []
     writes.note(RULES.database_slow)
     writes.note(2 * RULES.database_slow)
-    assert await told() == ["warning a transaction takes 0.5 s, in the middle of those of the last minute"]
+    assert await told() == ["warning the median transaction of the last minute took 0.5 s"]
     now = WINDOW + 1
     assert await told() == []
 

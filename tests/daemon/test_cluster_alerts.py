@@ -72,7 +72,7 @@ async def test_cluster_whose_agent_told_nothing_yet_is_not_told_as_not_connected
             await until(daemon, "north", ("unreachable", 0, NOTHING_TOLD))
             (alert,) = await alerts_of(daemon)
             assert (alert.kind, alert.cause) == (AlertKind.AGENT_AWAY, NOTHING_TOLD)
-            assert alert.summary == "the agent of north has told nothing: nothing is placed there"
+            assert alert.summary == "the agent of north has not reported yet: no jobs are placed there"
             assert health_of(daemon) == {"resource manager": NOTHING_TOLD}
             assert lane(daemon).connected
             assert await alerts_of(daemon, after=CONNECT_GRACE - 1) == [], "it has time to tell"
@@ -91,7 +91,7 @@ async def test_agent_away_alert_names_refused_connection_and_its_remedy(tmp_path
         daemon.hub.note_rejection("north", "the token is not that of cluster north", "set KOALA_AGENT_TOKEN")
         (alert,) = await alerts_of(daemon)
         assert alert.cause == (
-            f"{NOT_YET}; a connection in its name was refused: the token is not that of cluster north"
+            f"{NOT_YET}; a connection in its name was rejected: the token is not that of cluster north"
         )
         assert alert.remedy == "set KOALA_AGENT_TOKEN"
         (alert,) = await alerts_of(daemon, after=REJECTION_WINDOW + 1)

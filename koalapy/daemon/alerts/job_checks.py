@@ -1,4 +1,4 @@
-"""What may be wrong with jobs: claims that stand still, jobs that starve, a user who floods the queue."""
+"""Checks of jobs: claims that do not complete, jobs that starve, and users that flood the queue."""
 
 import asyncio
 from collections import Counter
@@ -9,29 +9,29 @@ from itertools import islice
 from shlex import quote
 
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
-from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState
+from koalapy.model.job import ComponentState, Job, JobId, JobState
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.queries import Queries
 from koalapy.system.event_loop import iterate_in_slices
 
 SLICE = 200
-"""Jobs that are looked at before others go on."""
-MAX_TOLD = 20
-"""Jobs of one kind of trouble that are told, the oldest."""
+"""Jobs that are checked before other tasks run."""
+MAX_STUCK = 20
+"""Jobs with stuck claims that are reported, oldest first."""
 MAX_STARVING = 5
-MAX_HELD = 50
-"""Jobs that one remedy names."""
+MAX_LISTED = 50
+"""Jobs that a remedy lists."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """What one look at all jobs that are not over has found."""
+    """The unfinished jobs by what may be wrong with them."""
 
     stuck: list[tuple[float, Job]] = field(default_factory=list)
-    """Since when, and which."""
+    """Jobs with stuck claims, with the time of their requests."""
     waiting: list[tuple[float, Job]] = field(default_factory=list)
-    """Those that have waited for so long that they may starve."""
+    """Jobs that have waited so long that they may starve, with the time since when."""
     active: list[Job] = field(default_factory=list)
     queued: Counter[str] = field(default_factory=Counter)
     """By owner."""
@@ -39,7 +39,7 @@ class Survey:
 
 
 class JobChecks:
-    """Looks at the jobs that are not over, some at a time."""
+    """A check of all unfinished jobs, in slices."""
 
     def __init__(self, queries: Queries, rules: AlertRules) -> None:
         self._queries, self._rules = queries, rules
@@ -47,7 +47,7 @@ class JobChecks:
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
         survey = await self._survey(now)
         await asyncio.sleep(0)
-        for since, job in nsmallest(MAX_TOLD, survey.stuck, key=_age):
+        for since, job in nsmallest(MAX_STUCK, survey.stuck, key=_age):
             yield self._stuck(job, since, now)
         await asyncio.sleep(0)
         for since, job in nsmallest(MAX_STARVING, survey.waiting, key=_age):
@@ -59,8 +59,8 @@ class JobChecks:
 
     async def _survey(self, now: float) -> Survey:
         survey, rules = Survey(), self._rules
-        async for some in iterate_in_slices(self._queries.jobs(), SLICE):
-            for job in some:
+        async for jobs in iterate_in_slices(self._queries.jobs(), SLICE):
+            for job in jobs:
                 if job.spec.internal:
                     continue
                 if job.state is JobState.QUEUED:
@@ -71,54 +71,52 @@ class JobChecks:
                         survey.waiting.append((since, job))
                 elif job.state.is_active:
                     survey.active.append(job)
-                    asked = _asked_at(job)
-                    if asked is not None and now - asked >= rules.claim_stuck_after:
-                        survey.stuck.append((asked, job))
+                    requested_at = _requested_at(job)
+                    if requested_at is not None and now - requested_at >= rules.claim_stuck_after:
+                        survey.stuck.append((requested_at, job))
         return survey
 
     def _stuck(self, job: Job, since: float, now: float) -> Alert:
         missing = [c for c in job.attempt.gang if c.state in _MISSING] if job.attempt else []
-        where = sorted({component.cluster for component in missing})
-        why = explain(self._queries, job, (), now).headline
-        drain = f"; or keep jobs from there: koala clusters drain {where[0]}" if where else ""
+        clusters = sorted({component.cluster for component in missing})
+        held = sum(c.size for c in job.attempt.gang if c.state is ComponentState.CLAIMED) if job.attempt else 0
+        drain = f"; or place no jobs there: koala clusters drain {clusters[0]}" if clusters else ""
         return Alert(
             AlertKind.CLAIM_STUCK,
             Severity.WARNING,
             f"job {job.id}",
-            f"job {job.id} asks for its nodes in vain, and holds {format_nodes(_held(job.attempt))} meanwhile",
-            why,
-            f"end it, and submit it again later: koala cancel {job.id}{drain}",
+            f"job {job.id} does not get all of its nodes, and holds {format_nodes(held)} meanwhile",
+            explain(self._queries, job, (), now).headline,
+            f"cancel it, and submit it again later: koala cancel {job.id}{drain}",
             since,
-            cluster=where[0] if where else "",
+            cluster=clusters[0] if clusters else "",
             job=job.id,
             user=job.spec.owner,
         )
 
     def _starves(self, job: Job, since: float, overtook: list[Job], queued: list[JobId]) -> Alert:
-        queries = self._queries
-        later = f"{len(overtook)} {'job that came' if len(overtook) == 1 else 'jobs that came'} later"
+        later = f"{len(overtook)} later {'job' if len(overtook) == 1 else 'jobs'}"
         return Alert(
             AlertKind.JOB_STARVES,
             Severity.WARNING,
             f"job {job.id}",
             f"job {job.id} waits for {format_nodes(job.spec.request.total_size)}, while {later} got some",
-            queries.waiting_reason(job),
-            self._let_it_start(job, queued),
+            self._queries.waiting_reason(job),
+            self._starvation_remedy(job, queued),
             since,
             job=job.id,
             user=job.spec.owner,
         )
 
-    def _let_it_start(self, job: Job, queued: list[JobId]) -> str:
-        """What helps a job that starves."""
+    def _starvation_remedy(self, job: Job, queued: list[JobId]) -> str:
         if self._queries.reservation == job.id:
-            return f"nodes are kept for it from now on; what it waits for: koala explain {job.id}"
-        younger = [str(other) for other in islice((other for other in queued if other > job.id), MAX_HELD + 1)]
-        for_ever = "" if self._queries.rules.aging else "; for ever: rules.aging true in the configuration"
-        if not younger:
-            return f"see what it waits for: koala explain {job.id}{for_ever}"
-        more = " and those after them" if len(younger) > MAX_HELD else ""
-        return f"let those that came later wait: koala hold {' '.join(younger[:MAX_HELD])}{more}{for_ever}"
+            return f"nodes are now reserved for it; see what it waits for: koala explain {job.id}"
+        later = [str(other) for other in islice((other for other in queued if other > job.id), MAX_LISTED + 1)]
+        permanent = "" if self._queries.rules.aging else "; permanently: rules.aging true in the configuration"
+        if not later:
+            return f"see what it waits for: koala explain {job.id}{permanent}"
+        more = " and the jobs after them" if len(later) > MAX_LISTED else ""
+        return f"hold the later jobs: koala hold {' '.join(later[:MAX_LISTED])}{more}{permanent}"
 
     def _flood(self, queued: Counter[str], now: float) -> list[Alert]:
         total = sum(queued.values())
@@ -128,9 +126,9 @@ class JobChecks:
                 AlertKind.QUEUE_FLOODED,
                 Severity.WARNING,
                 f"user {owner}",
-                f"{count} of the {total} jobs that wait are {owner}'s",
-                f"{len(queued) - 1} others wait as well: {format_list(sorted(set(queued) - {owner}))}",
-                f"hold them: koala hold $({listing} --user {quote(owner)} --limit {count}); for ever: "
+                f"{count} of the {total} queued jobs belong to {owner}",
+                f"other users have queued jobs as well: {format_list(sorted(set(queued) - {owner}))}",
+                f"hold them: koala hold $({listing} --user {quote(owner)} --limit {count}); permanently: "
                 f"limits.users.{owner}.queued_jobs in the configuration",
                 now,
                 user=owner,
@@ -147,26 +145,21 @@ def _age(waiting: tuple[float, Job]) -> tuple[float, int]:
     return waiting[0], waiting[1].id
 
 
-def _asked_at(job: Job) -> float | None:
-    """Since when a job has asked for nodes that it does not have; None of one that does not, or awaits files."""
+def _requested_at(job: Job) -> float | None:
+    """Return when a claiming job had requested its nodes and had its files; None for any other job."""
     attempt = job.attempt
     if job.state is not JobState.CLAIMING or attempt is None:
         return None
     gang = attempt.gang
     if any(component.awaits_files for component in gang):
         return None
-    asked = [c.submitted_at for c in gang if c.submitted_at is not None]
-    there = [c.staged_at for c in gang if c.staged_at is not None]
-    return max([min(asked), *there]) if asked else None
-
-
-def _held(attempt: Attempt | None) -> int:
-    """Nodes that an attempt has, while it waits for others."""
-    return sum(c.size for c in attempt.gang if c.state is ComponentState.CLAIMED) if attempt else 0
+    submitted = [component.submitted_at for component in gang if component.submitted_at is not None]
+    staged = [component.staged_at for component in gang if component.staged_at is not None]
+    return max([min(submitted), *staged]) if submitted else None
 
 
 def _overtakes(other: Job, job: Job, since: float) -> bool:
-    """Whether a job that came later, and is of no higher priority, was given nodes while another waited."""
+    """Check whether ``other``, a later job of the same priority, got nodes while ``job`` waited."""
     if other.id < job.id or other.placed_at is None or other.placed_at < since:
         return False
     return other.spec.priority == job.spec.priority
