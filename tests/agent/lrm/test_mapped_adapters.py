@@ -1,4 +1,4 @@
-"""Slurm and Grid Engine where jobs are several accounts': whose is whose, and as whom commands run.
+"""Slurm and Grid Engine with jobs of several accounts.
 
 Commands are answered in this process; what is done in accounts' folders is done by real processes, as we are.
 """
@@ -34,7 +34,7 @@ MAPPED = SiteSettings(identity="mapped")
 
 
 class FakeSudo:
-    """Runs commands of resource managers by a stand-in and all else as we are, and keeps what was asked by whom."""
+    """Runs commands of resource managers by a fake, and records them by account."""
 
     def __init__(self, folder: Path, run_command: RunCommand) -> None:
         self._run_command = run_command

@@ -1,4 +1,4 @@
-"""Which nodes are alike: as configured, else by features and memory; every node is of one class."""
+"""Classes of nodes, as configured or by features and memory."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A DRMAA package that stands in for the real one, in the real worker process."""
+"""A fake DRMAA package in the real worker process."""
 
 import json
 from collections.abc import AsyncIterator
@@ -14,14 +14,14 @@ PACKAGE = Path(__file__).with_name("package")
 
 
 class FakeLibrary:
-    """What the library is to do, and what was asked of it."""
+    """Controls the fake library, and returns its calls."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
         state.mkdir()
 
     def will(self, operation: str, behaviour: str) -> None:
-        """Have a call raise an error of that name, crash, exit, hang or chatter; an empty word: behave."""
+        """Make a call raise an error of that name, crash, exit, hang or print; empty: succeed."""
         (self.state / operation).write_text(behaviour)
 
     def job(self, job: str, text: str) -> None:

@@ -21,7 +21,7 @@ PEOPLE = {
 
 
 class FakeControl(JobControl):
-    """Hands in nothing; says as whom it would."""
+    """A control that only records its account."""
 
     controls: list["FakeControl"] = []  # noqa: RUF012
 

@@ -25,7 +25,7 @@ def settings() -> SiteSettings:
 
 
 class FakeSession(JobControl):
-    """Stands in for ``DrmaaControl``."""
+    """A fake ``DrmaaControl``."""
 
     def __init__(self) -> None:
         self.natives: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""A Grid Engine whose commands are answered in this process, and a control that remembers."""
+"""A Grid Engine whose commands are answered in this process, and a control that records calls."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ OWNER = pwd.getpwuid(os.geteuid()).pw_name
 
 
 class FakeGridEngine:
-    """Answers Grid Engine's commands in place of ``commands.run``, and keeps what was asked."""
+    """Answers Grid Engine's commands in place of ``run_command``, and records them."""
 
     def __init__(self, folder: Path) -> None:
         self.programs = folder
@@ -56,7 +56,7 @@ class FakeGridEngine:
         self._answers[command] = text, code
 
     def hangs(self, command: str) -> Callable[[], None]:
-        """Have a command say nothing until what is returned is called."""
+        """Make a command wait until the returned function is called."""
         released = self._hanging[command] = asyncio.Event()
         return released.set
 

@@ -1,4 +1,4 @@
-"""What an operator is told before the first job."""
+"""``koala check`` of Grid Engine."""
 
 import os
 import socket

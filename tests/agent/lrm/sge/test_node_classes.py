@@ -1,4 +1,4 @@
-"""Grid Engine's nodes by memory and by configuration: what is told of them, and how a job gets those of one class."""
+"""Node classes of Grid Engine."""
 
 from pathlib import Path
 

@@ -216,7 +216,6 @@ INSTANCES = st.lists(
 
 @given(INSTANCES, st.sets(HOSTS))
 def test_snapshot_counts_each_node_once(instances: list[QueueInstance], held_nodes: set[str]) -> None:
-    """Whatever Grid Engine says: what is none of idle, background and down is held by jobs of ours."""
     snapshot = make_snapshot(Listing(tuple(instances), ()), LAYOUT, held_nodes, ())
     hosts = {entry.host for entry in instances if (entry.queue, entry.host) in LAYOUT.instances}
     assert min(snapshot.idle, snapshot.background, snapshot.down) >= 0

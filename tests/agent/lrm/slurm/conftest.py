@@ -22,7 +22,7 @@ ANSWERS = Path(__file__).with_name("answers")
 
 
 COLUMNS = "*--Format=*"
-"""The calls by which squeue is asked for columns."""
+"""Calls of squeue for columns."""
 
 
 def column_line(
@@ -91,7 +91,7 @@ class FakeSlurm:
         program.chmod(0o755)
 
     def dies(self, command: str) -> None:
-        """Have a command be killed by a signal from now on."""
+        """Make a command be killed by a signal."""
         self.says(command, "", code=-9)
 
     def calls(self, command: str) -> list[str]:

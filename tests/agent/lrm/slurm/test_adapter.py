@@ -1,4 +1,4 @@
-"""The adapter against stand-ins of Slurm's commands: what it asks, and what it makes of the answers."""
+"""The adapter with fake Slurm commands."""
 
 import asyncio
 import os
@@ -430,7 +430,7 @@ async def test_changes_follow_own_actions_at_once(slurm: FakeSlurm, tmp_path: Pa
 
 
 class Recorded(JobControl):
-    """A control that keeps what it is told."""
+    """A control that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[object] = []

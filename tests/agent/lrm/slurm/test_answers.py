@@ -1,4 +1,4 @@
-"""Answers of many releases are read alike; whatever else comes in is one clear error."""
+"""Answers of many releases of Slurm, and invalid answers."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Nodes that jobs with our options never get are none of ours: by ``--constraint`` and ``--exclude``."""
+"""Nodes that grid jobs may get, by ``--constraint`` and ``--exclude``."""
 
 import json
 from typing import Any

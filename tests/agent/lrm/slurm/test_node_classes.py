@@ -1,4 +1,4 @@
-"""Slurm's nodes by features, memory and weight: what is told of them, and how a job gets those of one class."""
+"""Node classes of Slurm."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What counts as idle is what a job of ours would be given now: by partitions, limits, reservations, and backfill."""
+"""Idle nodes for grid jobs, by partitions, limits, reservations and backfill."""
 
 import json
 from collections.abc import Mapping

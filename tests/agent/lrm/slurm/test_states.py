@@ -166,7 +166,6 @@ JOBS = st.lists(st.tuples(st.sampled_from(LrmJobState), st.lists(st.integers(0, 
 def test_snapshot_counts_each_node_once(
     words: tuple[set[str], ...], held: list[tuple[LrmJobState, list[int]]], wanted: int
 ) -> None:
-    """Whatever Slurm says of nodes and jobs: what is none of idle, background and down is held by jobs of ours."""
     nodes = [
         SlurmNode(f"n{index}", frozenset(entry), partitions=frozenset({"main"})) for index, entry in enumerate(words)
     ]
