@@ -1,4 +1,4 @@
-"""What will become of those who wait, as it is or with a change: worked out in a process of its own."""
+"""Forecast when waiting jobs start and end, as things are or with a change, by simulation in a child process."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,13 +22,13 @@ from koalapy.simulation.wire import answer_question, read_answer, write_question
 log = structlog.get_logger()
 
 FRESH = 60.0
-"""Seconds for which what was foretold is told again."""
+"""Seconds for which a forecast is reused."""
 SUBMISSION_SECONDS = 30.0
-"""That may be spent on one submission that is only asked about."""
+"""Timeout of the forecast of one submission."""
 MAX_ASKED = 8
-"""Submissions that are asked about and not answered yet: who asks of one more is told that there are too many."""
+"""The most concurrent forecasts of submissions; further ones are rejected."""
 REST = 10.0
-"""After a forecast that nobody has asked for there is none for so many times as long as it took."""
+"""After a periodic forecast the next one waits this many times as long as it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,22 @@ class _Told:
     at: float
     forecast: Forecast
     jobs: Mapping[JobId, Job]
-    """As they were then."""
+    """The jobs at the time of the forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class IfSubmitted:
-    """When a job would start and end if it was submitted now."""
+    """When a job would start and end if it were submitted now."""
 
     at_once: bool
     expected: Expected | None = None
-    """None where it would start at once, and where it is not known."""
+    """None if the job would start at once, or if no forecast is known."""
     why: str = ""
-    """Why it is not known, in words."""
+    """The reason why no forecast is known."""
 
 
 class Forecasts:
-    """One at a time, so that it takes no more than the processors' idle time."""
+    """The forecasts of one daemon. One runs at a time, at low priority."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Forecasts:
         work: Callable[[Question], Awaitable[Answer]] | None = None,
         track_record: TrackRecord | None = None,
     ) -> None:
-        """``policies``: a function of a module, by which another process knows them, too."""
+        """``policies`` is a function of a module, so that the child process can call it."""
         self._queries, self._people, self._clock, self._policies = queries, people, clock, policies
         self._work = work or _answer_in_subprocess
         self._track_record = track_record
@@ -70,19 +70,21 @@ class Forecasts:
         self._told: _Told | None = None
         self._under_way: asyncio.Task[None] | None = None
         self._asked: dict[JobSpec, asyncio.Task[Expected | None]] = {}
-        """Submissions that are asked about, and not answered."""
+        """Running forecasts of submissions."""
         self._answered: dict[JobSpec, tuple[float, Expected | None]] = {}
-        """Those that were, and when."""
+        """Recent forecasts of submissions, with their time."""
         self._rests_until = 0.0
 
     async def what_if(self, change: Change, horizon: float = HORIZON) -> Answer:
-        """``UsageError`` or ``NotFoundError`` for a change that cannot be, ``BusyError`` when it takes too long."""
+        """Simulate a change. Raise ``UsageError`` or ``NotFoundError`` if it is invalid, ``BusyError`` on timeout."""
         async with self._one_at_a_time:
             return await self._answer(change, PredictionSource.WHAT_IF, horizon)
 
     async def expected(self, job: JobId, patience: float) -> tuple[bool, Expected | None]:
-        """Of a job that is not over, as of a minute ago at most: whether that is known within so many seconds, and what
-        it is; None of one that has just come, or is held."""
+        """Return whether the forecast of an unfinished job is known within ``patience`` seconds, and the forecast.
+
+        It is at most a minute old, and None for a job that is new or held.
+        """
         if not self._is_fresh():
             if self._under_way is None or self._under_way.done():
                 self._under_way = asyncio.create_task(self._tell_anew(PredictionSource.ASKED))
@@ -99,7 +101,7 @@ class Forecasts:
         return True, told.forecast.of(job)
 
     async def if_submitted(self, spec: JobSpec, patience: float) -> IfSubmitted:
-        """Of a job that a submission would be taken for now. Who asks of the same within a minute shares the answer."""
+        """Forecast a job as if it were submitted now. Equal requests within a minute share the result."""
         if not spec.all_inputs and DryRun(self._queries).placed_at_once(spec) is not None:
             return IfSubmitted(at_once=True)
         self._answered = {asked: told for asked, told in self._answered.items() if self._is_recent(told[0])}
@@ -124,8 +126,7 @@ class Forecasts:
         return IfSubmitted(False, why=why)
 
     async def watch(self) -> None:
-        """Foretell what becomes of those who wait, that there be a record of how right that is; nobody has asked. Not
-        while nobody waits, nor where somebody has just asked."""
+        """Make a forecast to measure the accuracy of predictions, unless no user's job waits or one is recent."""
         began = self._clock()
         if began < self._rests_until or self._is_fresh():
             return
@@ -134,7 +135,7 @@ class Forecasts:
         try:
             await self._tell_anew(PredictionSource.DAEMON)
         except (BusyError, RuntimeError) as error:
-            log.warning("what will become of those who wait is not known", action="forecast-failed", error=str(error))
+            log.warning("the periodic forecast failed", action="forecast-failed", error=str(error))
         ended = self._clock()
         self._rests_until = ended + REST * (ended - began)
 
@@ -165,7 +166,7 @@ class Forecasts:
         moment = moment_of(self._queries, self._people, self._clock())
         change.check(moment, self._queries.policies)
         told = await self._work(Question(moment, change, self._policies, horizon))
-        if horizon < HORIZON:  # what comes later is not in it
+        if horizon < HORIZON:  # a shorter forecast lacks later starts, so it is not reused
             return told
         self._told = _Told(moment.now, told.as_it_is, {job.id: job for job in moment.beginning.jobs})
         if self._track_record is not None:
@@ -182,6 +183,6 @@ async def _answer_in_subprocess(question: Question) -> Answer:
 
 
 def _hear_out(task: "asyncio.Task[None] | asyncio.Task[Expected | None]") -> None:
-    """Whoever still waits is told of a failure; nobody may."""
+    """Retrieve the error of a task that no client may be waiting for, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

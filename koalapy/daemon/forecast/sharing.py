@@ -1,4 +1,4 @@
-"""Whether every site is better off for taking part, from what the daemon has recorded of jobs."""
+"""Report whether each site benefits from taking part in the grid, by simulating recorded jobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,11 +18,11 @@ from koalapy.simulation.wire import answer_sharing_question, read_sharing_report
 from koalapy.system.event_loop import iterate_in_slices
 
 MAX_JOBS = 100_000
-"""Of one report."""
+"""The most jobs of one report."""
 PAGE_SIZE = 1000
-"""Jobs that are read from the store at once."""
+"""Jobs that one query reads."""
 FRESH = 60.0
-"""Seconds for which a report is told again to who asks the same."""
+"""Seconds for which a report is reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Told:
 
 
 class Sharing:
-    """Reads the store's books, and has the sites simulated in a process of its own: one report at a time."""
+    """The sharing reports of one daemon, simulated in a child process, one at a time."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Sharing:
         self._told: _Told | None = None
 
     async def report(self, span: Span) -> SharingReport:
-        """Of the jobs that were submitted in these days; ``UsageError`` for too many of them, ``BusyError``."""
+        """Report on jobs submitted in a span. Raise ``UsageError`` for too many jobs, ``BusyError`` on timeout."""
         async with self._one_at_a_time:
             now, told = self._clock(), self._told
             if told is None or told.span != span or not 0 <= now - told.at < FRESH:
@@ -72,7 +72,7 @@ class Sharing:
         return SharingQuestion(jobs, sites, self._queries.rules, start, max(start, min(end, now)), under_way)
 
     async def _ended(self, span: Span, now: float) -> list[EndedJob]:
-        """All that ended since the first day, as those have that were submitted then or later."""
+        """Return the ended jobs that were submitted in the span: all of them ended after its first day began."""
         start, end = span.seconds
         jobs: list[EndedJob] = []
         after = (start, 0)
@@ -88,7 +88,7 @@ class Sharing:
             after = (some[-1].ended_at, some[-1].id)
 
     async def _sites(self, span: Span) -> dict[ClusterName, Site]:
-        """With the most nodes that they had in these days, or else had last."""
+        """Return the sites with their most nodes in the span, or those they had last."""
         first, last = span.days
         nodes: dict[ClusterName, int] = {}
         for day, name, count in await query(self._store.nodes_by_day, last):

@@ -1,4 +1,4 @@
-"""What was foretold of jobs is kept, and held against what came."""
+"""Store predictions of jobs, and compare them with what happened."""
 
 import asyncio
 from collections import Counter
@@ -27,41 +27,41 @@ from koalapy.simulation.twin import Expected, Forecast, Interval
 log = structlog.get_logger()
 
 PERIODS = (1.0, 7.0, 30.0, 365.0)
-"""Days back from now, for each of which the record is told."""
+"""The periods of the accuracy report, in days up to now."""
 MAX_READ = 20_000
-"""Predictions that are held against what came, the newest; as many as of a hundred jobs' hundred each."""
+"""The most predictions that are compared, the newest first."""
 MAX_ADVISED = 5_000
 MAX_KEPT = 1_000
-"""Jobs of which one forecast is kept; the others have their turn with the next."""
+"""The most jobs of one forecast whose predictions are stored; the others follow with later forecasts."""
 AGAIN = 2.0
-"""What nobody has asked for is kept again once a job is so many times as old as when it was kept last: a job that waits
-for a week has a dozen predictions, and a grid no more than a few for each job."""
+"""A prediction is stored again once the job is this many times as old as at the last one, so that a job that waits
+for a week has about a dozen."""
 SOON = 60.0
-"""Seconds that count as a job's least age for that."""
+"""The least age of a job for this comparison, in seconds."""
 COUNTED_DAYS = 7.0
-"""Of so many days the metrics count."""
+"""The period of the metrics, in days."""
 COUNT_INTERVAL = 600.0
-"""Seconds between two such counts."""
+"""Seconds between two updates of the metrics."""
 
 
 class TrackRecord:
-    """Keeps predictions of users' jobs; no failure of that is anybody's failure."""
+    """The stored predictions of users' jobs. Errors in storing are logged only."""
 
     def __init__(self, store: PredictionStore, advice: AdviceStore, clock: Callable[[], float]) -> None:
         self._store, self._advice, self._clock = store, advice, clock
         self._one_at_a_time = asyncio.Lock()
         self._kept: dict[JobId, float] = {}
-        """When something was last kept of jobs that are not over, since this daemon began."""
+        """The time of the last stored prediction by unfinished job, in this daemon run."""
 
     async def keep(self, forecast: Forecast, jobs: Mapping[JobId, Job], source: PredictionSource) -> None:
-        """Of those jobs that are due; ``jobs`` as they were when it was asked."""
+        """Store the predictions of due jobs; ``jobs`` are those at the time of the forecast."""
         there = {each.job for each in forecast.jobs}
         self._kept = {job: at for job, at in self._kept.items() if job in there}
         due = [each for each in forecast.jobs if self._is_due(jobs[each.job], forecast.at)][:MAX_KEPT]
         await self._write(forecast, jobs, due, source)
 
     async def shown(self, forecast: Forecast, jobs: Mapping[JobId, Job], job: JobId) -> None:
-        """What somebody was shown of a job is kept in any case, once."""
+        """Store the prediction of a job that a user was shown, unless it is stored."""
         expected = forecast.of(job)
         if expected is not None and self._kept.get(job) != forecast.at and not jobs[job].spec.internal:
             await self._write(forecast, jobs, [expected], PredictionSource.ASKED)
@@ -87,17 +87,17 @@ class TrackRecord:
         try:
             await query(self._store.add_predictions, made)
         except (StoreUnavailable, LeaseLost) as error:
-            log.warning("what was foretold is not kept", action="predictions-not-kept", error=str(error))
+            log.warning("predictions could not be stored", action="predictions-not-kept", error=str(error))
             return
         self._kept |= {each.job: forecast.at for each in told}
 
     async def coverage(self, owner: str | None = None, application: str = "") -> list[Coverage]:
-        """By kind and period, those kinds of which anything was foretold; of everybody's jobs where none is named."""
+        """Return the accuracy by kind and period, of kinds with predictions; without ``owner`` of all jobs."""
         async with self._one_at_a_time:
             return await query(self._coverage, self._clock(), owner, application)
 
     async def counts(self) -> Counter[tuple[PredictionKind, Outcome]]:
-        """Predictions of the last week, by what they have come to."""
+        """Count the predictions of the last week by kind and outcome."""
         async with self._one_at_a_time:
             return await query(self._counts, self._clock())
 
@@ -141,7 +141,7 @@ def _predictions(
 
 
 def _judged_advice(advised: Sequence[AdvisedPlacement]) -> Iterator[JudgedPrediction]:
-    """Of jobs that have succeeded: of the others nobody knows how long they would have run."""
+    """Judge the advice of jobs that succeeded; the full run time of others is unknown."""
     for given in advised:
         if given.predicted is not None and given.actual is not None:
             error = given.actual - given.predicted
