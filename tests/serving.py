@@ -305,7 +305,7 @@ async def serving(
             of_pages: Any = SimpleNamespace(**services)
             dashboard = build_dashboard(of_pages, engine, ways, services["audit"])
             app.include_router(dashboard.router)
-            app.state.error_page = dashboard.show_problem
+            app.state.error_page = dashboard.render_problem
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
             yield client
     await network.stop()

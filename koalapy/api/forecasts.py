@@ -174,9 +174,8 @@ def _parse_rule(name: str, text: str) -> object:
 def _parse_number(field: str, text: str, maximum: int) -> int:
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(maximum))
     if not (is_short_number and 1 <= int(text) <= maximum):
-        raise UsageError(
-            f"{text!r} is no number from 1 to {maximum}", field=field, value=text, hint="give a number in that range"
-        )
+        hint = f"give a number from 1 to {maximum}"
+        raise UsageError(f"{text!r} is no number, or out of range", field=field, value=text, hint=hint)
     return int(text)
 
 

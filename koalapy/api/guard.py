@@ -1,4 +1,4 @@
-"""Who may come in: the hosts, tokens and cookies that requests show, and how large a body may be."""
+"""Authentication of requests: their host, token or cookie and origin, and the size of their body."""
 
 import asyncio
 import re
@@ -24,36 +24,8 @@ from koalapy.model.identity import Identity
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<name>[^\[\]:/@\s]+))(?::\d{0,5})?")
 
 
-class AllowedHosts:
-    """Admits IP addresses, ``localhost``, the names given, and this machine's own."""
-
-    def __init__(self, names: Iterable[str] = (), own: Callable[[], Iterable[str]] | None = None) -> None:
-        self._names = {"localhost", *(_plain(name) for name in names)}
-        self._ask_own = own or machine_names
-        self._own: asyncio.Future[frozenset[str]] | None = None
-        """Asked for once, when it matters first: the name service may be slow."""
-
-    async def admits(self, header: str) -> bool:
-        """Whether a ``Host`` header names this daemon."""
-        parts = _HOST.fullmatch(header.strip())
-        if parts is None:
-            return False
-        if (address := parts["six"]) is not None:
-            return _is_address(IPv6Address, address)
-        if _is_address(IPv4Address, parts["name"]):
-            return True
-        name = _plain(parts["name"])
-        return name in self._names or name in await self._own_names()
-
-    async def _own_names(self) -> frozenset[str]:
-        if self._own is None:
-            ask = self._ask_own
-            self._own = asyncio.ensure_future(asyncio.to_thread(lambda: frozenset(_plain(name) for name in ask())))
-        return await asyncio.shield(self._own)
-
-
 def machine_names() -> set[str]:
-    """What this machine is called, by itself and by the name service."""
+    """Return the names of this machine, from its configuration and from DNS."""
     host = socket.gethostname()
     names = {host, host.partition(".")[0]}
     try:
@@ -63,7 +35,40 @@ def machine_names() -> set[str]:
     return names | {canonical, *aliases}
 
 
-def _plain(name: str) -> str:
+class AllowedHosts:
+    """The hosts by which clients may address this daemon: IP addresses, ``localhost``, ``names`` and this machine's.
+
+    ``find_machine_names`` runs once, in a thread and only for a name that is not in ``names``: DNS may be slow.
+    """
+
+    def __init__(
+        self, names: Iterable[str] = (), find_machine_names: Callable[[], Iterable[str]] = machine_names
+    ) -> None:
+        self._names = {"localhost", *(_normalize(name) for name in names)}
+        self._find_machine_names = find_machine_names
+        self._machine_names: asyncio.Future[frozenset[str]] | None = None
+
+    async def contains(self, header: str) -> bool:
+        """Return whether a ``Host`` header names this daemon."""
+        parts = _HOST.fullmatch(header.strip())
+        if parts is None:
+            return False
+        if (address := parts["six"]) is not None:
+            return _is_address(IPv6Address, address)
+        if _is_address(IPv4Address, parts["name"]):
+            return True
+        name = _normalize(parts["name"])
+        if name in self._names:
+            return True
+        if self._machine_names is None:
+            find = self._find_machine_names
+            self._machine_names = asyncio.ensure_future(
+                asyncio.to_thread(lambda: frozenset(_normalize(name) for name in find()))
+            )
+        return name in await asyncio.shield(self._machine_names)
+
+
+def _normalize(name: str) -> str:
     return name.lower().rstrip(".")
 
 
@@ -77,63 +82,67 @@ def _is_address(kind: type[IPv4Address] | type[IPv6Address], text: str) -> bool:
 
 
 LOGIN_PATH = "/login"
-"""Where a form may be sent without being logged in."""
-STATE_SPAN = 600.0
-"""Seconds that somebody has at a provider."""
+"""The path to which a browser may send a form without being logged in."""
+STATE_LIFETIME_S = 600.0
+"""Time that a user has to log in at a provider."""
 
 
-def _name(scope: Scope, what: str) -> str:
-    """One for each daemon: browsers do not tell the ports of a host apart."""
+def _cookie_name(scope: Scope, purpose: str) -> str:
+    """Return a name with the port, since browsers share cookies between the ports of a host."""
     prefix = "__Host-" if scope["scheme"] == "https" else ""
     port = Headers(scope=scope).get("host", "").rpartition(":")[2]
-    return "_".join(filter(None, (f"{prefix}koala", what, port if port.isdecimal() else "")))
+    return "_".join(filter(None, (f"{prefix}koala", purpose, port if port.isdecimal() else "")))
 
 
-def cookie_of(scope: Scope, what: str = "") -> str:
-    """A cookie of this daemon's: of a browser's login, or ``what`` is named; empty without one, and of two.
+def read_cookie(scope: Scope, purpose: str = "") -> str:
+    """Return this daemon's cookie for a browser session, or for another purpose; empty if there is none or two.
 
-    Whatever others of the same host have the browser keep, in whatever form, neither hides it nor stands for it.
+    Other services on the same host may set cookies of any form; they neither hide this cookie nor replace it.
     """
-    given = Headers(scope=scope).getlist("cookie")
-    if len(given) != 1:
+    headers = Headers(scope=scope).getlist("cookie")
+    if len(headers) != 1:
         return ""
-    pairs = (each.partition("=") for each in given[0].split(";"))
-    found = [value.strip() for name, _, value in pairs if name.strip() == _name(scope, what)]
-    return found[0] if len(found) == 1 else ""
+    pairs = (pair.partition("=") for pair in headers[0].split(";"))
+    values = [value.strip() for name, _, value in pairs if name.strip() == _cookie_name(scope, purpose)]
+    return values[0] if len(values) == 1 else ""
 
 
 def login_cookie(scope: Scope, token: str, seconds: float) -> str:
-    """The header that gives a browser a login; with no seconds left, the one that takes it away."""
-    return _cookie(scope, "", token, seconds, "Strict")
+    """Return the ``Set-Cookie`` header of a browser session; with 0 seconds, the header that deletes the cookie."""
+    return _format_cookie(scope, "", token, seconds, "Strict")
 
 
 def state_cookie(scope: Scope, state: str) -> str:
-    """The header by which a browser is known again that comes back from a provider, whose page leads it here."""
-    return _cookie(scope, "state", state, STATE_SPAN, "Lax")
+    """Return the ``Set-Cookie`` header that ties a login at a provider to the browser that began it."""
+    return _format_cookie(scope, "state", state, STATE_LIFETIME_S, "Lax")
 
 
-def _cookie(scope: Scope, what: str, value: str, seconds: float, site: str) -> str:
+def _format_cookie(scope: Scope, purpose: str, value: str, seconds: float, site: str) -> str:
     secure = "; Secure" if scope["scheme"] == "https" else ""
-    return f"{_name(scope, what)}={value}; Max-Age={int(seconds)}; Path=/; HttpOnly; SameSite={site}{secure}"
+    name = _cookie_name(scope, purpose)
+    return f"{name}={value}; Max-Age={int(seconds)}; Path=/; HttpOnly; SameSite={site}{secure}"
 
 
 class TokenAuthenticator:
-    """Whoever guesses is not listened to after a while. That keeps none out whose token cannot be guessed."""
+    """Authentication by tokens, with a limit of wrong tokens from each address.
+
+    A client with a random token is authenticated even if its address is over the limit.
+    """
 
     def __init__(self, identities: Identities, pace: Pace) -> None:
         self._identities, self._pace = identities, pace
 
-    async def identity(self, address: str, shown: str) -> Identity | JSONResponse:
-        """Who shows a token, from an address."""
-        if not shown:
+    async def authenticate(self, address: str, token: str) -> Identity | JSONResponse:
+        """Return the identity of a token sent from an address, or the problem to respond with."""
+        if not token:
             return not_logged_in()
-        why = ""
-        identity = self._identities.of(shown)
+        reason = ""
+        identity = self._identities.of(token)
         if identity is None:
             try:
-                identity = await self._identities.verify(shown)
+                identity = await self._identities.verify(token)
             except TokenRejected as error:
-                why = error.message
+                reason = error.message
             except SiteUnavailable as error:
                 return problem(error.code, error.message, hint=error.hint, headers={"Retry-After": "10"})
         if identity is not None and not identity.guessable:
@@ -141,25 +150,25 @@ class TokenAuthenticator:
         if wait := self._pace.guessing(address):
             return problem(
                 ProblemCode.TOO_MANY_WRONG_TOKENS,
-                f"too many tokens that nobody has were shown from {address}",
-                hint="see that no program there shows an old one",
+                f"too many wrong tokens were sent from {address}",
+                hint="stop the program that uses an old token, or wait a minute",
                 headers={"Retry-After": str(ceil(wait))},
             )
         if identity is None:
             self._pace.failed(address)
-            return not_logged_in(why)
+            return not_logged_in(reason)
         return identity
 
-    def authenticate_browser(self, shown: str) -> Identity | None:
-        """Who shows a token by a cookie: of those that were made for browsers no one can guess any."""
-        identity = self._identities.of(shown) if shown else None
+    def authenticate_browser(self, token: str) -> Identity | None:
+        """Return the identity of a session cookie's token. These are random, so that guesses need no limit."""
+        identity = self._identities.of(token) if token else None
         return identity if identity is not None and identity.token is not None else None
 
 
-def not_logged_in(why: str = "") -> JSONResponse:
+def not_logged_in(reason: str = "") -> JSONResponse:
     return problem(
         ProblemCode.NOT_LOGGED_IN,
-        f"no valid token was shown: {why}" if why else "no valid token was shown",
+        f"no valid token was sent: {reason}" if reason else "no valid token was sent",
         hint="set KOALA_TOKEN, or send Authorization: Bearer TOKEN",
         headers={"WWW-Authenticate": "Bearer"},
     )
@@ -168,28 +177,26 @@ def not_logged_in(why: str = "") -> JSONResponse:
 READ_METHODS = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 REQUESTED_WITH = "X-Requested-With"
-"""Any value of it will do: a page of another origin cannot send it without our leave."""
-TYPES_OF_NO_FORM = ("application/json", "application/x-tar")
-MAX_BODY_SIZE = 1024 * 1024
-"""Bytes."""
-
-TOO_LARGE = f"the body is larger than {MAX_BODY_SIZE} bytes; put large data into files that the job reads"
+"""A header with any value: a page of another origin cannot send it without a CORS permission."""
+NON_FORM_TYPES = ("application/json", "application/x-tar")
+MAX_BODY_BYTES = 1024 * 1024
+TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; put large data into files that the job reads"
 
 
 class Guard:
-    """Lets in who addresses this daemon and shows a token, and no body that is too large, announced or not.
+    """The middleware that authenticates callers, and rejects foreign hosts, foreign origins and large bodies.
 
-    So a web page gets nowhere, in whatever browser it is: one whose name was bound to our address sends a ``Host`` that
-    is not ours, no page can send a token without our leave (for which it asks in vain), and a WebSocket that a page
-    opens tells its origin. However a browser may show who sits before it, nothing is changed by what a page of another
-    origin can send.
+    Web pages of other origins cannot use the API from a browser. A page whose name resolves to the daemon's address
+    (DNS rebinding) sends a foreign ``Host``. A page cannot send a token without a CORS permission, which the daemon
+    never grants. A WebSocket of a page has an ``Origin``. Requests that a page can send without a permission change
+    nothing, however the browser authenticates.
     """
 
     def __init__(self, app: ASGIApp, identities: Identities, hosts: AllowedHosts, pace: Pace) -> None:
         self._app = app
         self._pace = pace
         self._identities = identities
-        self._shown = TokenAuthenticator(identities, pace)
+        self._authenticator = TokenAuthenticator(identities, pace)
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -197,55 +204,65 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if refusal := await self._refusal(scope, headers):
-            await refusal(scope, receive, send)
+        if rejection := await self._check(scope, headers):
+            await rejection(scope, receive, send)
         elif scope["type"] == "websocket" or scope["path"].startswith(AGENT_PATHS):
             await self._app(scope, receive, send)
         elif scope["path"] == UPLOAD_PATH:
-            await self._while_it_holds(scope, receive, send)
+            await self._serve_while_valid(scope, receive, send)
         elif scope["method"] in READ_METHODS:
-            await self._while_it_holds(scope, _measured(receive), send)
+            await self._serve_while_valid(scope, _limit_size(receive), send)
         else:
-            # What is being changed is not left half done.
-            await self._app(scope, _measured(receive), send)
+            # A change is completed even if the token is revoked meanwhile.
+            await self._app(scope, _limit_size(receive), send)
 
-    async def _while_it_holds(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve what may take long, and break off when what was shown holds no longer."""
+    async def _serve_while_valid(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a long request, and cancel it when its token expires or is revoked."""
         identity = identity_of(scope)
         if identity is None:
             await self._app(scope, receive, send)
             return
-        serving, over, began = asyncio.current_task(), False, False
-        assert serving is not None
+        task, is_invalid, has_begun = asyncio.current_task(), False, False
+        assert task is not None
 
-        def end() -> None:
-            nonlocal over
-            over = True
-            serving.cancel()
+        def cancel() -> None:
+            nonlocal is_invalid
+            is_invalid = True
+            task.cancel()
 
-        async def sending(message: Message) -> None:
-            nonlocal began
-            began = True
+        async def note_and_send(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
             await send(message)
 
         try:
-            with self._identities.using(identity, end):
-                await self._app(scope, receive, sending)
+            with self._identities.using(identity, cancel):
+                await self._app(scope, receive, note_and_send)
         except asyncio.CancelledError:
-            if not over or serving.uncancel():
+            if not is_invalid or task.uncancel():
                 raise
-            # Of an answer that has begun the end is left out, so that nobody takes it for the whole.
-            if not began:
+            # A response that has begun stays without its end, so that the client notices that it is incomplete.
+            if not has_begun:
                 await not_logged_in()(scope, receive, send)
 
-    async def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+    async def _check(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        """Authenticate a request, and return the problem for which it is rejected, None if it is accepted."""
         hosts = headers.getlist("host")
         if len(hosts) != 1:
             return problem(
-                ProblemCode.INVALID_HOST, "a request names its host once", field="Host", hint="send one Host header"
+                ProblemCode.INVALID_HOST,
+                f"the request has {len(hosts)} Host headers",
+                field="Host",
+                hint="send one Host header",
             )
-        if not await self._hosts.admits(hosts[0]):
-            return _not_this_host(hosts[0])
+        if not await self._hosts.contains(hosts[0]):
+            return problem(
+                ProblemCode.UNKNOWN_HOST,
+                "the Host header does not name this daemon",
+                field="Host",
+                value=hosts[0][:300],
+                hint="use an IP address or localhost, or add the name to allowed_hosts in the daemon's configuration",
+            )
         if scope["type"] == "websocket":
             return (
                 problem(ProblemCode.FOREIGN_ORIGIN, "web pages may not connect", field="Origin")
@@ -253,40 +270,44 @@ class Guard:
                 else None
             )
         path = scope["path"]
-        # The agents' routes look at tokens of their own.
+        # The agents' routes check the tokens of their clusters.
         if path.startswith(AGENT_PATHS):
             return None
-        changes, of_api = scope["method"] not in READ_METHODS, path.startswith("/api/")
-        found = await self._identity(scope, headers, by_cookie=not (changes and of_api))
-        if isinstance(found, Identity):
-            if refusal := self._too_fast(found):
-                return refusal
-            refused = _from_another_page if session_of(scope) else _from_elsewhere
-            if changes and (refusal := refused(scope, headers)):
-                return refusal
-            set_identity(scope, found)
-        elif of_api or (changes and path != LOGIN_PATH):
-            return found
-        elif changes and (refusal := _from_another_page(scope, headers)):
-            return refusal
-        announced = headers.get("content-length", "0")
-        if path != UPLOAD_PATH and (not announced.isdecimal() or int(announced[:20]) > MAX_BODY_SIZE):
+        is_change, is_api = scope["method"] not in READ_METHODS, path.startswith("/api/")
+        identity = await self._authenticate(scope, headers, accept_cookie=not (is_change and is_api))
+        if isinstance(identity, Identity):
+            if rejection := self._check_rate(identity):
+                return rejection
+            check_origin = _check_form_origin if session_of(scope) else _check_request_origin
+            if is_change and (rejection := check_origin(scope, headers)):
+                return rejection
+            set_identity(scope, identity)
+        elif is_api or (is_change and path != LOGIN_PATH):
+            return identity
+        elif is_change and (rejection := _check_form_origin(scope, headers)):
+            return rejection
+        length = headers.get("content-length", "0")
+        if path != UPLOAD_PATH and (not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES):
             return problem(ProblemCode.BODY_TOO_LARGE, TOO_LARGE, field="body")
         return None
 
-    async def _identity(self, scope: Scope, headers: Headers, *, by_cookie: bool) -> Identity | JSONResponse:
-        """Who asks; a browser shows it by its cookie, and only pages of ours have it change something."""
-        if not headers.getlist("authorization") and by_cookie and (shown := cookie_of(scope)):
-            if (identity := self._shown.authenticate_browser(shown)) is None:
+    async def _authenticate(self, scope: Scope, headers: Headers, *, accept_cookie: bool) -> Identity | JSONResponse:
+        """Authenticate by the bearer token, or by the session cookie of a browser."""
+        authorizations = headers.getlist("authorization")
+        if not authorizations and accept_cookie and (token := read_cookie(scope)):
+            if (identity := self._authenticator.authenticate_browser(token)) is None:
                 return not_logged_in()
-            set_session(scope, shown)
+            set_session(scope, token)
             return identity
-        return await self._shown.identity(client_address(scope), _shown(headers))
+        # Of two headers none counts, since a proxy may have checked the other one.
+        scheme, _, token = authorizations[0].partition(" ") if len(authorizations) == 1 else ("", "", "")
+        token = token.strip() if scheme.lower() == "bearer" else ""
+        return await self._authenticator.authenticate(client_address(scope), token)
 
-    def _too_fast(self, identity: Identity) -> JSONResponse | None:
-        if (found := self._pace.excess(identity.user)) is None:
+    def _check_rate(self, identity: Identity) -> JSONResponse | None:
+        if (excess_and_wait := self._pace.excess(identity.user)) is None:
             return None
-        excess, wait = found
+        excess, wait = excess_and_wait
         return problem(
             ProblemCode.RATE_LIMIT_EXCEEDED,
             f"the limit {excess.name} of {excess.scope.display_name} is {excess.limit:g}",
@@ -297,77 +318,62 @@ class Guard:
         )
 
 
-def _shown(headers: Headers) -> str:
-    """Return the token of a request; none of two, since a proxy may have looked at the other."""
-    told = headers.getlist("authorization")
-    scheme, _, shown = told[0].partition(" ") if len(told) == 1 else ("", "", "")
-    return shown.strip() if scheme.lower() == "bearer" else ""
-
-
-def _from_another_page(scope: Scope, headers: Headers) -> JSONResponse | None:
-    """Why a form is not taken; None when a page of ours has sent it, for browsers tell where a form comes from."""
+def _check_form_origin(scope: Scope, headers: Headers) -> JSONResponse | None:
+    """Return the problem with a form that no page of this daemon sent, else None. Browsers send a form's origin."""
     if "origin" not in headers:
         return problem(
             ProblemCode.FOREIGN_ORIGIN,
-            "who sends a form tells of which page it is",
+            "the form has no Origin header",
             field="Origin",
-            hint="use a browser",
+            hint="send it from the dashboard in a browser",
         )
-    return _of_another_origin(scope, headers)
+    return _check_origin(scope, headers)
 
 
-def _of_another_origin(scope: Scope, headers: Headers) -> JSONResponse | None:
+def _check_origin(scope: Scope, headers: Headers) -> JSONResponse | None:
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"{scope['scheme']}://{headers['host']}".lower():
         return problem(
-            ProblemCode.FOREIGN_ORIGIN, "pages of another origin change nothing", field="Origin", value=origin[:300]
+            ProblemCode.FOREIGN_ORIGIN,
+            "pages of another origin may not change anything",
+            field="Origin",
+            value=origin[:300],
         )
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return problem(ProblemCode.FOREIGN_ORIGIN, "pages of another site change nothing", field="Sec-Fetch-Site")
+        return problem(
+            ProblemCode.FOREIGN_ORIGIN, "pages of another site may not change anything", field="Sec-Fetch-Site"
+        )
     return None
 
 
-def _from_elsewhere(scope: Scope, headers: Headers) -> JSONResponse | None:
-    """Why a change is not taken that a page of another origin may have asked for; None when none can have."""
-    if refusal := _of_another_origin(scope, headers):
-        return refusal
-    # What else changes something a browser sends for no other origin without asking, and it asks in vain.
-    if scope["method"] != "POST" or REQUESTED_WITH in headers or _is_of_no_form(headers):
+def _check_request_origin(scope: Scope, headers: Headers) -> JSONResponse | None:
+    """Return the problem with a change that a page of another origin may have sent, else None."""
+    if rejection := _check_origin(scope, headers):
+        return rejection
+    content_type = ",".join(headers.getlist("content-type")).partition(";")[0].strip().lower()
+    is_no_form = content_type in NON_FORM_TYPES or content_type.endswith("+json")
+    # Browsers send other methods and types to another origin only with a CORS permission, which is never granted.
+    if scope["method"] != "POST" or REQUESTED_WITH in headers or is_no_form:
         return None
     return problem(
         ProblemCode.FOREIGN_ORIGIN,
-        "a web page could have sent this",
+        "a web page of another origin could have sent this request",
         field="Content-Type",
-        hint=f"send Content-Type: application/json, or without a body {REQUESTED_WITH}: koala",
+        hint=f"send Content-Type: application/json; without a body, send {REQUESTED_WITH}: koala",
     )
 
 
-def _is_of_no_form(headers: Headers) -> bool:
-    told = ",".join(headers.getlist("content-type")).partition(";")[0].strip().lower()
-    return told in TYPES_OF_NO_FORM or told.endswith("+json")
-
-
-def _not_this_host(named: str) -> JSONResponse:
-    return problem(
-        ProblemCode.UNKNOWN_HOST,
-        "the daemon is not known by the host that was asked for",
-        field="Host",
-        value=named[:300],
-        hint="use an IP address or localhost, or add the name to allowed_hosts in the daemon's configuration",
-    )
-
-
-def _measured(receive: Receive) -> Receive:
-    """Receive a body, but for one that grows too large without having said so."""
+def _limit_size(receive: Receive) -> Receive:
+    """Return a ``receive`` that raises 413 for a body that is too large whatever its Content-Length says."""
     size = 0
 
-    async def measured() -> Message:
+    async def receive_and_count() -> Message:
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))
-        if size > MAX_BODY_SIZE:
-            # FastAPI passes this one on, and takes any other error for broken JSON.
+        if size > MAX_BODY_BYTES:
+            # FastAPI reports any other exception as invalid JSON.
             raise HTTPException(413, TOO_LARGE)
         return message
 
-    return measured
+    return receive_and_count

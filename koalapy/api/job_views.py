@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass, replace
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -27,42 +26,41 @@ PUBLIC_FIELDS: Mapping[type[Any], frozenset[str]] = {
     Attempt: frozenset({"generation", "components", "placed_at"}),
     Component: frozenset({"index", "cluster", "size", "state", "replaces", "superseded"}),
 }
-"""By kind the fields that are shown of others' jobs. Whatever is not listed, a field of tomorrow too, is shown as if
-nothing had been said; what has no default must be listed."""
+"""Fields of other users' jobs that every user may see, by type. All other fields, including new ones, are shown with
+their defaults; fields without a default must be listed here."""
 
 
 def redact_job(record: JobRecord) -> JobRecord:
-    """A job of somebody else's: also the reason is left out, since it may be words of its program."""
-    return JobRecord(_reduced(record.job), "")
+    """Return a job as other users may see it, without its reason, which may quote the job's program."""
+    return JobRecord(_redact(record.job), "")
 
 
-def _reduced(value: Any) -> Any:
+def _redact(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(_reduced(each) for each in value)
+        return tuple(_redact(entry) for entry in value)
     if not is_dataclass(value):
         return value
     kind: Any = type(value)
-    seen = PUBLIC_FIELDS[kind]
-    told = {each.name: getattr(value, each.name) for each in fields_of(value) if each.name in seen}
-    return kind(**{name: _reduced(one) for name, one in told.items()})
+    names = [field.name for field in fields_of(value) if field.name in PUBLIC_FIELDS[kind]]
+    return kind(**{name: _redact(getattr(value, name)) for name in names})
 
 
-LISTED = {"application", "home_site", "launcher", "name", "owner", "policy", "priority", "request", "walltime"}
-"""Fields of a job's specification that lists show."""
+LISTED_FIELDS = {"application", "home_site", "launcher", "name", "owner", "policy", "priority", "request", "walltime"}
+"""Fields of a job's specification in lists."""
 
 
 JobInputView = view_model("JobInputView", InputFile, "An input of every component.", without={"part"})
 ComponentInputView = view_model(
     "ComponentInputView",
     InputFile,
-    "An input of one component; only what was given.",
+    "An input of one component, without fields that were not set.",
     without={"distribution"},
     only_given=True,
 )
 RequestedComponentView = view_model(
     "RequestedComponentView",
     ComponentRequest,
-    "A component as it was asked for; only what was given.",
+    "A component of the request, without fields that were not set.",
     only_given=True,
     elements={"inputs": ComponentInputView},
 )
@@ -99,9 +97,10 @@ _AttemptComponent = view_model(
 
 
 class AttemptComponentView(_AttemptComponent):  # type: ignore[misc, valid-type]
-    """A component of an attempt, with its own times.
+    """A component of an attempt, with its times.
 
-    ``rank`` is its place in the placement. One whose claim failed is ``superseded`` by another of the same rank.
+    ``rank`` is its position in the placement. A component whose claim failed is ``superseded`` by another of the same
+    rank.
     """
 
     rank: int
@@ -112,20 +111,20 @@ TimelineView = view_model("TimelineView", TimelineEntry, without={"job"})
 
 
 class _Spans(Output):
-    """In seconds, as semantics 12 has them."""
+    """Times of a job in seconds, as defined in section 12 of the scheduling semantics."""
 
     queue_time: float | None
     wait_time: float | None
     startup_overhead: float | None
     response_time: float | None
     start_delay: float | None
-    """How much later than first estimated the last attempt was to start."""
+    """Estimated start of the last attempt, minus the first estimate."""
 
 
 class _Head(Output):
     id: int
     redacted: bool
-    """Whether it is somebody else's, so that most of it is left out."""
+    """Whether the job belongs to another user, so that most fields are left out."""
     state: JobState
     reason: str
     exit_code: int | None
@@ -142,7 +141,7 @@ _Spec = view_model("JobView", JobSpec, "", elements={"inputs": JobInputView, "re
 
 
 class _Standing(_Spans):
-    """Where a job stands; times are ISO 8601 in UTC, spans are in seconds."""
+    """The progress of a job; times are ISO 8601 in UTC, durations are in seconds."""
 
     submitted_at: Timestamp
     placed_at: Timestamp | None
@@ -151,25 +150,25 @@ class _Standing(_Spans):
     generation: int
     restarts: int
     retry_at: Timestamp | None
-    """When a queued job whose attempts kept failing is tried again; null while it is in its placement queue."""
+    """The time at which a job is retried after repeated failures; null while it is in its placement queue."""
     placement_tries: int
     claiming_tries: int
 
 
 class JobView(_Standing, _Spec):  # type: ignore[misc, valid-type]
-    """A job and where it stands; times are ISO 8601 in UTC, spans are in seconds."""
+    """A job and its progress; times are ISO 8601 in UTC, durations are in seconds."""
 
     components: list[ComponentView]  # type: ignore[valid-type]
 
 
-_Listed = view_model("ListedJob", JobSpec, "", only=LISTED, elements={"request": _requests}, base=_Head)
+_Listed = view_model("ListedJob", JobSpec, "", only=LISTED_FIELDS, elements={"request": _requests}, base=_Head)
 
 
 class ListedJobView(_Standing, _Listed):  # type: ignore[misc, valid-type]
-    """A job as lists show it, without its commands, variables and files: ``GET /jobs/{job}`` shows those."""
+    """A job in a list, without its commands, variables and files, which ``GET /jobs/{job}`` shows."""
 
     program: str
-    """The beginning of the first word of its command."""
+    """The first word of its command, shortened."""
     components: list[ListedComponentView]  # type: ignore[valid-type]
 
 
@@ -179,9 +178,9 @@ class JobWithTimeline(JobView):
 
 class JobPage(Output):
     jobs: list[ListedJobView]
-    """As many as asked for, or fewer where they are large or many had to be looked at for them."""
+    """At most ``limit`` jobs; fewer if the jobs are large or the search examined many jobs."""
     next: str | None
-    """Where the next page is; null on the last."""
+    """Path of the next page; null on the last page."""
 
 
 class Timeline(Output):
@@ -192,53 +191,53 @@ _Attempt = view_model("_Attempt", Attempt, without={"nonce", "components"}, base
 
 
 class AttemptView(_Attempt):  # type: ignore[misc, valid-type]
-    """One try to run a job; spans are measured as those of the job."""
+    """An attempt to run a job, with durations as defined for the job."""
 
     components: list[AttemptComponentView]
 
 
 class AttemptList(Output):
     attempts: list[AttemptView]
-    """In order; ``generation`` counts them from 1."""
+    """In order; ``generation`` is 1 for the first attempt."""
 
 
 def job_view(record: JobRecord) -> JobView:
-    """All of it, for those who may see that."""
-    view: JobView = JobView.model_validate(_told_of(record))
+    """Return all of a job, for its owner and operators."""
+    view: JobView = JobView.model_validate(_view_fields(record))
     return view
 
 
 def view_for(caller: Identity, record: JobRecord) -> JobView:
-    """As much of it as somebody may see."""
-    told = _told_of(record) if may_see_all_of(caller, record.job) else _told_of_others(record)
-    view: JobView = JobView.model_validate(told)
+    """Return a job as the caller may see it."""
+    fields = _view_fields(record) if may_see_all_of(caller, record.job) else _redacted_fields(record)
+    view: JobView = JobView.model_validate(fields)
     return view
 
 
 def job_with_timeline(record: JobRecord, timeline: Sequence[TimelineEntry] | None) -> JobWithTimeline:
-    """Return a job with its timeline; without one, as other users see it."""
-    told = _told_of_others(record) if timeline is None else _told_of(record)
-    view: JobWithTimeline = JobWithTimeline.model_validate(told | {"timeline": timeline or ()})
+    """Return a job with its timeline; with None, the job as other users may see it."""
+    fields = _redacted_fields(record) if timeline is None else _view_fields(record)
+    view: JobWithTimeline = JobWithTimeline.model_validate(fields | {"timeline": timeline or ()})
     return view
 
 
 def summary_for(caller: Identity, record: JobRecord) -> ListedJobView:
     """Return a job as the caller may see it in a list."""
-    is_theirs = may_see_all_of(caller, record.job)
-    seen = record if is_theirs else redact_job(record)
-    job = summarize_job(seen.job)
-    told = _told_of(JobRecord(job, seen.reason), ListedJobView)
+    may_see_all = may_see_all_of(caller, record.job)
+    visible = record if may_see_all else redact_job(record)
+    job = summarize_job(visible.job)
+    fields = _view_fields(JobRecord(job, visible.reason), ListedJobView)
     view: ListedJobView = ListedJobView.model_validate(
-        told | {"redacted": not is_theirs, "program": job.spec.command[0]}
+        fields | {"redacted": not may_see_all, "program": job.spec.command[0]}
     )
     return view
 
 
-def _told_of_others(record: JobRecord) -> dict[str, Any]:
-    return _told_of(redact_job(record)) | {"redacted": True}
+def _redacted_fields(record: JobRecord) -> dict[str, Any]:
+    return _view_fields(redact_job(record)) | {"redacted": True}
 
 
-def _told_of(record: JobRecord, view: type[Output] = JobView) -> dict[str, Any]:
+def _view_fields(record: JobRecord, view: type[Output] = JobView) -> dict[str, Any]:
     job, attempt = record.job, record.job.attempt
     return (
         _attributes(view, job.spec)
@@ -253,19 +252,14 @@ def _told_of(record: JobRecord, view: type[Output] = JobView) -> dict[str, Any]:
 
 
 def attempt_view(job: Job, attempt: Attempt) -> AttemptView:
-    """Its spans are what the job's would be had it been the last."""
+    """Return an attempt, with durations as if it were the job's last attempt."""
     spans = _spans(job, attempt.placed_at, attempt.barrier_at, attempt.ended_at, attempt)
     view: AttemptView = AttemptView.model_validate(_attributes(AttemptView, attempt) | spans)
     return view
 
 
 def _attributes(view: type[Output], value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _names_in_both(view, value.__class__)}
-
-
-@cache
-def _names_in_both(view: type[Output], kind: type[Any]) -> tuple[str, ...]:
-    return tuple(name for name in view.model_fields if hasattr(kind, name))
+    return {name: getattr(value, name) for name in view.model_fields if hasattr(value, name)}
 
 
 def _spans(
@@ -287,41 +281,49 @@ def _span(start: float | None, end: float | None) -> float | None:
 JobInput = body_model(
     "JobInput",
     InputFile,
-    "A logical file of the replica catalogue for every component: the whole, or of a folder one entry for each.",
+    "A logical file for all components: the whole file or folder for each, or one entry of a folder for each.",
     without={"part"},
 )
-_OwnInput = body_model("ComponentInput", InputFile, "", without={"distribution"})
+_ComponentInput = body_model("ComponentInput", InputFile, "", without={"distribution"})
 
 
-class ComponentInput(_OwnInput):  # type: ignore[misc, valid-type]
-    """A logical file of the replica catalogue for one component, or one entry of it."""
+class ComponentInput(_ComponentInput):  # type: ignore[misc, valid-type]
+    """A logical file, or one entry of a logical folder, for one component."""
 
     def to_model(self) -> InputFile:
         file: InputFile = super().to_model()
         return replace(file, distribution="whole" if file.part is None else "partitioned")
 
 
-_own = {"inputs": ComponentInput}
+_component_inputs = {"inputs": ComponentInput}
 FixedComponent = body_model(
-    "FixedComponent", ComponentRequest, "A component with its cluster.", needs={"cluster"}, elements=_own
+    "FixedComponent", ComponentRequest, "A component with its cluster.", needs={"cluster"}, elements=_component_inputs
 )
 NonFixedComponent = body_model(
     "NonFixedComponent",
     ComponentRequest,
     "A component whose cluster the scheduler chooses.",
     without={"cluster"},
-    elements=_own,
+    elements=_component_inputs,
 )
 Fixed = body_model(
-    "Fixed", FixedRequest, "Sizes and clusters are given.", needs={"type"}, elements={"components": FixedComponent}
+    "Fixed",
+    FixedRequest,
+    "A request with the size and cluster of each component.",
+    needs={"type"},
+    elements={"components": FixedComponent},
 )
 NonFixed = body_model(
-    "NonFixed", NonFixedRequest, "Sizes are given.", needs={"type"}, elements={"components": NonFixedComponent}
+    "NonFixed",
+    NonFixedRequest,
+    "A request with the size of each component.",
+    needs={"type"},
+    elements={"components": NonFixedComponent},
 )
 Flexible = body_model(
     "Flexible",
     FlexibleRequest,
-    "The total is given; the scheduler chooses components and clusters within the bounds.",
+    "A request with a total size; the scheduler chooses components and clusters within the limits.",
     needs={"type"},
 )
 _submitted_requests: Any = Annotated[Fixed | NonFixed | Flexible, Field(discriminator="type")]
@@ -329,7 +331,7 @@ _Submission = body_model("JobSubmission", JobSpec, "", elements={"inputs": JobIn
 
 
 class JobSubmission(_Submission):  # type: ignore[misc, valid-type]
-    """A parallel job: what to run, and on how many nodes of which clusters."""
+    """A parallel job: its command, the requested nodes, and optional settings."""
 
     model_config = ConfigDict(
         json_schema_extra={

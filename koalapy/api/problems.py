@@ -1,4 +1,4 @@
-"""Errors as problem+json: what is wrong with a request, its code, and the way out."""
+"""Errors as problem+json (RFC 9457): what is wrong with a request, a stable code, and a hint."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +24,13 @@ from koalapy.model.wording import escape_surrogates, suggest_names
 
 log = structlog.get_logger()
 
-RETRY_AFTER = 5.0
-"""Seconds after which it is worth to ask again what cannot be answered now."""
+RETRY_AFTER_S = 5.0
+"""Time after which a client may retry a request that the daemon cannot answer now."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-KEPT_HEADERS = ("retry-after", "allow")
+PAGE_HEADERS = ("retry-after", "allow")
+"""Headers of a problem that its page has too."""
 MAX_VALUE_LENGTH = 1000
-"""Characters of JSON up to which a wrong value is sent back."""
+"""Characters of JSON to which a wrong value is cut in a response."""
 
 
 def problem(
@@ -42,7 +43,7 @@ def problem(
     headers: dict[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> JSONResponse:
-    """Return a response that says what is wrong, where, and the way out, and ``more`` for programs."""
+    """Return a problem response: what is wrong with which field, a hint, and ``more`` fields for programs."""
     if code.status in (401, 403, 429):
         about(detail=detail)
     body = _problem(code, detail, field, value, hint) | dict(more or {})
@@ -50,7 +51,7 @@ def problem(
 
 
 def describe_error(error: KoalaError) -> dict[str, Any]:
-    """What is wrong with one of several things, where an answer tells of all."""
+    """Return the problem of one item in a response about several items."""
     return _problem(error.code, error.message, error.field, error.value, error.hint)
 
 
@@ -69,11 +70,11 @@ def _problem(code: ProblemCode, detail: str, field: str, value: object, hint: st
 
 def _json_value(value: object) -> object:
     try:
-        text = json.dumps(plain := jsonable_encoder(value), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(encoded := jsonable_encoder(value), ensure_ascii=False, allow_nan=False)
         text.encode()
     except ValueError:
         return escape_surrogates(repr(value))[:MAX_VALUE_LENGTH]
-    return plain if len(text) <= MAX_VALUE_LENGTH else _cut(text)
+    return encoded if len(text) <= MAX_VALUE_LENGTH else _cut(text)
 
 
 def _cut(text: str) -> str:
@@ -81,13 +82,13 @@ def _cut(text: str) -> str:
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Which problems a route may answer, for OpenAPI."""
+    """Return the OpenAPI description of the problems that a route may return."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 
 
 ErrorPage = Callable[[Request, int, dict[str, Any]], Response]
-"""What shows people in a browser a problem, of a status."""
+"""Renders a problem with a status as a page for browsers."""
 
 
 def _for_browser(request: Request, answer: JSONResponse) -> Response:
@@ -95,9 +96,9 @@ def _for_browser(request: Request, answer: JSONResponse) -> Response:
     wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
     if page is None or not wants_page:
         return answer
-    shown = page(request, answer.status_code, json.loads(bytes(answer.body)))
-    shown.headers.update({name: value for name, value in answer.headers.items() if name in KEPT_HEADERS})
-    return shown
+    response = page(request, answer.status_code, json.loads(bytes(answer.body)))
+    response.headers.update({name: value for name, value in answer.headers.items() if name in PAGE_HEADERS})
+    return response
 
 
 def add_error_handlers(app: FastAPI, error_page: ErrorPage | None = None) -> None:
@@ -106,41 +107,39 @@ def add_error_handlers(app: FastAPI, error_page: ErrorPage | None = None) -> Non
     app.add_exception_handler(KoalaError, _koala_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientDisconnect, _nobody_there)
-    app.add_exception_handler(Exception, _bug)
+    app.add_exception_handler(ClientDisconnect, _client_disconnect)
+    app.add_exception_handler(Exception, _internal_error)
 
 
 async def _koala_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KoalaError)
-    after = error.retry_after if isinstance(error, BusyError) else RETRY_AFTER if error.code.status == 503 else None
+    after = error.retry_after if isinstance(error, BusyError) else RETRY_AFTER_S if error.code.status == 503 else None
     headers = None if after is None else {"Retry-After": str(max(1, round(after)))}
-    told = problem(error.code, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers)
-    return _for_browser(request, told)
-
-
-def _allowed(request: Request) -> list[str]:
-    """Return every method of a path, since a route knows only its own."""
-    routes = request.app.router.routes
-    asked = [(method, dict(request.scope, method=method)) for method in METHODS]
-    there = [method for method, scope in asked if any(route.matches(scope)[0] is Match.FULL for route in routes)]
-    return sorted([*there, "OPTIONS"])
+    response = problem(
+        error.code, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers
+    )
+    return _for_browser(request, response)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 405:
-        headers["allow"] = ", ".join(_allowed(request))
+        # A route knows only its own method, so all routes are matched with each method.
+        scopes = {method: dict(request.scope, method=method) for method in METHODS}
+        routes = request.app.router.routes
+        methods = {name for name in METHODS if any(route.matches(scopes[name])[0] is Match.FULL for route in routes)}
+        headers["allow"] = ", ".join(sorted(methods | {"OPTIONS"}))
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
     if error.status_code in (404, 405):
-        hint = "GET /openapi.json tells the routes"
+        hint = "see /docs or GET /openapi.json for the routes"
         code = ProblemCode.NOT_FOUND if error.status_code == 404 else ProblemCode.METHOD_NOT_ALLOWED
         return _for_browser(request, problem(code, str(error.detail), hint=hint, headers=headers))
     if error.status_code == 400:
         return problem(
             ProblemCode.INVALID_BODY,
-            "the body is no JSON",
+            "the body is not valid JSON",
             field="body",
             hint="send one object in UTF-8",
             headers=headers,
@@ -149,14 +148,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return problem(code, str(error.detail), headers=headers)
 
 
-async def _nobody_there(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)
+async def _client_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # nobody receives it
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    log.error("a request failed", action="request-failed", path=request.url.path, exc_info=error)
+async def _internal_error(request: Request, error: Exception) -> Response:
+    log.error("request failed", action="request-failed", path=request.url.path, exc_info=error)
     return _for_browser(
-        request, problem(ProblemCode.INTERNAL_ERROR, "the daemon made a mistake; its log has the details")
+        request,
+        problem(
+            ProblemCode.INTERNAL_ERROR,
+            "an error in the daemon; its log has the details",
+            hint="ask the operator to report it",
+        ),
     )
 
 
@@ -164,103 +168,96 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        detail = f"the body is no JSON: {first['ctx']['error']}"
+        detail = f"the body is not valid JSON: {first['ctx']['error']}"
         return problem(ProblemCode.INVALID_BODY, detail, field="body", hint="send one object")
-    return await _koala_error(request, _usage_error(error.errors(), _body_of(request)))
-
-
-def _body_of(request: Request) -> type[BaseModel]:
     body = request.scope["route"].body_field
     annotation = body and body.field_info.annotation
-    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
-    return next((kind for kind in kinds if issubclass(kind, BaseModel)), BaseModel)
+    types = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    model = next((kind for kind in types if issubclass(kind, BaseModel)), BaseModel)
+    return await _koala_error(request, _usage_error(error.errors(), model))
 
 
 _REQUESTS: dict[str, type[BaseModel]] = {"fixed": Fixed, "nonfixed": NonFixed, "flexible": Flexible}
 _COMPONENTS: dict[str, type[BaseModel]] = {"fixed": FixedComponent, "nonfixed": NonFixedComponent}
 _KINDS = "fixed, nonfixed or flexible"
 _CORRECTIONS = {
-    "one_line": ("with characters that cannot be shown", "leave them out"),
-    "string_pattern_mismatch": ("with signs that may not be in it", "leave them out"),
-    "nul": ("with a NUL in it", "leave it out"),
-    "coallocation": ("no co-allocation", "use allowed, never, or the most clusters to combine"),
+    "one_line": ("with control characters", "leave them out"),
+    "string_pattern_mismatch": ("with characters that are not allowed", "leave them out"),
+    "nul": ("with a NUL character", "leave it out"),
+    "coallocation": ("no co-allocation", "use allowed, never, or the maximum number of clusters"),
     "duration": ("no duration", "give seconds, or units with each number: 90m, 1h30m, 1:30:00"),
     "lease": ("no lease", "give more than 0 seconds, 40m, 1h30m, or none"),
     "bytes": ("no number of bytes", "give bytes, or a number with a unit: 16GB, 512MiB"),
     "bandwidth": ("no bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),
-    "warning_scope": ("with a colon", "leave out what is before it: all processes of the program get the signal"),
-    "warning_signal": ("with no signal that a program can catch", f"use {', '.join(WarningSignal)}, as TERM@30"),
-    "warning_grace": ("with no duration after its @", "give seconds, as TERM@30, or USR1@2m"),
+    "warning_scope": ("with a colon", "leave out the prefix: all processes of the program get the signal"),
+    "warning_signal": (
+        "with no signal that a program can catch",
+        f"use {', '.join(WarningSignal)}, for example TERM@30",
+    ),
+    "warning_grace": ("with no duration after its @", "give seconds or a duration, for example TERM@30 or USR1@2m"),
 }
 _DURATIONS = ("walltime", "lease", "horizon", "expires")
-"""Fields whose number may also be written with units."""
+"""Fields whose number may have a unit."""
 
 
 def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> UsageError:
-    """Return the most telling of pydantic's errors as one of ours; ``model`` is what the body should have been."""
-    # A misspelt field that is needed is both unknown and missing: the first says more.
-    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
-    if first["loc"][-1] == "[key]":
-        return _bad_name(first)
-    field, kind, value = _field_of(first["loc"]), _kind(first), first.get("input")
+    """Convert the most helpful of pydantic's errors; ``model`` is the type of the body."""
+    # A misspelt required field is both unknown and missing: the first error says more.
+    error = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    location = error["loc"]
+    kind = str(error["type"])
+    if kind == "string_pattern_mismatch" and "\0" in str(error.get("input")):
+        kind = "nul"  # the usual reason
+    if location[-1] == "[key]":
+        field, name = _field_at(location[:-2]), error.get("input")
+        wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
+        detail = f"{field} has the name {_shorten_repr(name)}, {wrong or 'which is no name'}"
+        return _error(detail, field, name, hint or "use another")
+    field, value = _field_at(location), error.get("input")
     if kind == "extra_forbidden":
-        return _refused(f"unknown field {field}", field, value, _known_beside(first["loc"], model))
+        return _error(f"unknown field {field}", field, value, _suggest_fields(location, model))
     if kind == "missing":
-        return _refused(f"{field} is required", field, hint="add it")
+        return _error(f"{field} is required", field, hint="add it")
     if kind == "union_tag_not_found":
-        return _refused(f"{field}.type is required", f"{field}.type", hint=f"use {_KINDS}")
+        return _error(f"{field}.type is required", f"{field}.type", hint=f"use {_KINDS}")
     if kind == "union_tag_invalid":
-        tag = first["ctx"]["tag"]
-        return _refused(f"{field}.type is {tag!r}", f"{field}.type", tag, f"use {_KINDS}")
+        tag = error["ctx"]["tag"]
+        return _error(f"{field}.type is {tag!r}", f"{field}.type", tag, f"use {_KINDS}")
     if kind == "model_attributes_type":
         hint = "send JSON with Content-Type: application/json" if field == "body" else "give fields and values"
-        return _refused(f"{field} is no object", field, value, hint)
+        return _error(f"{field} is no object", field, value, hint)
     if field in _DURATIONS and kind == "float_parsing":
         kind = "duration"
-    wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, first.get("ctx"))
+    wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
     if kind in ("string_too_long", "string_too_short", "too_long") and isinstance(value, list | dict):
-        return _refused(f"{field} has {len(value)} entries", field, len(value), hint)
+        return _error(f"{field} has {len(value)} entries", field, len(value), hint)
     if not hint:
-        wrong = str(first["msg"])
-        return _refused(f"{field} is {_shown(value)}: {wrong[:1].lower()}{wrong[1:]}", field, value)
-    return _refused(f"{field} is {_shown(value)}{', ' if wrong else ''}{wrong}", field, value, hint)
+        message = str(error["msg"])
+        return _error(f"{field} is {_shorten_repr(value)}: {message[:1].lower()}{message[1:]}", field, value)
+    return _error(f"{field} is {_shorten_repr(value)}{', ' if wrong else ''}{wrong}", field, value, hint)
 
 
-def _bad_name(error: Mapping[str, Any]) -> UsageError:
-    field, name = _field_of(error["loc"][:-2]), error.get("input")
-    wrong, hint = _CORRECTIONS.get(_kind(error)) or explain_error(_kind(error), error.get("ctx"))
-    return _refused(
-        f"{field} has the name {_shown(name)}, {wrong or 'which is no name'}", field, name, hint or "use another"
-    )
-
-
-def _refused(detail: str, field: str, value: object = None, hint: str = "") -> UsageError:
+def _error(detail: str, field: str, value: object = None, hint: str = "") -> UsageError:
     return UsageError(detail, field=field, value=value, hint=hint)
 
 
-def _kind(error: Mapping[str, Any]) -> str:
-    """What is wrong, in pydantic's words; most patterns keep nothing out but NULs."""
-    kind = str(error["type"])
-    return "nul" if kind == "string_pattern_mismatch" and "\0" in str(error.get("input")) else kind
-
-
-def _shown(value: object) -> str:
+def _shorten_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _field_of(location: Sequence[int | str]) -> str:
-    """``("body", "request", "fixed", "components", 1, "size")`` as ``request.components[1].size``."""
+def _field_at(location: Sequence[int | str]) -> str:
+    """Return ``("body", "request", "fixed", "components", 1, "size")`` as ``request.components[1].size``."""
     field = ""
-    for place, part in enumerate(location):
-        is_tag = place == 2 and part in _REQUESTS and location[1] == "request"
-        if place == 0 or is_tag:
+    for index, part in enumerate(location):
+        is_tag = index == 2 and part in _REQUESTS and location[1] == "request"
+        if index == 0 or is_tag:
             continue
         field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
     return field or str(location[0])
 
 
-def _known_beside(location: Sequence[int | str], model: type[BaseModel]) -> str:
+def _suggest_fields(location: Sequence[int | str], model: type[BaseModel]) -> str:
     tag = str(location[2]) if len(location) > 3 else ""
     if "inputs" in location[:-1]:
         model = ComponentInput if tag in _COMPONENTS else JobInput

@@ -147,7 +147,7 @@ def build_application(
         pace,
         audit,
         codes,
-        error_page=dashboard.show_problem,
+        error_page=dashboard.render_problem,
     )
     add_metrics(app, engine, services.health, services.alerts, is_open=settings.open_metrics)
     return app

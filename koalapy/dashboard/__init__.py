@@ -1,7 +1,7 @@
-"""The operators' pages, rendered by the daemon: pages, charts in SVG, templates, static files.
+"""The web pages for users and operators, rendered by the daemon: pages, SVG charts, templates and static files.
 
-Imports the daemon's parts, ``api`` and ``model``. A page is one function that returns one frozen dataclass; it
-becomes the page, its parts and the JSON at ``PATH.json``. Each page and form is named by the REST operation that does
-the same, so that access and audit follow. Pages learn of changes by ``/events`` and ask for themselves again. Start
-at ``dashboard.py``.
+Imports the daemon's parts, ``api`` and ``model``. A page is a function that returns one frozen dataclass, from which
+the HTML page, its live updates and the JSON at ``PATH.json`` are rendered. Each page and form names the REST operation
+that it corresponds to, which decides access and audit. Pages receive changes by ``/events`` and then reload their
+content. Start at ``dashboard.py``.
 """

@@ -1,4 +1,4 @@
-"""All of the dashboard: its pages, its login, its files, and the signal by which pages stay true."""
+"""The whole dashboard: its pages, login, static files, and the events by which pages stay up to date."""
 
 from collections.abc import AsyncIterator
 
@@ -26,10 +26,10 @@ from koalapy.dashboard.rendering import load_page_files
 from koalapy.dashboard.rows import SurveyCache
 from koalapy.model.errors import NotFoundError
 
-KEPT = {"Cache-Control": CACHE_FOREVER}
+CACHE_HEADERS = {"Cache-Control": CACHE_FOREVER}
 
 
-def build_dashboard(services: Services, engine: Engine, ways: LoginServices, audit: Audit) -> Dashboard:
+def build_dashboard(services: Services, engine: Engine, login: LoginServices, audit: Audit) -> Dashboard:
     """Return the dashboard with all its pages."""
     dashboard = Dashboard(engine)
     surveyor = SurveyCache(engine)
@@ -40,13 +40,13 @@ def build_dashboard(services: Services, engine: Engine, ways: LoginServices, aud
     add_capacity(dashboard, services)
     add_network(dashboard, services)
     add_scheduler(dashboard)
-    add_users(dashboard, services, ways.identities)
+    add_users(dashboard, services, login.identities)
     add_files(dashboard, services)
     add_audit(dashboard, audit)
     add_history(dashboard, services.history)
     add_sharing(dashboard, services)
     add_what_if(dashboard, services.forecasts)
-    BrowserLogin(dashboard, ways)
+    BrowserLogin(dashboard, login)
     _add_files(dashboard)
     _add_events(dashboard)
     return dashboard
@@ -55,14 +55,14 @@ def build_dashboard(services: Services, engine: Engine, ways: LoginServices, aud
 def _add_files(dashboard: Dashboard) -> None:
     @dashboard.router.get("/static/{digest}/{name:path}", operation_id="dashboard_file")
     async def file(request: Request, digest: str, name: str) -> Response:
-        """A file that pages load, under the name that its content gives it."""
-        found = load_page_files().get(name)
-        if found is None or found.digest != digest:
-            raise NotFoundError(f"there is no file {name}", hint="load the page again")
+        """Return a static file, whose path contains the digest of its content."""
+        page_file = load_page_files().get(name)
+        if page_file is None or page_file.digest != digest:
+            raise NotFoundError(f"there is no file {name} with the digest {digest}", hint="reload the page")
         if "gzip" in request.headers.get("accept-encoding", ""):
-            headers = KEPT | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-            return Response(found.compressed, 200, headers, found.type)
-        return Response(found.content, 200, KEPT, found.type)
+            headers = CACHE_HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+            return Response(page_file.compressed, 200, headers, page_file.type)
+        return Response(page_file.content, 200, CACHE_HEADERS, page_file.type)
 
 
 def _add_events(dashboard: Dashboard) -> None:
@@ -70,6 +70,6 @@ def _add_events(dashboard: Dashboard) -> None:
 
     @dashboard.router.get("/events", operation_id="dashboard_events", response_class=EventSourceResponse)
     async def events(since: str = "") -> AsyncIterator[ServerSentEvent]:
-        """An event ``changed`` whenever something has; pages then ask for themselves again."""
+        """Stream an event ``changed`` for each change; pages then reload their content."""
         async for topics in changes.follow(since):
             yield ServerSentEvent(event="changed", data={"topics": sorted(topics), "version": changes.version})

@@ -1,4 +1,4 @@
-"""How a page is made a route, and an action of a page: what is the same for all of them."""
+"""The registration of pages and form actions as routes, their rendering and their cache."""
 
 import asyncio
 import gzip
@@ -26,70 +26,70 @@ from koalapy.dashboard.rendering import HEADERS, render, with_query
 from koalapy.model.errors import ForbiddenError, UsageError
 from koalapy.model.identity import Identity, Role
 
-SHORT = 0.5
-"""Seconds for which a page may be shown again though something has changed since, until that is told."""
-LONG = 5.0
-"""Seconds for which it may be shown again when nothing has."""
+STALE_LIFETIME_S = 0.5
+"""Time for which a cached page is used after an unannounced change."""
+FRESH_LIFETIME_S = 5.0
+"""Time for which a cached page is used while nothing changes."""
 MAX_PAGES = 500
 
 
 @dataclass(slots=True)
-class _Made:
-    page: "asyncio.Task[bytes]"
-    at: float
+class _CachedPage:
+    task: "asyncio.Task[bytes]"
+    created_at: float
     version: str
-    asked_by: int = 0
-    """As many as wait for it now."""
+    waiting_requests: int = 0
 
 
 class PageCache:
-    """By what they show, and to whom."""
+    """A cache of rendered pages, by their address and caller."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        self._pages: dict[Hashable, _Made] = {}
+        self._pages: dict[Hashable, _CachedPage] = {}
 
     def clear(self) -> None:
-        """Somebody has changed something here, and will look."""
+        """Drop all pages, so that a user sees the result of an action at once."""
         self._pages.clear()
 
-    async def get(self, key: Hashable, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The page: as it was made just now for another, or made now."""
-        loop = asyncio.get_running_loop()
-        now, made = loop.time(), self._pages.get(key)
-        if made is None or not self._is_good(made, now):
+    async def get(self, key: Hashable, render_page: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the cached page, or render it once for all requests that wait for it."""
+        now, cached = asyncio.get_running_loop().time(), self._pages.get(key)
+        if cached is not None and cached.created_at > self._changes.told_at:
+            is_fresh = cached.version == self._changes.version
+            if now - cached.created_at >= (FRESH_LIFETIME_S if is_fresh else STALE_LIFETIME_S):
+                cached = None
+        else:
+            cached = None
+        if cached is None:
             if len(self._pages) >= MAX_PAGES:
                 self._pages.clear()
-            made = self._pages[key] = _Made(asyncio.ensure_future(make()), now, self._changes.version)
-        made.asked_by += 1
+            cached = _CachedPage(asyncio.ensure_future(render_page()), now, self._changes.version)
+            self._pages[key] = cached
+        cached.waiting_requests += 1
         try:
-            # One who goes away does not take the page from the others.
-            return await asyncio.shield(made.page)
+            # A client that disconnects does not cancel the page for other requests.
+            return await asyncio.shield(cached.task)
         except BaseException:
-            if made.asked_by == 1:  # nobody waits for it any more
-                made.page.cancel()
-            if (made.asked_by == 1 or made.page.done()) and self._pages.get(key) is made:
+            if cached.waiting_requests == 1:
+                cached.task.cancel()
+            if (cached.waiting_requests == 1 or cached.task.done()) and self._pages.get(key) is cached:
                 del self._pages[key]
             raise
         finally:
-            made.asked_by -= 1
-
-    def _is_good(self, made: _Made, now: float) -> bool:
-        if made.at <= self._changes.told_at:
-            return False
-        return now - made.at < (LONG if made.version == self._changes.version else SHORT)
+            cached.waiting_requests -= 1
 
 
 Load = Callable[..., Coroutine[Any, Any, Any]]
 Act = Callable[..., Awaitable[str]]
 MAX_FIELDS = 2000
-"""Of a form."""
+"""Fields of a form."""
 _REASON: TypeAdapter[str] = TypeAdapter(Reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An entry of the navigation; ``role``: who sees it."""
+    """An entry of the navigation, visible to callers with the role."""
 
     path: str
     title: str
@@ -99,17 +99,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a form of a page says."""
+    """The fields of a submitted form."""
 
     fields: Mapping[str, str]
 
     def get(self, name: str) -> str:
-        """Without blanks around it; empty where it says nothing."""
+        """Return a field without surrounding blanks; empty if it is missing."""
         return self.fields.get(name, "").strip()
 
     @property
     def reason(self) -> str:
-        """Why somebody does it, in one line; ``UsageError`` for what can be none."""
+        """The reason for an action, in one line. Raise ``UsageError`` if it is invalid."""
         told = self.get("reason")
         try:
             return _REASON.validate_python(told)
@@ -120,8 +120,10 @@ class Form:
 
 
 class Dashboard:
-    """Makes routes of what tells (``page``) and of what acts (``action``), each named by the operation of the REST API
-    that tells or does the same: so who may call it stands in one table, ``api/access.py``."""
+    """The registry of pages and form actions.
+
+    Each names the REST operation that it corresponds to, so that ``api/access.py`` decides who may call it.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.changes = engine, engine.changes
@@ -142,11 +144,10 @@ class Dashboard:
         role: Role = Role.USER,
         live: bool = True,
     ) -> Callable[[Load], Load]:
-        """Make a function a page at ``path``, and its JSON twin at ``path.json``: its parameters are the query's, what
-        it returns is one dataclass, which the template knows as ``view``.
+        """Register a function as the page at ``path``, with its JSON at ``path.json``.
 
-        With a ``key`` it is in the navigation; ``role``: who sees it there. One that is not ``live`` stays as it was
-        asked for.
+        The function's parameters are those of the query; it returns a dataclass, the template's ``view``. A page with
+        a ``key`` is in the navigation of callers with the ``role``. Only a ``live`` page follows changes.
         """
         if key:
             self.links.append(Link(path, title, key, role))
@@ -156,58 +157,49 @@ class Dashboard:
 
             async def html(request: Request, caller: Caller, load: Callable[[], Awaitable[Any]] = bound) -> Response:
                 is_part = "hx-request" in request.headers
-                which = (request.url.path, request.url.query, caller.user, caller.role, caller.groups, is_part)
-                making = self._cache.get(
-                    (*which, session_of(request.scope)),
-                    lambda: self._make(request, caller, load, template, title, is_part=is_part, live=live),
-                )
-                made = await cancel_on_disconnect(request, making)
-                return _compressed(request, made)
 
-            async def twin(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
+                async def render_page() -> bytes:
+                    version, now = self.changes.version, self.engine.clock()
+                    view = await load()
+                    context = self._context(request, caller) | {
+                        "view": view,
+                        "title": title,
+                        "now": now,
+                        "events": with_query("/events", since=version) if live else "",
+                        "layout": "part.html" if is_part else "base.html",
+                    }
+                    start = time.thread_time()
+                    page, thread_seconds = await to_thread(_render_compressed, template, context)
+                    self.changes.spent(thread_seconds + time.thread_time() - start)
+                    return page
+
+                address = request.url.path, request.url.query
+                key = (*address, caller.user, caller.role, caller.groups, is_part, session_of(request.scope))
+                page = await cancel_on_disconnect(request, self._cache.get(key, render_page))
+                if "gzip" in request.headers.get("accept-encoding", ""):
+                    headers = HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding, HX-Request"}
+                    return Response(page, 200, headers, "text/html; charset=utf-8")
+                return HTMLResponse(gzip.decompress(page), 200, HEADERS)
+
+            async def as_json(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
                 return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
 
             checks = [Depends(reject_unknown_parameters)]
             json_path = "/now.json" if path == "/" else f"{path}.json"
-            # First: a path that ends in what was asked for would take this for a part of that.
-            self.router.add_api_route(json_path, twin, operation_id=operation, dependencies=checks)
+            # Registered first, since a path parameter of the page would match the suffix.
+            self.router.add_api_route(json_path, as_json, operation_id=operation, dependencies=checks)
             self.router.add_api_route(path, html, operation_id=operation, dependencies=checks)
             return load
 
         return register
 
-    async def _make(
-        self,
-        request: Request,
-        caller: Identity,
-        load: Callable[[], Awaitable[Any]],
-        template: str,
-        title: str,
-        *,
-        is_part: bool,
-        live: bool,
-    ) -> bytes:
-        version, now = self.changes.version, self.engine.clock()
-        view = await load()
-        context = self._context(request, caller) | {
-            "view": view,
-            "title": title,
-            "now": now,
-            "events": with_query("/events", since=version) if live else "",
-            "layout": "part.html" if is_part else "base.html",
-        }
-        began = time.thread_time()
-        page, seconds = await to_thread(_timed, template, context)
-        self.changes.spent(seconds + time.thread_time() - began)
-        return page
-
     def _context(self, request: Request, caller: Identity | None) -> dict[str, Any]:
-        """Return what every page may need beside its own view."""
+        """Return the template variables that every page has."""
         path, query = request.url.path, f"?{request.url.query}" if request.url.query else ""
         return {
             "path": path,
             "here": path + query,
-            "twin": ("/now.json" if path == "/" else f"{path}.json") + query,
+            "json_path": ("/now.json" if path == "/" else f"{path}.json") + query,
             "links": [link for link in self.links if caller is not None and caller.has_role(link.role)],
             "caller": caller,
             "is_operator": caller is not None and caller.has_role(Role.OPERATOR),
@@ -215,40 +207,39 @@ class Dashboard:
             "csrf": csrf_token(request),
         }
 
-    def plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-        """A page that is not live: what was refused, or the login."""
+    def render_plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+        """Render a page without updates, such as an error or the login."""
         common = self._context(request, identity_of(request.scope))
         common |= {"layout": "plain.html", "now": self.engine.clock(), "events": ""}
         return HTMLResponse(render(template, common | context), status, HEADERS)
 
-    def show_problem(self, request: Request, status: int, told: dict[str, Any]) -> Response:
-        """What is wrong, as a page; who is not logged in is asked to."""
+    def render_problem(self, request: Request, status: int, problem: dict[str, Any]) -> Response:
+        """Render a problem as a page, or redirect a caller that is not logged in to the login."""
         if status == 401:
             login = with_query("/login", next=request.url.path + (f"?{request.url.query}" if request.url.query else ""))
             if "hx-request" in request.headers:
                 return Response(status_code=401, headers={"HX-Redirect": login})
             return RedirectResponse(login, 303)
-        if "hx-request" in request.headers:
-            return self.plain(request, "problem_part.html", status, problem=told, title=told["title"])
-        return self.plain(request, "problem.html", status, problem=told, title=told["title"])
+        template = "problem_part.html" if "hx-request" in request.headers else "problem.html"
+        return self.render_plain(request, template, status, problem=problem, title=problem["title"])
 
     # Actions
 
     def action(self, path: str, *, operation: str) -> Callable[[Act], Act]:
-        """Make a function what a form of a page does (``POST``): it returns where to go then, a path of ours."""
+        """Register a function as the action of a form (``POST``); it returns the path of the page to show next."""
 
         def register(act: Act) -> Act:
             bound = Depends(_bound(act))
 
             async def post(request: Request, act: Callable[[], Awaitable[str]] = bound) -> Response:
-                where = await act()
+                next_page = await act()
                 self._cache.clear()
                 if "hx-request" in request.headers:
-                    return Response(status_code=204, headers={"HX-Redirect": where})
-                return RedirectResponse(where, 303)
+                    return Response(status_code=204, headers={"HX-Redirect": next_page})
+                return RedirectResponse(next_page, 303)
 
             self.router.add_api_route(
-                path, post, methods=["POST"], operation_id=operation, dependencies=[Depends(sent_form)]
+                path, post, methods=["POST"], operation_id=operation, dependencies=[Depends(read_checked_form)]
             )
             return act
 
@@ -256,55 +247,53 @@ class Dashboard:
 
 
 def _bound(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """A dependency that takes the same parameters, and calls nothing yet."""
+    """Return a dependency with the function's parameters, which returns a call of the function without making it."""
 
     @wraps(function)
-    async def bound(**given: Any) -> Callable[[], Awaitable[Any]]:
-        return partial(function, **given)
+    async def bound(**parameters: Any) -> Callable[[], Awaitable[Any]]:
+        return partial(function, **parameters)
 
     return bound
 
 
-def _timed(template: str, context: dict[str, Any]) -> tuple[bytes, float]:
-    began = time.thread_time()
+def _render_compressed(template: str, context: dict[str, Any]) -> tuple[bytes, float]:
+    start = time.thread_time()
     page = gzip.compress(render(template, context).encode(), 5, mtime=0)
-    return page, time.thread_time() - began
-
-
-def _compressed(request: Request, page: bytes) -> Response:
-    if "gzip" in request.headers.get("accept-encoding", ""):
-        headers = HEADERS | {"Content-Encoding": "gzip", "Vary": "Accept-Encoding, HX-Request"}
-        return Response(page, 200, headers, "text/html; charset=utf-8")
-    return HTMLResponse(gzip.decompress(page), 200, HEADERS)
+    return page, time.thread_time() - start
 
 
 def csrf_token(request: Request) -> str:
-    """What a form of ours says that no page of others can know; empty where no browser is logged in."""
+    """Return the token that proves a form was sent from a page of the same session; empty without a session."""
     session = session_of(request.scope)
     return sha256(f"form {session}".encode()).hexdigest() if session else ""
 
 
 async def read_form(request: Request) -> Form:
-    """``UsageError`` for what is no form."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/x-www-form-urlencoded":
-        raise UsageError("a form is wanted", field="Content-Type", value=kind)
+    """Parse the form of a request; raise ``UsageError`` if there is none."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/x-www-form-urlencoded":
+        raise UsageError(
+            f"Content-Type is {content_type!r}, not that of a form",
+            field="Content-Type",
+            value=content_type,
+            hint="send application/x-www-form-urlencoded",
+        )
     try:
         text = (await request.body()).decode()
-        found = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
+        fields = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as error:
-        raise UsageError("the form cannot be read", field="body") from error
-    return Form(dict(found))
+        raise UsageError("the form is not valid", field="body", hint="reload the page and send it again") from error
+    return Form(dict(fields))
 
 
-async def sent_form(request: Request) -> Form:
-    """The form of a browser that is logged in; ``ForbiddenError`` where no page of ours has made it."""
+async def read_checked_form(request: Request) -> Form:
+    """Parse the form of a browser session; raise ``ForbiddenError`` unless a page of the same session sent it."""
     form = await read_form(request)
     expected = csrf_token(request)
     if not expected or not compare_digest(form.get("csrf").encode(), expected.encode()):
-        raise ForbiddenError("this form is of another login, or of none", field="csrf", hint="load the page again")
+        raise ForbiddenError("this form belongs to another login", field="csrf", hint="reload the page and try again")
     return form
 
 
-SentForm = Annotated[Form, Depends(sent_form)]
-"""What a form said; for actions."""
+SentForm = Annotated[Form, Depends(read_checked_form)]
+"""The submitted form of an action."""

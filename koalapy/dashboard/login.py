@@ -1,13 +1,13 @@
-"""Logging in and out with a browser: by a token, a code of a terminal's, or a provider; it gets a token of its own."""
+"""Browser sessions: login by a token, by a one-time code of the command line or at an OpenID provider; logout."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from koalapy.api.access import Caller
-from koalapy.api.guard import LOGIN_PATH, TokenAuthenticator, cookie_of, login_cookie, state_cookie
+from koalapy.api.guard import LOGIN_PATH, TokenAuthenticator, login_cookie, read_cookie, state_cookie
 from koalapy.api.middleware import client_address
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import LoginCodes
@@ -17,114 +17,126 @@ from koalapy.dashboard.dashboard import Dashboard, SentForm, read_form
 from koalapy.model.errors import SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity
 
-NOTE = "a browser"
-AT_PROVIDER = f"{LOGIN_PATH}/provider"
-BACK = f"{LOGIN_PATH}/callback"
-"""Where a provider sends a browser back to: what must be registered there."""
+SESSION_NOTE = "a browser"
+PROVIDER_PATH = f"{LOGIN_PATH}/provider"
+CALLBACK_PATH = f"{LOGIN_PATH}/callback"
+"""The path to which a provider redirects the browser; it must be registered there."""
 Text = Annotated[str, Query(max_length=4000)]
 
 
-def destination(wanted: str) -> str:
-    """Where to go after the login: a page of ours, whatever was asked for."""
-    is_ours = wanted.startswith("/") and not wanted.startswith("//") and "\\" not in wanted and wanted.isprintable()
-    return wanted if is_ours and not wanted.startswith(LOGIN_PATH) else "/"
+def safe_destination(path: str) -> str:
+    """Return the page to open after the login: the requested path if it is one of this daemon, else ``/``."""
+    is_local = path.startswith("/") and not path.startswith("//") and "\\" not in path and path.isprintable()
+    return path if is_local and not path.startswith(LOGIN_PATH) else "/"
 
 
 @dataclass(frozen=True, slots=True)
 class LoginServices:
-    """How browsers are logged in, and for how long: ``lifetime`` in seconds."""
+    """The services by which browsers log in, and the lifetime of their sessions."""
 
     identities: Identities
-    shown: TokenAuthenticator
+    authenticator: TokenAuthenticator
     codes: LoginCodes
     provider: ProviderLogins | None
-    lifetime: float
+    lifetime_s: float
 
 
 class BrowserLogin:
-    def __init__(self, dashboard: Dashboard, ways: LoginServices) -> None:
-        self._dashboard, self._identities, self._shown = dashboard, ways.identities, ways.shown
-        self._codes, self._provider, self._lifetime = ways.codes, ways.provider, ways.lifetime
-        self._clock = dashboard.engine.clock
-        self._add(dashboard.router)
+    """The routes by which browsers log in and out."""
 
-    def _add(self, router: APIRouter) -> None:
-        router.add_api_route(LOGIN_PATH, self.ask, operation_id="dashboard_login")
+    def __init__(self, dashboard: Dashboard, services: LoginServices) -> None:
+        self._dashboard, self._services = dashboard, services
+        self._clock = dashboard.engine.clock
+        router = dashboard.router
+        router.add_api_route(LOGIN_PATH, self.show_login, operation_id="dashboard_login")
         router.add_api_route(LOGIN_PATH, self.log_in, methods=["POST"], operation_id="dashboard_login")
         router.add_api_route("/logout", self.log_out, methods=["POST"], operation_id="logout")
-        if self._provider is not None:
-            router.add_api_route(AT_PROVIDER, self.go_to_provider, operation_id="dashboard_login")
-            router.add_api_route(BACK, self.come_back, operation_id="dashboard_login")
+        if services.provider is not None:
+            router.add_api_route(PROVIDER_PATH, self.redirect_to_provider, operation_id="dashboard_login")
+            router.add_api_route(CALLBACK_PATH, self.finish_provider_login, operation_id="dashboard_login")
 
-    def _page(self, request: Request, status: int = 200, *, then: str = "/", **more: object) -> HTMLResponse:
-        told = {"problem": None, "code": "", "whose": None, "title": "Log in", "next": then} | more
-        return self._dashboard.plain(request, "login.html", status, has_provider=self._provider is not None, **told)
+    def _login_page(self, request: Request, status: int = 200, *, then: str = "/", **values: object) -> HTMLResponse:
+        context = {"problem": None, "code": "", "identity": None, "title": "Log in", "next": then} | values
+        has_provider = self._services.provider is not None
+        return self._dashboard.render_plain(request, "login.html", status, has_provider=has_provider, **context)
 
-    async def ask(self, request: Request, next: Text = "/", code: Text = "") -> Response:
-        """Ask for a token, or whether to go on as whom a terminal's code names."""
-        whose = self._codes.whose(code) if code else None
-        if code and whose is None:
-            problem = {"detail": "This address was good once, for a minute.", "hint": "koala dashboard makes one"}
-            return self._page(request, 401, problem=problem)
-        return self._page(request, then=destination(next), code=code if whose else "", whose=whose)
+    async def show_login(self, request: Request, next: Text = "/", code: Text = "") -> Response:
+        """Show a form for a token; with a valid one-time code, ask whether to log in as its user."""
+        identity = self._services.codes.whose(code) if code else None
+        if code and identity is None:
+            problem = {
+                "detail": "This link was valid once, for one minute.",
+                "hint": "run koala dashboard again for a new one",
+            }
+            return self._login_page(request, 401, problem=problem)
+        return self._login_page(request, then=safe_destination(next), code=code if identity else "", identity=identity)
 
     async def log_in(self, request: Request) -> Response:
-        """Take a token or a code, and give the browser a login."""
+        """Authenticate by a token or a one-time code, and begin a browser session."""
         form = await read_form(request)
-        where = destination(form.get("next"))
+        destination = safe_destination(form.get("next"))
         if code := form.get("code"):
-            known = self._codes.take(code)
-            if known is None:
-                return await self.ask(request, where, code)
-            return await self._admit(request, known, where)
-        found = await self._shown.identity(client_address(request.scope), form.get("token"))
-        if isinstance(found, Identity):
-            return await self._admit(request, found, where)
-        why = {"detail": "Nobody has this token, or it holds no longer.", "hint": "koala token create makes one"}
-        if found.status_code == 429:
-            why = {"detail": "Too many wrong tokens were shown from your address.", "hint": "wait a minute"}
-        elif found.status_code == 503:
-            why = {"detail": "The OpenID provider's keys cannot be had.", "hint": "try again in a while"}
-        return self._page(request, found.status_code, then=where, problem=why)
+            identity = self._services.codes.take(code)
+            if identity is None:
+                return await self.show_login(request, destination, code)
+            return await self._begin_session(request, identity, destination)
+        address = client_address(request.scope)
+        result = await self._services.authenticator.authenticate(address, form.get("token"))
+        if isinstance(result, Identity):
+            return await self._begin_session(request, result, destination)
+        problem = {"detail": "This token is unknown, expired or revoked.", "hint": "create one: koala token create"}
+        if result.status_code == 429:
+            problem = {"detail": "Too many wrong tokens were sent from your address.", "hint": "wait a minute"}
+        elif result.status_code == 503:
+            problem = {"detail": "The OpenID provider's keys are not available.", "hint": "try again later"}
+        return self._login_page(request, result.status_code, then=destination, problem=problem)
 
-    async def go_to_provider(self, request: Request, next: Text = "/") -> Response:
-        """Send the browser to the provider."""
-        assert self._provider is not None
-        back = str(request.url.replace(path=BACK, query=""))
-        where, state = self._provider.begin(back, destination(next))
-        return RedirectResponse(where, 303, {"Set-Cookie": state_cookie(request.scope, state)})
+    async def redirect_to_provider(self, request: Request, next: Text = "/") -> Response:
+        """Redirect the browser to the OpenID provider."""
+        assert self._services.provider is not None
+        callback = str(request.url.replace(path=CALLBACK_PATH, query=""))
+        url, state = self._services.provider.begin(callback, safe_destination(next))
+        return RedirectResponse(url, 303, {"Set-Cookie": state_cookie(request.scope, state)})
 
-    async def come_back(self, request: Request, state: Text = "", code: Text = "", error: Text = "") -> Response:
-        """Take what the provider says of who has come back from it."""
-        assert self._provider is not None
+    async def finish_provider_login(
+        self, request: Request, state: Text = "", code: Text = "", error: Text = ""
+    ) -> Response:
+        """Begin a browser session with the identity that the OpenID provider returns."""
+        assert self._services.provider is not None
         try:
-            if error or not code or not state or cookie_of(request.scope, "state") != state:
-                raise TokenRejected(error[:100] or "this login was not begun in this browser")
-            identity, where = await self._provider.finish(state, code)
-        except (TokenRejected, SiteUnavailable) as refusal:
-            status = 401 if isinstance(refusal, TokenRejected) else 503
-            about(detail=refusal.message)
-            return self._page(request, status, problem={"detail": refusal.message, "hint": "try again"})
-        # Browsers send the new cookie with what a page of ours leads to, not with what the provider's leads to.
-        answer = await self._admit(request, identity, where)
-        page = self._dashboard.plain(request, "logged_in.html", title="Logged in", next=where)
-        page.headers["Set-Cookie"] = answer.headers["Set-Cookie"]
+            if error or not code or not state or read_cookie(request.scope, "state") != state:
+                raise TokenRejected(error[:100] or "this login did not begin in this browser")
+            identity, destination = await self._services.provider.finish(state, code)
+        except (TokenRejected, SiteUnavailable) as problem:
+            status = 401 if isinstance(problem, TokenRejected) else 503
+            about(detail=problem.message)
+            return self._login_page(request, status, problem={"detail": problem.message, "hint": "try again"})
+        # Browsers do not send a SameSite cookie with a redirect that began at the provider, so a page links on.
+        response = await self._begin_session(request, identity, destination)
+        page = self._dashboard.render_plain(request, "logged_in.html", title="Logged in", next=destination)
+        page.headers["Set-Cookie"] = response.headers["Set-Cookie"]
         return page
 
-    async def _admit(self, request: Request, who: Identity, where: str) -> Response:
-        under_way(who, "dashboard_login", "", change=True)
+    async def _begin_session(self, request: Request, identity: Identity, destination: str) -> Response:
+        under_way(identity, "dashboard_login", "", change=True)
         now = self._clock()
-        ends = min(now + self._lifetime, who.expires_at or float("inf"))
-        made, token = await self._identities.issue(
-            who.user, who.role, ends, who.user, how=who.how, note=NOTE, made_by=who.token
+        expires_at = min(now + self._services.lifetime_s, identity.expires_at or float("inf"))
+        stored, token = await self._services.identities.issue(
+            identity.user,
+            identity.role,
+            expires_at,
+            identity.user,
+            how=identity.how,
+            note=SESSION_NOTE,
+            made_by=identity.token,
         )
-        about(f"token {made.id}", NOTE)
-        headers = {"Set-Cookie": login_cookie(request.scope, token, ends - now)}
-        return RedirectResponse(where, 303, headers)
+        about(f"token {stored.id}", SESSION_NOTE)
+        headers = {"Set-Cookie": login_cookie(request.scope, token, expires_at - now)}
+        return RedirectResponse(destination, 303, headers)
 
     async def log_out(self, request: Request, caller: Caller, form: SentForm) -> Response:
-        """Have the browser's login hold no longer."""
+        """Revoke the token of the browser session."""
         if caller.token is not None:
-            await self._identities.revoke([caller.token], caller)
+            await self._services.identities.revoke([caller.token], caller)
         headers = {"Set-Cookie": login_cookie(request.scope, "", 0)}
         return RedirectResponse(LOGIN_PATH, 303, headers)

@@ -1,4 +1,4 @@
-"""Pictures as SVG, made by pure functions; with classes and no styles, as the security policy of pages requires."""
+"""Charts as SVG, rendered by pure functions; with CSS classes only, since the pages' policy forbids inline styles."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -7,13 +7,13 @@ from itertools import pairwise
 from markupsafe import Markup, escape
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
-from koalapy.model.wording import format_time
+from koalapy.model.wording import format_time, shorten
 
 BAR_WIDTH, BAR_HEIGHT = 160, 10
 
 
 def bar(value: float, most: float) -> Markup:
-    """SVG: so much of the most there could be. The number itself stands beside it."""
+    """Return a bar for the share of a value in the maximum; the page shows the number next to it."""
     length = 0.0 if most <= 0 else min(1.0, max(0.0, value / most)) * BAR_WIDTH
     size = f'viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"'
     track = f'<rect class="track" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" rx="2"/>'
@@ -22,24 +22,24 @@ def bar(value: float, most: float) -> Markup:
 
 
 def interval(low: float, middle: float, high: float, most: float) -> Markup:
-    """SVG: from the low to the high, on a scale from 0 to the most, with a mark at the middle."""
+    """Return a bar from ``low`` to ``high`` on a scale from 0 to ``most``, with a mark at ``middle``."""
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         return 0.0 if most <= 0 else min(1.0, max(0.0, value / most)) * (BAR_WIDTH - 2)
 
     size = f'viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"'
     track = f'<rect class="track" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" rx="2"/>'
-    length = place(high) - place(low) + 2
-    span = f'<rect class="span" x="{place(low):.1f}" y="2" width="{length:.1f}" height="{BAR_HEIGHT - 4}"/>'
-    mark = f'<rect class="filled" x="{place(middle):.1f}" width="2" height="{BAR_HEIGHT}"/>'
+    length = position(high) - position(low) + 2
+    span = f'<rect class="span" x="{position(low):.1f}" y="2" width="{length:.1f}" height="{BAR_HEIGHT - 4}"/>'
+    mark = f'<rect class="filled" x="{position(middle):.1f}" width="2" height="{BAR_HEIGHT}"/>'
     return Markup(f'<svg class="bar" {size} aria-hidden="true">{track}{span}{mark}</svg>')
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How many took so long."""
+    """The number of operations in a range of durations."""
 
-    said: str
+    label: str
     count: int
 
 
@@ -47,49 +47,46 @@ SPAN_WIDTH, SPAN_GAP, SPANS_HEIGHT, SPANS_FOOT = 36, 6, 90, 22
 
 
 def distribution(spans: Sequence[Span], *, of: str) -> Markup:
-    """SVG; ``spans`` in their order, ``of`` what."""
-    counts = [(span.said, span.count) for span in spans]
-    total = sum(count for _, count in counts)
-    most = max((count for _, count in counts), default=0)
-    told = "; ".join(f"{count} {span}" for span, count in counts if count) or "none yet"
-    width, height = len(counts) * (SPAN_WIDTH + SPAN_GAP), SPANS_HEIGHT + SPANS_FOOT
+    """Return a histogram of durations of the operation ``of``."""
+    total = sum(span.count for span in spans)
+    most = max((span.count for span in spans), default=0)
+    description = "; ".join(f"{span.count} {span.label}" for span in spans if span.count) or "none yet"
+    width, height = len(spans) * (SPAN_WIDTH + SPAN_GAP), SPANS_HEIGHT + SPANS_FOOT
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    parts = [Markup('<svg class="distribution" {} role="img" aria-label="{}: {}">').format(Markup(size), of, told)]
-    for index, (span, count) in enumerate(counts):
-        # One among very many is still to be seen.
-        tall = max(2.0, count / most * (SPANS_HEIGHT - 14)) if count else 0.0
+    parts = [
+        Markup('<svg class="distribution" {} role="img" aria-label="{}: {}">').format(Markup(size), of, description)
+    ]
+    for index, span in enumerate(spans):
+        # A single operation among many stays visible.
+        tall = max(2.0, span.count / most * (SPANS_HEIGHT - 14)) if span.count else 0.0
         x, top = index * (SPAN_WIDTH + SPAN_GAP), SPANS_HEIGHT - tall
-        if count:
+        label = span.label.removeprefix("≤").replace(" ", "")
+        if span.count:
             parts.append(Markup(f'<rect x="{x}" y="{top:.1f}" width="{SPAN_WIDTH}" height="{tall:.1f}" rx="2"/>'))
-            parts.append(
-                Markup(f'<text x="{x + SPAN_WIDTH / 2:g}" y="{top - 3:.1f}">{escape(share(count, total))}</text>')
-            )
-        parts.append(Markup(f'<text x="{x + SPAN_WIDTH / 2:g}" y="{SPANS_HEIGHT + 14}">{escape(_short(span))}</text>'))
+            percent = escape(format_share(span.count, total))
+            parts.append(Markup(f'<text x="{x + SPAN_WIDTH / 2:g}" y="{top - 3:.1f}">{percent}</text>'))
+        parts.append(Markup(f'<text x="{x + SPAN_WIDTH / 2:g}" y="{SPANS_HEIGHT + 14}">{escape(label)}</text>'))
     parts.append(Markup(f'<path d="M0 {SPANS_HEIGHT} H{width}"/></svg>'))
     return Markup("").join(parts)
 
 
-def _short(span: str) -> str:
-    return span.removeprefix("≤").replace(" ", "")
-
-
-def share(count: int, total: int) -> str:
-    """In percent, short; what there is is never 0."""
+def format_share(count: int, total: int) -> str:
+    """Return a share in percent, ``<1%`` instead of 0 for a positive count."""
     percent = 100 * count / total if total else 0.0
     return f"{percent:.0f}%" if percent >= 1 or not count else "<1%"
 
 
 NODE_SIZE, NODE_GAP, NODE_COLUMNS = 14, 2, 32
 MAX_SQUARES = 512
-"""Of a larger cluster a square stands for several nodes."""
+"""Squares of a larger cluster stand for several nodes each."""
 LETTERS = {"running": "r", "claimed": "c", "local": "l", "down": "×", "idle": ""}
 
-WORDS = {"running": "running", "claimed": "claimed", "local": "of local users", "down": "down", "idle": "idle"}
+STATE_NAMES = {"running": "running", "claimed": "claimed", "local": "of local users", "down": "down", "idle": "idle"}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCounts:
-    """Nodes by what they do, each in one place: ours running, ours claimed, local users', down, idle."""
+    """Nodes of a cluster by state: running or claimed components, local users' jobs, down, idle."""
 
     running: int = 0
     claimed: int = 0
@@ -103,21 +100,22 @@ class NodeCounts:
 
 
 def node_grid(counts: NodeCounts, *, stale: bool = False, drained: bool = False) -> Markup:
-    """SVG; ``stale``: what is shown is old."""
-    each = max(1, -(-counts.total // MAX_SQUARES))
-    squares = [kind for kind, count in asdict(counts).items() for _ in range(-(-count // each))]
+    """Return a square for each node, coloured by its state. ``stale``: the states are not current."""
+    nodes_per_square = max(1, -(-counts.total // MAX_SQUARES))
+    squares = [kind for kind, count in asdict(counts).items() for _ in range(-(-count // nodes_per_square))]
     rows = max(1, -(-len(squares) // NODE_COLUMNS))
     columns = min(NODE_COLUMNS, max(1, len(squares)))
     width, height = columns * (NODE_SIZE + NODE_GAP), rows * (NODE_SIZE + NODE_GAP)
-    told = ", ".join(f"{count} {WORDS[kind]}" for kind, count in asdict(counts).items() if count) or "no nodes"
-    if each > 1:
-        told += f"; a square is {each} nodes"
+    states = [f"{count} {STATE_NAMES[kind]}" for kind, count in asdict(counts).items() if count]
+    description = ", ".join(states) or "no nodes"
+    if nodes_per_square > 1:
+        description += f"; a square is {nodes_per_square} nodes"
     if stale:
-        told += ", as last told"
+        description += ", as last reported"
     classes = " ".join(filter(None, ("nodes", "stale" if stale else "", "drained" if drained else "")))
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    parts = [f'<svg class="{classes}" {size} role="img" aria-label="{told}">']
-    # There may be thousands, and nothing in them is of anybody's making.
+    parts = [f'<svg class="{classes}" {size} role="img" aria-label="{description}">']
+    # Not escaped, since there may be thousands of squares and they contain no text of users.
     for index, kind in enumerate(squares):
         x, y = index % NODE_COLUMNS * (NODE_SIZE + NODE_GAP), index // NODE_COLUMNS * (NODE_SIZE + NODE_GAP)
         parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{NODE_SIZE}" height="{NODE_SIZE}" rx="2"/>')
@@ -134,14 +132,14 @@ MARK = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value at a moment, in seconds since the epoch."""
+    """A value at a time, in seconds since the epoch."""
 
     at: float
     value: float
 
 
-def series(points: Sequence[Point], label: str, told: Callable[[float], str]) -> Markup:
-    """SVG from 0 to the largest value; ``points`` by time, ``told`` writes a value. Empty where there is none."""
+def series(points: Sequence[Point], label: str, format_value: Callable[[float], str]) -> Markup:
+    """Return a line chart of points in the order of time, from 0 to the largest value; empty without points."""
     if not points:
         return Markup()
     first, last, top = points[0].at, points[-1].at, max(point.value for point in points) or 1.0
@@ -153,16 +151,18 @@ def series(points: Sequence[Point], label: str, told: Callable[[float], str]) ->
     def y(value: float) -> float:
         return TOP + high * (1 - value / top)
 
-    title = Markup.escape(f"{label}: {len(points)} measured, the last {told(points[-1].value)}")
+    title = Markup.escape(f"{label}: {len(points)} measured, the last {format_value(points[-1].value)}")
     size = f'viewBox="0 0 {SERIES_WIDTH} {SERIES_HEIGHT}" width="{SERIES_WIDTH}" height="{SERIES_HEIGHT}"'
     parts = [f'<svg class="series" {size} role="img" aria-label="{title}">']
     for share in (0.0, 0.5, 1.0):
         at = y(share * top)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{SERIES_WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 6}" y="{at + 3:.1f}">{Markup.escape(told(share * top))}</text>')
-    places = [(x(point.at), y(point.value)) for point in points]
-    parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in places)}"/>')
-    parts += [f'<circle class="mark" cx="{a:.1f}" cy="{b:.1f}" r="{MARK}"/>' for a, b in places]
+        parts.append(
+            f'<text class="end" x="{LEFT - 6}" y="{at + 3:.1f}">{Markup.escape(format_value(share * top))}</text>'
+        )
+    positions = [(x(point.at), y(point.value)) for point in points]
+    parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in positions)}"/>')
+    parts += [f'<circle class="mark" cx="{a:.1f}" cy="{b:.1f}" r="{MARK}"/>' for a, b in positions]
     parts.append(f'<text class="start" x="{LEFT}" y="{SERIES_HEIGHT - 5}">{format_time(first, last)}</text>')
     if last > first:
         parts.append(
@@ -173,15 +173,15 @@ def series(points: Sequence[Point], label: str, told: Callable[[float], str]) ->
 
 
 MEANINGS = {
-    "queued": "waits to be placed",
+    "queued": "waits for placement",
     "held": "held",
-    "placed": "placed, no nodes asked for yet",
-    "files": "its files are brought",
-    "claiming": "waits for its nodes in the cluster's own queue",
-    "claimed": "has its nodes, waits at the barrier for the others",
-    "starting": "all are there, the program is started",
-    "running": "runs",
-    "stopping": "gives its nodes back",
+    "placed": "placed, nodes not requested yet",
+    "files": "input files are transferred",
+    "claiming": "waits for its nodes in the cluster's queue",
+    "claimed": "has its nodes, waits at the barrier for other components",
+    "starting": "all components have their nodes, the program starts",
+    "running": "the program runs",
+    "stopping": "nodes are returned",
 }
 LANES_WIDTH, LABEL, ROW, LANE_HEIGHT = 960, 190, 24, 16
 MIN_WIDTH = 2.0
@@ -192,7 +192,7 @@ MAX_TICKS = 10
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What something was in from ``start`` to ``end``, in seconds since the epoch."""
+    """The phase of a job or component from ``start`` to ``end``, in seconds since the epoch."""
 
     what: str
     start: float
@@ -205,67 +205,66 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class JobLane:
-    """``attempt`` is 0 of the wait; ``label`` is for people."""
+    """The phases of a job in the queue (attempt 0) or of a component of an attempt."""
 
     label: str
     attempt: int
     phases: Sequence[Phase]
-    ended: str = ""
-    """How it ended, if badly."""
+    error: str = ""
 
 
-def lanes_of(job: Job, attempts: Sequence[Attempt], timeline: Sequence[TimelineEntry], now: float) -> list[JobLane]:
-    """All that is known of a job's way until ``now``, or its end."""
+def build_lanes(job: Job, attempts: Sequence[Attempt], timeline: Sequence[TimelineEntry], now: float) -> list[JobLane]:
+    """Return the phases of a job and its components until ``now``, or until the end of the job."""
     end = job.ended_at if job.ended_at is not None else now
-    lanes = [JobLane("queue", 0, list(_waits(job, timeline, end)))]
+    lanes = [JobLane("queue", 0, list(_queue_phases(job, timeline, end)))]
     for attempt in attempts:
         is_last = attempt is attempts[-1]
-        over = end if is_last and job.ended_at is None else attempt.ended_at
-        for component in sorted(attempt.components, key=lambda each: (each.rank, each.index)):
-            where = f"{component.cluster} · {component.size}"
-            label = f"{attempt.generation}: {where}" if len(attempts) > 1 or attempt.generation > 1 else where
-            phases = list(_way(component, attempt, over))
+        attempt_end = end if is_last and job.ended_at is None else attempt.ended_at
+        for component in sorted(attempt.components, key=lambda component: (component.rank, component.index)):
+            label = f"{component.cluster} · {component.size}"
+            if len(attempts) > 1 or attempt.generation > 1:
+                label = f"{attempt.generation}: {label}"
+            phases = list(_component_phases(component, attempt, attempt_end))
             lanes.append(JobLane(label, attempt.generation, phases, component.error))
     return lanes
 
 
-def _waits(job: Job, timeline: Sequence[TimelineEntry], end: float) -> Iterator[Phase]:
+def _queue_phases(job: Job, timeline: Sequence[TimelineEntry], end: float) -> Iterator[Phase]:
     entries = [(entry.at, entry.state) for entry in timeline] or [(job.submitted_at, job.state)]
-    begin, what = None, ""
-    for (at, state), (until, following) in pairwise([*entries, (end, None)]):
+    start, phase = None, ""
+    for (at, state), (until, next_state) in pairwise([*entries, (end, None)]):
         if state not in (JobState.QUEUED, JobState.HELD):
             continue
-        begin, what = (at, str(state)) if begin is None or what != state else (begin, what)
-        if following is not state:
-            yield Phase(what, begin, max(begin, until))
-            begin = None
+        start, phase = (at, str(state)) if start is None or phase != state else (start, phase)
+        if next_state is not state:
+            yield Phase(phase, start, max(start, until))
+            start = None
 
 
-def _way(component: Component, attempt: Attempt, over: float | None) -> Iterator[Phase]:
-    begun = attempt.placed_at
-    serves = component.claimed_at is not None and not component.superseded
-    submitted = component.submitted_at
-    begins = [
-        ("placed", begun),
+def _component_phases(component: Component, attempt: Attempt, attempt_end: float | None) -> Iterator[Phase]:
+    start = attempt.placed_at
+    has_run = component.claimed_at is not None and not component.superseded
+    starts = [
+        ("placed", start),
         ("files", component.staging_since),
         ("placed", component.staged_at),
-        ("claiming", submitted),
+        ("claiming", component.submitted_at),
         ("claimed", component.claimed_at),
-        ("starting", attempt.barrier_at if serves else None),
-        ("running", attempt.launched_at if serves else None),
+        ("starting", attempt.barrier_at if has_run else None),
+        ("running", attempt.launched_at if has_run else None),
         ("stopping", attempt.ended_at),
     ]
-    last = component.ended_at if component.ended_at is not None else over if over is not None else begun
-    if component.state is ComponentState.ENDED and component.ended_at is None and over is None:
-        last = begun
-    known = sorted(((max(at, begun), place, what) for place, (what, at) in enumerate(begins) if at is not None))
-    for (at, _, what), (until, _, _) in pairwise([*known, (max(last, begun), 99, "")]):
-        if min(until, last) > at:
-            yield Phase(what, at, min(until, last))
+    end = component.ended_at if component.ended_at is not None else attempt_end if attempt_end is not None else start
+    if component.state is ComponentState.ENDED and component.ended_at is None and attempt_end is None:
+        end = start
+    known_starts = sorted((max(at, start), order, phase) for order, (phase, at) in enumerate(starts) if at is not None)
+    for (at, _, phase), (until, _, _) in pairwise([*known_starts, (max(end, start), 99, "")]):
+        if min(until, end) > at:
+            yield Phase(phase, at, min(until, end))
 
 
 def job_lanes(lanes: Sequence[JobLane]) -> Markup:
-    """SVG; its table is beside it."""
+    """Return the lanes of a job as a Gantt chart; the page has the same in a table."""
     phases = [phase for lane in lanes for phase in lane.phases]
     if not phases:
         return Markup("")
@@ -273,7 +272,7 @@ def job_lanes(lanes: Sequence[JobLane]) -> Markup:
     span, height = max(end - start, 0.001), len(lanes) * ROW + 24
     parts = [
         Markup('<svg class="lanes" viewBox="0 0 {} {}" width="{}" height="{}" role="img" aria-label="{}">').format(
-            LANES_WIDTH, height, LANES_WIDTH, height, "what each component went through; the table below has the same"
+            LANES_WIDTH, height, LANES_WIDTH, height, "phases of each component; the table below has the same values"
         )
     ]
 
@@ -284,10 +283,10 @@ def job_lanes(lanes: Sequence[JobLane]) -> Markup:
     for number in range(int(span / step) + 1):
         at = x(start + number * step)
         parts.append(Markup('<path class="tick" d="M{} 16V{}"/>').format(at, height))
-        parts.append(Markup('<text class="tick" x="{}" y="11">{}</text>').format(at, _elapsed(number * step)))
+        parts.append(Markup('<text class="tick" x="{}" y="11">{}</text>').format(at, _format_elapsed(number * step)))
     for row, lane in enumerate(lanes):
         top = 24 + row * ROW
-        parts.append(Markup('<text class="label" x="0" y="{}">{}</text>').format(top + 12, _cut(lane.label)))
+        parts.append(Markup('<text class="label" x="0" y="{}">{}</text>').format(top + 12, shorten(lane.label, 28)))
         for phase in lane.phases:
             left, width = x(phase.start), max(MIN_WIDTH, x(phase.end) - x(phase.start))
             parts.append(
@@ -298,21 +297,17 @@ def job_lanes(lanes: Sequence[JobLane]) -> Markup:
             if width > LETTER_WIDTH * len(phase.what):
                 middle = round(left + width / 2, 1)
                 parts.append(Markup('<text class="in" x="{}" y="{}">{}</text>').format(middle, top + 12, phase.what))
-        if lane.ended and lane.phases:
+        if lane.error and lane.phases:
             parts.append(
                 Markup('<text class="bad" x="{}" y="{}">✕<title>{}</title></text>').format(
-                    min(LANES_WIDTH - 8, x(lane.phases[-1].end) + 4), top + 12, lane.ended[:200]
+                    min(LANES_WIDTH - 8, x(lane.phases[-1].end) + 4), top + 12, lane.error[:200]
                 )
             )
     parts.append(Markup("</svg>"))
     return Markup("").join(parts)
 
 
-def _cut(label: str, most: int = 28) -> str:
-    return label if len(label) <= most else f"{label[: most - 1]}…"
-
-
-def _elapsed(seconds: float) -> str:
+def _format_elapsed(seconds: float) -> str:
     if seconds < 60:
         return f"{round(seconds, 1):g} s"
     minutes, left = divmod(round(seconds), 60)

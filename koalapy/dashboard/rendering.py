@@ -1,4 +1,4 @@
-"""HTML of what pages tell: Jinja with the words and forms that all pages share, and the files that pages load."""
+"""Rendering of pages by Jinja, with filters for values and the static files that pages load."""
 
 import gzip
 import hashlib
@@ -31,12 +31,12 @@ from koalapy.model.wording import (
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 MANIFEST = "vendor/manifest.json"
-"""What others wrote: package, version, licence, and SHA-256 of each file."""
+"""List of third-party files: package, version, licence and SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """``name`` below ``static``."""
+    """A static file of the dashboard, by its path below ``static``."""
 
     name: str
     type: str
@@ -47,26 +47,26 @@ class PageFile:
 
 @cache
 def load_page_files() -> dict[str, PageFile]:
-    """By their names; ``ValueError`` where one that others wrote is not what the manifest says."""
+    """Return the static files by name; raise ``ValueError`` if a third-party file differs from the manifest."""
     root = resources.files("koalapy.dashboard") / "static"
     vendored = {f"vendor/{entry['file']}": entry["sha256"] for entry in json.loads((root / MANIFEST).read_text())}
-    found = {}
-    for folder, names in (("", root), ("vendor/", root / "vendor")):
-        for each in names.iterdir():
-            name = folder + each.name
-            kind = TYPES.get(PurePosixPath(name).suffix)
-            if kind is None or not each.is_file():
+    files = {}
+    for prefix, folder in (("", root), ("vendor/", root / "vendor")):
+        for path in folder.iterdir():
+            name = prefix + path.name
+            content_type = TYPES.get(PurePosixPath(name).suffix)
+            if content_type is None or not path.is_file():
                 continue
-            content = each.read_bytes()
+            content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()
-            if folder and vendored.get(name) != digest:
-                raise ValueError(f"{name} is not what {MANIFEST} says")
-            found[name] = PageFile(name, kind, content, gzip.compress(content, mtime=0), digest[:16])
-    return found
+            if prefix and vendored.get(name) != digest:
+                raise ValueError(f"{name} differs from {MANIFEST}; reinstall koalapy")
+            files[name] = PageFile(name, content_type, content, gzip.compress(content, mtime=0), digest[:16])
+    return files
 
 
-def url_of(name: str) -> str:
-    """Where a page finds a file: another place whenever its content is another."""
+def file_url(name: str) -> str:
+    """Return the path of a static file, which changes with its content."""
     return f"/static/{load_page_files()[name].digest}/{name}"
 
 
@@ -74,55 +74,53 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-"""Nothing is loaded from elsewhere, and nothing runs that is no file of ours."""
+"""Pages load and run only the daemon's own files."""
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
-"""Browsers tell with a form where it comes from only by this referrer policy."""
+"""Browsers send the origin of a form only under this referrer policy."""
 
 PICTURES = (bar, distribution, interval, job_lanes, node_grid, series)
-"""Templates know them by their names."""
+"""Functions that templates call by their names."""
 
 
-def moment(at: float | None) -> Markup:
-    """A moment, to the second and in UTC, for people and for scripts."""
+def render_time(at: float | None) -> Markup:
+    """Return a time to the second in UTC as a ``time`` element, ``–`` for None."""
     if at is None:
         return Markup("–")
-    told = datetime.fromtimestamp(at, UTC)
-    return Markup('<time datetime="{}">{}</time>').format(
-        told.strftime("%Y-%m-%dT%H:%M:%SZ"), format_time(at, time.time(), exact=True)
-    )
+    iso_time = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Markup('<time datetime="{}">{}</time>').format(iso_time, format_time(at, time.time(), exact=True))
 
 
-def clocked(told: str | None) -> Markup:
-    """``moment`` of what the REST API tells as text."""
-    return moment(None if told is None else datetime.fromisoformat(told).timestamp())
+def render_iso_time(text: str | None) -> Markup:
+    """Return an ISO 8601 time of the REST API as a ``time`` element, ``–`` for None."""
+    return render_time(None if text is None else datetime.fromisoformat(text).timestamp())
 
 
-def age(at: float | None, now: float) -> Markup:
-    """How long ago something was; a script keeps it true while the page is shown."""
+def render_age(at: float | None, now: float) -> Markup:
+    """Return the time since ``at`` as an element that a script keeps up to date."""
     if at is None:
         return Markup("never")
-    told = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Markup('<time class="age" datetime="{}">{}</time>').format(told, format_duration(max(0.0, now - at)))
+    iso_time = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Markup('<time class="age" datetime="{}">{}</time>').format(iso_time, format_duration(max(0.0, now - at)))
 
 
 def with_query(path: str, **query: object) -> str:
-    """An address with what is not empty of a query."""
-    told = urlencode({name: value for name, value in query.items() if value not in (None, "")})
-    return f"{path}?{told}" if told else path
+    """Return a path with a query of the values that are not empty."""
+    text = urlencode({name: value for name, value in query.items() if value not in (None, "")})
+    return f"{path}?{text}" if text else path
 
 
 def identifier(text: str) -> str:
-    """A text as the id of an element."""
+    """Return a text as the id of an HTML element."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", text)
 
 
-def size(count: float | None) -> str:
-    """Bytes, as commands tell them."""
-    return "–" if count is None else format_bytes(count)
+def format_size(size: float | None) -> str:
+    """Format a number of bytes with a unit, ``–`` for None."""
+    return "–" if size is None else format_bytes(size)
 
 
-def seconds(span: float | None) -> str:
-    """A short span: ``0.8 ms``, ``120 ms``, ``2.5 s``."""
+def format_seconds(span: float | None) -> str:
+    """Format a short duration: ``0.8 ms``, ``120 ms``, ``2.5 s``; ``–`` for None."""
     if span is None:
         return "–"
     if span < 1:
@@ -130,8 +128,8 @@ def seconds(span: float | None) -> str:
     return f"{span:.1f} s" if span < 100 else format_duration(span)
 
 
-def rate(bandwidth: float | None) -> str:
-    """Bytes per second: ``117 MB/s``."""
+def format_rate(bandwidth: float | None) -> str:
+    """Format bytes per second: ``117 MB/s``; ``–`` for None."""
     return "–" if bandwidth is None else f"{format_three_digits(bandwidth * 1e-6)} MB/s"
 
 
@@ -145,27 +143,27 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters |= {
-        "age": age,
-        "clocked": clocked,
+        "age": render_age,
+        "iso_time": render_iso_time,
         "days": format_days,
         "duration": format_duration,
         "identifier": identifier,
-        "moment": moment,
+        "time": render_time,
         "nodes": format_nodes,
-        "rate": rate,
-        "seconds": seconds,
+        "rate": format_rate,
+        "seconds": format_seconds,
         "quoted": lambda text: quote(str(text), safe=""),
-        "size": size,
+        "size": format_size,
     }
     environment.globals |= {
-        "file": url_of,
+        "file": file_url,
         "version": __version__,
         "with_query": with_query,
         "format_term": format_term,
     }
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in PICTURES}
-    environment.globals |= {"rate": rate, "seconds": seconds}
+    environment.globals |= {"rate": format_rate, "seconds": format_seconds}
     return environment
 
 
@@ -173,5 +171,5 @@ _ENVIRONMENT = _environment()
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
-    """A template of ``templates/`` with what it is to tell."""
+    """Render a template of ``templates/`` with its variables."""
     return _ENVIRONMENT.get_template(template).render(context)

@@ -16,7 +16,7 @@ from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.cluster import ClusterState
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState
+from koalapy.model.job import ComponentState, Job, JobId, JobState
 from koalapy.model.job_search import format_term
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ClusterName, FixedRequest
@@ -30,44 +30,44 @@ from koalapy.validation.permissions import may_see_all_of
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """Times are seconds since the epoch."""
+    """A job in a table; times are seconds since the epoch."""
 
     id: JobId
     redacted: bool
-    """Whether it is somebody else's, so that most of it is left out."""
+    """Whether the job belongs to another user, so that most fields are left out."""
     state: str
     name: str
     user: str
     priority: str
     nodes: int
     where: str
-    """``north:4,south:2``; empty of a job that waits."""
+    """Clusters and nodes, such as ``north:4,south:2``; empty for a waiting job."""
     position: int | None
-    """In its placement queue; 1 is the head."""
+    """Position in its placement queue; 1 is the head."""
     submitted_at: float
     waits: bool
     waited: float | None
-    """Seconds from its submission until it was placed; None while it waits."""
+    """Seconds from submission to placement; None while the job waits."""
     started_at: float | None
     ran: float | None
-    """Seconds; None while it runs, or when it has not."""
+    """Run time in seconds; None before the end of the job, and if it never ran."""
     reason: str
 
 
 MAX_REASON_LENGTH = 500
-"""Characters of a reason in a table; the job's page shows all."""
+"""Characters of a reason in a table; the page of the job shows the whole reason."""
 
 
-def job_row(record: JobRecord, by: Identity, position: int | None = None, *, whole_reason: bool = False) -> JobRow:
-    """Return the line of a job; ``position`` is left out of others' jobs, as by the REST API."""
-    is_theirs = may_see_all_of(by, record.job)
-    seen = record if is_theirs else redact_job(record)
-    job, spec = seen.job, seen.job.spec
-    reason = "" if job.state in (JobState.RUNNING, JobState.SUCCEEDED) else seen.reason
-    began = None if job.state.is_waiting or job.state in (JobState.PLACED, JobState.CLAIMING) else job.started_at
+def job_row(record: JobRecord, caller: Identity, position: int | None = None, *, whole_reason: bool = False) -> JobRow:
+    """Return a job as the caller may see it in a table."""
+    may_see_all = may_see_all_of(caller, record.job)
+    visible = record if may_see_all else redact_job(record)
+    job, spec = visible.job, visible.job.spec
+    reason = "" if job.state in (JobState.RUNNING, JobState.SUCCEEDED) else visible.reason
+    started_at = None if job.state.is_waiting or job.state in (JobState.PLACED, JobState.CLAIMING) else job.started_at
     return JobRow(
         id=job.id,
-        redacted=not is_theirs,
+        redacted=not may_see_all,
         state=str(job.state),
         name=spec.name,
         user=spec.owner,
@@ -76,80 +76,76 @@ def job_row(record: JobRecord, by: Identity, position: int | None = None, *, who
         where=""
         if job.state.is_waiting or not job.attempt
         else ",".join(f"{c.cluster}:{c.size}" for c in job.attempt.gang),
-        position=position if is_theirs else None,
+        position=position if may_see_all else None,
         submitted_at=job.submitted_at,
         waits=job.state.is_waiting,
         waited=None if job.state.is_waiting or job.placed_at is None else max(0.0, job.placed_at - job.submitted_at),
-        started_at=began,
-        ran=None if began is None or job.ended_at is None else max(0.0, job.ended_at - began),
+        started_at=started_at,
+        ran=None if started_at is None or job.ended_at is None else max(0.0, job.ended_at - started_at),
         reason=reason if whole_reason else shorten(reason, MAX_REASON_LENGTH),
     )
 
 
-REST = 20.0
-"""So many times as long as a look took, it is told again though something has changed since, until that is told."""
+REUSE_FACTOR = 20.0
+"""A survey is used for this multiple of its computing time even if something has changed since."""
 
 
 @dataclass(slots=True)
 class SiteUse:
-    """What a site's users have, and who else is there, of jobs that have home sites."""
+    """Jobs and nodes of a site's users, and nodes of other sites' users there; of jobs with home sites."""
 
     waiting: int = 0
-    """Jobs of its users."""
+    """Waiting jobs of the site's users."""
     at_home: int = 0
-    """Nodes of its users' jobs there."""
+    """Nodes of their jobs on the site."""
     elsewhere: int = 0
-    """Nodes that they have on other sites."""
+    """Nodes of their jobs on other sites."""
     guests: int = 0
-    """Nodes that other sites' users' jobs have there."""
+    """Nodes of other sites' users on the site."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """Nodes and jobs by cluster, as they were at one moment or a few milliseconds later."""
+    """Counts of unfinished jobs and their nodes, collected within a few milliseconds."""
 
     running: Counter[ClusterName] = field(default_factory=Counter)
-    """Nodes of components whose program runs."""
+    """Nodes of running components, by cluster."""
     named: Counter[ClusterName] = field(default_factory=Counter)
-    """Waiting jobs that name the cluster."""
+    """Waiting jobs that request the cluster."""
     anywhere: int = 0
-    """Waiting jobs that name none."""
+    """Waiting jobs that request no cluster."""
     waiting: int = 0
-    """Jobs in the placement queues, and those that come back to them after a pause."""
+    """Queued jobs, including those that are retried later."""
     oldest: Job | None = None
-    """Of those that wait."""
-    homes: defaultdict[ClusterName, SiteUse] = field(default_factory=lambda: defaultdict(SiteUse))
-    """By site."""
+    """The oldest queued job of a user."""
+    site_use: defaultdict[ClusterName, SiteUse] = field(default_factory=lambda: defaultdict(SiteUse))
 
-    def may_run_on(self, cluster: ClusterName) -> int:
-        """How many jobs wait that might be placed there, as far as their requests say."""
+    def count_waiting_for(self, cluster: ClusterName) -> int:
+        """Return the number of waiting jobs whose requests allow the cluster."""
         return self.anywhere + self.named[cluster]
 
-    def note(self, job: Job) -> None:
-        """Count one job that is not over."""
+    def add(self, job: Job) -> None:
+        """Count an unfinished job."""
         if job.state is JobState.QUEUED:
-            self._note_waiting(job)
+            self._add_queued(job)
         elif job.attempt is not None and job.state.is_active:
             for component in job.attempt.components:
                 if component.state is ComponentState.RUNNING:
                     self.running[component.cluster] += component.size
-            if job.spec.home_site:
-                self._note_places(job.spec.home_site, job.attempt)
+            home = job.spec.home_site
+            for component in job.attempt.gang if home else ():
+                if component.has_ended:
+                    continue
+                if component.cluster == home:
+                    self.site_use[home].at_home += component.size
+                else:
+                    self.site_use[home].elsewhere += component.size
+                    self.site_use[component.cluster].guests += component.size
 
-    def _note_places(self, home: ClusterName, attempt: Attempt) -> None:
-        for component in attempt.gang:
-            if component.has_ended:
-                continue
-            if component.cluster == home:
-                self.homes[home].at_home += component.size
-            else:
-                self.homes[home].elsewhere += component.size
-                self.homes[component.cluster].guests += component.size
-
-    def _note_waiting(self, job: Job) -> None:
+    def _add_queued(self, job: Job) -> None:
         self.waiting += 1
         if job.spec.home_site:
-            self.homes[job.spec.home_site].waiting += 1
+            self.site_use[job.spec.home_site].waiting += 1
         request = job.spec.request
         if isinstance(request, FixedRequest):
             self.named.update({component.cluster or "" for component in request.components})
@@ -160,80 +156,78 @@ class Survey:
 
 
 class SurveyCache:
-    """Looks when somebody asks, and with many jobs not each time."""
+    """A cache of the survey, which is computed at most for a fraction of the time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._looking: asyncio.Task[Survey] | None = None
-        self._version, self._at, self._took = "", 0.0, 0.0
+        self._task: asyncio.Task[Survey] | None = None
+        self._version, self._started_at, self._computing_s = "", 0.0, 0.0
 
-    async def survey(self) -> Survey:
-        """As it is now, or was a moment ago."""
-        now, looking = asyncio.get_running_loop().time(), self._looking
-        failed = looking is not None and looking.done() and (looking.cancelled() or looking.exception() is not None)
-        if looking is None or failed or not self._is_good(now):
-            looking = self._looking = asyncio.ensure_future(self._look())
-            self._version, self._at = self._engine.changes.version, now
-        return await asyncio.shield(looking)
+    async def load(self) -> Survey:
+        """Return the current survey, or a recent one while computing it again would cost too much."""
+        now, task, changes = asyncio.get_running_loop().time(), self._task, self._engine.changes
+        is_recent = changes.told_at < self._started_at > now - REUSE_FACTOR * self._computing_s
+        is_usable = self._version == changes.version or is_recent
+        has_failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
+        if task is None or has_failed or not is_usable:
+            task = self._task = asyncio.ensure_future(self._compute())
+            self._version, self._started_at = changes.version, now
+        return await asyncio.shield(task)
 
-    def _is_good(self, now: float) -> bool:
-        changes = self._engine.changes
-        return self._version == changes.version or changes.told_at < self._at > now - REST * self._took
-
-    async def _look(self) -> Survey:
-        survey, began = Survey(), time.thread_time()
-        async for some in iterate_in_slices(self._engine.queries.jobs()):
-            for job in some:
-                survey.note(job)
-        self._took = time.thread_time() - began
+    async def _compute(self) -> Survey:
+        survey, start = Survey(), time.thread_time()
+        async for jobs in iterate_in_slices(self._engine.queries.jobs()):
+            for job in jobs:
+                survey.add(job)
+        self._computing_s = time.thread_time() - start
         return survey
 
 
 @dataclass(frozen=True, slots=True)
 class CallStatistics:
-    """How a resource manager answered its agent in one way, since the agent began; seconds."""
+    """Calls of one operation of a resource manager since its agent started; times in seconds."""
 
     operation: str
     count: int
     failures: int
     mean: float | None
     largest: float
-    """Of the last minutes."""
+    """Longest call of the last minutes."""
     last_error: str
     failed_at: float | None
-    """When it last failed."""
+    """Time of the last failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRow:
-    """One cluster."""
+    """A cluster in a table."""
 
     cluster: str
     kind: str
     state: str
     reason: str
-    """Everything that an operator should know of it; empty when all is well."""
+    """Problems of the cluster; empty if it is healthy."""
     nodes: NodeCounts
     total: int
     known_at: float | None
-    """The moment of which its nodes are known: now, as a rule."""
+    """Time at which its nodes had these states; normally now."""
     stale: bool
-    """Whether that is past, so that what is shown may not be so any more."""
+    """Whether that time is in the past, or unknown."""
     connected: bool
     """Whether its agent is connected."""
     heard_at: float | None
-    """When its agent was last heard of, where it is not connected."""
-    away_because: str
-    """Why its agent is not connected."""
+    """Time of the last message of its agent, if the agent is not connected."""
+    absence_reason: str
+    """The reason for which its agent is not connected."""
     problem: str
-    """Why nothing can be started there, by what its agent knows of its resource manager."""
+    """The reason for which its resource manager starts no jobs, as its agent reports it."""
     answers: CallStatistics | None
-    """How its resource manager answers when it is looked at; None of an agent that does not tell."""
+    """Calls that read the state of the resource manager; None if its agent does not report them."""
     waiting: int
-    """Jobs that wait and might run there."""
+    """Waiting jobs that could run on the cluster."""
     drained: bool
     given_up: bool
-    """Whether it was given up after errors in a row, so that it may be cleared."""
+    """Whether the cluster is not used after repeated errors, until they are cleared."""
 
 
 def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
@@ -247,23 +241,23 @@ def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
     )
 
 
-def call_statistics(told: LrmCalls, reported_at: float | None) -> CallStatistics:
-    ago = told.failed_ago
+def call_statistics(calls: LrmCalls, reported_at: float | None) -> CallStatistics:
+    ago = calls.failed_ago
     return CallStatistics(
-        operation=told.operation,
-        count=told.count,
-        failures=told.failures,
-        mean=told.seconds / told.count if told.count else None,
-        largest=told.largest,
-        last_error=told.last_error,
+        operation=calls.operation,
+        count=calls.count,
+        failures=calls.failures,
+        mean=calls.seconds / calls.count if calls.count else None,
+        largest=calls.largest,
+        last_error=calls.last_error,
         failed_at=None if ago is None or reported_at is None else reported_at - ago,
     )
 
 
 def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> ClusterRow:
-    """``record`` is of the same cluster."""
+    """Return a cluster's row from its status and its record."""
     known_at = cluster.known_at(now)
-    looks = [told for told in cluster.calls if told.operation == LrmOperation.SNAPSHOT]
+    snapshots = [calls for calls in cluster.calls if calls.operation == LrmOperation.SNAPSHOT]
     return ClusterRow(
         cluster=cluster.name,
         kind=record.kind,
@@ -275,70 +269,68 @@ def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, n
         stale=known_at is None or known_at < now,
         connected=cluster.has_agent,
         heard_at=None if cluster.has_agent else cluster.contact.last_heard,
-        away_because=cluster.absence,
+        absence_reason=cluster.absence,
         problem=shorten(cluster.problem, MAX_REASON_LENGTH),
-        answers=call_statistics(looks[0], cluster.reported_at) if looks else None,
-        waiting=survey.may_run_on(cluster.name),
+        answers=call_statistics(snapshots[0], cluster.reported_at) if snapshots else None,
+        waiting=survey.count_waiting_for(cluster.name),
         drained=cluster.drained is not None,
         given_up=cluster.health.unusable,
     )
 
 
-def sort_by_problem(lanes: Sequence[ClusterRow]) -> list[ClusterRow]:
-    """What is not well before what is, then by name."""
-    well = (ClusterState.USABLE, ClusterState.DRAINED)
-    return sorted(lanes, key=lambda lane: (lane.state in well, lane.state == ClusterState.USABLE, lane.cluster))
+def sort_by_problem(rows: Sequence[ClusterRow]) -> list[ClusterRow]:
+    """Sort clusters with problems first, then drained and usable ones, each by name."""
+    healthy = (ClusterState.USABLE, ClusterState.DRAINED)
+    return sorted(rows, key=lambda row: (row.state in healthy, row.state == ClusterState.USABLE, row.cluster))
 
 
 ClusterAction = Literal["", "drain", "clear"]
-_WHERE = {
+_PAGES = {
     AlertKind.DATABASE: ("/scheduler", "the scheduler"),
     AlertKind.DISK: ("/clusters", "the clusters"),
     AlertKind.SLOW_LINK: ("/network", "the network"),
     AlertKind.REPLICAS_GONE: ("/files", "the files"),
 }
-"""The page that says more, and its name, of kinds that are about no cluster, job or user."""
+"""Path and name of the page with details of alerts that are about no cluster, job or user."""
 
 _HELPED_BY_DRAINING = (AlertKind.RESOURCE_MANAGER, AlertKind.BLACK_HOLE, AlertKind.CLUSTER_FLAPPING)
 
 
 @dataclass(frozen=True, slots=True)
 class AlertRow:
-    """One thing that is wrong now."""
+    """An active alert in a list."""
 
     alert: Alert
-    where: str
-    """The page that says more; empty where none does."""
+    page: str
+    """Path of the page with details; empty if there is none."""
     name: str
-    """What that page is about."""
+    """Subject of that page."""
     action: ClusterAction
-    """What an operator may do to its cluster that helps."""
+    """The action on its cluster that helps."""
 
 
 def alert_row(alert: Alert, grid: GridStatus) -> AlertRow:
-    """With where to look, and what may be done."""
-    where, name = _where(alert)
-    return AlertRow(alert, where, name, _action(alert, grid))
+    """Return an alert with the page of its details and the action that helps."""
+    page, name = _details_page(alert)
+    action: ClusterAction = ""
+    if alert.cluster in grid and alert.kind in _HELPED_BY_DRAINING:
+        cluster = grid[alert.cluster]
+        if cluster.health.unusable and alert.kind is AlertKind.BLACK_HOLE:
+            action = "clear"
+        elif cluster.drained is None:
+            action = "drain"
+    return AlertRow(alert, page, name, action)
 
 
-def _where(alert: Alert) -> tuple[str, str]:
+def _details_page(alert: Alert) -> tuple[str, str]:
     if alert.kind in (AlertKind.SLOW_LINK, AlertKind.REPLICAS_GONE):
-        return _WHERE[alert.kind]
+        return _PAGES[alert.kind]
     if alert.kind is AlertKind.QUEUE_FLOODED:
         return with_query(
             "/queue", q=f"{format_term('user', alert.user)} state:waiting"
-        ), f"what {alert.user} has in the queue"
+        ), f"jobs of {alert.user} in the queue"
     if alert.job is not None:
         return f"/jobs/{alert.job}", f"job {alert.job}"
     if alert.cluster:
         return f"/clusters/{quote(alert.cluster, safe='')}", f"cluster {alert.cluster}"
-    return _WHERE.get(alert.kind, ("", ""))
-
-
-def _action(alert: Alert, grid: GridStatus) -> ClusterAction:
-    if alert.cluster not in grid or alert.kind not in _HELPED_BY_DRAINING:
-        return ""
-    cluster = grid[alert.cluster]
-    if cluster.health.unusable and alert.kind is AlertKind.BLACK_HOLE:
-        return "clear"
-    return "" if cluster.drained is not None else "drain"
+    return _PAGES.get(alert.kind, ("", ""))

@@ -42,7 +42,7 @@ class ProblemCode(StrEnum):
     INCOMPLETE_BODY = "incomplete-body", 400, "the connection ended before the body did"
     INVALID_HOST = "invalid-host", 400, "the request has no `Host` header, or several"
     TLS_EXPECTED = "tls-expected", 400, "the port speaks TLS"
-    NOT_LOGGED_IN = "not-logged-in", 401, "no valid token was shown"
+    NOT_LOGGED_IN = "not-logged-in", 401, "no valid token was sent"
     FORBIDDEN = "forbidden", 403, "the caller may not do that"
     ROLE_REQUIRED = "role-required", 403, "the operation is for another role"
     NOT_OWNER = "not-owner", 403, "the job belongs to another user"

@@ -10,8 +10,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from koalapy.api.access import set_identity
-from koalapy.api.middleware import SHARE as SHARE
-from koalapy.api.middleware import RequestLimiter, UserRequestLimiter
+from koalapy.api.middleware import MAX_USER_FRACTION, RequestLimiter, UserRequestLimiter
 from koalapy.model.identity import Identity, Role
 from tests.serving import AGENT_TOKENS, Open
 
@@ -51,7 +50,7 @@ async def test_one_user_does_not_keep_all_others_out() -> None:
         await going.wait()
         await PlainTextResponse("served")(scope, receive, send)
 
-    shares = UserRequestLimiter(app, 3 * SHARE)
+    shares = UserRequestLimiter(app, 3 * MAX_USER_FRACTION)
 
     async def ask(user: str) -> int:
         async def known(scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,7 +21,7 @@ from tests.serving import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open, bare_applicat
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 HOST_OF_A_PAGE = "evil.example"
 WEBSOCKET = "ws://127.0.0.1:8642/api/v1/agents/north/connect"
-HOSTS = AllowedHosts(["Grid.example.org.", "192.0.2.1"], own=lambda: {"head", "head.example.org"})
+HOSTS = AllowedHosts(["Grid.example.org.", "192.0.2.1"], find_machine_names=lambda: {"head", "head.example.org"})
 
 
 class Hub:
@@ -59,7 +59,7 @@ def daemon() -> Iterator[TestClient]:
     ],
 )
 async def test_our_own_names_and_every_address_are_admitted(host: str) -> None:
-    assert await HOSTS.admits(host)
+    assert await HOSTS.contains(host)
 
 
 @pytest.mark.evidence("W1")
@@ -90,12 +90,12 @@ async def test_our_own_names_and_every_address_are_admitted(host: str) -> None:
     ],
 )
 async def test_no_other_name_is_admitted(host: str) -> None:
-    assert not await HOSTS.admits(host)
+    assert not await HOSTS.contains(host)
 
 
 @given(host=st.text(max_size=30))
 async def test_a_host_is_admitted_or_not_and_nothing_else(host: str) -> None:
-    assert await AllowedHosts(own=set).admits(host) in (True, False)
+    assert await AllowedHosts(find_machine_names=set).contains(host) in (True, False)
 
 
 async def test_a_slow_name_service_is_asked_once_and_for_unknown_names_only() -> None:
@@ -106,12 +106,12 @@ async def test_a_slow_name_service_is_asked_once_and_for_unknown_names_only() ->
         answer.wait(30)
         return {"head"}
 
-    hosts = AllowedHosts(own=own)
-    assert await hosts.admits("localhost")
-    assert await hosts.admits("192.0.2.7")
+    hosts = AllowedHosts(find_machine_names=own)
+    assert await hosts.contains("localhost")
+    assert await hosts.contains("192.0.2.7")
     assert asked == []
     answer.set()
-    assert [await hosts.admits(name) for name in ("head", "other", "head")] == [True, False, True]
+    assert [await hosts.contains(name) for name in ("head", "other", "head")] == [True, False, True]
     assert asked == [1]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.api.guard import MAX_BODY_SIZE
+from koalapy.api.guard import MAX_BODY_BYTES
 from tests.serving import Open
 
 JSON = {"content-type": "application/json"}
@@ -125,14 +125,14 @@ async def test_no_field_or_parameter_takes_any_text_whatever(open_api: Open) -> 
                 look(parameter["schema"], f"{operation['operationId']} {parameter['name']}")
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 look(content["schema"], operation["operationId"])
-    assert {"JobSubmission", "ComponentInput", "Why", "DrainOrder", "MeasureOrder", "ReplicaOrder"} <= set(seen)
+    assert {"JobSubmission", "ComponentInput", "ActionReason", "DrainOrder", "ReplicaOrder"} <= set(seen)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"a": "\xff"}', b'{"a": %s}' % (b"9" * 5000)])
 async def test_what_is_no_json_is_said_to_be_none(open_api: Open, body: bytes) -> None:
     answer = await (await open_api()).post("/api/v1/jobs", content=body, headers=JSON)
     assert (answer.status_code, answer.json()["field"]) == (400, "body")
-    assert "no JSON" in answer.json()["detail"]
+    assert "not valid JSON" in answer.json()["detail"]
 
 
 async def test_json_that_is_not_called_so_is_told_how_to_be_sent(open_api: Open) -> None:
@@ -148,7 +148,7 @@ async def test_a_body_that_does_not_say_how_large_it_is_may_not_be_larger(open_a
         nonlocal sent
         for _ in range(64):
             sent += 1
-            yield b" " * (MAX_BODY_SIZE // 16)
+            yield b" " * (MAX_BODY_BYTES // 16)
 
     answer = await (await open_api()).post("/api/v1/jobs", content=pieces(), headers=JSON)
     assert answer.status_code == 413
@@ -157,7 +157,7 @@ async def test_a_body_that_does_not_say_how_large_it_is_may_not_be_larger(open_a
 
 async def test_a_body_of_the_largest_size_is_read(open_api: Open, body: dict[str, Any]) -> None:
     text = json.dumps(body)
-    padded = text + " " * (MAX_BODY_SIZE - len(text))
+    padded = text + " " * (MAX_BODY_BYTES - len(text))
     assert (await (await open_api()).post("/api/v1/jobs", content=padded, headers=JSON)).status_code == 201
 
 

@@ -186,5 +186,5 @@ async def test_scrapes_within_the_interval_compute_the_figures_once(monkeypatch:
 
     monkeypatch.setattr(monitoring, "figures_of", compute)
     scrapes = monitoring.MetricsCache(SimpleNamespace(instruments=Instruments()), None, None, min_interval_s=1000.0)  # type: ignore[arg-type]
-    texts = await asyncio.gather(*(scrapes.told("text/plain") for _ in range(20)))
+    texts = await asyncio.gather(*(scrapes.encode("text/plain") for _ in range(20)))
     assert (computed, len(set(texts))) == (1, 1)

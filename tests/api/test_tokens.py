@@ -198,7 +198,7 @@ async def test_what_is_wrong_with_a_users_name_is_told(open_api: Open) -> None:
         for user in ("älice", "alice\n", "a\0")
     ]
     assert [text.rpartition(", ")[2] for text in told] == [
-        "with signs that may not be in it",
-        "with signs that may not be in it",
-        "with a NUL in it",
+        "with characters that are not allowed",
+        "with characters that are not allowed",
+        "with a NUL character",
     ]

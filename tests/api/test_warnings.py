@@ -40,7 +40,7 @@ async def test_a_warning_is_shown_as_it_is_understood(
         ("999999999999999999999@30", "warning", "with no signal that a program can catch", WORDS),
         ("", "warning", "with no signal that a program can catch", WORDS),
         ("@30", "warning", "with no signal that a program can catch", WORDS),
-        ("B:TERM@30", "warning", "with a colon", "leave out what is before it: all processes"),
+        ("B:TERM@30", "warning", "with a colon", "leave out the prefix: all processes"),
         ("TERM@", "warning", "with no duration after its @", "TERM@30"),
         ("TERM@soon", "warning", "with no duration after its @", "TERM@30"),
         ("TERM@30@40", "warning", "with no duration after its @", "TERM@30"),

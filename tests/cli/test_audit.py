@@ -19,7 +19,7 @@ def test_it_tells_who_did_what_and_who_was_refused(koala: Koala) -> None:
     assert [line.split("  ")[1:] for line in lines] == [
         ["ada (admin, a token of the test)", "from 127.0.0.1", "submit_job", "done"],
         ["ada (admin, a token of the test)", "from 127.0.0.1", "cancel_jobs", "done"],
-        ["somebody", "from 127.0.0.1", "GET", "/api/v1/jobs", "refused", "401 no valid token was shown"],
+        ["somebody", "from 127.0.0.1", "GET", "/api/v1/jobs", "refused", "401 no valid token was sent"],
     ]
     assert "sesame" not in told.out
     assert "not-the-token" not in told.out

@@ -154,7 +154,7 @@ def test_a_token_that_is_revoked_ends_it_with_its_error(koala: Koala, server: Se
         server.identities = administrators("another")
         server.start()
         assert terminal.end() == 4
-        assert terminal.printed.split(LEAVE)[-1].rstrip().splitlines()[-1].startswith("koala: no valid token was shown")
+        assert terminal.printed.split(LEAVE)[-1].rstrip().splitlines()[-1].startswith("koala: no valid token was sent")
 
 
 @pytest.mark.processes

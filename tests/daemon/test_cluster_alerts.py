@@ -59,7 +59,7 @@ async def test_cluster_whose_resource_manager_never_answered_is_not_told_as_agen
             assert (alert.kind, alert.cause) == (AlertKind.RESOURCE_MANAGER, NO_SINFO)
             assert "agent" not in alert.summary
             assert health_of(daemon) == {"resource manager": NO_SINFO}
-            assert (lane(daemon).connected, lane(daemon).away_because, lane(daemon).problem) == (True, "", NO_SINFO)
+            assert (lane(daemon).connected, lane(daemon).absence_reason, lane(daemon).problem) == (True, "", NO_SINFO)
         await until(daemon, "north", ("unreachable", 0, "its agent is not connected"))
         (alert,) = await alerts_of(daemon)
         assert (alert.kind, alert.cause) == (AlertKind.AGENT_AWAY, "its agent is not connected")

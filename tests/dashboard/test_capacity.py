@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from koalapy.dashboard.pages.capacity import ExpectedEnds
-from koalapy.dashboard.pages.network import STEPS, step_of
+from koalapy.dashboard.pages.network import STEPS, choose_shade
 from koalapy.dashboard.pictures import BAR_WIDTH, MAX_SQUARES, NodeCounts, Point, bar, node_grid, series
-from koalapy.dashboard.rendering import rate, seconds
+from koalapy.dashboard.rendering import format_rate, format_seconds
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.advisor.experience import Experience
@@ -52,7 +52,7 @@ def test_capacity_page_shows_largest_start_and_next_end(visit: Visit, grid: Embe
 def test_an_operator_has_a_link_measured_and_sees_what_it_is(visit: Visit, grid: Embedded) -> None:
     visitor = visit()
     page = visitor.open("/network/north/south")
-    page.get_by_text("Nothing was measured yet.").wait_for()
+    page.get_by_text("No measurements yet.").wait_for()
     page.get_by_role("button", name="Measure it now").click()
     page.locator("section[aria-label=History] tbody tr").first.wait_for()
     assert "pingpong" in page.locator("section[aria-label=History] tbody tr").first.inner_text()
@@ -65,36 +65,45 @@ def test_an_operator_has_a_link_measured_and_sees_what_it_is(visit: Visit, grid:
 
 @pytest.mark.parametrize(("bandwidth", "step"), [(None, 0), (1e6, 1), (9e6, 3), (1e7, 3), (9.9e7, STEPS), (1e8, STEPS)])
 def test_shades_go_by_equal_ratios(bandwidth: float | None, step: int) -> None:
-    assert step_of(bandwidth, 1e6, 1e8) == step
+    assert choose_shade(bandwidth, 1e6, 1e8) == step
 
 
 def test_links_that_are_much_alike_look_so() -> None:
-    assert [step_of(bandwidth, 9e5, 1e6) for bandwidth in (9e5, 1e6)] == [STEPS, STEPS]
+    assert [choose_shade(bandwidth, 9e5, 1e6) for bandwidth in (9e5, 1e6)] == [STEPS, STEPS]
 
 
 @pytest.mark.parametrize("low", [5e-324, 1.0, 1e308])
 def test_no_number_is_without_a_shade(low: float) -> None:
-    shades = {step_of(bandwidth, low, 1e308) for bandwidth in (low, 1e308)}
+    shades = {choose_shade(bandwidth, low, 1e308) for bandwidth in (low, 1e308)}
     assert shades <= set(range(1, STEPS + 1))
-    assert step_of(5e-324, 5e-324, 5e-324) == STEPS
+    assert choose_shade(5e-324, 5e-324, 5e-324) == STEPS
 
 
 def test_a_large_cluster_has_squares_for_several_nodes_each_and_loses_no_kind() -> None:
     picture = node_grid(NodeCounts(running=10 * MAX_SQUARES, down=1), stale=True)
     assert picture.count("<rect") <= MAX_SQUARES + 5
     assert picture.count('class="down"') == 1
-    assert 'aria-label="5120 running, 1 down; a square is 11 nodes, as last told"' in picture
+    assert 'aria-label="5120 running, 1 down; a square is 11 nodes, as last reported"' in picture
 
 
 def test_pictures_have_nothing_of_what_they_are_given_but_numbers_and_texts() -> None:
     picture = series([Point(0.0, 0.0), Point(60.0, 5e6)], "<b>", lambda value: f"<{value:g}>")
     assert "<b>" not in picture
     assert "&lt;5e+06&gt;" in picture
-    assert "nan" not in series([Point(1.0, 0.0)], "flat", rate)
-    assert series([], "nothing", rate) == ""
+    assert "nan" not in series([Point(1.0, 0.0)], "flat", format_rate)
+    assert series([], "nothing", format_rate) == ""
     assert (bar(5, 0).count("<rect"), f'width="{BAR_WIDTH}.0"' in bar(9, 3)) == (1, True)
 
 
-def test_short_spans_and_rates_are_written_for_people() -> None:
-    assert [seconds(each) for each in (None, 0.00012, 0.12, 2.5, 200)] == ["–", "0.12 ms", "120 ms", "2.5 s", "3:20"]
-    assert [rate(each) for each in (None, 117e6, 1.25e9, 5e5)] == ["–", "117 MB/s", "1250 MB/s", "0.500 MB/s"]
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "–"), (0.00012, "0.12 ms"), (0.12, "120 ms"), (2.5, "2.5 s"), (200, "3:20")]
+)
+def test_format_seconds_chooses_the_unit(seconds: float | None, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(None, "–"), (117e6, "117 MB/s"), (1.25e9, "1250 MB/s"), (5e5, "0.500 MB/s")]
+)
+def test_format_rate_has_three_digits(rate: float | None, text: str) -> None:
+    assert format_rate(rate) == text

@@ -50,7 +50,7 @@ def test_after_the_log_out_the_cookie_holds_no_longer(visit: Visit) -> None:
 def test_a_wrong_token_gets_no_cookie(anybody: httpx2.Client) -> None:
     answer = logged_in(anybody, "wrong")
     assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
-    assert "Nobody has this token" in answer.text
+    assert "This token is unknown, expired or revoked." in answer.text
 
 
 @pytest.mark.parametrize("wanted", ["//evil.example", "https://evil.example", "/\\evil.example", "/login?next=/login"])

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.dashboard.pages.job import text_of
-from koalapy.dashboard.pictures import MEANINGS, job_lanes, lanes_of
+from koalapy.dashboard.pages.job import decode_output
+from koalapy.dashboard.pictures import MEANINGS, build_lanes, job_lanes
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
 
@@ -47,7 +47,7 @@ def test_a_jobs_way_is_in_order_and_well_formed(
 ) -> None:
     job = Job(1, JobSpec(FlexibleRequest(2)), 0.0, ended_at=ended)
     timeline = [TimelineEntry(1, at, "x", state, "", 1) for at, state in told]
-    lanes = lanes_of(job, tried, timeline, now)
+    lanes = build_lanes(job, tried, timeline, now)
     assert len(lanes) == 1 + sum(len(attempt.components) for attempt in tried)
     for lane in lanes:
         for phase in lane.phases:
@@ -70,7 +70,7 @@ def test_a_job_goes_from_the_queue_over_the_barrier_to_its_end() -> None:
     job = Job(1, JobSpec(FlexibleRequest(2)), 0.0, JobState.SUCCEEDED, ended_at=11.0, generation=1, attempt=attempt)
     told = [TimelineEntry(1, 0.0, "submitted", JobState.QUEUED, "", 0)]
     told += [TimelineEntry(1, 1.0, "placed", JobState.PLACED, "", 1)]
-    queue, north = lanes_of(job, [attempt], told, 99.0)
+    queue, north = build_lanes(job, [attempt], told, 99.0)
     assert [(phase.what, phase.start, phase.end) for phase in queue.phases] == [("queued", 0.0, 1.0)]
     way = [(phase.what, phase.end) for phase in north.phases]
     assert way == [
@@ -83,22 +83,22 @@ def test_a_job_goes_from_the_queue_over_the_barrier_to_its_end() -> None:
         ("stopping", 11.0),
     ]
     held = replace(told[1], state=JobState.HELD, event="held")
-    still, *_ = lanes_of(replace(job, ended_at=None), [], [told[0], held], 9.0)
+    still, *_ = build_lanes(replace(job, ended_at=None), [], [told[0], held], 9.0)
     assert [(phase.what, phase.end) for phase in still.phases] == [("queued", 1.0), ("held", 9.0)]
 
 
 @given(st.binary(max_size=300), st.booleans())
 def test_output_is_letters_and_lines_whatever_it_is(data: bytes, begun: bool) -> None:
-    text = text_of(data, begun_before=begun)
+    text = decode_output(data, is_cut=begun)
     assert all(letter in "\n\t" or not (letter < " " or "\x7f" <= letter <= "\x9f") for letter in text)
     assert not set(text) & set("\u202e\u2066\u200f")
     text.encode()
 
 
 def test_output_without_colours_tricks_and_half_lines() -> None:
-    assert text_of(b"a\x1b[1;31mb\x1b[0m\r\nc\x1b]0;title\x07\rd") == "ab\nc␛]0;title␇\nd"
-    assert text_of("\u202eabc".encode()) == "\ufffdabc"
-    assert text_of(b"\xff\xfe") == "\ufffd\ufffd"
-    assert text_of(b"half of it\nwhole", begun_before=True) == "whole"
-    assert text_of("é".encode()[1:] + b"x", begun_before=True) == "x"
-    assert text_of(b"<script>") == "<script>"
+    assert decode_output(b"a\x1b[1;31mb\x1b[0m\r\nc\x1b]0;title\x07\rd") == "ab\nc␛]0;title␇\nd"
+    assert decode_output("\u202eabc".encode()) == "\ufffdabc"
+    assert decode_output(b"\xff\xfe") == "\ufffd\ufffd"
+    assert decode_output(b"half of it\nwhole", is_cut=True) == "whole"
+    assert decode_output("é".encode()[1:] + b"x", is_cut=True) == "x"
+    assert decode_output(b"<script>") == "<script>"

@@ -132,19 +132,19 @@ def test_what_is_done_is_told_before_and_done_to_what_was_shown(
     assert told["effect"] == "holds 3 jobs of 1 user"
     assert told["order"] == "Hold 3 jobs of 1 user"
     nothing = alice.told(f"/queue/confirm.json?action=hold&job={mine[0]}")
-    assert (nothing["jobs"], nothing["left_out"]) == ([], [{"count": 1, "why": "not yours"}])
+    assert (nothing["jobs"], nothing["left_out"]) == ([], [{"count": 1, "reason": "not yours"}])
     assert "forms" not in alice.see(f"/queue/confirm?action=hold&job={mine[0]}")
     page = olga.see(where)
     daemon.http.post(f"/api/v1/jobs/{mine[1]}/cancel").raise_for_status()
     # The page that was shown before is sent: one of its jobs has changed meanwhile.
     csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
-    sent = {"csrf": csrf, "jobs": told["shown"], "reason": "a flood", "q": "user:dave"}
+    sent = {"csrf": csrf, "jobs": told["shown_states"], "reason": "a flood", "q": "user:dave"}
     done = olga.http.post("/queue/hold", data=sent, headers=olga.origin)
     assert done.status_code == 303
     result = olga.told(done.headers["location"] + ".json")
     assert [one["job"] for one in result["done"]] == [mine[2], mine[0]]
-    assert [one["job"] for one in result["refused"]] == [mine[1]]
-    assert "Nothing was done to these" in olga.see(done.headers["location"])
+    assert [one["job"] for one in result["rejected"]] == [mine[1]]
+    assert "<h2>Rejected</h2>" in olga.see(done.headers["location"])
     assert alice.http.get(done.headers["location"]).status_code == 404
     assert [daemon.job(job)["reason"] for job in (mine[0], mine[2])] == ["a flood", "a flood"]
     entry = daemon.http.get("/api/v1/audit", params={"user": "olga", "action": "hold_jobs"}).json()["entries"][-1]
@@ -167,9 +167,9 @@ def test_a_form_changes_no_job_of_others_and_none_that_nobody_was_shown(
     done = alice.send(where, "/queue/cancel", jobs=f"{jobs['bob']}:queued,{jobs['alice']}:held,999:queued")
     told = alice.told(done.headers["location"] + ".json")
     assert not told["done"]
-    assert [one["job"] for one in told["refused"]] == [jobs["bob"], jobs["alice"], 999]
-    assert "is not yours" in told["refused"][0]["problem"]
-    assert "is queued now, and was held when you chose it" in told["refused"][1]["problem"]
+    assert [one["job"] for one in told["rejected"]] == [jobs["bob"], jobs["alice"], 999]
+    assert "is not yours" in told["rejected"][0]["problem"]
+    assert "is queued now, and was held when you chose it" in told["rejected"][1]["problem"]
     for wrong in (
         "",
         "x",

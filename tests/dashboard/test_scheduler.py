@@ -8,7 +8,7 @@ import pytest
 
 from koalapy.daemon.observability.timings import BUCKETS, MAX_RECENT, RECENT_SPAN, Timings
 from koalapy.dashboard.pages.scheduler import parameters_of, spans_of
-from koalapy.dashboard.pictures import Span, distribution, share
+from koalapy.dashboard.pictures import Span, distribution, format_share
 from koalapy.model.placement import RefusalKind
 from koalapy.scheduler.rules import Rules
 from tests.daemon_in_process import ServedDaemon
@@ -23,10 +23,10 @@ def test_each_is_counted_in_one_span() -> None:
     for took in (0.0005, 0.001, 0.0011, 0.3, 100.0):
         timings.note(took)
     spans = spans_of(timings)
-    assert [(span.said, span.count) for span in spans if span.count] == [
-        (spans[0].said, 2),
-        (spans[1].said, 1),
-        (spans[8].said, 1),
+    assert [(span.label, span.count) for span in spans if span.count] == [
+        (spans[0].label, 2),
+        (spans[1].label, 1),
+        (spans[8].label, 1),
         (">10.0 s", 1),
     ]
     assert len(spans) == len(BUCKETS) + 1
@@ -57,15 +57,15 @@ def test_very_many_are_not_kept_and_still_counted() -> None:
 @pytest.mark.parametrize(
     ("counts", "bars", "told"),
     [
-        ([0, 0], 0, "Rounds: none yet"),
-        ([3, 0, 1], 2, "Rounds: 3 <1&2; 1 <1&2"),
-        ([10**9, 1], 2, "Rounds: 1000000000 <1&2; 1 <1&2"),
+        ([0, 0], 0, "Cycles: none yet"),
+        ([3, 0, 1], 2, "Cycles: 3 <1&2; 1 <1&2"),
+        ([10**9, 1], 2, "Cycles: 1000000000 <1&2; 1 <1&2"),
     ],
 )
 def test_the_picture_has_a_bar_for_each_span_in_which_there_is_something(
     counts: list[int], bars: int, told: str
 ) -> None:
-    picture = str(distribution([Span("<1&2", count) for count in counts], of="Rounds"))
+    picture = str(distribution([Span("<1&2", count) for count in counts], of="Cycles"))
     assert picture.count("<rect") == bars
     assert f'aria-label="{told.replace("&", "&amp;").replace("<", "&lt;")}"' in picture
     assert picture.count("&lt;1&amp;2</text>") == len(counts)
@@ -73,8 +73,11 @@ def test_the_picture_has_a_bar_for_each_span_in_which_there_is_something(
     assert all(float(tall) >= 2 for tall in re.findall(r'<rect[^>]* height="([\d.]+)"', picture))
 
 
-def test_what_there_is_is_never_nothing() -> None:
-    assert [share(*each) for each in ((0, 0), (0, 9), (1, 10**6), (1, 3), (9, 9))] == ["0%", "0%", "<1%", "33%", "100%"]
+@pytest.mark.parametrize(
+    ("count", "total", "text"), [(0, 0, "0%"), (0, 9, "0%"), (1, 10**6, "<1%"), (1, 3, "33%"), (9, 9, "100%")]
+)
+def test_format_share_of_positive_count_is_never_zero(count: int, total: int, text: str) -> None:
+    assert format_share(count, total) == text
 
 
 def test_every_rule_is_shown_and_whether_it_was_set() -> None:
@@ -111,7 +114,7 @@ def test_it_tells_what_was_decided_and_stays_true(visit: Visit, grid: Embedded) 
     page.locator("#placements tr", has_text="worst-fit").or_(page.locator("#placements tbody tr")).first.wait_for()
     told = grid.http.get("/scheduler.json").json()
     assert sum(each["on_several"] for each in told["placements"]) >= 1
-    assert {each["what"] for each in told["timed"]} == {"Rounds", "Steps", "Transactions", "Questions"}
+    assert {each["what"] for each in told["timed"]} == {"Cycles", "Steps", "Transactions", "Queries"}
     assert all(sum(span["count"] for span in each["spans"]) == each["count"] for each in told["timed"])
     for each in told["timed"]:
         picture = page.locator(f"section#{each['what']} svg")

@@ -9,7 +9,7 @@ import pytest
 
 from koalapy.daemon.jobs.changes import Changes
 from koalapy.daemon.observability.instruments import Instruments
-from koalapy.dashboard.pages.clusters import calls_seen, failures_of
+from koalapy.dashboard.pages.clusters import failures_of, visible_calls
 from koalapy.dashboard.rows import SiteUse, Survey, SurveyCache
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
@@ -32,8 +32,8 @@ def test_each_waiting_job_counts_where_it_might_run_and_each_running_node_once()
         replace(ANYWHERE, id=4, submitted_at=1.0, state=JobState.HELD),
         replace(ANYWHERE, id=5, state=JobState.RUNNING, attempt=Attempt(1, there, 30.0)),
     ):
-        survey.note(job)
-    assert [survey.may_run_on(name) for name in ("north", "south", "east")] == [3, 3, 2]
+        survey.add(job)
+    assert [survey.count_waiting_for(name) for name in ("north", "south", "east")] == [3, 3, 2]
     assert (survey.waiting, survey.running) == (3, {"north": 3})
     assert survey.oldest is not None
     assert survey.oldest.id == 2
@@ -57,8 +57,8 @@ def test_whose_nodes_a_sites_users_have_and_who_has_theirs() -> None:
         replace(ANYWHERE, spec=of_north, attempt=Attempt(1, spread, 30.0)),
         replace(ANYWHERE, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
     ):
-        survey.note(job)
-    assert survey.homes == {
+        survey.add(job)
+    assert survey.site_use == {
         "north": SiteUse(waiting=2, at_home=3, elsewhere=3),
         "south": SiteUse(guests=2),
         "east": SiteUse(guests=1),
@@ -76,17 +76,17 @@ def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_ano
     async def play() -> None:
         engine: Any = SimpleNamespace(queries=SimpleNamespace(jobs=look), changes=Changes())
         surveyor = SurveyCache(cast(Any, engine))
-        first = asyncio.ensure_future(surveyor.survey())
-        second = asyncio.ensure_future(surveyor.survey())
+        first = asyncio.ensure_future(surveyor.load())
+        second = asyncio.ensure_future(surveyor.load())
         await asyncio.sleep(0)
         assert not first.done()
         assert (await first) is (await second)
-        assert (await surveyor.survey()).waiting == 3 * SLICE_SIZE
+        assert (await surveyor.load()).waiting == 3 * SLICE_SIZE
         assert looks == 1
-        surveyor._took = 0.0
+        surveyor._computing_s = 0.0
         engine.changes.note("jobs")
         jobs.pop()
-        assert (await surveyor.survey()).waiting == 3 * SLICE_SIZE - 1
+        assert (await surveyor.load()).waiting == 3 * SLICE_SIZE - 1
         assert looks == 2
 
     asyncio.run(play())
@@ -110,6 +110,6 @@ def test_what_a_resource_manager_says_of_jobs_is_told_operators_only() -> None:
         LrmCalls(each, 1, 1, last_error=f"{each}: alice", failed_ago=1.0) for each in (*LrmOperation, "later")
     )
     cluster = cast(Any, SimpleNamespace(calls=calls, reported_at=5.0))
-    seen = {role: {each.last_error for each in calls_seen(cluster, Identity("bob", role, ""))} for role in Role}
+    seen = {role: {each.last_error for each in visible_calls(cluster, Identity("bob", role, ""))} for role in Role}
     assert seen[Role.OPERATOR] == seen[Role.ADMIN] == {each.last_error for each in calls}
     assert seen[Role.USER] == {"", "open: alice", "snapshot: alice", "version: alice"}

@@ -5,7 +5,7 @@ import re
 import httpx2
 import pytest
 
-from koalapy.dashboard.pages.what_if import lines_of, most_of, ways_of
+from koalapy.dashboard.pages.what_if import lines_of, outcomes_of
 from koalapy.dashboard.pictures import BAR_WIDTH, interval
 from koalapy.model.job import JobState
 from koalapy.simulation.twin import Answer, Expected, Forecast, Interval
@@ -31,11 +31,9 @@ def test_lines_are_those_who_wait_in_the_order_of_their_starts() -> None:
     answer = Answer(before, forecast((1, running, None), (2, queued, None), (4, queued, 90.0)))
     lines = lines_of(answer)
     assert [line.job for line in lines] == [4, 2, 3]
-    assert [line.is_there for line in lines] == [True, True, False]
-    assert most_of(lines) == 92.0
-    assert [(way.name, way.never) for way in ways_of(answer)] == [("as it is", 1), ("changed", 1)]
-    assert [way.name for way in ways_of(Answer(before, None))] == ["as it is"]
-    assert most_of([]) == 0.0
+    assert [line.is_changed_too for line in lines] == [True, True, False]
+    assert [(outcome.name, outcome.never) for outcome in outcomes_of(answer)] == [("current", 1), ("changed", 1)]
+    assert [outcome.name for outcome in outcomes_of(Answer(before, None))] == ["current"]
 
 
 @pytest.mark.parametrize(("found", "most"), [((0, 0, 0), 0), ((5, 5, 5), 5), ((0, 1, 1e9), 10), ((-1, 0, 3), 7)])

@@ -1,1 +1,1 @@
-"""The pages, one file each: what a page tells, as one dataclass, and what makes it."""
+"""The pages: for each the dataclass that it shows, and the function that loads it."""

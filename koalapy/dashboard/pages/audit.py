@@ -1,4 +1,4 @@
-"""The page Audit, for administrators: who did what, from where, and what became of it, newest first."""
+"""The page Audit, for administrators: recorded actions with user, address and outcome, newest first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from koalapy.model.identity import Role
 
 SPANS = {"": "", "3600": "the last hour", "86400": "the last day", "604800": "the last week"}
 
-Target = Annotated[fields.Text, Query(max_length=200, description="only what was done to this, as job 7")]
-Result = Annotated[Literal["", "done", "refused", "failed"], Query(description="only what ended so")]
-Since = Annotated[Literal["", "3600", "86400", "604800"], Query(description="of so many seconds until now")]
+Target = Annotated[fields.Text, Query(max_length=200, description="only actions on this target, such as job 7")]
+Result = Annotated[Literal["", "done", "refused", "failed"], Query(description="only actions with this outcome")]
+Since = Annotated[Literal["", "3600", "86400", "604800"], Query(description="only entries of the last seconds")]
 Before = Annotated[int, Query(ge=0, le=fields.MAX_ID, description="only entries with smaller ids; 0: all")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPageView:
-    """One page, and what it was asked for."""
+    """A page of audit entries, and the filter."""
 
     entries: Sequence[AuditEntry]
     user: str
@@ -35,10 +35,10 @@ class AuditPageView:
     since: str
     spans: dict[str, str]
     next: str
-    """Where the next page is; empty on the last."""
+    """Path of the next page; empty on the last."""
 
 
-def add_audit(dashboard: Dashboard, trail: Audit) -> None:
+def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
     @dashboard.page("/audit", "audit.html", operation="list_audit", title="Audit", key="a", role=Role.ADMIN)
     async def audit(
         user: Actor = "",
@@ -49,11 +49,11 @@ def add_audit(dashboard: Dashboard, trail: Audit) -> None:
         before: Before = 0,
         limit: Limit = 100,
     ) -> AuditPageView:
-        which = AuditFilter(
+        audit_filter = AuditFilter(
             0.0, user, action, limit=limit + 1, target=target, outcome=outcome, newest_first=True, before=before
         )
-        found = await trail.entries(which, float(since) if since else None)
-        more = with_query(
+        entries = await audit_log.entries(audit_filter, float(since) if since else None)
+        next_page = with_query(
             "/audit",
             user=user,
             action=action,
@@ -61,7 +61,7 @@ def add_audit(dashboard: Dashboard, trail: Audit) -> None:
             outcome=outcome,
             since=since,
             limit=limit if limit != 100 else None,
-            before=found[limit - 1].id if len(found) > limit else None,
+            before=entries[limit - 1].id if len(entries) > limit else None,
         )
-        following = more if len(found) > limit else ""
-        return AuditPageView(found[:limit], user, action, target, outcome, since, SPANS, following)
+        next_page = next_page if len(entries) > limit else ""
+        return AuditPageView(entries[:limit], user, action, target, outcome, since, SPANS, next_page)

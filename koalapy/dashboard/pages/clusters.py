@@ -38,42 +38,45 @@ from koalapy.validation.permissions import may_see_all_of
 
 @dataclass(frozen=True, slots=True)
 class OldestJob:
+    """The oldest waiting job; owner and reason are empty if the caller may not see them."""
+
     job: int
     since: float
     nodes: int
     owner: str
-    """Empty where that is not for who asks, as is the reason."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class NowView:
+    """The current state of the grid."""
+
     troubles: Sequence[AlertRow]
-    """What is wrong, the most urgent first."""
+    """Active alerts, most urgent first."""
     queued: int
     active: int
     nodes: int
     idle: int
-    """Of the clusters of which it is known how they are now, and which may be used."""
+    """Idle nodes of usable clusters whose state is current."""
     ours: int
-    """Nodes that jobs of this scheduler have, or were promised."""
+    """Nodes that jobs of this scheduler have or are claiming."""
     stale: Sequence[str]
-    """The clusters of which that is not known."""
+    """Clusters whose state is not current."""
     oldest: OldestJob | None
     lanes: Sequence[ClusterRow]
 
 
-def oldest_of(job: Job | None, queries: Queries, by: Identity) -> OldestJob | None:
+def oldest_job(job: Job | None, queries: Queries, caller: Identity) -> OldestJob | None:
     job = None if job is None else queries.job(job.id)
     if job is None:
         return None
-    sees = may_see_all_of(by, job)
+    may_see_all = may_see_all_of(caller, job)
     return OldestJob(
         job.id,
         job.submitted_at,
         job.spec.request.total_size,
-        job.spec.owner if sees else "",
-        queries.waiting_reason(job) if sees else "",
+        job.spec.owner if may_see_all else "",
+        queries.waiting_reason(job) if may_see_all else "",
     )
 
 
@@ -82,97 +85,95 @@ def add_now(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> 
 
     @dashboard.page("/", "now.html", operation="list_clusters", title="Now", key="n")
     async def now(caller: Caller) -> NowView:
-        survey = await surveyor.survey()
-        moment = engine.clock()
+        survey, time = await surveyor.load(), engine.clock()
         records = services.jobs.list_clusters()
-        lanes = sort_by_problem([cluster_row(queries.grid[each.name], each, survey, moment) for each in records])
-        fresh = [lane for lane in lanes if not lane.stale]
+        rows = sort_by_problem([cluster_row(queries.grid[record.name], record, survey, time) for record in records])
+        current = [row for row in rows if not row.stale]
         return NowView(
             troubles=[alert_row(alert, queries.grid) for alert in services.alerts.visible_to(caller)],
             queued=engine.stored_queued,
             active=engine.stored_active,
-            nodes=sum(lane.total for lane in lanes),
-            idle=sum(lane.nodes.idle for lane in fresh if lane.state == "usable"),
-            ours=sum(lane.nodes.running + lane.nodes.claimed for lane in lanes),
-            stale=[lane.cluster for lane in lanes if lane.stale],
-            oldest=oldest_of(survey.oldest, queries, caller),
-            lanes=lanes,
+            nodes=sum(row.total for row in rows),
+            idle=sum(row.nodes.idle for row in current if row.state == "usable"),
+            ours=sum(row.nodes.running + row.nodes.claimed for row in rows),
+            stale=[row.cluster for row in rows if row.stale],
+            oldest=oldest_job(survey.oldest, queries, caller),
+            lanes=rows,
         )
 
 
 MAX_COMPONENTS_SHOWN = 100
-
-
-OF_NO_JOB = frozenset({LrmOperation.OPEN, LrmOperation.SNAPSHOT, LrmOperation.VERSION})
-"""Calls that are about no single job: errors of others may tell whose a job is and what it runs."""
-PLACES = ("directory", "replica_directories")
-"""Of what a kind of cluster has to tell, what has no place of its own on the page."""
+OPERATIONS_WITHOUT_JOB = frozenset({LrmOperation.OPEN, LrmOperation.SNAPSHOT, LrmOperation.VERSION})
+"""Operations whose errors users may see; those of other operations may reveal a job's owner and command."""
+SHOWN_DETAILS = ("directory", "replica_directories")
+"""Details of a cluster that the page lists under Profile."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClustersView:
-    """All clusters, those that are not well first."""
+    """All clusters, those with problems first."""
 
     lanes: Sequence[ClusterRow]
     nodes: NodeCounts
-    """Of all of them together."""
+    """Nodes of all clusters."""
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentThere:
-    """A component that has nodes on a cluster, or was promised some."""
+class ClusterComponent:
+    """A component that has nodes on a cluster, or is claiming them."""
 
     job: int
     rank: int
     size: int
     state: str
     owner: str
-    """Empty where that is not for who asks."""
+    """Empty if the caller may not see it."""
     claimed_at: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Claims and attempts since the daemon began, and what failed of them for which causes; causes that there were."""
+    """Claims and failed attempts on a cluster since the daemon started, by cause."""
 
     claims: int
-    """Components all of whose nodes have reported."""
+    """Components whose nodes have all reported."""
     claims_failed: Mapping[str, int]
     attempts_failed: Mapping[str, int]
-    """By no fault of their programs."""
+    """Attempts that failed without fault of their programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPage:
+    """All details of one cluster."""
+
     lane: ClusterRow
     homes: SiteUse
-    """Who shares with whom there; nothing where jobs have no home sites."""
+    """Load sharing of the site; zeros if jobs have no home sites."""
     troubles: Sequence[AlertRow]
     drained: Drain | None
     health: HealthStatus
-    """Errors in a row, and probation."""
+    """Consecutive errors, and probation."""
     threshold: int
-    """From so many errors on it is given up."""
+    """Number of consecutive errors after which the cluster is not used."""
     limit: str
     doubt: str
-    """Why nodes that are said to be idle are not believed to be."""
+    """The reason for which nodes that are reported idle are not used."""
     failures: Failures
     notices: Sequence[str]
-    """What its agent tells people."""
-    lacks: Sequence[str]
-    """Programs that are missing there."""
+    """Messages of its agent for users."""
+    missing_programs: Sequence[str]
     versions: Versions | None
     calls: Sequence[CallStatistics]
-    told_at: float | None
-    """When its agent last told how its resource manager answers."""
+    reported_at: float | None
+    """Time of the agent's last report of calls."""
     disks: Sequence[Disk]
-    components: Sequence[ComponentThere]
-    held: int
-    """How many components there are in all."""
+    components: Sequence[ClusterComponent]
+    component_count: int
+    """Number of components including those that are not shown."""
     profile: ClusterProfile
     speed: float
     node_classes: Sequence[NodeClass]
-    """The nodes that may be placed on now, by what they are; none where they are not known to differ."""
+    """Available nodes by class; empty if all nodes are alike."""
     uplink: Uplink | None
     details: Mapping[str, object]
 
@@ -186,21 +187,23 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
     )
 
 
-def calls_seen(cluster: ClusterStatus, by: Identity) -> list[CallStatistics]:
-    """How its resource manager answered; what it said of jobs, which may be anybody's, is for operators."""
-    told = [call_statistics(each, cluster.reported_at) for each in cluster.calls]
-    if by.has_role(Role.OPERATOR):
-        return told
-    return [each if each.operation in OF_NO_JOB else replace(each, last_error="") for each in told]
+def visible_calls(cluster: ClusterStatus, caller: Identity) -> list[CallStatistics]:
+    """Return the calls of the resource manager; only operators see errors about jobs, which may be of any user."""
+    statistics = [call_statistics(calls, cluster.reported_at) for calls in cluster.calls]
+    if caller.has_role(Role.OPERATOR):
+        return statistics
+    return [
+        calls if calls.operation in OPERATIONS_WITHOUT_JOB else replace(calls, last_error="") for calls in statistics
+    ]
 
 
-def components_on(cluster: ClusterStatus, queries: Queries, by: Identity) -> Iterator[ComponentThere]:
+def components_on(cluster: ClusterStatus, queries: Queries, caller: Identity) -> Iterator[ClusterComponent]:
     for token, size in islice(cluster.live.items(), MAX_COMPONENTS_SHOWN):
-        found = queries.find(token)
-        if found is not None:
-            job, component = found
-            owner = job.spec.owner if may_see_all_of(by, job) else ""
-            yield ComponentThere(job.id, component.rank, size, component.state, owner, component.claimed_at)
+        job_and_component = queries.find(token)
+        if job_and_component is not None:
+            job, component = job_and_component
+            owner = job.spec.owner if may_see_all_of(caller, job) else ""
+            yield ClusterComponent(job.id, component.rank, size, component.state, owner, component.claimed_at)
 
 
 def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
@@ -208,65 +211,59 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache
 
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c")
     async def clusters() -> ClustersView:
-        survey, now = await surveyor.survey(), engine.clock()
-        lanes = [cluster_row(queries.grid[each.name], each, survey, now) for each in services.jobs.list_clusters()]
-        together: Counter[str] = Counter()
-        for lane in lanes:
-            together.update(asdict(lane.nodes))
-        return ClustersView(sort_by_problem(lanes), NodeCounts(**together))
+        survey, now = await surveyor.load(), engine.clock()
+        records = services.jobs.list_clusters()
+        rows = [cluster_row(queries.grid[record.name], record, survey, now) for record in records]
+        total: Counter[str] = Counter()
+        for row in rows:
+            total.update(asdict(row.nodes))
+        return ClustersView(sort_by_problem(rows), NodeCounts(**total))
 
-    @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="A cluster")
+    @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="Cluster")
     async def cluster(name: Name, caller: Caller) -> ClusterPage:
-        record, survey, now = services.jobs.get_cluster(name), await surveyor.survey(), engine.clock()
-        known = queries.grid[name]
+        record, survey, now = services.jobs.get_cluster(name), await surveyor.load(), engine.clock()
+        status = queries.grid[name]
         return ClusterPage(
-            lane=cluster_row(known, record, survey, now),
-            homes=survey.homes.get(name, SiteUse()),
+            lane=cluster_row(status, record, survey, now),
+            homes=survey.site_use.get(name, SiteUse()),
             troubles=[
                 alert_row(alert, queries.grid) for alert in services.alerts.visible_to(caller) if alert.cluster == name
             ],
-            drained=known.drained,
-            health=replace(known.health),
+            drained=status.drained,
+            health=replace(status.health),
             threshold=queries.rules.error_threshold,
-            limit="" if known.limit is None else str(known.limit),
-            doubt="" if known.doubt is None else str(known.doubt),
+            limit="" if status.limit is None else str(status.limit),
+            doubt="" if status.doubt is None else str(status.doubt),
             failures=failures_of(engine.instruments, name),
-            notices=known.notices,
-            lacks=sorted(known.lacks),
-            versions=known.versions,
-            calls=calls_seen(known, caller),
-            told_at=known.reported_at,
-            disks=known.disks,
-            components=list(components_on(known, queries, caller)),
-            held=len(known.live),
-            profile=known.profile,
-            speed=known.speed,
-            node_classes=known.node_classes,
+            notices=status.notices,
+            missing_programs=sorted(status.lacks),
+            versions=status.versions,
+            calls=visible_calls(status, caller),
+            reported_at=status.reported_at,
+            disks=status.disks,
+            components=list(components_on(status, queries, caller)),
+            component_count=len(status.live),
+            profile=status.profile,
+            speed=status.speed,
+            node_classes=status.node_classes,
             uplink=queries.grid.uplinks.get(name),
-            details={name: told for name, told in record.details.items() if name in PLACES},
+            details={name: value for name, value in record.details.items() if name in SHOWN_DETAILS},
         )
 
-    _add_actions(dashboard, services)
-
-
-def _add_actions(dashboard: Dashboard, services: Services) -> None:
     def page_of(name: str) -> str:
         return f"/clusters/{quote(name, safe='')}"
 
     @dashboard.action("/clusters/{name}/drain", operation="drain_cluster")
     async def drain(name: Name, caller: Caller, form: SentForm) -> str:
-        """Place nothing more on it."""
         await services.jobs.drain_cluster(name, caller, form.reason)
         return page_of(name)
 
     @dashboard.action("/clusters/{name}/resume", operation="resume_cluster")
     async def resume(name: Name, form: SentForm) -> str:
-        """Use it again."""
         await services.jobs.resume_cluster(name)
         return page_of(name)
 
     @dashboard.action("/clusters/{name}/clear", operation="clear_cluster")
     async def clear(name: Name, form: SentForm) -> str:
-        """Count its errors from zero again."""
         await services.jobs.clear_cluster(name)
         return page_of(name)

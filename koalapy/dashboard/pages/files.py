@@ -1,4 +1,4 @@
-"""The page Files: input files on the clusters, what users sent along, and what jobs brought, with the room for them."""
+"""The page Files: replicas on the clusters, bundles of users and results of jobs, with their storage use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from koalapy.ports import StoredBundle
 MAX_BUNDLES = 200
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
-Ask = Annotated[fields.Text, Query(max_length=1000, description="only of this logical file")]
+LogicalFile = Annotated[fields.Text, Query(max_length=1000, description="only this logical file")]
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsOf:
-    """Bytes of results that are kept of a user's jobs."""
+class UserResults:
+    """Bytes of stored results of a user's jobs."""
 
     user: str
     size: int
@@ -32,7 +32,7 @@ class ResultsOf:
 
 @dataclass(frozen=True, slots=True)
 class FilesView:
-    """Users see their own bundles and results, operators all; replicas are everybody's."""
+    """Replicas, bundles and results; users see their own bundles and results, operators all."""
 
     name: str
     replicas: Sequence[ReplicaView]
@@ -40,7 +40,7 @@ class FilesView:
     bundles: Sequence[StoredBundle]
     more_bundles: int
     bundle_room: StorageUse
-    results: Sequence[ResultsOf]
+    results: Sequence[UserResults]
     result_room: StorageUse
 
 
@@ -49,25 +49,26 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.page("/files", "files.html", operation="list_replicas", title="Files", key="f")
     async def show(
-        caller: Caller, name: Ask = "", after: After = "", after_cluster: AfterCluster = "", limit: Limit = 100
+        caller: Caller, name: LogicalFile = "", after: After = "", after_cluster: AfterCluster = "", limit: Limit = 100
     ) -> FilesView:
-        found = files.list(name or None, (after, after_cluster), limit + 1)
-        page = found[:limit]
-        more = with_query("/files", name=name, after=page[-1].name, after_cluster=page[-1].cluster) if page else ""
-        sent = bundles.seen_by(caller)
+        replicas = files.list(name or None, (after, after_cluster), limit + 1)
+        page, next_page = replicas[:limit], ""
+        if len(replicas) > limit:
+            next_page = with_query("/files", name=name, after=page[-1].name, after_cluster=page[-1].cluster)
+        visible_bundles = bundles.seen_by(caller)
         sizes = await results.sizes()
-        brought = [
-            ResultsOf(user, size)
+        user_results = [
+            UserResults(user, size)
             for user, size in sorted(sizes.items(), key=lambda pair: -pair[1])
             if caller.has_role(Role.OPERATOR) or user == caller.user
         ]
         return FilesView(
             name=name,
             replicas=[ReplicaView.model_validate(replica) for replica in page],
-            next=more if len(found) > limit else "",
-            bundles=sent[:MAX_BUNDLES],
-            more_bundles=max(0, len(sent) - MAX_BUNDLES),
+            next=next_page,
+            bundles=visible_bundles[:MAX_BUNDLES],
+            more_bundles=max(0, len(visible_bundles) - MAX_BUNDLES),
             bundle_room=bundles.storage_use,
-            results=brought,
+            results=user_results,
             result_room=results.storage_use,
         )

@@ -1,4 +1,4 @@
-"""The pages History and Sharing: how clusters were used, how long jobs waited, and whether every site is better off."""
+"""The pages History and Sharing: use of clusters and waiting times by day, and gains of sites by load sharing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ FIGURES = {
     "coallocated": "co-allocated",
     "jobs": "jobs that ended",
 }
-"""What can be drawn, as people call it."""
+"""The charts: attributes of ``HistoryLine`` and their titles."""
 SHARES = frozenset({"utilisation", "success", "coallocated"})
 TIMES = frozenset({"queue_time", "response_time"})
 MAX_CURVES = 8
-"""Of the largest in node-seconds; the table has all."""
+"""Curves in a chart, those with the most node-seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One figure of one cluster, user and so on over the days; null where there is none."""
+    """A figure of one cluster, user, policy, priority or site over the days; None for days without a value."""
 
     name: str
     values: Sequence[float | None]
@@ -40,7 +40,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure over time; ``at`` are the days' beginnings in seconds since the epoch."""
+    """The chart of a figure; ``at`` are the beginnings of the days in seconds since the epoch."""
 
     figure: str
     title: str
@@ -53,7 +53,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
-    """Lines are the newest first, pictures go from the oldest to the newest."""
+    """The selected history, with lines from the newest to the oldest and charts from the oldest to the newest."""
 
     by: Kind
     step: Step
@@ -61,31 +61,31 @@ class HistoryView:
     last: date
     name: str
     since: date | None
-    """The first day of which anything is known."""
+    """The first day with data."""
     jobs_keep: float | None
-    """Seconds for which jobs are kept after their end; null: for good. Days are kept for good."""
+    """Seconds after their end for which jobs are kept; None: they are never deleted."""
     total: HistoryLine | None
-    """Of all of it, for the whole grid; null without jobs."""
+    """The whole grid over all days; None without jobs."""
     pictures: Sequence[Picture]
     more: int
-    """So many that are not drawn."""
+    """Number of curves that are not in the charts."""
     lines: Sequence[HistoryLine]
 
 
 def pictures_of(lines: Sequence[HistoryLine]) -> tuple[list[Picture], int]:
-    """What is drawn of lines, and how many there are that are not: those that had the fewest nodes."""
+    """Return the charts of the names with the most node-seconds, and the number of other names."""
     days = sorted({line.start for line in lines})
-    used: dict[str, float] = {}
+    node_seconds: dict[str, float] = {}
     for line in lines:
-        used[line.name] = used.get(line.name, 0.0) + line.node_seconds
-    names = sorted(used, key=lambda name: (-used[name], name))
+        node_seconds[line.name] = node_seconds.get(line.name, 0.0) + line.node_seconds
+    names = sorted(node_seconds, key=lambda name: (-node_seconds[name], name))
     by_name = {name: {line.start: line for line in lines if line.name == name} for name in names[:MAX_CURVES]}
     at = [(day - date(1970, 1, 1)).days * 86400 for day in days]
     pictures = []
     for figure, title in FIGURES.items():
         curves = [
-            Curve(name, [getattr(found[day], figure) if day in found else None for day in days])
-            for name, found in sorted(by_name.items())
+            Curve(name, [getattr(lines_by_day[day], figure) if day in lines_by_day else None for day in days])
+            for name, lines_by_day in sorted(by_name.items())
         ]
         unit = "share" if figure in SHARES else "seconds" if figure in TIMES else "count"
         pictures.append(Picture(figure, title, unit, at, days, curves))
@@ -123,7 +123,7 @@ def add_history(dashboard: Dashboard, history: History) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SharingPageView:
-    """Of jobs that were submitted in these days and are over."""
+    """A comparison of the grid with single sites, for finished jobs submitted in these days."""
 
     first: date
     last: date
@@ -131,9 +131,9 @@ class SharingPageView:
     worse: Sequence[ClusterName]
     """Sites that would be better off by themselves."""
     most: float
-    """Seconds: the longest mean response time of all."""
+    """Longest mean response time in seconds."""
     mode: str
-    """How the sites share now."""
+    """Current sharing mode."""
 
 
 def add_sharing(dashboard: Dashboard, services: Services) -> None:

@@ -1,6 +1,6 @@
-"""The page of a job: its way, why it stands where it stands, its files and output, who did what, and what may be done.
+"""The page of a job: its timeline, scheduling, components, output and events, and the actions that are possible.
 
-Of others' jobs it shows what the REST API shows of them.
+It shows as much of other users' jobs as the REST API.
 """
 
 import re
@@ -17,22 +17,22 @@ from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_vi
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.pictures import JobLane, lanes_of
+from koalapy.dashboard.pictures import JobLane, build_lanes
 from koalapy.dashboard.rows import JobRow, job_row
 from koalapy.model.job import Job, JobState, Priority
 from koalapy.validation.permissions import may_see_all_of
 
-TAIL = 64 * 1024
-"""Bytes of all components' output that are shown."""
+TAIL_BYTES = 64 * 1024
+"""Shown output of all components."""
 MAX_LINES = 200
-"""Of a timeline, the last ones."""
+"""Shown entries of a timeline, the last ones."""
 
-Last = Annotated[int, Query(ge=1, le=1000, description="only the last so many attempts")]
+Last = Annotated[int, Query(ge=1, le=1000, description="maximum number of attempts, newest first")]
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentOutput:
-    """The end of what a component wrote; ``before`` bytes of it came before that."""
+    """The end of a component's output, after ``before`` bytes that are not shown."""
 
     component: int
     cluster: str
@@ -42,18 +42,18 @@ class ComponentOutput:
 
 @dataclass(frozen=True, slots=True)
 class JobPageView:
-    """One job; of somebody else's there is only ``job`` and ``row``."""
+    """A job; only ``job`` and ``row`` are set if it belongs to another user."""
 
     job: JobView
     row: JobRow
     command: str
     actions: Sequence[str]
-    """What may be done to it now."""
+    """Actions that are possible now."""
     is_over: bool
     lanes: Sequence[JobLane]
     attempts: Sequence[AttemptView]
     more_attempts: int
-    """Earlier ones, which are not shown."""
+    """Number of earlier attempts, which are not shown."""
     explanation: ExplanationView | None  # type: ignore[valid-type]
     output: Sequence[ComponentOutput]
     has_results: bool
@@ -67,44 +67,44 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
     @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job")
     async def show(caller: Caller, job: Id, attempts: Last = 5) -> JobPageView:
         record = await jobs.get(job)
-        is_theirs = may_see_all_of(caller, record.job)
-        position = engine.queries.position(job) if is_theirs else None
+        may_see_all = may_see_all_of(caller, record.job)
+        position = engine.queries.position(job) if may_see_all else None
         view, row = view_for(caller, record), job_row(record, caller, position, whole_reason=True)
-        if not is_theirs:
+        if not may_see_all:
             return JobPageView(view, row, "", (), record.job.state.is_final, (), (), 0, None, (), False, (), 0)
-        record, tried = await jobs.list_attempts(job, attempts)
+        record, last_attempts = await jobs.list_attempts(job, attempts)
         timeline = await jobs.read_timeline(job)
-        known = record.job
+        current = record.job
         return JobPageView(
             job=view_for(caller, record),
             row=job_row(record, caller, position, whole_reason=True),
-            command=" ".join(known.spec.command),
-            actions=_actions(known, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
-            is_over=known.state.is_final,
-            lanes=lanes_of(known, tried, timeline, engine.clock()),
-            attempts=[attempt_view(known, attempt) for attempt in tried],
-            more_attempts=tried[0].generation - 1 if tried else 0,
+            command=" ".join(current.spec.command),
+            actions=_possible_actions(current, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
+            is_over=current.state.is_final,
+            lanes=build_lanes(current, last_attempts, timeline, engine.clock()),
+            attempts=[attempt_view(current, attempt) for attempt in last_attempts],
+            more_attempts=last_attempts[0].generation - 1 if last_attempts else 0,
             explanation=ExplanationView.model_validate(await jobs.explain(job, caller)),
-            output=[_output(tail) for tail in await jobs.read_output_tails(job, TAIL)],
-            has_results=bool(known.spec.collect) and known.state.is_final,
+            output=[_component_output(tail) for tail in await jobs.read_output_tails(job, TAIL_BYTES)],
+            has_results=bool(current.spec.collect) and current.state.is_final,
             timeline=[TimelineView.model_validate(entry) for entry in timeline[-MAX_LINES:]],
             earlier_lines=max(0, len(timeline) - MAX_LINES),
         )
 
     @dashboard.router.get("/jobs/{job}/output/{component}", operation_id="read_logs", response_class=PlainTextResponse)
     async def output(job: Id, component: int) -> Response:
-        """The end of what one component wrote, as the page shows it."""
-        tails = await jobs.read_output_tails(job, TAIL)
-        text = next((_output(tail).text for tail in tails if tail.component == component), "")
+        """Return the end of a component's output, as the page shows it."""
+        tails = await jobs.read_output_tails(job, TAIL_BYTES)
+        text = next((_component_output(tail).text for tail in tails if tail.component == component), "")
         return PlainTextResponse(text, headers={"Cache-Control": "no-store"})
 
 
-def _output(tail: OutputTail) -> ComponentOutput:
-    text = text_of(tail.data, begun_before=tail.before > 0)
+def _component_output(tail: OutputTail) -> ComponentOutput:
+    text = decode_output(tail.data, is_cut=tail.before > 0)
     return ComponentOutput(tail.component, tail.cluster, text, tail.before)
 
 
-def _actions(job: Job, *, high_priority_allowed: bool) -> list[str]:
+def _possible_actions(job: Job, *, high_priority_allowed: bool) -> list[str]:
     if job.state.is_final:
         return []
     if not job.state.is_waiting:
@@ -116,27 +116,25 @@ def _actions(job: Job, *, high_priority_allowed: bool) -> list[str]:
 
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-_ORDERS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
-"""Invisible, they have other text shown in another order."""
-_CONTINUES = range(0x80, 0xC0)
-MAX_CUT_LINE = 4096
-"""Bytes of a line that began before: it is left out if it is no longer."""
+_BIDI_CONTROLS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+"""Invisible characters that change the order in which other text is shown."""
+_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that do not begin a character."""
+_CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | dict.fromkeys(
+    range(0x7F, 0xA0), "\N{SYMBOL FOR DELETE}"
+)
+MAX_CUT_LINE_BYTES = 4096
+"""Length up to which an incomplete first line is left out."""
 
 
-def text_of(data: bytes, *, begun_before: bool = False) -> str:
-    """Colours are left out, other control characters are shown as signs; lines end with ``\\n``.
+def decode_output(data: bytes, *, is_cut: bool = False) -> str:
+    """Return output as text without colours, with visible symbols for control characters and lines ending in ``\\n``.
 
-    ``begun_before``: there were more bytes, so that the first line, or letter, may not be whole.
+    ``is_cut``: the first line or character may be incomplete.
     """
-    if begun_before:
-        end = data.find(b"\n", 0, MAX_CUT_LINE)
-        data = data[end + 1 :] if end >= 0 else data.lstrip(bytes(_CONTINUES))
+    if is_cut:
+        end = data.find(b"\n", 0, MAX_CUT_LINE_BYTES)
+        data = data[end + 1 :] if end >= 0 else data.lstrip(_CONTINUATION_BYTES)
     text = data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    text = _ORDERS.sub("\N{REPLACEMENT CHARACTER}", _COLOURS.sub("", text))
-    return "".join(_sign(letter) if letter < " " or "\x7f" <= letter <= "\x9f" else letter for letter in text)
-
-
-def _sign(letter: str) -> str:
-    if letter in "\n\t":
-        return letter
-    return chr(0x2400 + ord(letter)) if letter < " " else "\N{SYMBOL FOR DELETE}"
+    text = _BIDI_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", _COLOURS.sub("", text))
+    return text.translate(_CONTROL_PICTURES)

@@ -1,4 +1,4 @@
-"""The pages of the network: every link as a heat map, and one link's history."""
+"""The pages of the network: a heat map of all links, and the history of one link."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from koalapy.model.request import ClusterName
 
 STEPS = 5
 """Shades of the heat map."""
-Limit = Annotated[int, Query(ge=1, le=1000, description="how many measurements at most")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of measurements")]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """From one cluster to another, or within one; seconds and bytes per second."""
+class LinkDirection:
+    """The network from one cluster to another, or within one; seconds and bytes per second."""
 
     source: ClusterName
     target: ClusterName
@@ -33,67 +33,68 @@ class Way:
     bandwidth: float | None
     latency: float | None
     step: int
-    """How good its bandwidth is among those of this grid, from 1 to ``STEPS``; 0 where it is not known."""
+    """Shade of its bandwidth from 1 to ``STEPS``; 0 if unknown."""
     under_way: bool
-    """Whether it is being measured, or waits for that."""
+    """Whether its measurement is queued or running."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkView:
-    """All ways, by source and target."""
+    """All links in both directions, by source and target."""
 
     clusters: Sequence[ClusterName]
-    rows: Sequence[Sequence[Way]]
+    rows: Sequence[Sequence[LinkDirection]]
     stale_after: float
     """Seconds after which a measurement counts as stale."""
     notes: Sequence[tuple[ClusterName, ClusterName, str]]
-    """What there is to be said of single links."""
+    """Links with running measurements or errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkView:
-    """One link and what was measured of it, newest first."""
+    """A link and its measurements, newest first."""
 
     one: ClusterName
     other: ClusterName
-    there: Way
-    back: Way
-    why_not: str
-    """Why it is not measured though that was asked for; empty elsewhere."""
+    forward: LinkDirection
+    backward: LinkDirection
+    rejection_reason: str
+    """The reason for which it cannot be measured now; empty if it can."""
     job: int | None
-    """Which measures it now."""
+    """The job that measures it now."""
     error: str
     measurements: Sequence[Measurement]
     bandwidth: Sequence[Point]
-    """The same for the picture, oldest first; bytes per second."""
+    """Measured bytes per second, oldest first."""
     latency: Sequence[Point]
-    """Seconds."""
+    """Measured seconds, oldest first."""
 
 
-def ways(records: Sequence[LinkRecord]) -> Mapping[tuple[ClusterName, ClusterName], Way]:
-    """Both ways of every link, each with its shade: by equal ratios between the slowest and the fastest."""
-    found = {}
+def link_directions(records: Sequence[LinkRecord]) -> Mapping[tuple[ClusterName, ClusterName], LinkDirection]:
+    """Return both directions of all links by source and target."""
+    links = {}
     for record in records:
         one, other = record.pair
-        found[one, other] = (record, record.link)
-        found[other, one] = (record, record.link if one == other else record.known.link_back)
-    known = [link.bandwidth for _, link in found.values() if link.bandwidth]
-    low, high = min(known, default=1.0), max(known, default=1.0)
+        links[one, other] = (record, record.link)
+        links[other, one] = (record, record.link if one == other else record.known.link_back)
+    bandwidths = [link.bandwidth for _, link in links.values() if link.bandwidth]
+    low, high = min(bandwidths, default=1.0), max(bandwidths, default=1.0)
     return {
-        pair: Way(
+        pair: LinkDirection(
             *pair,
             state=record.state,
             bandwidth=link.bandwidth,
             latency=link.latency,
-            step=step_of(link.bandwidth, low, high),
+            step=choose_shade(link.bandwidth, low, high),
             under_way=record.under_way is not None,
         )
-        for pair, (record, link) in found.items()
+        for pair, (record, link) in links.items()
     }
 
 
-def step_of(bandwidth: float | None, low: float, high: float) -> int:
-    """Of ``STEPS``, which go over a factor of ten at least: where all are much alike, they look so."""
+def choose_shade(bandwidth: float | None, low: float, high: float) -> int:
+    """Return the shade of a bandwidth on a logarithmic scale of at least a factor of ten, so that similar links look
+    alike."""
     if not bandwidth:
         return 0
     span = max(log(high) - log(low), log(10))
@@ -106,10 +107,10 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
     for record in records:
         if record.under_way is not None:
             job = record.under_way.job
-            notes.append((*record.pair, "waits to be measured" if job is None else f"is being measured by job {job}"))
+            notes.append((*record.pair, "measurement queued" if job is None else f"measured now by job {job}"))
         if record.known.error:
-            what = "unreachable" if record.state is LinkState.UNREACHABLE else "the last try came to nothing"
-            notes.append((*record.pair, f"{what}: {record.known.error}"))
+            problem = "unreachable" if record.state is LinkState.UNREACHABLE else "the last measurement failed"
+            notes.append((*record.pair, f"{problem}: {record.known.error}"))
     return notes
 
 
@@ -120,17 +121,17 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
     async def matrix() -> NetworkView:
         records = network.links()
         names = [record.pair[0] for record in records if record.pair[0] == record.pair[1]]
-        all_ways = ways(records)
-        rows = [[all_ways[source, target] for target in names] for source in names]
+        links = link_directions(records)
+        rows = [[links[source, target] for target in names] for source in names]
         return NetworkView(names, rows, network.stale_after, notes_of(records))
 
-    @dashboard.page("/network/{one}/{other}", "link.html", operation="show_link_history", title="A link")
+    @dashboard.page("/network/{one}/{other}", "link.html", operation="show_link_history", title="Link")
     async def link(one: Name, other: Name, limit: Limit = 100) -> LinkView:
         return await link_view(network, one, other, limit)
 
     @dashboard.action("/network/measure", operation="measure_network")
     async def measure(form: SentForm) -> str:
-        """All links, or the one that is named."""
+        """Measure all links, or the one that the form names."""
         await network.wait_for_agents()
         one, other = form.get("one"), form.get("other")
         if one or other:
@@ -141,21 +142,21 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
 
 
 async def link_view(network: Network, one: ClusterName, other: ClusterName, limit: int) -> LinkView:
-    found = await network.history(one, other, limit)
+    measurements = await network.history(one, other, limit)
     one, other = pair_of(one, other)
     records = network.links()
-    record = next(each for each in records if each.pair == (one, other))
-    all_ways = ways(records)
-    told = [each for each in reversed(found) if each.kind is not MeasurementKind.INCONCLUSIVE]
+    record = next(record for record in records if record.pair == (one, other))
+    links = link_directions(records)
+    conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
     return LinkView(
         one=one,
         other=other,
-        there=all_ways[one, other],
-        back=all_ways[other, one],
-        why_not=network.rejection_reason((one, other)),
+        forward=links[one, other],
+        backward=links[other, one],
+        rejection_reason=network.rejection_reason((one, other)),
         job=record.under_way.job if record.under_way else None,
         error=record.known.error,
-        measurements=found,
-        bandwidth=[Point(each.at, each.bandwidth) for each in told if each.bandwidth is not None],
-        latency=[Point(each.at, each.latency) for each in told if each.latency is not None],
+        measurements=measurements,
+        bandwidth=[Point(m.at, m.bandwidth) for m in conclusive if m.bandwidth is not None],
+        latency=[Point(m.at, m.latency) for m in conclusive if m.latency is not None],
     )

@@ -1,4 +1,4 @@
-"""The page Queue: jobs by a filter that stands in the address, and what is done to many of them at once."""
+"""The page Queue: jobs by a filter, and actions on many jobs at once."""
 
 import secrets
 from collections import Counter, OrderedDict
@@ -25,13 +25,13 @@ from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_ROWS = 200
-"""A browser shows so many, and changes in them, without a pause that is felt."""
-MAX_CHOSEN = 1000
-"""Jobs that are acted on at once."""
-ROWS_AT_ONCE = 20
-"""Rows that are made before others have their turn: each may ask a policy why its job waits."""
-MAX_OUTCOMES, MAX_OWN_OUTCOMES = 1000, 20
-"""Of all users, and of one: nobody's acts make those of others be forgotten."""
+"""Rows that a browser updates without a noticeable delay."""
+MAX_SELECTED = 1000
+"""Jobs in one bulk action."""
+ROWS_PER_SLICE = 20
+"""Rows that are built before other tasks run; each may ask a policy why its job waits."""
+MAX_OUTCOMES, MAX_USER_OUTCOMES = 1000, 20
+"""Stored results of actions of all users, and of one user, who thus cannot displace those of other users."""
 
 Action = Literal["cancel", "hold", "release", "high", "low"]
 WORDS: Mapping[Action, tuple[str, str, str]] = {
@@ -41,17 +41,19 @@ WORDS: Mapping[Action, tuple[str, str, str]] = {
     "high": ("Give jobs high priority", "Give high priority to", "gives high priority to"),
     "low": ("Give jobs low priority", "Give low priority to", "gives low priority to"),
 }
-"""Of each action its title, its order, and what it does."""
-Text = Annotated[fields.Text, Query(max_length=MAX_LENGTH, description="which jobs, as user:alice state:waiting")]
+"""Title, imperative and third person of each action."""
+Text = Annotated[
+    fields.Text, Query(max_length=MAX_LENGTH, description="filter of jobs, such as user:alice state:waiting")
+]
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 JobNumber = Annotated[int, Field(ge=-fields.MAX_ID, le=fields.MAX_ID)]
-Chosen = Annotated[list[JobNumber], Query(max_length=MAX_CHOSEN)]
+SelectedJobs = Annotated[list[JobNumber], Query(max_length=MAX_SELECTED)]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A filter that is offered."""
+    """A suggested filter."""
 
     title: str
     q: str
@@ -63,15 +65,15 @@ class QueueView:
 
     q: str
     problem: str
-    """What is wrong with the filter; then there are no jobs."""
+    """What is wrong with the filter; there are no jobs then."""
     hint: str
     jobs: Sequence[JobRow]
     unfinished: int
-    """How many that are not over the filter finds, from this page on."""
+    """Number of unfinished jobs that match the filter, on this and later pages."""
     next: str
-    """Where the next page is; empty on the last."""
+    """Path of the next page; empty on the last."""
     words: Sequence[str]
-    """Of the filter, each by an example."""
+    """An example of each term of the filter."""
     examples: Sequence[Example]
     high_priority_allowed: bool
     """Whether the caller may give jobs high priority."""
@@ -79,26 +81,26 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Of the jobs that were chosen, those to which nothing will be done."""
+    """Selected jobs to which an action does not apply."""
 
     count: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ConfirmView:
-    """What would become of which jobs."""
+    """The effect of an action, for confirmation."""
 
     title: str
     action: Action
     path: str
     effect: str
-    """``cancels 12 jobs of 3 users``."""
+    """The effect in the third person: ``cancels 12 jobs of 3 users``."""
     order: str
-    """The same, as somebody says it who wants it."""
+    """The effect in the imperative, for the button."""
     jobs: Sequence[JobRow]
-    shown: str
-    """The jobs and the states that they are in, for the form."""
+    shown_states: str
+    """Ids and states of the jobs, for the form."""
     states: Mapping[str, int]
     users: Mapping[str, int]
     left_out: Sequence[LeftOut]
@@ -118,30 +120,32 @@ class Outcome:
 class OutcomeView:
     effect: str
     done: Sequence[Outcome]
-    refused: Sequence[Outcome]
+    rejected: Sequence[Outcome]
     q: str
 
 
 class _Outcomes:
-    """The last ones of each who acted: a page tells them after the form is sent."""
+    """The results of recent actions by user, which a page shows after the form was sent."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[str, OutcomeView]] = OrderedDict()
+        self._views: OrderedDict[str, tuple[str, OutcomeView]] = OrderedDict()
 
     def add(self, user: str, view: OutcomeView) -> str:
         ident = secrets.token_urlsafe(12)
-        own = [each for each, (owner, _) in self._kept.items() if owner == user]
-        for oldest in own[: max(0, len(own) + 1 - MAX_OWN_OUTCOMES)]:
-            del self._kept[oldest]
-        self._kept[ident] = (user, view)
-        while len(self._kept) > MAX_OUTCOMES:
-            self._kept.popitem(last=False)
+        user_idents = [ident for ident, (owner, _) in self._views.items() if owner == user]
+        for oldest in user_idents[: max(0, len(user_idents) + 1 - MAX_USER_OUTCOMES)]:
+            del self._views[oldest]
+        self._views[ident] = (user, view)
+        while len(self._views) > MAX_OUTCOMES:
+            self._views.popitem(last=False)
         return ident
 
     def get(self, user: str, ident: str) -> OutcomeView:
-        owner, view = self._kept.get(ident, ("", None))
+        owner, view = self._views.get(ident, ("", None))
         if view is None or owner != user:
-            raise NotFoundError("what became of that is not kept any more", hint="each job's page tells it")
+            raise NotFoundError(
+                "the result of this action is not stored any more", hint="see the pages of the jobs themselves"
+            )
         return view
 
 
@@ -149,11 +153,11 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
     engine, jobs = dashboard.engine, services.jobs
     finder = JobFinder(jobs, engine.queries, engine.clock)
 
-    async def rows_of(found: Sequence[Job], by: Identity) -> list[JobRow]:
-        positions = engine.queries.queues.positions(found)
+    async def build_rows(found_jobs: Sequence[Job], caller: Identity) -> list[JobRow]:
+        positions = engine.queries.queues.positions(found_jobs)
         rows: list[JobRow] = []
-        async for some in iterate_in_slices(found, ROWS_AT_ONCE):
-            rows += [job_row(jobs.record(job), by, positions.get(job.id)) for job in some]
+        async for page in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
+            rows += [job_row(jobs.record(job), caller, positions.get(job.id)) for job in page]
         return rows
 
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
@@ -161,27 +165,51 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
         words, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
         view = QueueView(q, "", "", (), 0, "", words, _examples(caller), allowed)
         try:
-            search = parse_search(q)
-            found = await finder.find(search, caller, before=before, limit=limit)
+            result = await finder.find(parse_search(q), caller, before=before, limit=limit)
         except UsageError as error:
             return replace(view, problem=error.message, hint=error.hint)
-        more = with_query("/queue", q=q, before=found.before, limit=limit if limit != 100 else None)
-        rows = await rows_of(found.jobs, caller)
-        return replace(view, jobs=rows, unfinished=found.unfinished, next=more if found.before else "")
+        next_page = ""
+        if result.before:
+            next_page = with_query("/queue", q=q, before=result.before, limit=limit if limit != 100 else None)
+        rows = await build_rows(result.jobs, caller)
+        return replace(view, jobs=rows, unfinished=result.unfinished, next=next_page)
 
     @dashboard.page("/queue/confirm", "queue_confirm.html", operation="list_jobs", title="Act on jobs", live=False)
-    async def confirm(caller: Caller, action: Action, q: Text = "", job: Chosen = [], all: bool = False) -> ConfirmView:  # noqa: B006
+    async def confirm(
+        caller: Caller,
+        action: Action,
+        q: Text = "",
+        job: SelectedJobs = [],  # noqa: B006
+        all: bool = False,
+    ) -> ConfirmView:
         if all:
-            meant = await finder.find(parse_search(q), caller, limit=MAX_CHOSEN)
-            chosen, more = list(meant.jobs), max(0, meant.unfinished - len(meant.jobs))
+            result = await finder.find(parse_search(q), caller, limit=MAX_SELECTED)
+            selected, more = list(result.jobs), max(0, result.unfinished - len(result.jobs))
         else:
-            chosen, more = list((await jobs.get_many(job)).values()), 0
+            selected, more = list((await jobs.get_many(job)).values()), 0
         if action == "high":
             jobs.rules.check_priority(Priority.HIGH, caller, "leave it low")
-        acted_on, left_out = _sorted_out(action, chosen, caller)
+        reasons = {job.id: _exclusion_reason(action, job, caller) for job in selected}
+        affected = [job for job in selected if not reasons[job.id]]
+        counts = Counter(reason for reason in reasons.values() if reason)
+        left_out = [LeftOut(count, reason) for reason, count in counts.items()]
         if more:
-            left_out.append(LeftOut(more, f"more match: only {MAX_CHOSEN} are acted on at once, the newest first"))
-        return _confirmation(action, q, acted_on, left_out, await rows_of(acted_on, caller))
+            left_out.append(LeftOut(more, f"only {MAX_SELECTED} jobs are changed at once, the newest first"))
+        users = Counter(job.spec.owner for job in affected)
+        title, order, does = WORDS[action]
+        return ConfirmView(
+            title=title,
+            action=action,
+            path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
+            effect=_describe_effect(does, len(affected), len(users)),
+            order=_describe_effect(order, len(affected), len(users)),
+            jobs=await build_rows(affected, caller),
+            shown_states=",".join(f"{job.id}:{job.state}" for job in affected),
+            states=dict(Counter(str(job.state) for job in affected)),
+            users=dict(users),
+            left_out=left_out,
+            q=q,
+        )
 
     _add_actions(dashboard, services)
 
@@ -189,121 +217,95 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
 def _add_actions(dashboard: Dashboard, services: Services) -> None:
     bulk, outcomes = services.jobs.bulk, _Outcomes()
 
-    def told(form: Form, by: Identity, action: Action, done: Sequence[ActionResult]) -> str:
-        all_of_them = [_outcome(one) for one in done]
-        acted, refused = [o for o in all_of_them if not o.problem], [o for o in all_of_them if o.problem]
-        view = OutcomeView(WORDS[action][0], acted, refused, form.get("q")[:MAX_LENGTH])
-        return f"/queue/done/{outcomes.add(by.user, view)}"
+    def store_outcome(form: Form, caller: Identity, action: Action, results: Sequence[ActionResult]) -> str:
+        all_outcomes = [_outcome(result) for result in results]
+        done, rejected = [o for o in all_outcomes if not o.problem], [o for o in all_outcomes if o.problem]
+        view = OutcomeView(WORDS[action][0], done, rejected, form.get("q")[:MAX_LENGTH])
+        return f"/queue/done/{outcomes.add(caller.user, view)}"
 
-    @dashboard.page("/queue/done/{ident}", "queue_done.html", operation="list_jobs", title="What was done", live=False)
+    @dashboard.page("/queue/done/{ident}", "queue_done.html", operation="list_jobs", title="Result", live=False)
     async def done(caller: Caller, ident: str) -> OutcomeView:
         return outcomes.get(caller.user, ident)
 
     @dashboard.action("/queue/cancel", operation="cancel_jobs")
     async def cancel(caller: Caller, form: SentForm) -> str:
-        shown = _shown(form)
-        return told(form, caller, "cancel", await bulk.cancel(list(shown), caller, form.reason, shown))
+        states = _parse_shown_states(form)
+        return store_outcome(form, caller, "cancel", await bulk.cancel(list(states), caller, form.reason, states))
 
     @dashboard.action("/queue/hold", operation="hold_jobs")
     async def hold(caller: Caller, form: SentForm) -> str:
-        shown = _shown(form)
-        return told(form, caller, "hold", await bulk.hold(list(shown), caller, form.reason, shown))
+        states = _parse_shown_states(form)
+        return store_outcome(form, caller, "hold", await bulk.hold(list(states), caller, form.reason, states))
 
     @dashboard.action("/queue/release", operation="release_jobs")
     async def release(caller: Caller, form: SentForm) -> str:
-        shown = _shown(form)
-        return told(form, caller, "release", await bulk.release(list(shown), caller, shown))
+        states = _parse_shown_states(form)
+        return store_outcome(form, caller, "release", await bulk.release(list(states), caller, states))
 
     @dashboard.action("/queue/priority", operation="set_priority")
     async def priority(caller: Caller, form: SentForm) -> str:
-        shown, wanted = _shown(form), form.get("priority")
-        if wanted not in ("high", "low"):
-            raise UsageError("the form says no priority", field="priority", value=wanted, hint="give high or low")
-        found = await bulk.set_priority(list(shown), Priority(wanted), caller, form.reason, shown)
-        return told(form, caller, "high" if wanted == "high" else "low", found)
+        states, value = _parse_shown_states(form), form.get("priority")
+        if value not in ("high", "low"):
+            raise UsageError(f"priority is {value!r}", field="priority", value=value, hint="give high or low")
+        results = await bulk.set_priority(list(states), Priority(value), caller, form.reason, states)
+        return store_outcome(form, caller, "high" if value == "high" else "low", results)
 
 
-def _sorted_out(action: Action, chosen: Sequence[Job], by: Identity) -> tuple[list[Job], list[LeftOut]]:
-    reasons = [(job, _not_for(action, job, by)) for job in chosen]
-    left_out = Counter(why for _, why in reasons if why)
-    return [job for job, why in reasons if not why], [LeftOut(count, why) for why, count in left_out.items()]
-
-
-def _confirmation(
-    action: Action, q: str, acted_on: Sequence[Job], left_out: Sequence[LeftOut], rows: Sequence[JobRow]
-) -> ConfirmView:
-    users = Counter(job.spec.owner for job in acted_on)
-    title, order, does = WORDS[action]
-    return ConfirmView(
-        title=title,
-        action=action,
-        path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
-        effect=_effect(does, len(acted_on), len(users)),
-        order=_effect(order, len(acted_on), len(users)),
-        jobs=rows,
-        shown=",".join(f"{job.id}:{job.state}" for job in acted_on),
-        states=dict(Counter(str(job.state) for job in acted_on)),
-        users=dict(users),
-        left_out=left_out,
-        q=q,
-    )
-
-
-def _examples(by: Identity) -> Sequence[Example]:
+def _examples(caller: Identity) -> Sequence[Example]:
     return (
-        Example("all that are not over", ""),
-        Example("yours", format_term("user", by.user)),
+        Example("all unfinished", ""),
+        Example("yours", format_term("user", caller.user)),
         Example("waiting", "state:waiting"),
         Example("held", "state:held"),
         Example("active", "state:active"),
         Example("failed", "state:failed"),
-        Example("waiting for more than an hour", "state:waiting age>1h"),
-        Example("of high priority", "priority:high"),
+        Example("waiting more than an hour", "state:waiting age>1h"),
+        Example("high priority", "priority:high"),
     )
 
 
-def _not_for(action: Action, job: Job, by: Identity) -> str:
-    if not may_see_all_of(by, job):
+def _exclusion_reason(action: Action, job: Job, caller: Identity) -> str:
+    """Return why an action does not apply to a job; empty if it does."""
+    if not may_see_all_of(caller, job):
         return "not yours"
     if job.state.is_final:
-        return "over already"
+        return "already finished"
     if action == "cancel":
         return ""
     if not job.state.is_waiting:
-        return "not waiting any more: only jobs that wait are held, released, or given another priority"
-    already = {
-        "hold": (job.state is JobState.HELD, "held already"),
+        return "already placed: only waiting jobs can be held, released or given another priority"
+    is_done, reason = {
+        "hold": (job.state is JobState.HELD, "already held"),
         "release": (job.state is not JobState.HELD, "not held"),
-        "high": (job.spec.priority is Priority.HIGH, "of high priority already"),
-        "low": (job.spec.priority is Priority.LOW, "of low priority already"),
+        "high": (job.spec.priority is Priority.HIGH, "already of high priority"),
+        "low": (job.spec.priority is Priority.LOW, "already of low priority"),
     }[action]
-    return already[1] if already[0] else ""
+    return reason if is_done else ""
 
 
-def _effect(does: str, count: int, users: int) -> str:
+def _describe_effect(does: str, count: int, users: int) -> str:
     if not count:
-        return "does nothing: it is for none of these jobs"
+        return "does nothing: it applies to none of these jobs"
     jobs, owners = ("1 job" if count == 1 else f"{count} jobs"), ("1 user" if users == 1 else f"{users} users")
     return f"{does} {jobs} of {owners}"
 
 
-def _shown(form: Form) -> dict[JobId, JobState]:
-    told = form.get("jobs")
+def _parse_shown_states(form: Form) -> dict[JobId, JobState]:
     try:
-        pairs = [each.split(":") for each in told.split(",") if each]
-        found = {int(job): JobState(state) for job, state in pairs}
+        pairs = [pair.split(":") for pair in form.get("jobs").split(",") if pair]
+        states = {int(job): JobState(state) for job, state in pairs}
     except ValueError as error:
-        raise UsageError("the form does not say which jobs", field="jobs", hint="choose them again") from error
-    if any(abs(job) > fields.MAX_ID for job in found):
-        raise UsageError("the form names jobs that cannot be", field="jobs", hint="choose them again")
-    if not found or len(found) > MAX_CHOSEN:
-        raise UsageError(f"the form names {len(found)} jobs", field="jobs", hint=f"choose 1 to {MAX_CHOSEN}")
-    return found
+        raise UsageError("the list of jobs in the form is not valid", field="jobs", hint="select them again") from error
+    if any(abs(job) > fields.MAX_ID for job in states):
+        raise UsageError("the form contains job ids that are too large", field="jobs", hint="select the jobs again")
+    if not states or len(states) > MAX_SELECTED:
+        raise UsageError(f"the form contains {len(states)} jobs", field="jobs", hint=f"select 1 to {MAX_SELECTED}")
+    return states
 
 
-def _outcome(done: ActionResult) -> Outcome:
-    if done.record is None:
-        error = done.error
-        return Outcome(done.job, "", "", error.message if error else "", error.hint if error else "")
-    job = done.record.job
-    return Outcome(done.job, str(job.state), str(job.spec.priority), "", "")
+def _outcome(result: ActionResult) -> Outcome:
+    if result.record is None:
+        error = result.error
+        return Outcome(result.job, "", "", error.message if error else "", error.hint if error else "")
+    job = result.record.job
+    return Outcome(result.job, str(job.state), str(job.spec.priority), "", "")

@@ -1,4 +1,4 @@
-"""The page Scheduler: how fast it goes round, what it decided, what kept jobs back, and the rules it goes by."""
+"""The page Scheduler: durations of engine cycles, decisions, failed placement tries, and the rules."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -9,7 +9,7 @@ from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.observability.timings import BUCKETS, RECENT_SPAN, Timings
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pictures import Span
-from koalapy.dashboard.rendering import seconds
+from koalapy.dashboard.rendering import format_seconds
 from koalapy.model.job import FINAL_STATES, Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
@@ -18,17 +18,17 @@ from koalapy.scheduler.rules import Rules
 REASONS = {
     RefusalKind.NODES: "too few nodes are idle where the job may run",
     RefusalKind.CLUSTERS: "no cluster is usable",
-    RefusalKind.FILES: "an input cannot be had",
+    RefusalKind.FILES: "an input file is not available",
     RefusalKind.ELIGIBILITY: "the job may not run there: accounts, folders, Open MPI, constraints",
-    RefusalKind.LIMIT: "its user has as much as he may",
+    RefusalKind.LIMIT: "a limit of its user is reached",
     RefusalKind.ADVICE: "it is expected to end sooner if it waits",
-    RefusalKind.POLICY: "its policy is unknown or broken",
+    RefusalKind.POLICY: "its policy is unknown or failed",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Something that is done again and again; seconds, and lately is the last five minutes."""
+    """Durations of a repeated operation in seconds; recent values cover the last five minutes."""
 
     what: str
     meaning: str
@@ -37,22 +37,26 @@ class Timed:
     per_second: float
     mean: float
     most: float
-    """95 of 100 lately took no longer."""
+    """95th percentile of recent durations."""
     largest: float
-    """The longest lately."""
+    """Longest recent duration."""
     spans: Sequence[Span]
-    """Since the daemon began."""
+    """Distribution of all durations since the daemon started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
+    """The count of one kind of event."""
+
     what: str
     count: int
     meaning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacementCounts:
+    """Jobs placed by a policy on one and on several clusters."""
+
     policy: str
     on_one: int
     on_several: int
@@ -60,7 +64,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What came of claims on one cluster."""
+    """Successful and failed claims and failed attempts on one cluster."""
 
     cluster: str
     held: int
@@ -72,7 +76,7 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A rule as it is in force."""
+    """A rule with its current and its default value."""
 
     name: str
     value: str
@@ -85,14 +89,14 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """All of it, counted since the daemon began."""
+    """The scheduler's state, with counts since the daemon started."""
 
     queued: int
     active: int
     waiting: int
-    """What the next round will take in."""
+    """Events that wait for the next engine cycle."""
     last_round: int
-    """What the last one took in."""
+    """Events of the last engine cycle."""
     timed: Sequence[Timed]
     events: Sequence[Counted]
     events_refused: int
@@ -101,7 +105,7 @@ class SchedulerView:
     requeued: int
     preemptions: int
     reclaims: int
-    placements: Sequence[Placed]
+    placements: Sequence[PlacementCounts]
     refusals: Sequence[Counted]
     claims: Sequence[Claims]
     database_problem: str
@@ -111,7 +115,7 @@ class SchedulerView:
     parameters: Sequence[Parameter]
 
 
-def timed(what: str, meaning: str, timings: Timings) -> Timed:
+def describe_timings(what: str, meaning: str, timings: Timings) -> Timed:
     recent = timings.recent()
     return Timed(
         what=what,
@@ -127,36 +131,37 @@ def timed(what: str, meaning: str, timings: Timings) -> Timed:
 
 
 def spans_of(timings: Timings) -> list[Span]:
-    """How many took up to each limit and longer than the one before, and how many longer than all."""
-    within = [0, *timings.buckets, timings.count]
-    said = [*(f"≤{seconds(limit)}" for limit in BUCKETS), f">{seconds(BUCKETS[-1])}"]
-    return [Span(each, after - before) for each, (before, after) in zip(said, pairwise(within), strict=True)]
+    """Return the number of durations in each bucket, and of those above all buckets."""
+    cumulative = [0, *timings.buckets, timings.count]
+    labels = [*(f"≤{format_seconds(limit)}" for limit in BUCKETS), f">{format_seconds(BUCKETS[-1])}"]
+    return [Span(label, end - start) for label, (start, end) in zip(labels, pairwise(cumulative), strict=True)]
 
 
 def parameters_of(rules: Rules) -> list[Parameter]:
-    """Each rule, and what it is where nobody says otherwise."""
+    """Return all rules that have a default."""
     return [
-        Parameter(rule.name, _said(getattr(rules, rule.name)), _said(rule.default))
+        Parameter(rule.name, _format_value(getattr(rules, rule.name)), _format_value(rule.default))
         for rule in fields(rules)
         if rule.default is not MISSING
     ]
 
 
-def _said(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _claims(instruments: Instruments, cluster: str) -> Claims:
-    lost = [Counted(why, count) for why in ClaimFailure if (count := instruments.claims_failed[cluster, why])]
-    failed = [Counted(why, count) for why in AttemptFailure if (count := instruments.attempts_failed[cluster, why])]
+def _count_claims(instruments: Instruments, cluster: str) -> Claims:
+    claims_failed, attempts_failed = instruments.claims_failed, instruments.attempts_failed
+    lost = [Counted(cause, count) for cause in ClaimFailure if (count := claims_failed[cluster, cause])]
+    failed = [Counted(cause, count) for cause in AttemptFailure if (count := attempts_failed[cluster, cause])]
     return Claims(
         cluster=cluster,
         held=instruments.claims[cluster],
-        lost=sum(each.count for each in lost),
+        lost=sum(cause.count for cause in lost),
         lost_by=lost,
-        failed=sum(each.count for each in failed),
+        failed=sum(cause.count for cause in failed),
         failed_by=failed,
     )
 
@@ -170,10 +175,10 @@ def scheduler_view(engine: Engine) -> SchedulerView:
         waiting=engine.pending_items,
         last_round=rounds.waiting,
         timed=[
-            timed("Rounds", "each takes in what came, decides, writes it down, and sends what follows", rounds.whole),
-            timed("Steps", "the part of a round in which the daemon does nothing else", rounds.step),
-            timed("Transactions", "what a round writes to the database", instruments.writes),
-            timed("Questions", "what is read from the database", instruments.reads),
+            describe_timings("Cycles", "process events, decide, write to the database, send commands", rounds.whole),
+            describe_timings("Steps", "the part of a cycle that blocks the event loop", rounds.step),
+            describe_timings("Transactions", "database writes of a cycle", instruments.writes),
+            describe_timings("Queries", "database reads", instruments.reads),
         ],
         events=[Counted(kind, count) for kind, count in rounds.events.most_common()],
         events_refused=rounds.refused,
@@ -186,11 +191,11 @@ def scheduler_view(engine: Engine) -> SchedulerView:
         preemptions=instruments.preemptions,
         reclaims=instruments.reclaims,
         placements=[
-            Placed(policy, instruments.placements[policy, False], instruments.placements[policy, True])
+            PlacementCounts(policy, instruments.placements[policy, False], instruments.placements[policy, True])
             for policy in sorted({policy for policy, _ in instruments.placements})
         ],
         refusals=[Counted(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
-        claims=[_claims(instruments, cluster.name) for cluster in queries.grid.clusters()],
+        claims=[_count_claims(instruments, cluster.name) for cluster in queries.grid.clusters()],
         database_problem=engine.database.problem,
         database_size=instruments.database_size,
         epoch=engine.epoch,

@@ -1,4 +1,4 @@
-"""The page What if: when those who wait will start, as it is and if something was otherwise."""
+"""The page What if: simulated starts of waiting jobs, in the current state and with hypothetical changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +13,20 @@ from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.identity import Role
 from koalapy.model.job import JobId, JobState
 from koalapy.model.request import ClusterName
-from koalapy.simulation.twin import HORIZON, Answer, Change, Forecast, Interval
+from koalapy.simulation.twin import HORIZON, Answer, Change, Interval
 
 MAX_LINES = 200
-"""Jobs that are shown; the JSON of the REST API has all."""
+"""Shown jobs; the REST API returns all."""
 Names = Annotated[list[Name], Query(max_length=MAX_CHANGES)]
-HORIZONS = 3600.0, 86_400.0, 7 * 86_400.0, HORIZON
-"""To choose from; another may stand in the address."""
-Words = Annotated[Text, Query(max_length=10_000, description="NAME=VALUE, with blanks between them")]
+HORIZONS_S = 3600.0, 86_400.0, 7 * 86_400.0, HORIZON
+"""Horizons that the form offers; a link may contain any other."""
+Pairs = Annotated[Text, Query(max_length=10_000, description="NAME=VALUE, separated by blanks")]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FormValues:
+    """The values of the form."""
+
     policy: str
     rules: str
     drain: Sequence[ClusterName]
@@ -36,8 +38,8 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What comes of all jobs; seconds from now."""
+class SimulatedOutcome:
+    """The simulated outcome for all jobs; seconds from now."""
 
     name: str
     mean_wait: Interval | None
@@ -45,63 +47,62 @@ class Way:
     utilisation: float
     draws: int
     never: int
-    """Jobs that wait and start in no simulation before the horizon."""
+    """Waiting jobs that start in no simulation before the horizon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A job that waits; seconds from now, None where it starts in no simulation before the horizon."""
+    """A waiting job; seconds from now, None if it starts in no simulation before the horizon."""
 
     job: JobId
     starts: Interval | None
     changed: Interval | None
-    is_there: bool
-    """With the change, too."""
+    is_changed_too: bool
+    """Whether the simulation of the changes has the job."""
     basis: str
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIfView:
-    asked: Asked
+    """The form, and the results of the simulations."""
+
+    asked: FormValues
     policies: Sequence[str]
     horizons: Sequence[float]
     drained: Sequence[ClusterName]
     open: Sequence[ClusterName]
     """Clusters that are not drained."""
     waiting: int
-    """Jobs, now."""
-    ways: Sequence[Way]
-    """As it is, and changed; none before anything is asked."""
+    """Waiting jobs now."""
+    outcomes: Sequence[SimulatedOutcome]
+    """Outcomes of the current and the changed state; empty before a simulation is requested."""
     lines: Sequence[Line]
     more: int
-    """Jobs that have no line."""
+    """Number of jobs that are not shown."""
     most: float
-    """Seconds: the latest bound of all lines."""
+    """Latest bound of all shown intervals, in seconds."""
 
 
-def ways_of(answer: Answer) -> list[Way]:
-    def way(name: str, forecast: Forecast) -> Way:
-        never = sum(job.state is JobState.QUEUED and job.starts is None for job in forecast.jobs)
-        means = forecast.mean_wait, forecast.mean_response
-        return Way(name, *means, forecast.utilisation, forecast.draws, never)
-
-    return [way("as it is", answer.as_it_is), *([] if answer.changed is None else [way("changed", answer.changed)])]
+def outcomes_of(answer: Answer) -> list[SimulatedOutcome]:
+    outcomes = []
+    for name, forecast in (("current", answer.as_it_is), ("changed", answer.changed)):
+        if forecast is not None:
+            never = sum(job.state is JobState.QUEUED and job.starts is None for job in forecast.jobs)
+            means = forecast.mean_wait, forecast.mean_response
+            outcomes.append(SimulatedOutcome(name, *means, forecast.utilisation, forecast.draws, never))
+    return outcomes
 
 
 def lines_of(answer: Answer) -> list[Line]:
-    """A line for each job that waits, in the order in which they are expected to start."""
-    later = {} if answer.changed is None else {job.job: job for job in answer.changed.jobs}
+    """Return the waiting jobs in the order of their expected starts."""
+    changed_jobs = {} if answer.changed is None else {job.job: job for job in answer.changed.jobs}
     lines = []
     for job in answer.as_it_is.jobs:
         if job.state is JobState.QUEUED:
-            changed = later.get(job.job)
+            changed = changed_jobs.get(job.job)
             starts = None if changed is None else changed.starts
             lines.append(Line(job.job, job.starts, starts, changed is not None, job.basis))
     return sorted(lines, key=lambda line: (line.starts is None, line.starts.middle if line.starts else 0.0, line.job))
-
-
-def most_of(lines: Sequence[Line]) -> float:
-    return max((each.high for line in lines for each in (line.starts, line.changed) if each is not None), default=0.0)
 
 
 def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
@@ -113,28 +114,29 @@ def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
     async def what_if(
         ask: bool = False,
         policy: Name = "",
-        rules: Words = "",
+        rules: Pairs = "",
         drain: Names = [],  # noqa: B006 -- FastAPI copies it
         resume: Names = [],  # noqa: B006
-        add: Words = "",
+        add: Pairs = "",
         first: Annotated[str, Query(max_length=len(str(MAX_ID)), pattern="^[0-9]*$")] = "",
-        walltimes: Words = "",
+        walltimes: Pairs = "",
         horizon: Horizon = HORIZON,
     ) -> WhatIfView:
-        given = (rules.split(), drain, resume, add.split(), int(first) if first else None, walltimes.split())
-        change = parse_change(policy, *given)
+        first_job = int(first) if first else None
+        change = parse_change(policy, rules.split(), drain, resume, add.split(), first_job, walltimes.split())
         answer = await forecasts.what_if(change, horizon) if ask or change != Change() else None
         lines = [] if answer is None else lines_of(answer)
+        intervals = [interval for line in lines[:MAX_LINES] for interval in (line.starts, line.changed) if interval]
         clusters = engine.queries.grid.clusters()
         return WhatIfView(
-            asked=Asked(policy, rules, drain, resume, add, first, walltimes, horizon),
+            asked=FormValues(policy, rules, drain, resume, add, first, walltimes, horizon),
             policies=engine.queries.policies.names(),
-            horizons=sorted({*HORIZONS, horizon}),
-            drained=[each.name for each in clusters if each.drained is not None],
-            open=[each.name for each in clusters if each.drained is None],
+            horizons=sorted({*HORIZONS_S, horizon}),
+            drained=[cluster.name for cluster in clusters if cluster.drained is not None],
+            open=[cluster.name for cluster in clusters if cluster.drained is None],
             waiting=sum(job.state is JobState.QUEUED for job in engine.queries.jobs()),
-            ways=[] if answer is None else ways_of(answer),
+            outcomes=[] if answer is None else outcomes_of(answer),
             lines=lines[:MAX_LINES],
             more=max(0, len(lines) - MAX_LINES),
-            most=most_of(lines[:MAX_LINES]),
+            most=max((interval.high for interval in intervals), default=0.0),
         )
