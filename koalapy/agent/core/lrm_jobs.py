@@ -29,6 +29,25 @@ REPORT_AFTER = 10.0
 FORCE_AFTER = 30.0
 """Seconds until a job that still exists is ended by force."""
 MAX_RETAINED_NAMES = 10_000
+FAULTS = get_args(Fault)
+SLEEP_SLICE = 0.5
+"""Seconds of one sleep."""
+HANG_UP_TIMEOUT = 10.0
+"""Seconds of silence after which a runner is disconnected: a dead node does not close its connections."""
+POLL_INTERVAL = 5.0
+"""Seconds between two polls that a resource manager makes itself if it is not notified of changes."""
+MAX_OPEN_PAUSE = 10.0
+"""Maximum seconds between two attempts to open the resource manager."""
+MIN_POLL_INTERVAL = 0.02
+"""Minimum seconds between two polls, so that a burst of changes causes one."""
+MAX_SUBMIT_TRIES = 5
+"""Maximum attempts. The last one only checks whether an earlier one succeeded after all."""
+SETTLE_CHECK_INTERVAL = 0.5
+GRACE_CHECK_INTERVAL = 0.5
+STOP_TIMEOUT = 5.0
+"""Seconds that runners have to end by themselves before the resource manager ends them."""
+LAST_OUTPUT_TIMEOUT = 60.0
+"""Further seconds while their output still arrives."""
 
 
 @dataclass(slots=True)
@@ -138,27 +157,6 @@ def group_by_name(jobs: Iterable[LrmJob]) -> Mapping[tuple[str, str], list[LrmJo
     for job in jobs:
         groups.setdefault((job.name, job.user), []).append(job)
     return groups
-
-
-FAULTS = get_args(Fault)
-SLEEP_SLICE = 0.5
-"""Seconds of one sleep."""
-HANG_UP_TIMEOUT = 10.0
-"""Seconds of silence after which a runner is disconnected: a dead node does not close its connections."""
-POLL_INTERVAL = 5.0
-"""Seconds between two polls that a resource manager makes itself if it is not notified of changes."""
-MAX_OPEN_PAUSE = 10.0
-"""Maximum seconds between two attempts to open the resource manager."""
-MIN_POLL_INTERVAL = 0.02
-"""Minimum seconds between two polls, so that a burst of changes causes one."""
-MAX_SUBMIT_TRIES = 5
-"""Maximum attempts. The last one only checks whether an earlier one succeeded after all."""
-SETTLE_CHECK_INTERVAL = 0.5
-GRACE_CHECK_INTERVAL = 0.5
-STOP_TIMEOUT = 5.0
-"""Seconds that runners have to end by themselves before the resource manager ends them."""
-LAST_OUTPUT_TIMEOUT = 60.0
-"""Further seconds while their output still arrives."""
 
 
 async def sleep_awake(seconds: float) -> None:

@@ -37,6 +37,11 @@ RESEND_INTERVAL = 10.0
 """Seconds without an acknowledgement after which output is sent again: the daemon's disk may have been full."""
 DELIVERY_TIMEOUT = 300.0
 """Seconds for which a connected daemon may acknowledge nothing of an ended component's output."""
+EMPTY_REPORT, NO_VERSIONS = ClusterReport(total=0, idle=0), Versions()
+CHECK_INTERVAL = 5.0
+"""Seconds between two checks."""
+CHECK_TIMEOUT = 10.0
+"""Seconds that a disk may take to report its free space."""
 
 
 class LostRecords:
@@ -57,9 +62,6 @@ class LostRecords:
         horizon = self._clock.monotonic() - REPORTED_FOR
         self._lost_at = {token: lost_at for token, lost_at in self._lost_at.items() if lost_at > horizon}
         return tuple(self._lost_at)[-MAX_LOST_RECORDS:]
-
-
-EMPTY_REPORT, NO_VERSIONS = ClusterReport(total=0, idle=0), Versions()
 
 
 class Reporter:
@@ -261,12 +263,6 @@ class Reporter:
             component = self.components.get(job.name)
             if job.name.startswith(prefix) and (component is None or component.user == job.user):
                 yield job
-
-
-CHECK_INTERVAL = 5.0
-"""Seconds between two checks."""
-CHECK_TIMEOUT = 10.0
-"""Seconds that a disk may take to report its free space."""
 
 
 class DiskWatch:

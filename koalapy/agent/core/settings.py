@@ -20,6 +20,29 @@ RUNNER = Path(koalapy.__file__).parent / "runner" / "runner.py"
 """The program that runs on the nodes; a local cluster gets it as its ``preload``."""
 
 NO_SOCKET = "none"
+NodeClassName = Annotated[str, StringConstraints(pattern=r"^[\w.+-]{1,100}$")]
+PROGRAM_VARIABLES = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+        "MODULEPATH",
+        "MODULESHOME",
+    }
+)
+"""Variables that every program on a cluster inherits, besides ``LC_*``. Set others in the cluster's ``environment``."""
+OPEN_MPI_PREFIXES = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
+"""Prefixes of Open MPI's parameters, which programs on embedded clusters inherit from the daemon."""
+LRM_VARIABLES = frozenset({"PYTHONPATH", "SLURM_CONF", "GLIBC_TUNABLES"})
+LRM_PREFIXES = ("DRMAA_", "LSF_", "PBS_", "SGE_")
+"""Prefixes of variables that configure the commands and libraries of resource managers."""
 
 
 def _known_kind(kind: str) -> str:
@@ -46,9 +69,6 @@ def _socket_path(path: str) -> str:
     if path != NO_SOCKET and not path.startswith("/"):
         raise ValueError(f"{path} is not an absolute path: give one, or {NO_SOCKET}")
     return path
-
-
-NodeClassName = Annotated[str, StringConstraints(pattern=r"^[\w.+-]{1,100}$")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,30 +230,6 @@ class AgentTimeouts:
 
 
 DEFAULT_TIMEOUTS = AgentTimeouts()
-
-
-PROGRAM_VARIABLES = frozenset(
-    {
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "LD_LIBRARY_PATH",
-        "MODULEPATH",
-        "MODULESHOME",
-    }
-)
-"""Variables that every program on a cluster inherits, besides ``LC_*``. Set others in the cluster's ``environment``."""
-OPEN_MPI_PREFIXES = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
-"""Prefixes of Open MPI's parameters, which programs on embedded clusters inherit from the daemon."""
-LRM_VARIABLES = frozenset({"PYTHONPATH", "SLURM_CONF", "GLIBC_TUNABLES"})
-LRM_PREFIXES = ("DRMAA_", "LSF_", "PBS_", "SGE_")
-"""Prefixes of variables that configure the commands and libraries of resource managers."""
 
 
 def inherited_environment(names: Iterable[str] = (), prefixes: tuple[str, ...] = ()) -> dict[str, str]:

@@ -33,6 +33,21 @@ log = structlog.get_logger()
 
 SCRYPT_COST = 2**14
 """Cost of guessing a token from a derived secret: 50 ms per attempt."""
+MAX_HELLO_LENGTH = 8 * 1024
+"""Maximum bytes of a line before authentication."""
+MAX_LINE_LENGTH = 4 * 1024 * 1024
+"""Maximum bytes of a line: the address list of a large gang is the longest."""
+HELLO_TIMEOUT = 30.0
+"""Seconds to authenticate."""
+INTRODUCTION_TIMEOUT = 2.0
+"""Seconds to wait for challenged runners when all pending messages are to be read."""
+MAX_UNAUTHENTICATED = 256
+"""Maximum connections that are not authenticated."""
+OPEN_FILES_WARNING = 0.9
+"""Fraction of the open files limit from which a warning is logged."""
+OPEN_FILES_HINT = "raise LimitNOFILE in the agent's unit, or ulimit -Hn"
+LOOP_TURN = 0.002
+"""Seconds for one turn of the event loop."""
 
 
 def lrm_name(instance: str, token: str) -> str:
@@ -77,23 +92,6 @@ def write_secrets(folder: Path, secrets: Sequence[str]) -> None:
     """Write the secret files into a folder. Raise ``OSError``."""
     for name, secret in secret_files(secrets).items():
         replace_file(folder / name, secret, sync=False)
-
-
-MAX_HELLO_LENGTH = 8 * 1024
-"""Maximum bytes of a line before authentication."""
-MAX_LINE_LENGTH = 4 * 1024 * 1024
-"""Maximum bytes of a line: the address list of a large gang is the longest."""
-HELLO_TIMEOUT = 30.0
-"""Seconds to authenticate."""
-INTRODUCTION_TIMEOUT = 2.0
-"""Seconds to wait for challenged runners when all pending messages are to be read."""
-MAX_UNAUTHENTICATED = 256
-"""Maximum connections that are not authenticated."""
-OPEN_FILES_WARNING = 0.9
-"""Fraction of the open files limit from which a warning is logged."""
-OPEN_FILES_HINT = "raise LimitNOFILE in the agent's unit, or ulimit -Hn"
-LOOP_TURN = 0.002
-"""Seconds for one turn of the event loop."""
 
 
 def encode_line(message: dict[str, Any]) -> Line:

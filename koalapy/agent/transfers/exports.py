@@ -40,6 +40,44 @@ _PYTHON = [sys.executable, "-I", "-S"]
 """Without site packages, since their import would take most of the time of a short transfer."""
 _LIFETIME = timedelta(days=3650)
 """Validity for form only: the puller pins the certificate, and forgets it after the transfer."""
+RSYNC = "rsync"
+USER = "koala"
+TICKET_LIFETIME = 24 * 3600.0
+"""Seconds until a ticket expires; the puller usually returns it before."""
+MAX_TICKETS = 256
+"""Maximum tickets; the oldest is revoked. A running transfer does not need its ticket."""
+MAX_CONNECTIONS = 64
+LOG = "rsync.log"
+MAX_LOG_SIZE = 10_000_000
+"""Maximum bytes."""
+IO_TIMEOUT = 60
+"""Seconds without a byte after which a connection is closed."""
+MAX_CERTIFICATE_LENGTH = 4096
+"""Maximum characters."""
+CONFIGURATIONS = {False: "rsyncd.conf", True: "rsyncd-encrypted.conf"}
+"""Configurations for plain and for TLS connections: a ticket is valid for one of them."""
+HEADER = """\
+use chroot = no
+munge symlinks = no
+numeric ids = yes
+read only = yes
+list = no
+reverse lookup = no
+refuse options = copy-links copy-dirlinks copy-unsafe-links
+transfer logging = no
+timeout = {silence}
+log file = {log}
+"""
+MODULE = """
+[{module}]
+path = {path}
+auth users = {user}
+secrets file = {secrets}
+"""
+ONLY = """\
+include = /{pattern}
+exclude = *
+"""
 
 
 def always_required(cluster: str) -> bool:
@@ -93,46 +131,6 @@ def tunnel_environment(host: str, port: int, certificate: str) -> dict[str, str]
     """Return variables that make rsync connect to a source through a tunnel."""
     command = shlex.join([*_PYTHON, TUNNEL, "connect"]).replace("%", "%%")
     return {"RSYNC_CONNECT_PROG": command, HOST: host, PORT: str(port), CERTIFICATE: certificate}
-
-
-RSYNC = "rsync"
-USER = "koala"
-TICKET_LIFETIME = 24 * 3600.0
-"""Seconds until a ticket expires; the puller usually returns it before."""
-MAX_TICKETS = 256
-"""Maximum tickets; the oldest is revoked. A running transfer does not need its ticket."""
-MAX_CONNECTIONS = 64
-LOG = "rsync.log"
-MAX_LOG_SIZE = 10_000_000
-"""Maximum bytes."""
-IO_TIMEOUT = 60
-"""Seconds without a byte after which a connection is closed."""
-MAX_CERTIFICATE_LENGTH = 4096
-"""Maximum characters."""
-CONFIGURATIONS = {False: "rsyncd.conf", True: "rsyncd-encrypted.conf"}
-"""Configurations for plain and for TLS connections: a ticket is valid for one of them."""
-HEADER = """\
-use chroot = no
-munge symlinks = no
-numeric ids = yes
-read only = yes
-list = no
-reverse lookup = no
-refuse options = copy-links copy-dirlinks copy-unsafe-links
-transfer logging = no
-timeout = {silence}
-log file = {log}
-"""
-MODULE = """
-[{module}]
-path = {path}
-auth users = {user}
-secrets file = {secrets}
-"""
-ONLY = """\
-include = /{pattern}
-exclude = *
-"""
 
 
 def missing_programs() -> list[str]:

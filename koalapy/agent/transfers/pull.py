@@ -41,6 +41,26 @@ MAX_ERROR_LENGTH = 4000
 OURS = re.compile(r"\[(receiver|generator)\]|\[(receiver|generator)=", re.IGNORECASE)
 NO_SPACE = ("No space left on device", "Disk quota exceeded", "File too large")
 READ_ONLY = ("Read-only file system", "Permission denied")
+MAX_TRIES = 6
+"""Attempts without progress before a pull fails, after pauses of about 30 s in all."""
+FILE_FAULTS = (SiteFault.MISSING, SiteFault.CHANGED, SiteFault.UNREADABLE, SiteFault.IRREGULAR, SiteFault.OUTSIDE)
+"""Faults with which a source reports that its replica differs from the catalogue."""
+FINAL_FAULTS = (
+    SiteFault.UNCONFIGURED,
+    SiteFault.NO_RSYNC,
+    SiteFault.ADDRESS,
+    SiteFault.UNKNOWN,
+    SiteFault.INVALID,
+    SiteFault.IN_CLEAR,
+)
+SHARE = 10
+"""A folder is measured for at most one part in so many of the time."""
+MAX_DIGESTS = 16
+"""Checksums computed at once during transfers, besides one for each running pull."""
+MAX_BUNDLES = 16
+MAX_REPLICAS = 16
+"""Replicas of this site that are checked at once; each may have to be read."""
+NO_CONTENT = Content(0, "")
 
 
 class RsyncMissing(Exception):
@@ -168,30 +188,6 @@ def is_process_alive(pid: int) -> bool:
             return file.read().rpartition(b")")[2].split()[0] != b"Z"
     except OSError:
         return False
-
-
-MAX_TRIES = 6
-"""Attempts without progress before a pull fails, after pauses of about 30 s in all."""
-FILE_FAULTS = (SiteFault.MISSING, SiteFault.CHANGED, SiteFault.UNREADABLE, SiteFault.IRREGULAR, SiteFault.OUTSIDE)
-"""Faults with which a source reports that its replica differs from the catalogue."""
-FINAL_FAULTS = (
-    SiteFault.UNCONFIGURED,
-    SiteFault.NO_RSYNC,
-    SiteFault.ADDRESS,
-    SiteFault.UNKNOWN,
-    SiteFault.INVALID,
-    SiteFault.IN_CLEAR,
-)
-SHARE = 10
-"""A folder is measured for at most one part in so many of the time."""
-
-MAX_DIGESTS = 16
-"""Checksums computed at once during transfers, besides one for each running pull."""
-MAX_BUNDLES = 16
-MAX_REPLICAS = 16
-"""Replicas of this site that are checked at once; each may have to be read."""
-
-NO_CONTENT = Content(0, "")
 
 
 class TransferCut(Exception):
