@@ -52,7 +52,7 @@ class FakeDaemon:
         self.whole: list[bool] = []
         """Whether each of them was all there is."""
         self.output: dict[str, bytes] = {}
-        self.meddle: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
+        self.change_answer: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
         """What becomes of an answer's payload on its way to another agent."""
         self.greeting: dict[str, Any] = {}
         """What it says instead of its welcome."""
@@ -102,33 +102,33 @@ class FakeDaemon:
         for token in tokens:
             await self.command("open", token, nodes=nodes, contexts=contexts, **plan)
 
-    def said(self, kind: str, token: str | None = None) -> list[dict[str, Any]]:
+    def received(self, kind: str, token: str | None = None) -> list[dict[str, Any]]:
         return [m for m in self.messages if m["type"] == kind and token in (None, m.get("token"))]
 
     def report(self, cluster: str = "north") -> dict[str, Any]:
         """The last one of a cluster."""
-        return next((m for m in reversed(self.said("report")) if m["cluster"] == cluster), {})
+        return next((m for m in reversed(self.received("report")) if m["cluster"] == cluster), {})
 
     async def stage(self, token: str, *files: dict[str, Any], cluster: str = "north", **fields: Any) -> int:
         self._clusters[token] = cluster
         return await self.command("stage", token, files=list(files), **fields)
 
     async def staged(self, token: str, state: str = "done") -> dict[str, Any]:
-        await self.until(lambda: any(m["state"] == state for m in self.said("stage_status", token)))
-        return self.said("stage_status", token)[-1]
+        await self.wait_until(lambda: any(m["state"] == state for m in self.received("stage_status", token)))
+        return self.received("stage_status", token)[-1]
 
     async def ask(self, cluster: str, what: str, **payload: Any) -> dict[str, Any]:
         """The answer to a question of the daemon's own."""
         self._ids += 1
         ident = str(self._ids)
         await self.say(cluster, {"type": "ask", "ident": ident, "what": what, "payload": payload, "cluster": ""})
-        await self.until(lambda: any(m["ident"] == ident for m in self.said("answer")))
-        return next(m for m in self.said("answer") if m["ident"] == ident)
+        await self.wait_until(lambda: any(m["ident"] == ident for m in self.received("answer")))
+        return next(m for m in self.received("answer") if m["ident"] == ident)
 
     def status(self, token: str) -> dict[str, Any]:
-        return next(iter(reversed(self.said("status", token))), {})
+        return next(iter(reversed(self.received("status", token))), {})
 
-    async def until(self, condition: Callable[[], object]) -> None:
+    async def wait_until(self, condition: Callable[[], object]) -> None:
         is_virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
         try:
             await until(condition, VIRTUAL_DEADLINE if is_virtual else DEADLINE)
@@ -136,12 +136,12 @@ class FakeDaemon:
             pytest.fail(f"never came; last: {self.messages[-5:]}")
 
     async def reaches(self, token: str, state: str) -> dict[str, Any]:
-        await self.until(lambda: self.status(token).get("state") == state)
+        await self.wait_until(lambda: self.status(token).get("state") == state)
         return self.status(token)
 
     async def acknowledged(self, ident: int) -> str:
-        await self.until(lambda: any(m["id"] == ident for m in self.said("ack")))
-        return str(next(m["error"] for m in self.said("ack") if m["id"] == ident))
+        await self.wait_until(lambda: any(m["id"] == ident for m in self.received("ack")))
+        return str(next(m["error"] for m in self.received("ack") if m["id"] == ident))
 
     def _welcome(self) -> dict[str, Any]:
         own = {"epoch": self.epoch, "instance": self.instance, "life": self.life}
@@ -179,7 +179,7 @@ class FakeDaemon:
             case "ask":
                 await self.say(message["cluster"], {**message, "cluster": cluster})
             case "answer" if message["cluster"]:
-                payload = self.meddle(message["payload"])
+                payload = self.change_answer(message["payload"])
                 await self.say(message["cluster"], {**message, "payload": payload, "cluster": cluster})
 
 
@@ -212,7 +212,7 @@ class Site:
         before = len(self.daemon.inventories)
         self._agent = asyncio.create_task(self.run())
         self._agent.add_done_callback(_show_failure)
-        await self.daemon.until(lambda: len(self.daemon.inventories) > before)
+        await self.daemon.wait_until(lambda: len(self.daemon.inventories) > before)
 
     async def run(self) -> None:
         """Be the agent until cancelled."""

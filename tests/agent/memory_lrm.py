@@ -35,7 +35,7 @@ class MemoryLrm:
         """Seconds of a look."""
         self._taken: list[LrmSubmission] = []
         self.cancelled: list[tuple[str, bool]] = []
-        self.looks = 0
+        self.polls = 0
         self.jobs: dict[str, LrmJob] = {}
         self.changed = asyncio.Event()
 
@@ -96,7 +96,7 @@ class MemoryLrm:
         return b""
 
     async def take_snapshot(self) -> LrmSnapshot:
-        self.looks += 1
+        self.polls += 1
         await self.answering.wait()
         if self.takes:
             await pass_time(self.takes)

@@ -49,7 +49,7 @@ class PlayedRunner:
             line = (await self.reader.readline()).rstrip(b"\n")
         return dict(json.loads(self.session.open(line) if self.session else line)) if line else {}
 
-    async def hears(self, *kinds: str) -> dict[str, Any]:
+    async def receive(self, *kinds: str) -> dict[str, Any]:
         """The next message of one of these kinds."""
         while message := await self.read():
             if message["t"] in kinds:
@@ -82,19 +82,19 @@ class PlayedRunner:
     async def output(self, offset: int, data: bytes) -> None:
         """Send a piece of output, and wait until the agent has it."""
         self.send(t="out", offset=offset, data=base64.b64encode(data).decode())
-        await self.hears("output")
+        await self.receive("output")
 
     async def exit(self, code: int = 0) -> None:
         """Report the end of the program, and wait until the agent has it."""
         self.send(t="exit", code=code, error="", infrastructure=False, stopped=False)
-        await self.hears("exit_ack")
+        await self.receive("exit_ack")
 
 
 async def claim(daemon: FakeDaemon, directory: Path, token: str = "7.1.0", **submit: Any) -> PlayedRunner:
     """Return the runner of a component of one node, once that component is claimed."""
-    await daemon.until(lambda: bool(daemon.inventories))
+    await daemon.wait_until(lambda: bool(daemon.inventories))
     await daemon.submit(token, 1, **submit)
-    await daemon.until(lambda: bool(daemon.status(token).get("lrm_job")))
+    await daemon.wait_until(lambda: bool(daemon.status(token).get("lrm_job")))
     runner = await PlayedRunner.connect(directory)
     name = lrm_name(daemon.instance, token)
     await runner.greet(name, secret_of(name))
@@ -107,7 +107,7 @@ async def run_program(
 ) -> None:
     """Play a program from its start to its success, and the end of its job."""
     await daemon.open(["true"], token)
-    await runner.hears("open")
+    await runner.receive("open")
     if output:
         await runner.output(0, output)
     await runner.exit()

@@ -28,7 +28,7 @@ async def test_component_from_submit_to_forget_leaves_nothing(site: Site, daemon
     assert (end["program_exit"], end["error"], end["infrastructure"]) == (3, "", False)
     assert end["hosts"] == ["127.0.1.1"]
     assert daemon.output[T] == b"north-1 north\n"
-    states = [m["state"] for m in daemon.said("status", T)]
+    states = [m["state"] for m in daemon.received("status", T)]
     assert states == sorted(states, key=["submitted", "waiting", "claimed", "running", "delivering", "ended"].index)
     assert await daemon.acknowledged(await daemon.command("forget", T)) == ""
     assert not (site.settings.directory / "test" / T).exists()
@@ -46,7 +46,7 @@ async def test_first_failed_node_is_reported_at_once(site: Site, daemon: FakeDae
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "[ $KOALA_NODE_INDEX = 0 ] && exit 9; exec sleep 1000"], T)
-    await daemon.until(lambda: daemon.status(T).get("program_exit") == 9)
+    await daemon.wait_until(lambda: daemon.status(T).get("program_exit") == 9)
     assert daemon.status(T)["state"] != "ended"
     await daemon.command("stop", T, reason="the program failed")
     assert (await daemon.reaches(T, "ended"))["program_exit"] == 9
@@ -73,13 +73,13 @@ async def test_killed_runner_fails_component_and_ends_other_nodes(site: Site, da
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "echo $PPID; exec sleep 1000"], T)
-    await daemon.until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
+    await daemon.wait_until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
     os.kill(int(daemon.output[T].split()[0]), signal.SIGKILL)
     end = await daemon.reaches(T, "ended")
     assert end["infrastructure"]
     assert "runner killed by signal 9" in end["error"]
     assert "its runner was killed" in end["missing"]
-    await daemon.until(lambda: daemon.report()["idle"] == 4)
+    await daemon.wait_until(lambda: daemon.report()["idle"] == 4)
 
 
 async def test_half_a_line_of_a_runner_that_was_killed_is_delivered(site: Site, daemon: FakeDaemon) -> None:
@@ -87,7 +87,7 @@ async def test_half_a_line_of_a_runner_that_was_killed_is_delivered(site: Site, 
     await daemon.reaches(T, "claimed")
     script = "[ $KOALA_NODE_INDEX = 0 ] && printf '%s\\nhalf a line' $PPID; exec sleep 1000"
     await daemon.open(["sh", "-c", script], T)
-    await daemon.until(lambda: b"\n" in daemon.output.get(T, b""))
+    await daemon.wait_until(lambda: b"\n" in daemon.output.get(T, b""))
     os.kill(int(daemon.output[T]), signal.SIGKILL)
     assert (await daemon.reaches(T, "ended"))["infrastructure"]
     assert daemon.output[T].endswith(b"\nhalf a line")
@@ -98,13 +98,13 @@ async def test_walltime_is_the_programs_end(site: Site, daemon: FakeDaemon) -> N
     for job in range(10):
         token, walltime = f"{job}.1.0", 2.0**job
         await daemon.submit(token, walltime=walltime)
-        await daemon.until(lambda token=token: daemon.status(token).get("state") in ("claimed", "ended"))  # type: ignore[misc]
+        await daemon.wait_until(lambda token=token: daemon.status(token).get("state") in ("claimed", "ended"))  # type: ignore[misc]
         if daemon.status(token)["state"] == "claimed":
             await daemon.open(["sleep", "1000"], token)
         end = await daemon.reaches(token, "ended")
         assert (end["program_exit"], end["infrastructure"]) == (143, False)
         assert end["error"] == f"walltime of {walltime:g} s exceeded"
-        if "running" in [status["state"] for status in daemon.said("status", token)]:
+        if "running" in [status["state"] for status in daemon.received("status", token)]:
             return
     pytest.fail("it never ran")
 
@@ -121,10 +121,10 @@ async def test_output_of_stopped_component_arrives_whole_after_its_end(site: Sit
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "seq 200000; echo THE-END; exit 3"], T)
-    await daemon.until(lambda: daemon.status(T).get("program_exit") == 3)
+    await daemon.wait_until(lambda: daemon.status(T).get("program_exit") == 3)
     await daemon.command("stop", T, reason="the program failed")
     await daemon.reaches(T, "delivering")
-    await daemon.until(lambda: daemon.report()["idle"] == 4)
+    await daemon.wait_until(lambda: daemon.report()["idle"] == 4)
     assert daemon.status(T)["state"] == "delivering"
     daemon.takes_output = True
     await daemon.leave()
@@ -137,7 +137,7 @@ async def test_long_output_is_sent_as_head_and_tail(site: Site, daemon: FakeDaem
     daemon.output_limit = 100_000
     await daemon.leave()
     await daemon.listen()
-    await daemon.until(lambda: len(daemon.inventories) == 2)
+    await daemon.wait_until(lambda: len(daemon.inventories) == 2)
     daemon.takes_output = False
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
@@ -150,7 +150,7 @@ async def test_long_output_is_sent_as_head_and_tail(site: Site, daemon: FakeDaem
     await daemon.listen()
     await daemon.reaches(T, "ended")
     whole = b"".join(b"%d\n" % i for i in range(1, 2_000_001))
-    pieces = [(m["offset"], base64.b64decode(m["data"])) for m in daemon.said("output", T)]
+    pieces = [(m["offset"], base64.b64decode(m["data"])) for m in daemon.received("output", T)]
     assert all(whole[offset : offset + len(data)] == data for offset, data in pieces)
     sent = {place for offset, data in pieces for place in range(offset, offset + len(data))}
     assert sent >= {*range(50_000), *range(len(whole) - 50_000, len(whole))}
@@ -162,12 +162,12 @@ async def test_programs_outlive_the_daemon(site: Site, daemon: FakeDaemon) -> No
     fifo = site.settings.directory / "go"
     os.mkfifo(fifo)
     await daemon.open(["sh", "-c", f"echo one; read line < {fifo}; echo two; exit 6"], T)
-    await daemon.until(lambda: daemon.output.get(T) == b"one\n")
+    await daemon.wait_until(lambda: daemon.output.get(T) == b"one\n")
     await daemon.leave()
     with fifo.open("w") as file:
         file.write("go on\n")
     journal = site.settings.directory / "test" / T / "journal"
-    await daemon.until(lambda: '"end"' in journal.read_text())
+    await daemon.wait_until(lambda: '"end"' in journal.read_text())
     await daemon.listen()
     end = await daemon.reaches(T, "ended")
     assert end["program_exit"] == 6
@@ -182,7 +182,7 @@ async def test_new_agent_resumes_components_of_old_one(site: Site, daemon: FakeD
     fifo = site.settings.directory / "go"
     os.mkfifo(fifo)
     await daemon.open(["sh", "-c", f"echo one; read line < {fifo}; echo two; exit 6"], "7.1.0")
-    await daemon.until(lambda: daemon.output.get("7.1.0") == b"one\n")
+    await daemon.wait_until(lambda: daemon.output.get("7.1.0") == b"one\n")
     await site.stop()
     daemon.messages.clear()
     await site.start()
@@ -201,7 +201,7 @@ async def test_component_ended_without_agent_is_found(site: Site, daemon: FakeDa
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "echo up; exec sleep 1000"], T)
-    await daemon.until(lambda: daemon.output.get(T) == b"up\n")
+    await daemon.wait_until(lambda: daemon.output.get(T) == b"up\n")
     await site.stop()
     site.cluster.stop()
     await site.start()
@@ -219,13 +219,13 @@ async def test_output_not_sent_by_a_dead_runner_is_found(site: Site, daemon: Fak
     os.mkfifo(fifo)
     script = f"echo $PPID; [ $KOALA_NODE_INDEX = 0 ] && exit; read line < {fifo}; seq {lines}; printf end"
     await daemon.open(["sh", "-c", script], T)
-    await daemon.until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
+    await daemon.wait_until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
     before = daemon.output[T]
     await site.stop()
     with fifo.open("w") as file:
         file.write("go on\n")
     results = [site.settings.directory / "test" / T / f"result.{node}.json" for node in (0, 1)]
-    await daemon.until(lambda: all(result.exists() for result in results))
+    await daemon.wait_until(lambda: all(result.exists() for result in results))
     for runner in before.split():
         with suppress(ProcessLookupError):  # that of node 0 may have been let go
             os.kill(int(runner), signal.SIGKILL)
@@ -241,12 +241,12 @@ async def test_output_that_died_with_its_runner_is_told_to_be_missing(site: Site
     fifo = site.settings.directory / "go"
     os.mkfifo(fifo)
     await daemon.open(["sh", "-c", f"echo $PPID; read line < {fifo}; echo end"], T)
-    await daemon.until(lambda: b"\n" in daemon.output.get(T, b""))
+    await daemon.wait_until(lambda: b"\n" in daemon.output.get(T, b""))
     await site.stop()
     with fifo.open("w") as file:
         file.write("go on\n")
     folder = site.settings.directory / "test" / T
-    await daemon.until((folder / "result.0.json").exists)
+    await daemon.wait_until((folder / "result.0.json").exists)
     os.kill(int(daemon.output[T]), signal.SIGKILL)
     for path in folder.glob("output.0.*"):
         path.unlink()
@@ -260,7 +260,7 @@ async def test_stopped_component_with_killed_runner_reports_missing_output(site:
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "echo $KOALA_NODE_INDEX $PPID; exec sleep 1000"], T)
-    await daemon.until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
+    await daemon.wait_until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
     runners = dict(line.split() for line in daemon.output[T].decode().splitlines())
     os.kill(int(runners["1"]), signal.SIGSTOP)
     await daemon.acknowledged(await daemon.command("stop", T, reason="the program failed"))
@@ -272,7 +272,7 @@ async def test_stopped_component_with_killed_runner_reports_missing_output(site:
 async def test_killed_agent_loses_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
     site = Site(tmp_path, daemon)
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, str(tmp_path), str(daemon.port))
-    await daemon.until(lambda: len(daemon.inventories) == 1)
+    await daemon.wait_until(lambda: len(daemon.inventories) == 1)
     fifo = site.settings.directory / "go"
     os.mkfifo(fifo)
     await daemon.submit(T, 2)
@@ -281,7 +281,7 @@ async def test_killed_agent_loses_nothing(tmp_path: Path, daemon: FakeDaemon) ->
     await daemon.reaches("8.1.0", "waiting")
     script = f"echo $KOALA_NODE one; [ $KOALA_NODE_INDEX = 1 ] || read line < {fifo}; echo $KOALA_NODE two"
     await daemon.open(["sh", "-c", script], T)
-    await daemon.until(lambda: daemon.output.get(T, b"").count(b"\n") == 3)
+    await daemon.wait_until(lambda: daemon.output.get(T, b"").count(b"\n") == 3)
     killed.kill()
     await killed.wait()
     daemon.messages.clear()
@@ -364,7 +364,7 @@ async def run_program(daemon: FakeDaemon, program: list[str]) -> None:
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
     await daemon.open(program, T)
-    await daemon.until(lambda: daemon.output.get(T, b"").endswith(b"\n"))
+    await daemon.wait_until(lambda: daemon.output.get(T, b"").endswith(b"\n"))
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
@@ -411,12 +411,12 @@ shutil.rmtree = stuck
 async def test_agent_killed_during_forget_leaves_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
     site = Site(tmp_path, daemon)
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", STUCK + AGENT, str(tmp_path), str(daemon.port))
-    await daemon.until(lambda: len(daemon.inventories) == 1)
+    await daemon.wait_until(lambda: len(daemon.inventories) == 1)
     await site.finish(T, ["echo", "one"])
     folder = site.settings.directory / "test" / T
     forgotten = folder.with_name(f"{T}.forgotten")
     await daemon.command("forget", T)
-    await daemon.until(lambda: forgotten.exists() and not (forgotten / "stream.0").exists())
+    await daemon.wait_until(lambda: forgotten.exists() and not (forgotten / "stream.0").exists())
     killed.kill()
     await killed.wait()
     assert list(forgotten.iterdir())
@@ -443,11 +443,11 @@ async def test_folder_of_killed_runner_is_removed(tmp_path: Path, daemon: FakeDa
             await daemon.submit(T)
             await daemon.reaches(T, "claimed")
             await daemon.open(["sh", "-c", "echo up; exec sleep 1000"], T, launcher="openmpi")
-            await daemon.until(lambda: daemon.output.get(T) == b"up\n")
+            await daemon.wait_until(lambda: daemon.output.get(T) == b"up\n")
             (folder,) = os.listdir(base)
             os.kill(holder_of(Path(base, folder, MARK)), signal.SIGKILL)
             assert (await daemon.reaches(T, "ended"))["infrastructure"]
-            await daemon.until(lambda: not os.listdir(base))
+            await daemon.wait_until(lambda: not os.listdir(base))
         finally:
             await site.stop()
             await asyncio.to_thread(site.cluster.stop)
@@ -486,7 +486,7 @@ async def victim(site: Site, daemon: FakeDaemon) -> tuple[Path, int]:
     gate = site.settings.directory / "gate"
     os.mkfifo(gate)
     await daemon.open(["sh", "-c", f"echo $PPID; read line < {gate}; echo genuine; exit 7"], VICTIM)
-    await daemon.until(lambda: b"\n" in daemon.output.get(VICTIM, b""))
+    await daemon.wait_until(lambda: b"\n" in daemon.output.get(VICTIM, b""))
     return gate, int(daemon.output[VICTIM])
 
 
@@ -499,7 +499,7 @@ async def test_another_jobs_program_gets_nothing_and_is_told_of(site: Site, daem
     assert got["heard"] == []
     assert got["memory"] == {str(runner): [], str(locald): []}
     assert got["orders"] == [["error", "kind"]] * 3
-    told = daemon.said("impostor")
+    told = daemon.received("impostor")
     assert (told[0]["token"], told[0]["how"]) == (VICTIM, "forged")
     gate.write_text("go on\n")
     status = await daemon.reaches(VICTIM, "ended")

@@ -87,7 +87,7 @@ async def change_daemon(daemon: FakeDaemon, instance: str) -> None:
     await daemon.leave()
     daemon.instance = instance
     await daemon.listen()
-    await daemon.until(lambda: len(daemon.inventories) > before)
+    await daemon.wait_until(lambda: len(daemon.inventories) > before)
 
 
 def components_in(folder: Path) -> list[str]:
@@ -110,12 +110,12 @@ async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(daemon: Fak
         assert (stages / f"test-{S}").is_dir()
         for instance in (old, new):
             os.utime(instance / "heard", (0, 0))
-        await waiting.hears("stop")
+        await waiting.receive("stop")
         waiting.writer.close()
         lrm.end("2")
         lrm.changed.set()
-        await daemon.until(lambda: components_in(old) == [])
-        await daemon.until(lambda: not (stages / f"test-{S}").exists())
+        await daemon.wait_until(lambda: components_in(old) == [])
+        await daemon.wait_until(lambda: not (stages / f"test-{S}").exists())
         await daemon.leave()
         os.utime(new / "heard", (0, 0))
         await pass_time(3 * TIMEOUTS.expiry_check_s)
@@ -127,12 +127,12 @@ async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, da
     """They wait for it, and its stage for them."""
     agent = tmp_path / "agent"
     async with serving(lrm := MemoryLrm(), daemon, agent, TIMEOUTS):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.stage(S)
         await daemon.staged(S)
         runner = await claim(daemon, agent, OLD, stage=S, collect=["*"])
         await daemon.open(["true"], OLD)
-        await runner.hears("open")
+        await runner.receive("open")
         (tmp_path / "agent-stages" / f"test-{S}" / "a").touch()
         await change_daemon(daemon, "other")
         os.utime(agent / "test" / "heard", (0, 0))
@@ -140,8 +140,8 @@ async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, da
         runner.writer.close()
         lrm.end("1")
         lrm.changed.set()
-        await daemon.until(lambda: components_in(agent / "test") == [])
-        await daemon.until(lambda: os.listdir(tmp_path / "agent-stages") == [])
+        await daemon.wait_until(lambda: components_in(agent / "test") == [])
+        await daemon.wait_until(lambda: os.listdir(tmp_path / "agent-stages") == [])
 
 
 def test_silence_is_counted_from_the_first_look(tmp_path: Path) -> None:

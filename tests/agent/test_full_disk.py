@@ -57,12 +57,12 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
 
 
 def acknowledged(daemon: FakeDaemon, ident: int) -> bool:
-    return any(ack["id"] == ident and not ack["error"] for ack in daemon.said("ack"))
+    return any(ack["id"] == ident and not ack["error"] for ack in daemon.received("ack"))
 
 
 async def test_component_not_written_down_fails_naming_disk(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(MemoryLrm(), daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         disk.full = True
         await daemon.submit(T)
         status = await daemon.reaches(T, "ended")
@@ -75,13 +75,13 @@ async def test_component_not_written_down_fails_naming_disk(disk: FullDisk, daem
         await claim(daemon, tmp_path)
         disk.full = True
         await daemon.open(["true"], T)
-        await daemon.until(lambda: "No space left" in daemon.status(T)["error"])
+        await daemon.wait_until(lambda: "No space left" in daemon.status(T)["error"])
 
 
 async def test_full_disk_is_cluster_problem_before_failure(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
     """So the daemon sends no further component there, and jobs keep their restarts."""
     async with serving(MemoryLrm(), daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         disk.full = True
         await daemon.submit(T)
         await daemon.reaches(T, "ended")
@@ -92,7 +92,7 @@ async def test_full_disk_is_cluster_problem_before_failure(disk: FullDisk, daemo
         disk.full = False
         daemon.messages.clear()
         await claim(daemon, tmp_path)
-        await daemon.until(lambda: not daemon.report().get("problem", "none yet"))
+        await daemon.wait_until(lambda: not daemon.report().get("problem", "none yet"))
 
 
 async def test_stop_is_acknowledged_once_written(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -101,14 +101,14 @@ async def test_stop_is_acknowledged_once_written(disk: FullDisk, daemon: FakeDae
         disk.full = True
         known = await daemon.command("stop", T, reason="test")
         unknown = await daemon.command("stop", "8.1.0", reason="test")
-        await runner.hears("stop")
+        await runner.receive("stop")
         runner.writer.close()
         lrm.end("1")
         lrm.changed.set()
         await daemon.reaches(T, "ended")
         assert not acknowledged(daemon, known)
         disk.full = False
-        await daemon.until(lambda: acknowledged(daemon, known) and acknowledged(daemon, unknown))
+        await daemon.wait_until(lambda: acknowledged(daemon, known) and acknowledged(daemon, unknown))
     journal = JournalFolder(tmp_path / "test" / T).load_entries()
     assert journal["stop"] == "test"
     assert journal["end"]["hosts"]
@@ -131,7 +131,7 @@ async def test_unsynced_record_has_no_effect(monkeypatch: pytest.MonkeyPatch, si
     await lrm.open()
     submitted = await daemon.submit(T)
     assert await asyncio.to_thread(waiting.wait, DEADLINE)
-    assert ((await lrm.take_snapshot()).jobs, daemon.said("ack")) == ((), [])
+    assert ((await lrm.take_snapshot()).jobs, daemon.received("ack")) == ((), [])
     await lrm.close()
     room.set()
     await daemon.reaches(T, "claimed")
@@ -295,18 +295,20 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
 
 async def test_disk_is_reported_low_then_full_then_free(room: Room, tmp_path: Path, daemon: FakeDaemon) -> None:
     async with serving(MemoryLrm(), daemon, tmp_path):
-        await daemon.until(lambda: daemon.report().get("disks", []) != [])
+        await daemon.wait_until(lambda: daemon.report().get("disks", []) != [])
         assert (daemon.report()["notices"], daemon.report()["problem"]) == ([], "")
         room.free = 500 * MB
         words = "the disk of its spool (/the/spool) has 500 MB left"
-        await daemon.until(lambda: daemon.report()["notices"] == [words])
+        await daemon.wait_until(lambda: daemon.report()["notices"] == [words])
         assert daemon.report()["problem"] == ""
         room.free = 3 * MB
-        await daemon.until(lambda: daemon.report()["problem"] == "the disk of its spool (/the/spool) has 3 MB left")
+        await daemon.wait_until(
+            lambda: daemon.report()["problem"] == "the disk of its spool (/the/spool) has 3 MB left"
+        )
         assert daemon.report()["notices"] == []
         assert daemon.report()["total"] == 2, "what runs goes on, and is counted"
         room.free = 100 * GB
-        await daemon.until(lambda: (daemon.report()["problem"], daemon.report()["notices"]) == ("", []))
+        await daemon.wait_until(lambda: (daemon.report()["problem"], daemon.report()["notices"]) == ("", []))
 
 
 async def test_agent_on_full_disk_writes_address_later(
@@ -321,10 +323,10 @@ async def test_agent_on_full_disk_writes_address_later(
 
     monkeypatch.setattr(os, "replace", no_room)
     async with serving(MemoryLrm(), daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         assert not address.exists()
         full = False
-        await daemon.until(address.exists)
+        await daemon.wait_until(address.exists)
         await claim(daemon, tmp_path)
 
 
@@ -334,9 +336,9 @@ async def test_silent_disk_is_reported(tmp_path: Path, daemon: FakeDaemon, monke
     monkeypatch.setattr(reporter, "measure_disks", lambda folders: os.read(reading, 1) and [])
     async with serving(MemoryLrm(), daemon, tmp_path):
         with hanging_threads():
-            await daemon.until(lambda: "has not answered" in daemon.report().get("problem", ""))
+            await daemon.wait_until(lambda: "has not answered" in daemon.report().get("problem", ""))
         os.write(writing, b"x" * 1000)
-        await daemon.until(lambda: daemon.report()["problem"] == "")
+        await daemon.wait_until(lambda: daemon.report()["problem"] == "")
         monkeypatch.setattr(reporter, "measure_disks", lambda folders: [])
     os.close(writing)
     os.close(reading)

@@ -35,7 +35,7 @@ async def test_gang_runs_one_program_over_two_clusters(site: Site, other_site: S
 async def test_relay_to_lost_remote_runner_is_reported(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     await claim(daemon, 1, 2)
     await daemon.open(["sh", "-c", "echo $SITE $$; exec sleep 1000"], HEAD, TAIL, launcher="openmpi")
-    await daemon.until(lambda: daemon.output.get(HEAD, b"").count(b"\n") == 3)
+    await daemon.wait_until(lambda: daemon.output.get(HEAD, b"").count(b"\n") == 3)
     rank = next(int(line.split()[1]) for line in daemon.output[HEAD].splitlines() if line.startswith(b"south"))
     os.kill(runner_above(rank), signal.SIGKILL)
     tail = await daemon.reaches(TAIL, "ended")
@@ -44,13 +44,13 @@ async def test_relay_to_lost_remote_runner_is_reported(site: Site, other_site: S
     await daemon.command("stop", HEAD, reason="the other component was lost")
     head = await daemon.reaches(HEAD, "ended")
     assert head["program_exit"] != 0
-    await daemon.until(lambda: all(daemon.report(c)["idle"] == 4 for c in ("north", "south")))
+    await daemon.wait_until(lambda: all(daemon.report(c)["idle"] == 4 for c in ("north", "south")))
 
 
 async def test_cancelled_gang_leaves_no_process(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     await claim(daemon, 2, 1)
     await daemon.open(["sh", "-c", "setsid sleep 1000 & echo $!; wait"], HEAD, TAIL, launcher="openmpi")
-    await daemon.until(lambda: daemon.output.get(HEAD, b"").count(b"\n") == 3)
+    await daemon.wait_until(lambda: daemon.output.get(HEAD, b"").count(b"\n") == 3)
     pids = daemon.output[HEAD]
     for token in (TAIL, HEAD):
         await daemon.command("stop", token, reason="cancelled")

@@ -38,7 +38,7 @@ async def test_runner_without_node_secret_is_rejected(port: Port, secret: bytes)
     liar.send(**EXIT)
     assert await liar.read() == {}
     true.send(t="out", offset=0, data="aGk=")
-    assert (await true.hears("output"))["offset"] == 2
+    assert (await true.receive("output"))["offset"] == 2
     assert port.daemon.status(TOKEN)["program_exit"] is None
     told = await port.impostor()
     assert (told["token"], told["node"], told["how"], told["address"]) == (TOKEN, 0, "forged", "127.0.0.1")
@@ -48,7 +48,7 @@ async def test_runner_without_node_secret_is_rejected(port: Port, secret: bytes)
 async def test_replayed_session_is_rejected(port: Port) -> None:
     true = await port.runner(TOKEN)
     true.send(t="out", offset=0, data="aGk=")
-    await true.hears("output")
+    await true.receive("output")
     listener = await port.connect()
     recorded: list[bytes] = []
     write = listener.writer.write
@@ -83,7 +83,7 @@ async def test_line_out_of_sequence_ends_connection(port: Port, forge: str) -> N
     runner.writer.write(said)
     await runner.is_cut_off()
     kept = b"hi" if forge == "twice" else b""
-    await port.daemon.until(lambda: port.daemon.output.get(TOKEN, b"") == kept)
+    await port.daemon.wait_until(lambda: port.daemon.output.get(TOKEN, b"") == kept)
 
 
 @pytest.mark.evidence("R4")
@@ -96,7 +96,7 @@ async def test_second_runner_with_secret_is_rejected(port: Port) -> None:
     told = await port.impostor()
     assert (told["how"], told["lrm_job"]) == ("second", "4711")
     true.send(t="out", offset=0, data="aGk=")
-    assert (await true.hears("output"))["offset"] == 2
+    assert (await true.receive("output"))["offset"] == 2
 
 
 async def test_disconnected_runner_reconnects(port: Port) -> None:
@@ -105,7 +105,7 @@ async def test_disconnected_runner_reconnects(port: Port) -> None:
     for _ in range(2):
         runner = await port.connect()
         await runner.greet(NAME, secret_of(NAME), life="mine")
-        await runner.hears("welcome")
+        await runner.receive("welcome")
 
 
 @pytest.mark.evidence("R4")
@@ -117,7 +117,7 @@ async def test_first_runner_of_node_keeps_its_place_after_agent_restart(daemon: 
         await runner.greet(NAME, secret_of(NAME), life="mine")
         await daemon.reaches(TOKEN, "claimed")
         await daemon.open(["true"], TOKEN)
-        await runner.hears("open")
+        await runner.receive("open")
     await daemon.leave()
     daemon.inventories.clear()
     await daemon.listen()
@@ -127,7 +127,7 @@ async def test_first_runner_of_node_keeps_its_place_after_agent_restart(daemon: 
         assert await thief.read() == {"t": "refused"}
         runner = await port.connect()
         await runner.greet(NAME, secret_of(NAME), life="mine")
-        await runner.hears("welcome")
+        await runner.receive("welcome")
 
 
 @pytest.mark.evidence("R8")
@@ -139,8 +139,8 @@ async def test_repeated_rejections_are_reported_together(port: Port) -> None:
             await liar.meet(NAME, b"guess")
         liar.send(t="here", life="x", **HERE)
         assert await liar.read() == {}
-    said = port.daemon.said
-    await port.daemon.until(lambda: sum(told["times"] for told in said("impostor")) == 20)
+    said = port.daemon.received
+    await port.daemon.wait_until(lambda: sum(told["times"] for told in said("impostor")) == 20)
     assert len(said("impostor")) < 20
 
 
@@ -184,7 +184,7 @@ async def test_stranger_at_agents_port_learns_and_orders_nothing(daemon: FakeDae
         (tmp_path / "other.json").write_text((tmp_path / "agent" / "agent.json").read_text())
         await daemon.reaches(TOKEN, "claimed")
         await daemon.open(["sh", "-c", "exit 7"], TOKEN)
-        await daemon.until(lambda: daemon.status(TOKEN).get("program_exit") == 7)
+        await daemon.wait_until(lambda: daemon.status(TOKEN).get("program_exit") == 7)
         await runner.wait()
         port.close()
     server.close()

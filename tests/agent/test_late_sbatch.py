@@ -61,7 +61,7 @@ async def test_late_submissions_leave_one_job(
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     lrm = SlurmLrm(SiteSettings(partition="main"), message_timeout_s=0.05)
     async with serving(lrm, daemon, tmp_path / "agent", AgentTimeouts(submit_pause_s=0.01)):
-        await daemon.until(lambda: bool(daemon.report()))
+        await daemon.wait_until(lambda: bool(daemon.report()))
         await daemon.submit(T)
         waiting = await daemon.reaches(T, "waiting")
         assert waiting["lrm_job"] in os.listdir(folder / "jobs")

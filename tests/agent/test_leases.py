@@ -203,7 +203,7 @@ async def test_program_ends_when_daemon_answers_no_more(daemon: FakeDaemon, site
     await daemon.submit(TOKEN)
     assert (await daemon.reaches(TOKEN, "claimed"))["lease"] == 2.0
     await daemon.open(COUNT, TOKEN)
-    await daemon.until(lambda: daemon.output.get(TOKEN, b"").endswith(b"\n"))
+    await daemon.wait_until(lambda: daemon.output.get(TOKEN, b"").endswith(b"\n"))
     daemon.renews = False
     status = await daemon.reaches(TOKEN, "ended")
     assert status["infrastructure"]
@@ -217,7 +217,7 @@ async def test_claim_ends_when_daemon_answers_no_more(daemon: FakeDaemon, tmp_pa
     async with serving(lrm := MemoryLrm(), daemon, tmp_path):
         runner = await claim(daemon, tmp_path, TOKEN)
         daemon.renews = False
-        await runner.hears("stop")
+        await runner.receive("stop")
         runner.writer.close()
         lrm.end("1")
         lrm.changed.set()
@@ -229,6 +229,6 @@ async def test_program_goes_on_while_daemon_answers(daemon: FakeDaemon, tmp_path
     async with serving(lrm := MemoryLrm(), daemon, tmp_path):
         runner = await claim(daemon, tmp_path, TOKEN)
         await pass_time(10 * daemon.lease)
-        assert len(daemon.said("renew_lease")) > 15
+        assert len(daemon.received("renew_lease")) > 15
         await run_program(daemon, lrm, runner, token=TOKEN)
         assert (await daemon.reaches(TOKEN, "ended"))["program_exit"] == 0

@@ -95,36 +95,36 @@ async def test_unrecorded_component_is_ended(daemon: FakeDaemon, site: Site, dam
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "echo $$; exec sleep 300"], T)
-    await daemon.until(lambda: len(daemon.output.get(T, b"").split()) == 2)
+    await daemon.wait_until(lambda: len(daemon.output.get(T, b"").split()) == 2)
     assert len(alive(daemon.output[T])) == 2
     await site.stop()
     damage(site.settings.directory / "test" / T / "journal")
     daemon.messages.clear()
     await site.start()
-    await daemon.until(
+    await daemon.wait_until(
         lambda: daemon.status(T).get("state") == "ended" or (bool(daemon.inventories) and not daemon.inventories[-1])
     )
     if status := daemon.status(T):
         assert status["infrastructure"]
         assert "record" in status["error"]
         assert status["program_exit"] is None
-    await daemon.until(lambda: not alive(daemon.output[T]))
-    await daemon.until(lambda: daemon.report().get("lost_records") == [T] and daemon.report()["idle"] == 4)
+    await daemon.wait_until(lambda: not alive(daemon.output[T]))
+    await daemon.wait_until(lambda: daemon.report().get("lost_records") == [T] and daemon.report()["idle"] == 4)
 
 
 async def test_agent_ends_unrecorded_job_of_the_resource_manager_by_itself(daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm = MemoryLrm()
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.submit(T)
-        await daemon.until(lambda: bool(lrm.jobs))
+        await daemon.wait_until(lambda: bool(lrm.jobs))
     shutil.rmtree(tmp_path / "test" / T)
     daemon.messages.clear()
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: lrm.cancelled == [("1", False)])
+        await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
         status = await daemon.reaches(T, "waiting")
         assert status["infrastructure"]
-        assert not daemon.said("ack")
+        assert not daemon.received("ack")
         lrm.end("1")
         lrm.changed.set()
         await daemon.reaches(T, "ended")
@@ -132,7 +132,7 @@ async def test_agent_ends_unrecorded_job_of_the_resource_manager_by_itself(daemo
 
 async def test_runner_of_unrecorded_component_is_refused(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(MemoryLrm(), daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         stranger = await PlayedRunner.connect(tmp_path)
         await stranger.meet(NAME, secret_of(NAME))
         stranger.session = None
@@ -142,7 +142,7 @@ async def test_runner_of_unrecorded_component_is_refused(daemon: FakeDaemon, tmp
         runner = await PlayedRunner.connect(tmp_path)
         await runner.greet(NAME, secret_of(NAME), phase="running")
         assert (await runner.read())["t"] == "refused"
-        await daemon.until(lambda: daemon.report().get("lost_records") == [T])
+        await daemon.wait_until(lambda: daemon.report().get("lost_records") == [T])
 
 
 async def test_agent_recalls_other_components_when_one_record_is_damaged(daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_agent_recalls_other_components_when_one_record_is_damaged(daemon:
         spool.make_folder("test", token).write_entry(submit={"size": 1}, lrm="1")
     garble(tmp_path / "test" / T / "journal")
     async with serving(MemoryLrm(), daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]
     async with serving(MemoryLrm(), daemon, tmp_path):
         await asyncio.sleep(0)
@@ -287,7 +287,7 @@ async def test_agent_sends_saved_output_of_runner_that_does_not_come_back(daemon
     async with serving(MemoryLrm(), daemon, tmp_path):
         runner = await claim(daemon, tmp_path)
         await daemon.open(["true"], T)
-        await runner.hears("open")
+        await runner.receive("open")
         await runner.output(0, b"first\n")
         name = lrm_name(daemon.instance, T)
         spool = tmp_path / daemon.instance / T
@@ -295,9 +295,9 @@ async def test_agent_sends_saved_output_of_runner_that_does_not_come_back(daemon
         output.append(b"first\nlast\n")
         leave_result(spool, 0, output, secret_of(name))
         runner.writer.transport.abort()
-        await daemon.until(lambda: daemon.output.get(T) == b"first\nlast\n")
+        await daemon.wait_until(lambda: daemon.output.get(T) == b"first\nlast\n")
         assert daemon.status(T)["state"] == "claimed"
-        await daemon.until(lambda: daemon.status(T).get("program_exit") == 0)
+        await daemon.wait_until(lambda: daemon.status(T).get("program_exit") == 0)
 
 
 RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "output": 0, "host": "h", "name": "n"}
@@ -409,7 +409,7 @@ async def test_forged_journal_does_not_affect_other_records(daemon: FakeDaemon, 
         (tmp_path / "test" / token).mkdir(parents=True)
         JournalFolder(tmp_path / "test" / token).write_entry(**record)
     async with serving(MemoryLrm(), daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]
 
 

@@ -46,18 +46,18 @@ def lrm() -> MemoryLrm:
 async def test_silence_of_lrm_is_reported_and_logged_once(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     with capture_logs() as logs:
         async with serving(lrm, daemon, tmp_path):
-            await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+            await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
             lrm.answering.clear()
             lrm.changed.set()
-            await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
-            await daemon.until(lambda: bool(re.fullmatch(f"{SILENT}: no answer within 120 s", counts(daemon)[2])))
+            await daemon.wait_until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
+            await daemon.wait_until(lambda: bool(re.fullmatch(f"{SILENT}: no answer within 120 s", counts(daemon)[2])))
             for _ in range(2):
-                looks = lrm.looks
+                looks = lrm.polls
                 lrm.changed.set()
-                await daemon.until(lambda looks=looks: lrm.looks > looks)  # type: ignore[misc]
+                await daemon.wait_until(lambda looks=looks: lrm.polls > looks)  # type: ignore[misc]
             lrm.answering.set()
             lrm.changed.set()
-            await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+            await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
     actions = [log["action"] for log in logs]
     assert (actions.count("lrm-lost"), actions.count("lrm-back")) == (1, 1)
 
@@ -65,9 +65,9 @@ async def test_silence_of_lrm_is_reported_and_logged_once(lrm: MemoryLrm, daemon
 async def test_lrm_silent_from_the_start_is_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.answering.clear()
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
+        await daemon.wait_until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
         lrm.answering.set()
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
 
 
 @pytest.mark.processes
@@ -79,11 +79,11 @@ async def test_stopped_locald_is_reported_as_silent(site: Site, daemon: FakeDaem
     await daemon.reaches(T, "claimed")
     os.kill(pid, signal.SIGSTOP)
     try:
-        await daemon.until(lambda: bool(re.match(SILENT, daemon.report()["problem"])))
+        await daemon.wait_until(lambda: bool(re.match(SILENT, daemon.report()["problem"])))
         assert daemon.report()["total"] == 4
     finally:
         os.kill(pid, signal.SIGCONT)
-    await daemon.until(lambda: daemon.report()["problem"] == "")
+    await daemon.wait_until(lambda: daemon.report()["problem"] == "")
     await daemon.open(["true"], T)
     assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
 
@@ -127,7 +127,7 @@ async def test_rejection_has_fault_of_its_cause(
 ) -> None:
     lrm.refusal = SiteRejected("no such account", hint="ask for one", fault=SiteFault(fault))
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
         ended = await daemon.reaches(T, "ended")
         assert (ended["infrastructure"], ended["refused"]) == told
@@ -142,13 +142,13 @@ async def test_rejection_has_fault_of_its_cause(
 async def test_refusal_by_fault_of_site_ends_after_a_pause(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.refusal = SiteRejected("no such account", fault=SiteFault.SITE)
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
         await daemon.reaches(T, "ended")
-        assert any(report["problem"] == "no such account" for report in daemon.said("report"))
+        assert any(report["problem"] == "no such account" for report in daemon.received("report"))
         await pass_time(lrm_health.REFUSAL_PAUSE)
         lrm.changed.set()
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         lrm.refusal = None
         await daemon.submit("8.1.0")
         await daemon.reaches("8.1.0", "waiting")
@@ -157,25 +157,25 @@ async def test_refusal_by_fault_of_site_ends_after_a_pause(lrm: MemoryLrm, daemo
 async def test_lrm_that_takes_no_jobs_is_reported_first(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.submit_error = "the DRMAA library cannot be loaded"
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, lrm.submit_error))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, lrm.submit_error))
         assert daemon.inventories == [[]], "what runs there is known all the same"
         lrm.submit_error = ""
         lrm.changed.set()
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
 
 
 async def test_job_that_will_never_start_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
         await daemon.reaches(T, "waiting")
         lrm.jobs["1"] = LrmJob(
             "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", fault="job"
         )
         lrm.changed.set()
-        await daemon.until(lambda: daemon.status(T).get("refused") == "job")
+        await daemon.wait_until(lambda: daemon.status(T).get("refused") == "job")
         assert daemon.status(T)["error"] == "Slurm will not start it: PartitionTimeLimit"
-        await daemon.until(lambda: lrm.cancelled == [("1", False)])
+        await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
 
 
 # Limits
@@ -218,12 +218,12 @@ def test_component_that_succeeded_stays_so_at_its_memory_limit(tmp_path: Path) -
 async def test_late_submission_is_found_before_another(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.refusal, lrm.late = SiteUnavailable("sbatch did not answer"), True
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
         # The first try is taken while its name is looked for; the second as well; none is handed in a third time.
         await daemon.reaches(T, "waiting")
         lrm.changed.set()
-        await daemon.until(lambda: ("2", False) in lrm.cancelled)
+        await daemon.wait_until(lambda: ("2", False) in lrm.cancelled)
         assert [job.name for job in lrm.jobs.values()] == [NAME, NAME]
         assert daemon.status(T)["lrm_job"] == "1", "the oldest stays"
         assert ("1", False) not in lrm.cancelled
@@ -232,14 +232,14 @@ async def test_late_submission_is_found_before_another(lrm: MemoryLrm, daemon: F
 async def test_job_accepted_after_give_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.refusal = SiteUnavailable("sbatch did not answer")
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
         ended = await daemon.reaches(T, "ended")
         assert (ended["infrastructure"], ended["error"]) == (True, "sbatch did not answer")
         await daemon.acknowledged(await daemon.command("forget", T))
         lrm.take(LrmSubmission(NAME, 1, ("true",), {}, tmp_path, tmp_path))
         lrm.changed.set()
-        await daemon.until(lambda: lrm.cancelled == [("1", False)])
+        await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
 
 
 def component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
@@ -282,7 +282,7 @@ def test_duplicate_jobs_are_ended_except_one(
 
 async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
         await daemon.reaches(T, "waiting")
         lrm.jobs["1"] = replace(lrm.jobs["1"], state=LrmJobState.ENDED)
@@ -291,7 +291,7 @@ async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: Fake
         await daemon.acknowledged(await daemon.command("forget", T))
         lrm.jobs["1"] = LrmJob("1", NAME, LrmJobState.RUNNING, ("a", "b"), reason="node a does not answer")
         lrm.changed.set()
-        await daemon.until(lambda: bool(daemon.report()["notices"]))
+        await daemon.wait_until(lambda: bool(daemon.report()["notices"]))
         (notice,) = daemon.report()["notices"]
         job = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\)"
         told = job + r", ordered to end at \d\d:\d\d:\d\d"
@@ -300,13 +300,13 @@ async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: Fake
             "qdel -f: forcing a job deletion requires manager privileges", hint="ask a manager"
         )
         lrm.changed.set()
-        await daemon.until(lambda: ("1", True) in lrm.cancelled)
+        await daemon.wait_until(lambda: ("1", True) in lrm.cancelled)
         assert lrm.cancelled[0] == ("1", False)
         lrm.changed.set()
-        await daemon.until(lambda: daemon.report()["notices"][0].endswith("manager privileges: ask a manager"))
+        await daemon.wait_until(lambda: daemon.report()["notices"][0].endswith("manager privileges: ask a manager"))
         lrm.end("1")
         lrm.changed.set()
-        await daemon.until(lambda: daemon.report()["notices"] == [])
+        await daemon.wait_until(lambda: daemon.report()["notices"] == [])
 
 
 def test_restarted_component_is_not_ended_as_leftover() -> None:
@@ -330,11 +330,11 @@ async def test_missing_rsync_is_reported_until_installed(
     installed.write_text("#!/bin/sh\n")
     installed.chmod(0o755)
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         assert daemon.report()["lacks"] == ["rsync"]
         monkeypatch.setenv("PATH", str(installed.parent))
         lrm.changed.set()
-        await daemon.until(lambda: daemon.report()["lacks"] == [])
+        await daemon.wait_until(lambda: daemon.report()["lacks"] == [])
 
 
 REPORT = ClusterReport(total=2, idle=2)
@@ -399,18 +399,18 @@ async def test_calls_are_part_of_reports_and_make_none(lrm: MemoryLrm, daemon: F
         return found[0] if found else {"count": 0, "failures": 0}
 
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: (daemon.report().get("versions") or {}).get("lrm") == "memory 1.0")
+        await daemon.wait_until(lambda: (daemon.report().get("versions") or {}).get("lrm") == "memory 1.0")
         assert of("open")["count"] == of("version")["count"] == 1
-        looks = lrm.looks
+        looks = lrm.polls
         for sequence in range(3):
             await daemon.say("north", {"type": "probe", "sequence": sequence + 1, "look": True})
-        await daemon.until(lambda: len(daemon.said("confirmed")) == 3)
-        assert lrm.looks > looks
-        reports = [{**report, "calls": None} for report in daemon.said("report")[1:]]
+        await daemon.wait_until(lambda: len(daemon.received("confirmed")) == 3)
+        assert lrm.polls > looks
+        reports = [{**report, "calls": None} for report in daemon.received("report")[1:]]
         assert all(one != other for one, other in pairwise(reports)), "what changes with every look is no news"
         lrm.fault = SiteUnavailable("squeue did not answer")
         lrm.changed.set()
-        await daemon.until(lambda: counts(daemon)[2] != "")
+        await daemon.wait_until(lambda: counts(daemon)[2] != "")
         assert of("snapshot")["failures"] == 1
         assert of("snapshot")["last_error"] == "squeue did not answer"
         assert of("snapshot")["count"] > looks
@@ -420,18 +420,18 @@ async def test_absent_lrm_is_reported_again_and_again(lrm: MemoryLrm, daemon: Fa
     lrm.fault = SiteUnavailable("squeue did not answer")
     async with serving(lrm, daemon, tmp_path):
         for _ in range(3):
-            said = len(daemon.said("report"))
+            said = len(daemon.received("report"))
             lrm.changed.set()
-            await daemon.until(lambda said=said: len(daemon.said("report")) > said)  # type: ignore[misc]
+            await daemon.wait_until(lambda said=said: len(daemon.received("report")) > said)  # type: ignore[misc]
 
 
 async def test_versions_are_told_as_far_as_they_are_known(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.versions = asyncio.Event()
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         assert daemon.report()["versions"] == {"agent": koalapy.__version__, "lrm": "", "open_mpi": ""}
         lrm.versions.set()
-        await daemon.until(lambda: daemon.report()["versions"]["lrm"] == "memory 1.0")
+        await daemon.wait_until(lambda: daemon.report()["versions"]["lrm"] == "memory 1.0")
 
 
 def sent(report: ClusterReport) -> dict[str, Any]:

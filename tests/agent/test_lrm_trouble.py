@@ -42,42 +42,42 @@ def lrm() -> MemoryLrm:
 async def test_from_the_very_first(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, attribute: str) -> None:
     setattr(lrm, attribute, NO_QUEUE)
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        await daemon.wait_until(lambda: counts(daemon) == (0, 0, SAID))
         assert daemon.inventories == [], "what it holds is not known"
         setattr(lrm, attribute, None)
         lrm.changed.set()
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         assert daemon.inventories == [[]]
         assert lrm.opened == 1
         await daemon.submit("7.1.0", 1)
-        await daemon.until(lambda: daemon.status("7.1.0").get("state") == "waiting")
+        await daemon.wait_until(lambda: daemon.status("7.1.0").get("state") == "waiting")
 
 
 async def test_returning_daemon_is_told_of_trouble_at_once(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.fault = NO_QUEUE
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        await daemon.wait_until(lambda: counts(daemon) == (0, 0, SAID))
         await daemon.leave()
         daemon.messages.clear()
         await daemon.listen()
-        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        await daemon.wait_until(lambda: counts(daemon) == (0, 0, SAID))
 
 
 async def test_trouble_is_reported_with_the_last_counts(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         lrm.fault = AWAY
         lrm.changed.set()
-        await daemon.until(lambda: counts(daemon) == (2, 2, "squeue did not answer"))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, "squeue did not answer"))
         await daemon.leave()
         daemon.messages.clear()
         daemon.inventories.clear()
         await daemon.listen()
-        await daemon.until(lambda: counts(daemon) == (2, 2, "squeue did not answer"))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, "squeue did not answer"))
         assert daemon.inventories == [[]]
         lrm.fault = None
         lrm.changed.set()
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
 
 
 async def test_unsure_submission_waits_for_open(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ async def test_unsure_submission_waits_for_open(lrm: MemoryLrm, daemon: FakeDaem
     )
     lrm.unopened = NO_QUEUE
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        await daemon.wait_until(lambda: counts(daemon) == (0, 0, SAID))
         lrm.unopened = None
-        await daemon.until(lambda: daemon.status("7.1.0").get("state") == "waiting")
+        await daemon.wait_until(lambda: daemon.status("7.1.0").get("state") == "waiting")
         assert [job.name for job in lrm.jobs.values()] == ["koala-test-7.1.0"]
 
 
@@ -145,7 +145,7 @@ async def test_end_that_lrm_does_not_announce_is_polled(lrm: MemoryLrm, jobs: tu
             result = {"code": 0, "error": "", "infrastructure": False, "stopped": False}
             component.record_result(0, {**result, "host": "a", "name": "a"})
             own.polls.request_poll()
-        elif lrm.looks > 3 and component.lrm_job is not None:
+        elif lrm.polls > 3 and component.lrm_job is not None:
             lrm.end(component.lrm_job)
         return component.ended
 
@@ -173,37 +173,37 @@ async def test_polls_grow_rarer_and_stop_when_idle(lrm: MemoryLrm, jobs: tuple[L
 async def test_restarted_agent_reports_journals_without_lrm(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """Components counted as lost after a while, though their runners were heard."""
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 1)
-        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
     lrm.take(LrmSubmission("koala-test-8.1.0", 1, (), {}, tmp_path, tmp_path / "out"))
     lrm.answering.clear()
     daemon.inventories.clear()
     daemon.whole.clear()
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         assert [(each["token"], each["state"]) for each in daemon.inventories[0]] == [("7.1.0", "waiting")]
-        await daemon.until(lambda: counts(daemon)[:2] == (0, 0) and "not answering" in counts(daemon)[2])
+        await daemon.wait_until(lambda: counts(daemon)[:2] == (0, 0) and "not answering" in counts(daemon)[2])
         lrm.answering.set()
-        await daemon.until(lambda: len(daemon.inventories) == 2)
+        await daemon.wait_until(lambda: len(daemon.inventories) == 2)
         assert {each["token"] for each in daemon.inventories[1]} == {"7.1.0", "8.1.0"}, "with what has no record"
         assert daemon.whole == [False, True]
-        await daemon.until(lambda: counts(daemon) == (2, 0, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 0, ""))
 
 
 async def test_agent_without_journals_waits_for_lrm(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """An agent whose folder was lost knows of nothing, and that is no reason to give anything up."""
     lrm.answering.clear()
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: "not answering" in counts(daemon)[2])
+        await daemon.wait_until(lambda: "not answering" in counts(daemon)[2])
         assert daemon.inventories == []
 
 
 async def test_failed_start_of_runner_quotes_its_log(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 1)
-        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
         folder = tmp_path / "test" / "7.1.0"
         (folder / "runner.log").write_bytes(b"x" * 5000 + b"\n  File runner.py\nSyntaxError: invalid \xff\n\n")
         lrm.end("1")
@@ -251,7 +251,7 @@ async def test_error_during_submission_ends_component(
 
     monkeypatch.setattr(lrm, "take", refuse)
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 1)
         status = await daemon.reaches("7.1.0", "ended")
         assert status["infrastructure"]
@@ -266,7 +266,7 @@ async def test_error_before_submission_ends_component(
 
     monkeypatch.setattr("koalapy.agent.core.agent.LrmSubmission", refuse)
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 1)
         assert "nobody thought of this" in (await daemon.reaches("7.1.0", "ended"))["error"]
         await daemon.command("stop", "7.1.0", reason="cancelled")
@@ -286,10 +286,10 @@ async def test_error_at_component_end_spares_other_components(
 
     monkeypatch.setattr(Component, "on_job_ended", refuse)
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         for number, token in enumerate(("7.1.0", "8.1.0"), 1):
             await daemon.submit(token, 1)
-            await daemon.until(lambda token=token: bool(daemon.status(token).get("lrm_job")))
+            await daemon.wait_until(lambda token=token: bool(daemon.status(token).get("lrm_job")))
             lrm.end(str(number))
         lrm.changed.set()
         status = await daemon.reaches("7.1.0", "ended")
@@ -305,13 +305,13 @@ async def test_error_during_poll_is_reported_as_problem(
         raise ZeroDivisionError("nobody thought of this")
 
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         with monkeypatch.context() as patch:
             patch.setattr(lrm, "_check", refuse)
             lrm.changed.set()
-            await daemon.until(lambda: "nobody thought of this" in counts(daemon)[2])
+            await daemon.wait_until(lambda: "nobody thought of this" in counts(daemon)[2])
         lrm.changed.set()
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
 
 
 # Runners that are not heard of
@@ -319,11 +319,11 @@ async def test_error_during_poll_is_reported_as_problem(
 
 async def test_runner_that_never_connects_is_fault_of_site(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 2)
-        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
         lrm.changed.set()
-        await daemon.until(lambda: bool(daemon.status("7.1.0").get("error")))
+        await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("error")))
         said, address = daemon.status("7.1.0"), json.loads((tmp_path / "agent.json").read_text())
         where = f"{address['host']}:{address['port']}"
         assert said["error"] == f"the runner on a runs but did not connect to the agent at {where}"
@@ -341,24 +341,24 @@ async def test_booting_nodes_are_awaited_and_reported(lrm: MemoryLrm, daemon: Fa
         lrm.changed.set()
 
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         lrm.answering.clear()
         await daemon.submit("7.1.0", 2)
-        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        await daemon.wait_until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
         becomes(state=LrmJobState.QUEUED, reason="Slurm says Priority")
         lrm.answering.set()
-        await daemon.until(lambda: waits() == ("Slurm says Priority", 0.0))
+        await daemon.wait_until(lambda: waits() == ("Slurm says Priority", 0.0))
         becomes(reason="")  # it does not say so at each look
-        looks = lrm.looks
-        await daemon.until(lambda: lrm.looks > looks)
+        looks = lrm.polls
+        await daemon.wait_until(lambda: lrm.polls > looks)
         assert waits() == ("Slurm says Priority", 0.0)
         becomes(state=LrmJobState.RUNNING, reason="its nodes boot", starting=300.0)
-        await daemon.until(lambda: waits() == ("its nodes boot", 300.0))
+        await daemon.wait_until(lambda: waits() == ("its nodes boot", 300.0))
         assert "1" not in {job for job, _ in lrm.cancelled}
         assert not daemon.status("7.1.0").get("error")
         becomes(reason="", starting=0.0)
-        await daemon.until(lambda: waits() == ("", 0.0))
-        await daemon.until(lambda: "did not connect" in daemon.status("7.1.0").get("error", ""))
+        await daemon.wait_until(lambda: waits() == ("", 0.0))
+        await daemon.wait_until(lambda: "did not connect" in daemon.status("7.1.0").get("error", ""))
 
 
 @pytest.mark.parametrize("last_words", [False, True])
@@ -382,12 +382,12 @@ async def test_node_lost_after_success_is_no_failure(lrm: MemoryLrm, daemon: Fak
     async with serving(lrm, daemon, tmp_path):
         runner = await claim(daemon, tmp_path)
         await daemon.open(["true"], "7.1.0")
-        await runner.hears("open")
+        await runner.receive("open")
         runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
-        await daemon.until(lambda: daemon.status("7.1.0").get("program_exit") == 0)
+        await daemon.wait_until(lambda: daemon.status("7.1.0").get("program_exit") == 0)
         lrm.fails("1", "NODE_FAIL")
         lrm.changed.set()
-        await runner.hears("stop")  # it is still there when its loss is seen
+        await runner.receive("stop")  # it is still there when its loss is seen
         runner.writer.transport.abort()
         status = await daemon.reaches("7.1.0", "ended")
         assert (status["program_exit"], status["infrastructure"], status["error"]) == (0, False, "")
@@ -399,29 +399,29 @@ async def test_runner_of_ended_job_is_stopped(lrm: MemoryLrm, daemon: FakeDaemon
         runner = await claim(daemon, tmp_path)
         lrm.end("1")
         lrm.changed.set()
-        await runner.hears("stop")
+        await runner.receive("stop")
         runner.writer.transport.abort()
 
 
 async def test_probe_of_earlier_daemon_is_not_confirmed(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """Both count their questions from 1."""
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         lrm.answering.clear()
-        looks = lrm.looks
+        looks = lrm.polls
         await daemon.say("north", {"type": "probe", "sequence": 1, "look": True})
-        await daemon.until(lambda: lrm.looks > looks)
+        await daemon.wait_until(lambda: lrm.polls > looks)
         await daemon.leave()
         await daemon.listen()
-        await daemon.until(lambda: len(daemon.inventories) > 1)
+        await daemon.wait_until(lambda: len(daemon.inventories) > 1)
         await daemon.say("north", {"type": "probe", "sequence": 1, "look": True})
         await daemon.submit("7.1.0", 1)  # what is said before that has been heard
-        await daemon.until(lambda: bool(daemon.said("status", "7.1.0")))
+        await daemon.wait_until(lambda: bool(daemon.received("status", "7.1.0")))
         lrm.answering.set()
-        await daemon.until(lambda: bool(daemon.said("confirmed")))
+        await daemon.wait_until(lambda: bool(daemon.received("confirmed")))
         await daemon.say("north", {"type": "probe", "sequence": 2, "look": True})
-        await daemon.until(lambda: daemon.said("confirmed")[-1]["sequence"] == 2)
-        assert [m["sequence"] for m in daemon.said("confirmed")] == [1, 2]
+        await daemon.wait_until(lambda: daemon.received("confirmed")[-1]["sequence"] == 2)
+        assert [m["sequence"] for m in daemon.received("confirmed")] == [1, 2]
 
 
 A_LOOK = 2.0
@@ -430,31 +430,31 @@ A_LOOK = 2.0
 
 async def probe(daemon: FakeDaemon, sequence: int, *, look: bool = False, awaited: bool = False) -> None:
     await daemon.say("north", {"type": "probe", "sequence": sequence, "look": look, "awaited": awaited})
-    await daemon.until(lambda: any(m["sequence"] == sequence for m in daemon.said("confirmed")))
+    await daemon.wait_until(lambda: any(m["sequence"] == sequence for m in daemon.received("confirmed")))
 
 
 async def count_looks(lrm: MemoryLrm) -> int:
     """Return how often the agent polls by itself in a while shorter than its regular interval."""
-    before = lrm.looks
+    before = lrm.polls
     await pass_time(100.0)
-    return lrm.looks - before
+    return lrm.polls - before
 
 
 async def test_nodes_given_back_are_seen_while_jobs_wait(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """The resource manager says nothing of it, and the next regular look would be in half an hour."""
     lrm.background = 2
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 0, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 0, ""))
         lrm.background = 1
         await probe(daemon, 1, awaited=True)
-        await daemon.until(lambda: counts(daemon) == (2, 1, ""))  # at once
+        await daemon.wait_until(lambda: counts(daemon) == (2, 1, ""))  # at once
         lrm.background = 0
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))  # within a second
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))  # within a second
 
 
 async def test_lrm_without_foreign_jobs_is_not_polled_more(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
         await probe(daemon, 1, look=True, awaited=True)
         assert await count_looks(lrm) == 0
         lrm.down = 1
@@ -466,13 +466,13 @@ async def test_lrm_without_foreign_jobs_is_not_polled_more(lrm: MemoryLrm, daemo
 async def test_lrm_without_waiting_jobs_is_idle(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, end: str) -> None:
     lrm.background = 1
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 1, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 1, ""))
         await probe(daemon, 1, awaited=True)
         assert await count_looks(lrm) > 5
         if end == "no daemon":
             await daemon.leave()
             await daemon.listen()
-            await daemon.until(lambda: len(daemon.inventories) > 1)
+            await daemon.wait_until(lambda: len(daemon.inventories) > 1)
         await probe(daemon, 2, look=True)
         assert await count_looks(lrm) == 0
 
@@ -481,12 +481,12 @@ async def test_looking_takes_a_bounded_share_of_the_time(lrm: MemoryLrm, daemon:
     """However often it is told that jobs wait."""
     lrm.background, lrm.takes = 1, A_LOOK
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: counts(daemon) == (2, 1, ""))
+        await daemon.wait_until(lambda: counts(daemon) == (2, 1, ""))
         loop = asyncio.get_running_loop()
-        looks, began = lrm.looks, loop.time()
+        looks, began = lrm.polls, loop.time()
         for sequence in range(1, 10_000):
             await probe(daemon, sequence, awaited=True)
             await pass_time(0.5)
-            if lrm.looks >= looks + 4:
+            if lrm.polls >= looks + 4:
                 break
         assert loop.time() - began >= 3 * lrm_polling.MIN_PAUSE_RATIO * A_LOOK

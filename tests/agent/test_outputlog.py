@@ -245,7 +245,7 @@ async def test_agent_whose_output_is_not_acknowledged_sends_it_again(daemon: Fak
     daemon.takes_output = False
     async with serving(lrm := MemoryLrm(), daemon, tmp_path):
         await run_program(daemon, lrm, await claim(daemon, tmp_path), b"one\n")
-        await daemon.until(lambda: len(daemon.said("output", T)) > 2)
+        await daemon.wait_until(lambda: len(daemon.received("output", T)) > 2)
         assert daemon.status(T)["state"] == "delivering"
         daemon.takes_output = True
         await daemon.reaches(T, "ended")
@@ -277,7 +277,7 @@ async def test_agent_without_room_for_output_acknowledges_it_when_there_is_room(
         with monkeypatch.context() as disk:
             disk.setattr(segments.os, "pwrite", refuse)
             playing = asyncio.create_task(run_program(daemon, lrm, runner, b"one\n"))
-            await daemon.until(lambda: tries > 1)
+            await daemon.wait_until(lambda: tries > 1)
             assert not playing.done()
             assert daemon.status(T)["program_exit"] is None
         end = await daemon.reaches(T, "ended")

@@ -44,13 +44,13 @@ class Port:
         made = await self.connect()
         name = f"koala-test-{token}"
         await made.greet(name, secret_of(name))
-        assert "lease" in await made.hears("welcome")
+        assert "lease" in await made.receive("welcome")
         return made
 
     async def impostor(self) -> dict[str, Any]:
         """The last that the daemon is told of."""
-        await self.daemon.until(lambda: bool(self.daemon.said("impostor")))
-        return self.daemon.said("impostor")[-1]
+        await self.daemon.wait_until(lambda: bool(self.daemon.received("impostor")))
+        return self.daemon.received("impostor")[-1]
 
     def close(self) -> None:
         for runner in self._open:
@@ -60,7 +60,7 @@ class Port:
 @asynccontextmanager
 async def serving(daemon: FakeDaemon, directory: Path, lrm: MemoryLrm | None = None) -> AsyncIterator[Port]:
     async with serving_agent(lrm or MemoryLrm(), daemon, directory):
-        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.wait_until(lambda: bool(daemon.inventories))
         port = Port(daemon, directory)
         try:
             yield port
@@ -92,10 +92,10 @@ async def test_relay_reaches_own_gang_only(port: Port, other: str) -> None:
     first, second = await port.runner("1.1.0.aa"), await port.runner("1.1.1.aa")
     stranger = await port.runner(other) if other != "nonsense" else None
     first.send(t="relay", token=other, node=0, payload={"op": "launch", "command": "id"})
-    said = await first.hears("relay")
+    said = await first.receive("relay")
     assert (said["sender"], said["payload"]["op"]) == ("", "undelivered")
     first.send(t="relay", token="1.1.1.aa", node=0, payload={"op": "launch", "command": "true"})
-    said = await second.hears("relay")
+    said = await second.receive("relay")
     assert (said["sender"], said["payload"]["command"]) == ("1.1.0.aa", "true")
     if stranger is not None:
         await port.daemon.say(
@@ -110,7 +110,7 @@ async def test_relay_reaches_own_gang_only(port: Port, other: str) -> None:
             },
         )
         await port.daemon.command("stop", other, reason="enough")
-        assert (await stranger.hears("relay", "stop"))["t"] == "stop", "the daemon's word is held to the same"
+        assert (await stranger.receive("relay", "stop"))["t"] == "stop", "the daemon's word is held to the same"
 
 
 @pytest.mark.evidence("N4")
@@ -130,7 +130,7 @@ async def test_authenticated_runner_may_be_silent(port: Port) -> None:
     known = await port.runner("1.1.0.aa")
     await pass_time(2 * runners.HELLO_TIMEOUT)
     known.send(t="out", offset=0, data="aGk=")
-    assert (await known.hears("output"))["offset"] == 2
+    assert (await known.receive("output"))["offset"] == 2
 
 
 @pytest.mark.evidence("N4")
@@ -140,7 +140,7 @@ async def test_strangers_do_not_keep_runners_out(port: Port) -> None:
     runner = await port.runner("1.1.0.aa")
     await strangers[0].is_cut_off()
     runner.send(t="out", offset=0, data="aGk=")
-    assert (await runner.hears("output"))["offset"] == 2
+    assert (await runner.receive("output"))["offset"] == 2
 
 
 async def test_unauthenticated_connections_are_limited(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ async def test_long_line_is_joined_once(port: Port) -> None:
         runner.writer.write(sealed[start : start + 4096])
         await asyncio.sleep(0)
     runner.send(t="out", offset=0, data="aGk=")
-    assert (await runner.hears("relay"))["payload"]["op"] == "undelivered"
-    assert (await runner.hears("output"))["offset"] == 2
+    assert (await runner.receive("relay"))["payload"]["op"] == "undelivered"
+    assert (await runner.receive("output"))["offset"] == 2
 
 
 async def test_endless_line_disconnects_runner(port: Port) -> None:
@@ -222,7 +222,7 @@ async def test_nonsense_costs_a_runner_its_connection_and_nobody_else_anything(p
     runner.send_line(b'{"t":"nothing"}')
     await runner.is_cut_off()
     other.send(t="out", offset=0, data="aGk=")
-    assert (await other.hears("output"))["offset"] == 2
+    assert (await other.receive("output"))["offset"] == 2
 
 
 HELLO = {"t": "hello", "component": "koala-test-1.1.0.aa", "node": 0, "nonce": "0" * 64}
@@ -257,7 +257,7 @@ async def test_error_with_any_file_name_is_reported(port: Port) -> None:
     runner = await port.runner("1.1.0.aa")
     error = "cannot run /tmp/\udcff" + "x" * 100_000
     runner.send(t="exit", code=None, error=error, infrastructure=False, stopped=False)
-    await runner.hears("exit_ack")
+    await runner.receive("exit_ack")
 
 
 @pytest.mark.parametrize(("depth", "cut_off"), [(99, False), (100, True), (900, True), (100_000, True)])
@@ -270,8 +270,8 @@ async def test_invalid_relay_payload_is_rejected(port: Port, depth: int, cut_off
         await runner.is_cut_off()
     else:
         port.daemon._clusters["1.1.7.aa"] = "north"
-        await port.daemon.until(lambda: bool(port.daemon.said("relay")))
-    assert len(port.daemon.said("hello")) == 1
+        await port.daemon.wait_until(lambda: bool(port.daemon.received("relay")))
+    assert len(port.daemon.received("hello")) == 1
 
 
 def test_much_at_once_goes_in_frames_that_the_daemon_takes() -> None:

@@ -21,7 +21,7 @@ async def runs(daemon: FakeDaemon, script: str, size: int = 1) -> None:
     await daemon.submit(T, size)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", script], T)
-    await daemon.until(lambda: daemon.output.get(T, b"").count(b"ready") == size)
+    await daemon.wait_until(lambda: daemon.output.get(T, b"").count(b"ready") == size)
 
 
 async def warn(daemon: FakeDaemon, seconds: float = LONG) -> None:
@@ -30,7 +30,7 @@ async def warn(daemon: FakeDaemon, seconds: float = LONG) -> None:
 
 
 async def is_heard(daemon: FakeDaemon, times: int = 1) -> None:
-    await daemon.until(lambda: daemon.output[T].count(b"heard") == times and daemon.status(T)["warned"])
+    await daemon.wait_until(lambda: daemon.output[T].count(b"heard") == times and daemon.status(T)["warned"])
 
 
 @pytest.mark.processes
@@ -80,7 +80,7 @@ async def test_restarted_agent_continues_grace(site: Site, daemon: FakeDaemon) -
     await is_heard(daemon)
     await site.stop()
     await site.start()
-    await daemon.until(lambda: (daemon.status(T)["state"], daemon.status(T)["warned"]) == ("running", True))
+    await daemon.wait_until(lambda: (daemon.status(T)["state"], daemon.status(T)["warned"]) == ("running", True))
     await daemon.command("stop", T, reason="cancelled")
     end = await daemon.reaches(T, "ended")
     assert (daemon.output[T].count(b"heard"), end["infrastructure"]) == (1, False)

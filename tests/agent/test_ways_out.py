@@ -19,7 +19,7 @@ T = "7.1.0.aa"
 async def serving(lrm: MemoryLrm, daemon: FakeDaemon, directory: Path) -> AsyncIterator[None]:
     """Run an agent that the daemon knows."""
     async with serving_agent(lrm, daemon, directory):
-        await daemon.until(lambda: daemon.inventories != [])
+        await daemon.wait_until(lambda: daemon.inventories != [])
         yield
 
 
@@ -56,11 +56,11 @@ async def test_invalid_stage_is_rejected(daemon: FakeDaemon, tmp_path: Path) -> 
 @pytest.mark.parametrize("instance", ["../home", "..", "", "a/b", ".hidden", "x" * 101, "a\nb"])
 async def test_daemon_with_path_as_name_is_refused(daemon: FakeDaemon, tmp_path: Path, instance: str) -> None:
     async with serving(MemoryLrm(), daemon, tmp_path / "agent"):
-        daemon.instance, greeted = instance, len(daemon.said("hello"))
+        daemon.instance, greeted = instance, len(daemon.received("hello"))
         before = everything_in(tmp_path)
         await daemon.leave()
         await daemon.listen()
-        await daemon.until(lambda: len(daemon.said("hello")) > greeted + 1)
+        await daemon.wait_until(lambda: len(daemon.received("hello")) > greeted + 1)
         assert len(daemon.inventories) == 1
         assert everything_in(tmp_path) == before
 
@@ -69,10 +69,10 @@ async def test_daemon_with_path_as_name_is_refused(daemon: FakeDaemon, tmp_path:
 async def test_daemon_without_welcome_is_rejected(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
         await daemon.leave()
-        greeted = len(daemon.said("hello"))
+        greeted = len(daemon.received("hello"))
         daemon.greeting = {"type": "submit", "id": 1, "epoch": 9, "token": T, "size": 1, "name": "x"}
         await daemon.listen()
-        await daemon.until(lambda: len(daemon.said("hello")) > greeted + 1)
+        await daemon.wait_until(lambda: len(daemon.received("hello")) > greeted + 1)
         assert not lrm.jobs
 
 

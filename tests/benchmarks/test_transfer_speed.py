@@ -90,10 +90,10 @@ class Pair:
         token = f"{self._number}.1.0"
         began = time.perf_counter()
         order(token)
-        await self.north.until(lambda: any(s.token == token and s.state == "done" for s in self.north.told))
+        await self.north.wait_until(lambda: any(s.token == token and s.state == "done" for s in self.north.statuses))
         took = time.perf_counter() - began
         self.north.stages.discard_stage(INSTANCE, token)
-        await self.north.until(lambda: not list(self.north.directory.glob("stages/*")))
+        await self.north.wait_until(lambda: not list(self.north.directory.glob("stages/*")))
         return took
 
     async def compare(self, bare: Callable[[], Awaitable[float]], ours: Callable[[], Awaitable[float]]) -> list[float]:

@@ -181,7 +181,7 @@ async def attacked(directory: Path, attack: list[Any], figures: Figures) -> None
 
 def check_answers(daemon: FakeDaemon, site: Site) -> None:
     """Nothing is told of what is no replica."""
-    for answer in daemon.said("answer"):
+    for answer in daemon.received("answer"):
         if path := answer["payload"].get("path"):
             assert str(path).startswith(f"{site.replicas}/"), answer
             assert "/out" not in str(path), answer
@@ -192,7 +192,7 @@ async def go_on(site: Site, daemon: FakeDaemon) -> None:
     daemon.instance, daemon.epoch, daemon.life, daemon._ids = "honest", 1, "", 10**6
     known, before = len(daemon.inventories), daemon._sockets["north"]
     await before.close()
-    await daemon.until(lambda: daemon._sockets["north"] is not before and len(daemon.inventories) > known)
+    await daemon.wait_until(lambda: daemon._sockets["north"] is not before and len(daemon.inventories) > known)
     token = "1.1.0.cc"
     await daemon.submit(token)
     await daemon.reaches(token, "waiting")

@@ -118,7 +118,7 @@ class Attack:
         made = await self._connect()
         name = f"koala-test-{token}"
         await made.greet(name, secret_of(name), **here)
-        assert (await made.hears("welcome", "refused"))["t"] == "welcome"
+        assert (await made.receive("welcome", "refused"))["t"] == "welcome"
         return made
 
     async def _connect(self) -> PlayedRunner:
@@ -205,14 +205,14 @@ async def go_on(daemon: FakeDaemon, others: list[PlayedRunner]) -> None:
     """The other gang is let go, writes, is told of no stranger, and comes to its end."""
     await daemon.open(["true"], OTHERS, PEER)
     for runner, token in zip(others, (OTHERS, PEER), strict=True):
-        assert (await runner.hears("open", "relay", "stop"))["t"] == "open", "somebody else was heard"
+        assert (await runner.receive("open", "relay", "stop"))["t"] == "open", "somebody else was heard"
         runner.send(t="running")
         runner.send(t="out", offset=0, data="Z2VudWluZQo=")
-        assert (await runner.hears("output"))["offset"] == 8
-        await daemon.until(lambda token=token: daemon.output.get(token) == b"genuine\n")  # type: ignore[misc]
+        assert (await runner.receive("output"))["offset"] == 8
+        await daemon.wait_until(lambda token=token: daemon.output.get(token) == b"genuine\n")  # type: ignore[misc]
     for runner, token in zip(others, (OTHERS, PEER), strict=True):
         runner.send(t="exit", code=3, error="", infrastructure=False, stopped=False)
-        await daemon.until(lambda token=token: daemon.status(token)["program_exit"] == 3)  # type: ignore[misc]
+        await daemon.wait_until(lambda token=token: daemon.status(token)["program_exit"] == 3)  # type: ignore[misc]
 
 
 @pytest.mark.evidence("J11")

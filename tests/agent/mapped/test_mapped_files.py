@@ -88,7 +88,7 @@ async def test_stage_failure_names_its_cause(
     blocked.mkdir()
     blocked.chmod(0o700)
     await staged(daemon, daemon_files, "failed", **{"in.txt": "input"})
-    status = daemon.said("stage_status", S)[-1]
+    status = daemon.received("stage_status", S)[-1]
     assert "belongs to another account" in status["error"]
     assert status["fault"] == "source"  # a cluster does not count it as its own
 

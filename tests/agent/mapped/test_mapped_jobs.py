@@ -19,7 +19,7 @@ SAY_WHO = ["/bin/sh", "-c", "id -u; id -g; id -G; echo $HOME $USER $LOGNAME; pwd
 
 async def begin(daemon: FakeDaemon, token: str, command: list[str], user: str, **fields: object) -> None:
     await daemon.submit(token, local_user=user, **fields)
-    await daemon.until(lambda: daemon.status(token).get("state") in ("claimed", "ended"))
+    await daemon.wait_until(lambda: daemon.status(token).get("state") in ("claimed", "ended"))
     assert daemon.status(token)["state"] == "claimed", daemon.status(token)
     await daemon.open(command, token)
 
@@ -78,7 +78,7 @@ id -u
 async def test_job_cannot_read_or_signal_others(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
     await begin(daemon, "7.1.0", ["/bin/sh", "-c", f"echo $$; until [ -e {gate} ]; do sleep 0.05; done"], "alice")
-    await daemon.until(lambda: bool(daemon.output.get("7.1.0")))
+    await daemon.wait_until(lambda: bool(daemon.output.get("7.1.0")))
     pid = daemon.output["7.1.0"].decode().strip()
     attack = ATTACK.format(base=mapped.jobs, pid=pid, spool=mapped.settings.directory)
     assert await run(daemon, "8.1.0", ["/bin/sh", "-c", attack], "bob") == f"{BOB.uid}\n"

@@ -52,17 +52,17 @@ class Wire:
 
     def __init__(self) -> None:
         self.sites: dict[str, FileSite] = {}
-        self.asked: list[str] = []
-        self.meddle: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
+        self.questions: list[str] = []
+        self.change_answer: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
         """What becomes of an answer's payload on its way."""
-        self.since = float("-inf")
+        self.online_since = float("-inf")
         """Since when there is a daemon that passes it on, for agents that start from now on."""
 
     def pass_on(self, sender: str, message: Ask | Answer) -> None:
         target = self.sites.get(message.cluster)
         forwarded = message.model_copy(update={"cluster": sender})
         if isinstance(forwarded, Ask):
-            self.asked.append(forwarded.what)
+            self.questions.append(forwarded.what)
             if target is not None:
                 target.questions.answer_question(forwarded)
             elif (back := self.sites.get(sender)) is not None:
@@ -70,7 +70,7 @@ class Wire:
                 back.questions.receive_answer(Answer(ident=message.ident, error=error, fault="unavailable"))
         elif target is not None:
             target.questions.receive_answer(
-                forwarded.model_copy(update={"payload": self.meddle(dict(message.payload))})
+                forwarded.model_copy(update={"payload": self.change_answer(dict(message.payload))})
             )
 
 
@@ -80,7 +80,7 @@ class WireEnd:
     def __init__(self, site: str, wire: Wire) -> None:
         self.online = asyncio.Event()
         self.online.set()
-        self.online_since = wire.since
+        self.online_since = wire.online_since
         self._site, self._wire = site, wire
 
     def send_soon(self, message: Any, *, urgent: bool = False) -> None:
@@ -95,11 +95,11 @@ class FileSite:
         self.replicas = directory / "replicas"
         self.replicas.mkdir(parents=True)
         self.daemon_files = daemon_files or DaemonFiles("http://127.0.0.1:1", name, "s3cret")
-        self.told: list[StageStatus] = []
+        self.statuses: list[StageStatus] = []
         self.pulls = 4
         self.encrypts = True
         """Whether nothing may go in clear from here, or to here."""
-        self.used: set[str] = set()
+        self.stages_in_use: set[str] = set()
         """Tokens of stages that a component has as its own."""
         self.timeouts = AgentTimeouts(
             transfer_retry_s=0.01, max_transfer_retry_s=0.05, transfer_login_s=Logins.TIMEOUT_S
@@ -147,7 +147,7 @@ class FileSite:
             rsync_program=rsync_program,
         )
         self.stages = Stages(
-            self.directory / "stages", self.means, self._tell, lambda instance, token: token in self.used
+            self.directory / "stages", self.means, self._tell, lambda instance, token: token in self.stages_in_use
         )
         self.wire.sites[self.name] = self
 
@@ -158,7 +158,7 @@ class FileSite:
         await self.exports.close()
 
     def _tell(self, instance: str, status: StageStatus) -> bool:
-        self.told.append(status)
+        self.statuses.append(status)
         return True
 
     def make(self, name: str, content: bytes = b"content\n") -> Path:
@@ -179,20 +179,20 @@ class FileSite:
         assert self.stages.start_stage(INSTANCE, order) == ""
         return self.stages.folder_path(INSTANCE, token)
 
-    async def until(self, condition: Callable[[], object]) -> None:
+    async def wait_until(self, condition: Callable[[], object]) -> None:
         try:
             await until(condition)
         except TimeoutError:
-            pytest.fail(f"never came; last: {self.told[-3:]}")
+            pytest.fail(f"never came; last: {self.statuses[-3:]}")
 
-    async def comes_to(self, state: str, token: str = T) -> StageStatus:
-        await self.until(lambda: self.last(token) is not None and self.last(token).state == state)  # type: ignore[union-attr]
+    async def wait_for_state(self, state: str, token: str = T) -> StageStatus:
+        await self.wait_until(lambda: self.last(token) is not None and self.last(token).state == state)  # type: ignore[union-attr]
         found = self.last(token)
         assert found is not None
         return found
 
     def last(self, token: str = T) -> StageStatus | None:
-        return next((status for status in reversed(self.told) if status.token == token), None)
+        return next((status for status in reversed(self.statuses) if status.token == token), None)
 
 
 class Gate:
@@ -206,7 +206,7 @@ class Gate:
         self._target = 0
         self._port = 0
         self._writers: list[asyncio.StreamWriter] = []
-        wire.meddle = self._redirect
+        wire.change_answer = self._redirect
 
     async def listen(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -318,7 +318,7 @@ class Logins:
         """Who was greeted and says nothing more is sent away when they are over."""
         async with asyncio.timeout(20):
             assert (await reader.readline()).startswith(b"@RSYNCD")
-            await site.until(lambda: self.rsync_runs)
+            await site.wait_until(lambda: self.rsync_runs)
             self.are_over()
             with suppress(ConnectionResetError):  # it may not have read all that it was told
                 await reader.read()

@@ -76,7 +76,7 @@ async def test_results_come_before_the_end(daemon_files: FakeDaemonFiles, site: 
     await daemon.open(["sh", "-c", script], T)
     assert await asyncio.to_thread(daemon_files.answered.wait, 30)
     await daemon.reaches(T, "delivering")
-    assert not [said for said in daemon.said("status", T) if said["state"] == "ended"]
+    assert not [said for said in daemon.received("status", T) if said["state"] == "ended"]
     daemon_files.away = False
     end = await daemon.reaches(T, "ended")
     assert (end["program_exit"], end["error"]) == (3, "")
@@ -123,14 +123,14 @@ async def test_stage_stays_while_program_runs(daemon_files: FakeDaemonFiles, sit
     fifo = site.settings.directory / "go"
     os.mkfifo(fifo)
     await daemon.open(["sh", "-c", f"echo up; read line < {fifo}; pwd; ls -d ."], T)
-    await daemon.until(lambda: daemon.output.get(T) == b"up\n")
+    await daemon.wait_until(lambda: daemon.output.get(T) == b"up\n")
     await daemon.acknowledged(await daemon.command("unstage", S))
     folder = site.settings.stages / f"test-{S}"
     assert folder.is_dir()
     fifo.write_text("go on\n")
     assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
     assert daemon.output[T].decode() == f"up\n{folder}\n.\n"
-    await daemon.until(lambda: not any(site.settings.stages.iterdir()))
+    await daemon.wait_until(lambda: not any(site.settings.stages.iterdir()))
 
 
 async def test_new_agent_collects_old_results(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
@@ -155,12 +155,12 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
     await gate.listen()
     before = len(daemon.inventories)
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, str(tmp_path), str(daemon.port))
-    await daemon.until(lambda: len(daemon.inventories) > before)
+    await daemon.wait_until(lambda: len(daemon.inventories) > before)
     wanted = replica(other_site, "big", BIG)
     await daemon.stage(S, wanted)
     await gate.reached.wait()
     came = site.settings.stages / f".test-{S}" / "input-0" / "big"
-    await daemon.until(lambda: came.exists() and came.stat().st_size > len(BIG) // 4)
+    await daemon.wait_until(lambda: came.exists() and came.stat().st_size > len(BIG) // 4)
     killed.kill()
     await killed.wait()
     daemon.messages.clear()
@@ -188,7 +188,7 @@ async def test_transfer_without_daemon_continues(site: Site, other_site: Site, d
     await daemon.leave()
     gate.open.set()
     there = site.settings.stages / f"test-{S}" / "big"
-    await daemon.until(there.exists)
+    await daemon.wait_until(there.exists)
     daemon.messages.clear()
     await daemon.listen()
     assert (await daemon.staged(S))["staged"] == len(BIG)

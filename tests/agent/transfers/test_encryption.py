@@ -57,7 +57,7 @@ async def test_encrypted_transfer_shows_no_content(
     listener = Listener(wire)
     await listener.listen()
     folder = north.stage(south.input(south.make("set", SECRET)))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == SECRET
     assert (SECRET[:33] in listener.heard, b"@RSYNCD" in listener.heard) == (not encrypted, not encrypted)
     listener.close()
@@ -66,9 +66,9 @@ async def test_encrypted_transfer_shows_no_content(
 async def test_large_file_arrives_in_one_attempt(north: FileSite, south: FileSite, wire: Wire) -> None:
     content = os.urandom(30_000_000)
     folder = north.stage(south.input(south.make("set", content)))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == content
-    assert wire.asked.count("export") == 1
+    assert wire.questions.count("export") == 1
 
 
 @pytest.mark.parametrize(("to", "of"), [(True, False), (False, True)])
@@ -79,12 +79,12 @@ async def test_one_side_can_require_encryption(
     north.encrypts, south.encrypts = to, of
     folder = north.stage(south.input(south.make("set", SECRET)))
     if of:
-        failed = await north.comes_to("failed")
+        failed = await north.wait_for_state("failed")
         assert "the agent of north requests an unencrypted transfer" in failed.error
         assert "encrypt_transfers" in failed.error
-        assert wire.asked.count("export") == 1
+        assert wire.questions.count("export") == 1
     else:
-        await north.comes_to("done")
+        await north.wait_for_state("done")
         assert (folder / "input").read_bytes() == SECRET
 
 
@@ -100,12 +100,12 @@ async def test_source_without_certificate_needs_clear_allowed(north: FileSite, s
     south.handlers["export"] = in_clear
     path = south.make("set", SECRET)
     north.stage(south.input(path))
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert "north allows only encrypted transfers" in failed.error
-    assert wire.asked.count("export") == 1
+    assert wire.questions.count("export") == 1
     north.encrypts = False
     folder = north.stage(south.input(path), token="8.1.0")
-    await north.comes_to("done", "8.1.0")
+    await north.wait_for_state("done", "8.1.0")
     assert (folder / "input").read_bytes() == SECRET
 
 
@@ -151,9 +151,9 @@ async def test_wrong_certificate_stops_transfer(
     context.load_cert_chain(f"/proc/self/fd/{other._memory}")
     impostor = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
     port = impostor.sockets[0].getsockname()[1]
-    wire.meddle = lambda payload: {**payload, "port": port} if "port" in payload else payload
+    wire.change_answer = lambda payload: {**payload, "port": port} if "port" in payload else payload
     north.stage(south.input(south.make("set", SECRET)))
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert f"127.0.0.1:{port} shows another certificate than its agent announced" in failed.error
     assert not any(said)
     impostor.close()
@@ -193,8 +193,8 @@ async def test_transfer_key_is_neither_on_disk_nor_command_line(north: FileSite,
     assert not any(ticket.password in word or "PRIVATE" in word for word in seen)
     assert not any(b"PRIVATE" in path.read_bytes() for path in south.directory.rglob("*") if path.is_file())
     gate.open.set()
-    await north.comes_to("done")
-    await north.until(lambda: not tunnels())
+    await north.wait_for_state("done")
+    await north.wait_until(lambda: not tunnels())
 
 
 async def test_cancelled_encrypted_transfer_leaves_nothing(north: FileSite, south: FileSite, gate: Gate) -> None:
@@ -203,7 +203,7 @@ async def test_cancelled_encrypted_transfer_leaves_nothing(north: FileSite, sout
     assert len(tunnels()) == 2
     await north.stop()
     await south.stop()
-    await north.until(lambda: not tunnels())
+    await north.wait_until(lambda: not tunnels())
 
 
 async def test_stalled_tls_handshake_is_disconnected(south: FileSite, logins: Logins) -> None:
@@ -216,4 +216,4 @@ async def test_stalled_tls_handshake_is_disconnected(south: FileSite, logins: Lo
     reader, writer = await asyncio.open_connection("127.0.0.1", route.port, ssl=trusting)
     await logins.end_behind_a_greeting(south, reader)
     writer.close()
-    await south.until(lambda: not tunnels() and not south.exports._connections)
+    await south.wait_until(lambda: not tunnels() and not south.exports._connections)

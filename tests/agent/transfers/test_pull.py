@@ -30,7 +30,7 @@ BIG = random.Random(1).randbytes(6_000_000)
 async def test_pulled_file_arrives_and_is_reported(north: FileSite, south: FileSite) -> None:
     path = south.make("data/set.bin", BIG)
     folder = north.stage(south.input(path, target="set.bin"))
-    done = await north.comes_to("done")
+    done = await north.wait_for_state("done")
     assert (folder / "set.bin").read_bytes() == BIG
     assert (done.size, done.staged, done.error) == (len(BIG), len(BIG), "")
     assert [(m.source, m.size, m.seconds > 0) for m in done.moved] == [("south", len(BIG), True)]
@@ -43,9 +43,9 @@ async def test_speed_excludes_time_to_set_up_a_transfer(north: FileSite, south: 
     north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
     run = north.stages._stages[INSTANCE, T]
-    await north.until(lambda: run._pull is not None and run._pull._first is not None)
+    await north.wait_until(lambda: run._pull is not None and run._pull._first is not None)
     gate.open.set()
-    (moved,) = (await north.comes_to("done")).moved
+    (moved,) = (await north.wait_for_state("done")).moved
     assert moved.size == len(BIG)
     assert 0 < moved.flowed < len(BIG)
     assert 0 < moved.flowing < moved.seconds
@@ -79,7 +79,7 @@ async def test_speed_excludes_silence_of_cut(north: FileSite, south: FileSite, m
     monkeypatch.setattr(pull, "run_rsync", played)
     north.stage(south.input(south.make("set", BIG)))
     run = north.stages._stages[INSTANCE, T]
-    (moved,) = (await north.comes_to("done")).moved
+    (moved,) = (await north.wait_for_state("done")).moved
     assert (moved.size, moved.flowed) == (len(BIG), 3_000_000)
     assert moved.flowing == 0.5 + 0.25
 
@@ -95,29 +95,29 @@ async def test_source_has_time_to_come_back(
     def arriving_files() -> list[Path]:
         return [path for path in (north.directory / "stages").rglob("set") if path.is_file() and path.stat().st_size]
 
-    await north.until(lambda: bool(arriving_files()))  # what has passed the gate is not yet on the disk
+    await north.wait_until(lambda: bool(arriving_files()))  # what has passed the gate is not yet on the disk
     (arriving,) = arriving_files()
     inode = arriving.stat().st_ino
     await north.stop()
     await south.stop()
     gate.cut()
-    wire.since = time.monotonic() if daemon_came else time.monotonic() - 2 * RECONNECT_ALLOWANCE
-    wire.asked.clear()
+    wire.online_since = time.monotonic() if daemon_came else time.monotonic() - 2 * RECONNECT_ALLOWANCE
+    wire.questions.clear()
     north.start()
     north.stages.load_stages()
     if not daemon_came:
-        assert "gave up" in (await north.comes_to("failed")).error
+        assert "gave up" in (await north.wait_for_state("failed")).error
         return
-    await north.until(lambda: wire.asked.count("export") > 3 * (MAX_TRIES + 1))
+    await north.wait_until(lambda: wire.questions.count("export") > 3 * (MAX_TRIES + 1))
     south.start()
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     found = north.stages.folder_path(INSTANCE, T) / "input"
     assert (found.stat().st_ino, found.read_bytes()) == (inode, BIG)
 
 
 async def test_short_transfer_measures_no_bandwidth(north: FileSite, south: FileSite) -> None:
     north.stage(south.input(south.make("set", b"12345")))
-    (moved,) = (await north.comes_to("done")).moved
+    (moved,) = (await north.wait_for_state("done")).moved
     assert (moved.size, moved.flowed) == (5, 0)
 
 
@@ -126,7 +126,7 @@ async def test_names_mean_nothing(north: FileSite, south: FileSite, name: str) -
     path = south.make(f"odd/{name}", name.encode())
     south.make("odd/other")
     folder = north.stage(south.input(path, target=name))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert os.listdir(folder) == [name]
     assert (folder / name).read_bytes() == name.encode()
 
@@ -138,7 +138,7 @@ async def test_pulled_folder_arrives_complete(north: FileSite, south: FileSite) 
     script.chmod(0o555)
     (south.replicas / "set/empty").mkdir()
     folder = north.stage(south.input(south.replicas / "set", target="all"))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert sorted(os.listdir(folder / "all")) == sorted([*HOSTILE, "run.sh", "empty"])
     assert all((folder / "all" / n / n).read_bytes() == n.encode() for n in HOSTILE)
     assert (folder / "all/run.sh").stat().st_mode & 0o777 == 0o500
@@ -151,7 +151,7 @@ async def test_pulled_entry_arrives_without_others(north: FileSite, south: FileS
     south.make("set/1/b", b"b")
     whole = south.replicas / "set"
     folder = north.stage(south.input(whole, part=name, target="x"), south.input(whole, part="1", target="y"))
-    done = await north.comes_to("done")
+    done = await north.wait_for_state("done")
     assert (folder / "x").read_bytes() == BIG
     assert sorted(os.listdir(folder / "y")) == ["a", "b"]
     assert done.size == len(BIG) + 2
@@ -160,7 +160,7 @@ async def test_pulled_entry_arrives_without_others(north: FileSite, south: FileS
 async def test_empty_files_and_folders_come_too(north: FileSite, south: FileSite) -> None:
     (south.replicas / "nothing").mkdir()
     folder = north.stage(south.input(south.make("void", b""), target="a"), south.input(south.replicas / "nothing"))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert (folder / "a").read_bytes() == b""
     assert os.listdir(folder / "input") == []
 
@@ -173,12 +173,12 @@ async def test_killed_pull_is_resumed(north: FileSite, south: FileSite, wire: Wi
     folder = north.stage(south.input(path))
     await gate.reached.wait()
     work = north.directory / "stages" / f".{INSTANCE}-{T}"
-    await north.until(lambda: sum(f.stat().st_size for f in work.glob("input-0/*")) > 1_500_000)
+    await north.wait_until(lambda: sum(f.stat().st_size for f in work.glob("input-0/*")) > 1_500_000)
     assert pull.kill_orphans(work)
     gate.cut()
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == BIG
-    assert wire.asked.count("export") == 2
+    assert wire.questions.count("export") == 2
     assert 0 < gate.passed < len(BIG) - 1_000_000
 
 
@@ -186,40 +186,40 @@ async def test_cut_connection_is_reopened(north: FileSite, south: FileSite, gate
     folder = north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     gate.cut()
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == BIG
 
 
 async def test_new_agent_resumes_pull(north: FileSite, south: FileSite, gate: Gate) -> None:
     folder = north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
-    await north.until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
+    await north.wait_until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
     await north.stop()
     came = next(north.directory.glob("stages/.*/input-0/big")).stat().st_size
     gate.cut()
     north.start()
     north.stages.load_stages()
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == BIG
     assert 0 < gate.passed < len(BIG) - came + 100_000
 
 
 async def test_progress_is_told_and_never_goes_back(north: FileSite, south: FileSite, gate: Gate) -> None:
     north.stage(south.input(south.make("big", BIG)))
-    await north.until(lambda: any(0 < s.staged < s.size for s in north.told))
+    await north.wait_until(lambda: any(0 < s.staged < s.size for s in north.statuses))
     gate.open.set()
-    await north.comes_to("done")
-    staged = [s.staged for s in north.told]
+    await north.wait_for_state("done")
+    staged = [s.staged for s in north.statuses]
     assert staged == sorted(staged)
 
 
 async def test_dead_source_is_reported(north: FileSite, south: FileSite, gate: Gate) -> None:
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
-    await north.until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
+    await north.wait_until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
     await south.stop()
     gate.cut()
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source, failed.file) == ("source", "south", "/logical")
     assert "south is out of reach" in failed.error
     assert failed.staged > 0
@@ -278,7 +278,7 @@ async def test_unknown_replica_fails_stage(north: FileSite, south: FileSite) -> 
 
 async def fails(north: FileSite, wanted: object, why: str) -> None:
     north.stage(wanted)  # type: ignore[arg-type]
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source, failed.file) == ("file", "south", "/logical")
     assert why in failed.error
 
@@ -293,7 +293,7 @@ async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSi
 
     south.handlers["export"] = other  # type: ignore[arg-type]
     north.stage(wanted)
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert failed.fault == "site"
     assert "though its own is right" in failed.error
 
@@ -311,7 +311,7 @@ async def test_surplus_bytes_are_not_awaited(north: FileSite, south: FileSite, g
 
     south.handlers["export"] = grown  # type: ignore[arg-type]
     north.stage(wanted)
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert not gate.open.is_set()
     assert failed.fault == "file"
     assert "it was changed" in failed.error
@@ -327,7 +327,7 @@ async def test_full_disk_fails_stage(north: FileSite, south: FileSite) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
         north.stage(wanted)
-        failed = await north.comes_to("failed")
+        failed = await north.wait_for_state("failed")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert failed.fault == "site"
@@ -341,10 +341,10 @@ async def test_missing_rsync_fails_pulls_only(
     away, own = south.input(south.make("data")), north.input(north.make("data"))
     monkeypatch.setenv("PATH", "/nowhere")
     folder = north.stage(own, token="7.1.1")
-    await north.comes_to("done", "7.1.1")
+    await north.wait_for_state("done", "7.1.1")
     assert (folder / "input").read_bytes() == b"content\n"
     north.stage(away)
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert failed.fault == "source"
     assert "south: rsync is missing on its head node" in failed.error
 
@@ -352,7 +352,7 @@ async def test_missing_rsync_fails_pulls_only(
 async def test_missing_rsync_fails_stage(north: FileSite, south: FileSite) -> None:
     await north.restart(rsync_program="no-such-rsync")
     north.stage(south.input(south.make("data")))
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert failed.fault == "site"
     assert "rsync is missing on its head node" in failed.error
 
@@ -361,7 +361,7 @@ async def test_cancelled_pull_leaves_no_process(north: FileSite, south: FileSite
     folder = north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     north.stages.discard_stage(INSTANCE, T)
-    await north.until(lambda: not any((north.directory / "stages").iterdir()))
+    await north.wait_until(lambda: not any((north.directory / "stages").iterdir()))
     assert not folder.exists()
     assert not rsync_processes(str(north.directory))
 
@@ -478,14 +478,14 @@ async def test_accepted_puller_has_no_time_limit(
     monkeypatch.setattr(exports, "_has_begun", judging)
     folder = north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
-    await south.until(lambda: logins.rsync_runs)
+    await south.wait_until(lambda: logins.rsync_runs)
     logins.are_over()
-    await north.until(lambda: bool(judged))
+    await north.wait_until(lambda: bool(judged))
     assert judged == [True]  # later it is asked once more, when the ticket is given back
     gate.open.set()
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == BIG
-    assert wire.asked.count("export") == 1
+    assert wire.questions.count("export") == 1
 
 
 async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite) -> None:

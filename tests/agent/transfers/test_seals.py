@@ -80,10 +80,10 @@ async def test_changed_replica_is_refused(north: FileSite, change: Callable[[Pat
     path = old(north.make("set/a").parent) if part else old(north.make("data"))
     wanted = north.input(path, part=part)
     north.stage(wanted)
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     change(path / part if part else path)
     north.stage(wanted, token=U)
-    failed = await north.comes_to("failed", U)
+    failed = await north.wait_for_state("failed", U)
     assert (failed.fault, failed.source, failed.file) == ("file", "north", "/logical")
     assert "it was changed" in failed.error
 
@@ -95,10 +95,10 @@ async def test_folder_with_changed_file_is_refused(north: FileSite, change: Call
     path = old(north.replicas / "set")
     wanted = north.input(path)
     north.stage(wanted)
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     change(path / "below" / "a")
     north.stage(wanted, token=U)
-    assert "it was changed" in (await north.comes_to("failed", U)).error
+    assert "it was changed" in (await north.wait_for_state("failed", U)).error
 
 
 @pytest.mark.usefixtures("settled")
@@ -107,11 +107,11 @@ async def test_unchanged_replica_is_read_once(north: FileSite, read: list[str]) 
     wanted = north.input(path)
     for token in (T, U):
         north.stage(wanted, token=token)
-        await north.comes_to("done", token)
+        await north.wait_for_state("done", token)
     await north.stop()
     north.start()
     north.stage(wanted, token=V)
-    await north.comes_to("done", V)
+    await north.wait_for_state("done", V)
     assert read == [str(path)]
 
 
@@ -122,10 +122,10 @@ async def test_replica_read_for_catalogue_is_not_read_again(north: FileSite, rea
     north.stage(
         StageFile(name="/logical", source="north", path=str(path), target="input", size=size, checksum=checksum)
     )
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     found = await north.stages._means.replicas.stat_replica({"path": str(path)})
     north.stage(north.input(path), token=U)
-    await north.comes_to("done", U)
+    await north.wait_for_state("done", U)
     assert found["checksum"] == checksum
     assert read == [str(path)] * 2, "once for the stage, once because somebody asked"
 
@@ -138,7 +138,7 @@ async def test_that_we_make_it_read_only_is_no_change(north: FileSite, read: lis
     await north.stages._means.replicas.stat_replica({"path": str(path)})
     for token in (T, U):
         north.stage(north.input(path), token=token)
-        await north.comes_to("done", token)
+        await north.wait_for_state("done", token)
         assert writable(path) == []
     assert read == [str(path)], "for the catalogue"
 
@@ -149,7 +149,7 @@ async def test_that_we_make_it_read_only_is_not_what_was_changed_just_now(north:
     await north.restart(clock=SetClock(path.stat().st_ctime + seals.SETTLED + 1e-5))
     for token in (T, U):
         north.stage(north.input(path), token=token)
-        await north.comes_to("done", token)
+        await north.wait_for_state("done", token)
     assert read == [str(path)]
 
 
@@ -164,7 +164,7 @@ async def test_replica_with_changed_names_or_rights_is_read_again(north: FileSit
         elif not elsewhere:
             link.unlink(missing_ok=True)
         north.stage(wanted, token=token)
-        await north.comes_to("done", token)
+        await north.wait_for_state("done", token)
     assert read == [str(path)] * 3, "first, with the link, and without it"
 
 
@@ -173,7 +173,7 @@ async def test_recently_changed_replica_is_read_again(north: FileSite, read: lis
     path = north.make("data")
     for token in (T, U):
         north.stage(north.input(path), token=token)
-        await north.comes_to("done", token)
+        await north.wait_for_state("done", token)
     assert read == [str(path)] * 2
 
 
@@ -187,7 +187,7 @@ async def test_programs_find_replicas_read_only(north: FileSite, name: str) -> N
     north.make(name).chmod(0o664)
     path = north.replicas / name.split("/")[0]
     folder = north.stage(north.input(path))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert (folder / "input").readlink() == path
     assert writable(path) == []
     assert path.stat().st_mode & 0o400
@@ -215,11 +215,11 @@ async def test_rights_of_shared_files_stay(north: FileSite, name: str, others: C
     path = north.replicas / name.split("/")[0]
     wanted = north.input(old(path))
     north.stage(wanted)
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert file.stat().st_mode & 0o777 == 0o664
     file.write_bytes(b"CONTENT\n")
     north.stage(wanted, token=U)
-    assert "it was changed" in (await north.comes_to("failed", U)).error
+    assert "it was changed" in (await north.wait_for_state("failed", U)).error
 
 
 @pytest.mark.processes
@@ -229,11 +229,11 @@ async def test_brought_input_is_read_only_and_removable(north: FileSite, south: 
     south.make(name).chmod(0o664)
     path = south.replicas / name.split("/")[0]
     folder = north.stage(south.input(path))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert writable(folder / "input") == []
     assert writable(path) != [], "that of another site is not ours"
     north.stages.discard_stage(INSTANCE, T)
-    await north.until(lambda: not folder.exists())
+    await north.wait_until(lambda: not folder.exists())
 
 
 def test_invalid_seals_file_is_ignored(tmp_path: Path) -> None:

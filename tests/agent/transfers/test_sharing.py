@@ -27,7 +27,7 @@ async def waits(site: FileSite) -> None:
     """Until somebody waits, for a turn or for somebody else's pull."""
     means = site.stages._means
     tasks = means.shared_tasks._tasks
-    await site.until(lambda: bool(means.turns._waiting) or any(task.free._waiters for task in tasks.values()))
+    await site.wait_until(lambda: bool(means.turns._waiting) or any(task.free._waiters for task in tasks.values()))
 
 
 # Turns
@@ -40,13 +40,13 @@ async def test_pulls_stay_within_transfer_limit(north: FileSite, south: FileSite
     await gate.reached.wait()
     north.stage(south.input(south.make("other", b"other")), token=U)
     await waits(north)
-    assert wire.asked.count("export") == 1, "who waits has no ticket"
+    assert wire.questions.count("export") == 1, "who waits has no ticket"
     clock.steady = 1000.0
     assert north.stages.current_statuses(INSTANCE)[1].state == "running"
     gate.open.set()
-    done = await north.comes_to("done", U)
+    done = await north.wait_for_state("done", U)
     assert [(m.size, m.seconds) for m in done.moved] == [(5, 0.0)], "the wait is no part of what is measured"
-    assert (await north.comes_to("done")).moved[0].seconds == 1000.0
+    assert (await north.wait_for_state("done")).moved[0].seconds == 1000.0
 
 
 async def test_unwanted_stage_leaves_its_turn(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
@@ -56,15 +56,15 @@ async def test_unwanted_stage_leaves_its_turn(north: FileSite, south: FileSite, 
     folder = north.stage(south.input(south.make("other", b"other")), token=U)
     await waits(north)
     north.stages.discard_stage(INSTANCE, U)
-    await north.until(lambda: len(os.listdir(north.directory / "stages")) == 2)
+    await north.wait_until(lambda: len(os.listdir(north.directory / "stages")) == 2)
     assert not folder.exists()
     north.stage(south.input(south.make("third", b"third")), token=V)
     await waits(north)
-    assert wire.asked.count("export") == 1
+    assert wire.questions.count("export") == 1
     gate.open.set()
-    await north.comes_to("done")
-    await north.comes_to("done", V)
-    assert wire.asked.count("export") == 2
+    await north.wait_for_state("done")
+    await north.wait_for_state("done", V)
+    assert wire.questions.count("export") == 2
 
 
 async def test_interrupted_pull_releases_its_turn(north: FileSite, south: FileSite, gate: Gate) -> None:
@@ -74,7 +74,7 @@ async def test_interrupted_pull_releases_its_turn(north: FileSite, south: FileSi
     north.stage(south.input(south.make("other", b"other")), token=U)
     await waits(north)
     gate.cut()
-    await north.comes_to("done", U)
+    await north.wait_for_state("done", U)
     assert north.stages.current_statuses(INSTANCE)[0].state == "running"
 
 
@@ -86,15 +86,15 @@ async def test_new_agent_keeps_the_order_of_turns(north: FileSite, south: FileSi
     await north.stop()
     gate.cut()
     gate.close_again(len(BIG) // 2)
-    north.told.clear()
+    north.statuses.clear()
     north.start()
     north.stages.load_stages()
     await gate.reached.wait()
-    await north.until(lambda: len(north.stages._means.turns._waiting) == 2)
+    await north.wait_until(lambda: len(north.stages._means.turns._waiting) == 2)
     gate.open.set()
     for token in ("9.1.0", "8.1.0", "10.1.0"):
-        await north.comes_to("done", token)
-    first, *others = [s.token for s in north.told if s.state == "done"]
+        await north.wait_for_state("done", token)
+    first, *others = [s.token for s in north.statuses if s.state == "done"]
     assert others == [token for token in ("9.1.0", "8.1.0", "10.1.0") if token != first]
 
 
@@ -108,13 +108,13 @@ async def test_equal_inputs_share_one_pull(north: FileSite, south: FileSite, wir
     folders.append(north.stage(wanted.model_copy(update={"target": "other"}), token=U))
     await waits(north)
     gate.open.set()
-    first, second = await north.comes_to("done"), await north.comes_to("done", U)
+    first, second = await north.wait_for_state("done"), await north.wait_for_state("done", U)
     places = [folders[0] / "input", folders[1] / "other"]
     assert [place.read_bytes() == BIG for place in places] == [True, True]
     assert not places[0].samefile(places[1]), "a program may write to its own"
     assert [len(first.moved), len(second.moved)] == [1, 0], "one transfer was measured"
     assert second.staged == second.size == len(BIG)
-    assert wire.asked.count("export") == 1
+    assert wire.questions.count("export") == 1
     assert os.listdir(north.directory / "stages" / f".{INSTANCE}-{U}") == ["journal"]
 
 
@@ -125,13 +125,13 @@ async def test_shared_folder_is_copied_complete(north: FileSite, south: FileSite
     (south.replicas / "set" / "empty").mkdir()
     wanted = south.input(south.replicas / "set")
     north.stage(wanted)
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     folder = north.stage(wanted, token=U)
-    await north.comes_to("done", U)
+    await north.wait_for_state("done", U)
     assert content_of(folder / "input") == content_of(south.replicas / "set")
     assert (folder / "input" / "run.sh").stat().st_mode & 0o777 == 0o500
     assert (folder / "input" / "deep" / "data").stat().st_mode & 0o777 == 0o400
-    assert wire.asked.count("export") == 1
+    assert wire.questions.count("export") == 1
 
 
 @pytest.mark.parametrize("unwanted", ["leader", "follower"])
@@ -147,28 +147,28 @@ async def test_discarded_stage_spares_others(
     north.stages.discard_stage(INSTANCE, gone)
     gate.open.set()
     for token in {T, U, V} - {gone}:
-        await north.comes_to("done", token)
+        await north.wait_for_state("done", token)
         assert (folders[token] / "input").read_bytes() == BIG
-    assert wire.asked.count("export") == (2 if unwanted == "leader" else 1)
-    await north.until(lambda: len(os.listdir(north.directory / "stages")) == 4)
+    assert wire.questions.count("export") == (2 if unwanted == "leader" else 1)
+    await north.wait_until(lambda: len(os.listdir(north.directory / "stages")) == 4)
 
 
 async def test_new_agent_resumes_shared_pull(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
     wanted = south.input(south.make("big", BIG))
     north.stage(wanted)
     await gate.reached.wait()
-    await north.until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
+    await north.wait_until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
     folder = north.stage(wanted, token=U)
     await waits(north)
     await north.stop()
     gate.cut()
-    wire.asked.clear()
+    wire.questions.clear()
     north.start()
     north.stages.load_stages()
-    await north.comes_to("done")
-    await north.comes_to("done", U)
+    await north.wait_for_state("done")
+    await north.wait_for_state("done", U)
     assert (folder / "input").read_bytes() == BIG
-    assert wire.asked.count("export") == 1
+    assert wire.questions.count("export") == 1
 
 
 def rewritten(place: Path) -> None:
@@ -196,12 +196,12 @@ async def test_changed_input_is_not_shared(
 ) -> None:
     wanted = south.input(south.make("data"))
     first = north.stage(wanted)
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     changed(first / "input")
     folder = north.stage(wanted, token=U)
-    await north.comes_to("done", U)
+    await north.wait_for_state("done", U)
     assert (folder / "input").read_bytes() == b"content\n"
-    assert wire.asked.count("export") == 2
+    assert wire.questions.count("export") == 2
 
 
 async def test_not_every_stage_is_asked_for_a_copy(
@@ -211,7 +211,7 @@ async def test_not_every_stage_is_asked_for_a_copy(
     folders = []
     for token in (T, U, V):
         folders.append(north.stage(wanted, token=token))
-        await north.comes_to("done", token)
+        await north.wait_for_state("done", token)
     for folder in folders:
         rewritten(folder / "input")
     asked: list[Path] = []
@@ -222,10 +222,10 @@ async def test_not_every_stage_is_asked_for_a_copy(
 
     monkeypatch.setattr(stage, "copy_tree", copying)
     folder = north.stage(wanted, token="9.1.1")
-    await north.comes_to("done", "9.1.1")
+    await north.wait_for_state("done", "9.1.1")
     assert (folder / "input").read_bytes() == b"content\n"
     assert asked == [folders[2] / "input", folders[1] / "input"]
-    assert wire.asked.count("export") == 2
+    assert wire.questions.count("export") == 2
 
 
 async def test_those_that_wait_are_told_what_is_wrong_with_the_replica(north: FileSite, south: FileSite) -> None:
@@ -242,12 +242,12 @@ async def test_those_that_wait_are_told_what_is_wrong_with_the_replica(north: Fi
     await waits(north)
     go_on.set()
     for token in (T, U):
-        failed = await north.comes_to("failed", token)
+        failed = await north.wait_for_state("failed", token)
         assert (failed.fault, failed.file) == ("file", "/logical")
     assert len(asked) == 1
     south.start()
     north.stage(wanted, token=V)
-    await north.comes_to("done", V)
+    await north.wait_for_state("done", V)
 
 
 async def test_failed_stage_spares_others(
@@ -259,8 +259,8 @@ async def test_failed_stage_spares_others(
     folder = north.stage(wanted, token=U)
     await waits(north)
     gate.open.set()
-    assert "own files also contain 'input'" in (await north.comes_to("failed")).error
-    await north.comes_to("done", U)
+    assert "own files also contain 'input'" in (await north.wait_for_state("failed")).error
+    await north.wait_for_state("done", U)
     assert (folder / "input").read_bytes() == BIG
 
 

@@ -50,7 +50,7 @@ def keep(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
 
 async def test_stage_without_inputs_is_done_at_once(north: FileSite) -> None:
     folder = north.stage()
-    done = await north.comes_to("done")
+    done = await north.wait_for_state("done")
     assert (done.size, done.staged, done.moved) == (0, 0, ())
     assert folder == north.directory / "stages" / f"{INSTANCE}-{T}"
     assert os.listdir(folder) == []
@@ -60,7 +60,7 @@ async def test_local_replica_is_linked(north: FileSite) -> None:
     path = north.make("data")
     north.make("set/part-0")
     folder = north.stage(north.input(path), north.input(north.replicas / "set", part="part-0", target="p"))
-    done = await north.comes_to("done")
+    done = await north.wait_for_state("done")
     assert done.size == 0
     assert (folder / "input").readlink() == path
     assert (folder / "p").readlink() == north.replicas / "set" / "part-0"
@@ -70,7 +70,7 @@ async def test_missing_local_replica_fails_stage(north: FileSite) -> None:
     wanted = north.input(north.make("data", b"1234"))
     north.make("data", b"12")
     north.stage(wanted)
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source, failed.file) == ("file", "north", "/logical")
     assert "2 bytes now and not 4" in failed.error
 
@@ -78,14 +78,14 @@ async def test_missing_local_replica_fails_stage(north: FileSite) -> None:
 @pytest.mark.parametrize("target", ["", ".", "..", "a/b", "/etc/passwd", "../x", "x" * 256, "a\0b"])
 async def test_targets_are_plain_names(north: FileSite, target: str) -> None:
     north.stage(north.input(north.make("data"), target=target))
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert failed.fault == "file"
     assert "not a plain file name" in failed.error
 
 
 async def test_two_inputs_of_one_name(north: FileSite) -> None:
     north.stage(north.input(north.make("a")), north.input(north.make("b")))
-    assert "two inputs have the name 'input'" in (await north.comes_to("failed")).error
+    assert "two inputs have the name 'input'" in (await north.wait_for_state("failed")).error
 
 
 @pytest.mark.parametrize("token", ["../7.1.0", "", ".", "a/b", "-x", "a b"])
@@ -99,33 +99,33 @@ async def test_tokens_are_plain_too(north: FileSite, token: str) -> None:
 
 async def test_known_stage_is_reported_again(north: FileSite) -> None:
     north.stage()
-    await north.comes_to("done")
-    north.told.clear()
+    await north.wait_for_state("done")
+    north.statuses.clear()
     north.stage()
-    assert [status.state for status in north.told] == ["done"]
+    assert [status.state for status in north.statuses] == ["done"]
 
 
 async def test_discarded_stage_may_start_again(north: FileSite) -> None:
     wanted = north.input(north.make("data"))
     folder = north.stage(wanted)
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     (folder / "left").write_text("by the program")
     north.stages.discard_stage(INSTANCE, T)
-    north.told.clear()
+    north.statuses.clear()
     again = north.stage(wanted)
-    await north.comes_to("done")
-    await north.until(lambda: not folder.exists() or folder == again)
+    await north.wait_for_state("done")
+    await north.wait_until(lambda: not folder.exists() or folder == again)
     assert os.listdir(again) == ["input"]
     assert (north.replicas / "data").exists(), "what is linked is not ours to remove"
     north.stages.discard_stage(INSTANCE, T)
     north.stages.discard_stage(INSTANCE, "9.9.9")
-    await north.until(lambda: not os.listdir(north.directory / "stages"))
+    await north.wait_until(lambda: not os.listdir(north.directory / "stages"))
 
 
 async def test_used_stage_is_removed_after_use(north: FileSite) -> None:
     folder = north.stage()
-    await north.comes_to("done")
-    north.used.add(T)
+    await north.wait_for_state("done")
+    north.stages_in_use.add(T)
     north.stages.discard_stage(INSTANCE, T)
     assert north.stages.current_statuses(INSTANCE) == []
     north.stages.release_stage(INSTANCE, T)
@@ -134,14 +134,14 @@ async def test_used_stage_is_removed_after_use(north: FileSite) -> None:
     north.start()
     north.stages.load_stages()
     assert folder.exists()
-    north.used.clear()
+    north.stages_in_use.clear()
     north.stages.release_stage(INSTANCE, T)
-    await north.until(lambda: not os.listdir(north.directory / "stages"))
+    await north.wait_until(lambda: not os.listdir(north.directory / "stages"))
 
 
 async def test_new_agent_knows_finished_stages(north: FileSite) -> None:
     north.stage(north.input(north.make("data")))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     await north.stop()
     (north.replicas / "data").unlink()
     north.start()
@@ -153,7 +153,7 @@ async def test_new_agent_knows_finished_stages(north: FileSite) -> None:
 async def test_stage_without_folder_fails(north: FileSite) -> None:
     (north.directory / "stages").write_text("in the way")
     north.stage()
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert failed.fault == "site"
     assert "Not a directory" in failed.error
 
@@ -165,7 +165,7 @@ async def test_bundle_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles
     script = member("bin/run.sh", b"#!/bin/sh\n", mode=0o4755)
     content = archive(member("bin", type=tarfile.DIRTYPE), script, member("./-a b\nü*", b"odd"), member("empty", b""))
     folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, content))
-    done = await north.comes_to("done")
+    done = await north.wait_for_state("done")
     assert done.size == done.staged == len(content)
     assert (folder / "bin" / "run.sh").stat().st_mode & 0o7777 == 0o700
     assert (folder / "-a b\nü*").read_bytes() == b"odd"
@@ -179,7 +179,7 @@ async def test_cut_bundle_is_resumed(north: FileSite, daemon_files: FakeDaemonFi
     content = archive(member("big", os.urandom(3_000_000)))
     daemon_files.cut_after = 2_000_000
     north.stage(bundle=keep(daemon_files, content))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert daemon_files.sent == len(content)
     first, second = daemon_files.requests
     assert "/api/v1/agents/north/bundles/" in first
@@ -189,7 +189,7 @@ async def test_cut_bundle_is_resumed(north: FileSite, daemon_files: FakeDaemonFi
 
 async def test_missing_bundle_fails_stage(north: FileSite) -> None:
     north.stage(bundle=StageBundle(id="0" * 64, size=1))
-    failed = await north.comes_to("failed")
+    failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source) == ("source", "")
     assert failed.error == "the submitter's own files: the daemon rejects it: there is no such bundle"
 
@@ -198,14 +198,14 @@ async def test_bundle_with_wrong_checksum_fails_stage(north: FileSite, daemon_fi
     bundle = keep(daemon_files, archive(member("a")))
     daemon_files.bundles[bundle.id] = archive(member("b"))
     folder = north.stage(bundle=bundle)
-    assert "wrong checksum" in (await north.comes_to("failed")).error
+    assert "wrong checksum" in (await north.wait_for_state("failed")).error
     assert len(daemon_files.requests) == 2
     assert os.listdir(folder) == []
 
 
 async def test_input_named_like_bundled_file_is_refused(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, archive(member("input", b"mine"))))
-    assert "own files also contain 'input'" in (await north.comes_to("failed")).error
+    assert "own files also contain 'input'" in (await north.wait_for_state("failed")).error
     assert (folder / "input").read_bytes() == b"mine"
 
 
@@ -252,20 +252,20 @@ def test_archives_that_are_none(tmp_path: Path, content: bytes) -> None:
 
 async def test_repeated_stage_replaces_one_in_use(north: FileSite) -> None:
     folder = north.stage()
-    await north.comes_to("done")
-    north.used.add(T)
+    await north.wait_for_state("done")
+    north.stages_in_use.add(T)
     north.stages.discard_stage(INSTANCE, T)
     again = north.stage()
     assert again != folder
-    await north.until(lambda: not folder.exists())
+    await north.wait_until(lambda: not folder.exists())
     assert [status.token for status in north.stages.current_statuses(INSTANCE)] == [T]
-    await north.until(lambda: sorted(os.listdir(again.parent)) == sorted([again.name, f".{again.name}"]))
+    await north.wait_until(lambda: sorted(os.listdir(again.parent)) == sorted([again.name, f".{again.name}"]))
 
 
 @pytest.mark.parametrize("unwanted", ["first", "last"])
 async def test_new_agent_resumes_wanted_stage_of_two(north: FileSite, unwanted: str) -> None:
     folder = north.stage()
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     await north.stop()
     own = folder.with_name(f".{folder.name}")
     other = folder.with_name(f"{folder.name}-2")
@@ -273,12 +273,12 @@ async def test_new_agent_resumes_wanted_stage_of_two(north: FileSite, unwanted: 
     shutil.copytree(own, own.with_name(f".{other.name}"))
     gone, stays = (folder, other) if unwanted == "first" else (other, folder)
     JournalFolder(gone.with_name(f".{gone.name}")).write_entry(unwanted=True)
-    north.used.add(T)
+    north.stages_in_use.add(T)
     north.start()
     north.stages.load_stages()
     assert [(s.token, s.state) for s in north.stages.current_statuses(INSTANCE)] == [(T, "done")]
     assert north.stages.folder_path(INSTANCE, T) == stays
-    await north.until(lambda: not gone.exists())
+    await north.wait_until(lambda: not gone.exists())
     assert stays.exists()
 
 
@@ -303,9 +303,9 @@ async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
     north.stage(bundle=keep(daemon_files, archive(member("a"))))
     assert await asyncio.to_thread(entered.wait, 30)
     north.stages.discard_stage(INSTANCE, T)
-    await north.until(lambda: len(done) == 2)
+    await north.wait_until(lambda: len(done) == 2)
     assert done == ["unpacked", "removed"]
-    await north.until(lambda: not os.listdir(north.directory / "stages"))
+    await north.wait_until(lambda: not os.listdir(north.directory / "stages"))
 
 
 @pytest.mark.processes
@@ -332,7 +332,7 @@ def test_read_only_stage_is_removed(tmp_path: Path) -> None:
 
 async def test_names_in_a_bundle_may_be_any_bytes(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     folder = north.stage(bundle=keep(daemon_files, archive(member(os.fsdecode(b"caf\xe9"), b"x"))))
-    await north.comes_to("done")
+    await north.wait_for_state("done")
     assert os.listdir(os.fsencode(folder)) == [b"caf\xe9"]
 
 
@@ -340,7 +340,7 @@ async def test_names_in_a_bundle_may_be_any_bytes(north: FileSite, daemon_files:
 async def test_replica_without_name_fails_stage(north: FileSite, path: str) -> None:
     wanted = north.input(north.make("data"))
     north.stage(wanted.model_copy(update={"source": "south", "path": path}))
-    assert "the catalogue has no such replica" in (await north.comes_to("failed")).error
+    assert "the catalogue has no such replica" in (await north.wait_for_state("failed")).error
 
 
 async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,11 +359,11 @@ async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, mo
         for _ in range(4):
             assert await asyncio.to_thread(entered.acquire, timeout=30)
         north.stage(north.input(north.make("data")))
-        await north.comes_to("done")
+        await north.wait_for_state("done")
         assert not goes_on.is_set()
     finally:
         goes_on.set()
-    await north.comes_to("failed", f"8.1.{MAX_BUNDLES + 3}")
+    await north.wait_for_state("failed", f"8.1.{MAX_BUNDLES + 3}")
 
 
 @pytest.mark.processes
