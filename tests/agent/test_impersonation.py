@@ -32,7 +32,7 @@ async def test_runner_without_node_secret_is_rejected(port: Port, secret: bytes)
     """Nor one who knows that of its neighbour, or of the attempt before."""
     true = await port.runner(TOKEN)
     liar = await port.connect()
-    with pytest.raises(ValueError, match="not from the other side"):
+    with pytest.raises(ValueError, match="not have the tag of the other side"):
         await liar.greet(NAME, secret)
     liar.send(t="here", life="x", **HERE)
     liar.send(**EXIT)
@@ -135,7 +135,7 @@ async def test_repeated_rejections_are_reported_together(port: Port) -> None:
     await port.runner(TOKEN)
     for _ in range(20):
         liar = await port.connect()
-        with pytest.raises(ValueError, match="not from the other side"):
+        with pytest.raises(ValueError, match="not have the tag of the other side"):
             await liar.meet(NAME, b"guess")
         liar.send(t="here", life="x", **HERE)
         assert await liar.read() == {}
