@@ -355,7 +355,7 @@ def test_a_cluster_that_comes_and_goes(grid: Grid) -> None:
 
 
 def test_agents_and_a_daemon_of_different_versions(grid: Grid) -> None:
-    agents = "agents are of version 9.1"
+    agents = "agents have version 9.1"
     for version, target, words in (("0.0.9", "cluster west", "not updated"), ("9.1", "daemon", agents)):
         grid.stop_west()
         grid.start_west(version)
