@@ -208,8 +208,11 @@ def test_a_page_opens_no_websocket(daemon: TestClient, headers: dict[str, str], 
     given = {"Authorization": "Bearer the-secret-of-north"}
     with daemon.websocket_connect(WEBSOCKET, headers=given) as socket:
         assert socket.receive_text() == "welcome"
-    with pytest.raises(WebSocketDenialResponse) as refusal:
-        daemon.websocket_connect(WEBSOCKET, headers=given | headers).__enter__()
+    with (
+        pytest.raises(WebSocketDenialResponse) as refusal,
+        daemon.websocket_connect(WEBSOCKET, headers=given | headers),
+    ):
+        pass  # an accepted connection is closed here
     assert refusal.value.status_code == status
 
 
@@ -336,8 +339,11 @@ def test_every_answer_is_kept_from_caches_frames_and_guesses(daemon: TestClient)
         answer = daemon.request(method, path, headers=headers)
         assert answer.status_code == status, (method, path, headers, answer.text)
         assert_safe(answer)
-    with pytest.raises(WebSocketDenialResponse) as refusal:
-        daemon.websocket_connect(WEBSOCKET, headers={"Origin": "http://evil.example"}).__enter__()
+    with (
+        pytest.raises(WebSocketDenialResponse) as refusal,
+        daemon.websocket_connect(WEBSOCKET, headers={"Origin": "http://evil.example"}),
+    ):
+        pass  # an accepted connection is closed here
     assert_safe(refusal.value)
 
 
