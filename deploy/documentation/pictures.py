@@ -58,7 +58,7 @@ def _speed(cluster: ClusterView) -> str:
 
 
 def _latency(cluster: ClusterView) -> str:
-    within = GRID.link(cluster.name, cluster.name).latency or 0.0
+    within = GRID.link_between(cluster.name, cluster.name).latency or 0.0
     return f"{cluster.idle} idle, {within * 1e6:.0f} us within"
 
 
@@ -68,7 +68,7 @@ def _uplink(cluster: ClusterView) -> str:
 
 
 def _file(cluster: ClusterView) -> str:
-    bandwidth = GRID.link("west", cluster.name).bandwidth
+    bandwidth = GRID.link_between("west", cluster.name).bandwidth
     return (
         "mesh is here"
         if cluster.name in FILE.sites or bandwidth is None

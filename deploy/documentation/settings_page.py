@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from koalapy.config.errors import DELIMITER, PREFIX
 from koalapy.config.settings import Settings
-from koalapy.model.corrections import bounds_of
+from koalapy.model.corrections import describe_bounds
 
 NUMBERS = {"float": "number", "int": "whole number", "str": "text", "bool": "true or false"}
 UNITS = {1024**4: "TiB", 1024**3: "GiB", 1024**2: "MiB"}
@@ -155,7 +155,7 @@ def _bounds(constraint: Any) -> Iterator[str]:
         for each in constraint.metadata:
             yield from _bounds(each)
     elif isinstance(constraint, annotated_types.BaseMetadata):
-        yield from bounds_of(constraint)
+        yield from describe_bounds(constraint)
 
 
 def _default(value: Any, meaning: str) -> str:

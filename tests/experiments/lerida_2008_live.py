@@ -125,7 +125,7 @@ What matching foretells of a job on slow links, beside real runs: one Open MPI j
 rank on each node. In each of {STEPS} steps a rank computes for {COMPUTING:g} s and exchanges equal parts with all
 others, paced to send PNBW bytes per second for {COMMUNICATING:g} s if the network takes as much. Each node's way to the
 other cluster is held to {RATE / 1e6:g} MB/s by a token bucket (tbf), so that k nodes have an uplink of k times that.
-*Foretold* is what [resource matching](../../policies.md) says of exactly that placement, PNBW and capacity.
+*Foretold* is what [resource matching](../../../docs/policies.md) says of exactly that placement, PNBW and capacity.
 
 <!-- not played: it takes the testbed and some minutes -->
 ```console

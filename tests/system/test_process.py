@@ -67,7 +67,7 @@ async def test_a_command_for_which_there_is_no_file_left_may_be_tried_again() ->
 async def test_a_worker_for_which_there_is_none_left() -> None:
     worker = DrmaaProcess(None, "", {}, lambda _: None)
     with few(), pytest.raises(SiteUnavailable, match="Too many open files"):
-        await worker.about()
+        await worker.read_about()
 
 
 def test_it_is_said_once_that_few_are_left(tmp_path: Path) -> None:
