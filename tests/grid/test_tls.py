@@ -110,7 +110,10 @@ def test_others_know_it_by_its_authority_and_by_nothing_less(
     by_name = grid.url.replace("127.0.0.1", "localhost")
     assert grid.as_another("clusters", KOALA_CA_FILE=str(authority.file), url=by_name).returncode == 0
     other = Authority(tmp_path, "another")
-    for ca_file, told in [("", "nobody who is trusted here"), (str(other.file), "nobody who is trusted here")]:
+    for ca_file, told in [
+        ("", "an authority that this machine does not trust"),
+        (str(other.file), "an authority that this machine does not trust"),
+    ]:
         refused = grid.as_another("clusters", KOALA_CA_FILE=ca_file)
         assert (refused.returncode, refused.stdout) == (5, "")
         assert told in refused.stderr
@@ -221,7 +224,7 @@ def test_no_daemon_serves_other_machines_in_clear_nor_with_half_a_certificate(tm
     for host in ("0.0.0.0", "::"):
         said = refused(tmp_path, "--host", host)
         assert said.startswith(
-            f"koala: other machines reach {host}, and without TLS all tokens would go there in clear; "
+            f"koala: --host is {host}, which other machines reach: without TLS they would send tokens unencrypted; "
         )
         assert "--tls-cert" in said
         assert "--behind-proxy" in said
