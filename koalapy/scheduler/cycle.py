@@ -14,11 +14,10 @@ from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.event_handler import EventHandler
 from koalapy.scheduler.events import Event
-from koalapy.scheduler.queue.candidates import Budget, Candidate, Candidates, Offers
+from koalapy.scheduler.queue.candidates import Budget, Candidate, Candidates, Offers, WaitingReasons
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.queue import Group
-from koalapy.scheduler.queue.waiting_reasons import WaitingReasons
 from koalapy.scheduler.state import SchedulerState
 
 

@@ -9,11 +9,10 @@ from koalapy.model.limits import Excess
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.users import NOWHERE
-from koalapy.scheduler.queue.candidates import Offers
+from koalapy.scheduler.queue.candidates import Offers, WaitingReasons
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.reservation import is_promised
-from koalapy.scheduler.queue.waiting_reasons import WaitingReasons
 from koalapy.scheduler.state import SchedulerState
 from koalapy.validation.limits import ClusterLimits, Limits
 

@@ -24,13 +24,11 @@ from koalapy.scheduler.event_handler import EventHandler
 from koalapy.scheduler.events import Event
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queries import Queries
-from koalapy.scheduler.queue.candidates import Budget, Candidates, Clock, Offers
+from koalapy.scheduler.queue.candidates import Budget, Candidates, Clock, Offers, WaitingReasons
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
-from koalapy.scheduler.queue.waiting_reasons import WaitingReasons
-from koalapy.scheduler.state import SchedulerState
-from koalapy.scheduler.timers import Deadline
+from koalapy.scheduler.state import Deadline, SchedulerState
 
 
 class Scheduler:

@@ -9,7 +9,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement
 from koalapy.model.request import Request
 from koalapy.policies.registry import builtin
-from koalapy.scheduler.queue.needs import IdleSummary, Needs, needs_of
+from koalapy.scheduler.queue.queue import IdleSummary, Needs, needs_of
 from tests.policies.grids import NAMES, grids, linked
 from tests.scheduler.requests import fixed, flexible, nonfixed
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
-from koalapy.scheduler.queue.needs import NODES_ANYWHERE
-from koalapy.scheduler.queue.queue import Entry, Group, PlacementQueue
+from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Entry, Group, PlacementQueue
 from koalapy.scheduler.rules import QueueMode, QueueOrder
 
 Jobs = list[tuple[int, int, int]]

@@ -8,7 +8,7 @@ from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState, Priority
 from koalapy.scheduler.attempts.health import LIMIT_PAUSE, MAX_LIMIT_PAUSE
 from koalapy.scheduler.events import ClusterCleared
-from koalapy.scheduler.explain.current_state import current_state
+from koalapy.scheduler.explain.explain import current_state
 from tests.scheduler.laws import check_quiet
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.scheduler.timers import Deadline, Timers
+from koalapy.scheduler.state import Deadline, Timers
 from tests.scheduler.requests import flexible
 from tests.scheduler.world import World
 

@@ -16,8 +16,7 @@ from koalapy.scheduler.effects import (
 )
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.state import SchedulerState
-from koalapy.scheduler.timers import Deadline
+from koalapy.scheduler.state import Deadline, SchedulerState
 
 END_GRACE = 2.0
 """Seconds that components have to end by themselves after the program succeeded."""

@@ -19,8 +19,7 @@ from koalapy.scheduler.cluster_conditions import ContactStatus
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import ClusterLost
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.state import SchedulerState
-from koalapy.scheduler.timers import MIN_RETRY_PAUSE, Deadline, Timer
+from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, SchedulerState, Timer
 
 MAX_LATENESS = 1.0
 """Called so many seconds later than it had asked for, the scheduler was not listening meanwhile."""

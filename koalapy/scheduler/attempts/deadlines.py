@@ -9,8 +9,7 @@ from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.state import SchedulerState
-from koalapy.scheduler.timers import MIN_RETRY_PAUSE, Deadline, Timer
+from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, SchedulerState, Timer
 
 RESULT_PAUSE = 5.0
 """Seconds until it is looked again whether the exit code of a program is there that has ended."""

@@ -17,11 +17,10 @@ from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.ledger import live
+from koalapy.scheduler.queue.candidates import refusal_text
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
-from koalapy.scheduler.queue.waiting_reasons import refusal_text
-from koalapy.scheduler.state import SchedulerState
-from koalapy.scheduler.timers import Deadline, doubled
+from koalapy.scheduler.state import Deadline, SchedulerState, doubled
 
 INFRASTRUCTURE_FAILURE = "infrastructure-failure"
 REFUSED = "refused"

@@ -7,8 +7,7 @@ from dataclasses import replace
 from koalapy.model.job import Token
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import Doubt, HealthStatus, Limit
-from koalapy.scheduler.state import SchedulerState
-from koalapy.scheduler.timers import Deadline, doubled
+from koalapy.scheduler.state import Deadline, SchedulerState, doubled
 
 LIMIT_PAUSE = 15.0
 """Seconds for which a cluster whose resource manager told of a limit gets nothing as large, the first time;

@@ -22,8 +22,7 @@ from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.eligibility import Eligibility, may_not_be_claimed, tries_used_up
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
-from koalapy.scheduler.state import SchedulerState
-from koalapy.scheduler.timers import Deadline
+from koalapy.scheduler.state import Deadline, SchedulerState
 
 
 class ClaimTry:

@@ -12,7 +12,7 @@ from koalapy.model.users import NOWHERE
 from koalapy.scheduler.claims.preemption import taken_back, with_preemption, within_limit
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
-from koalapy.scheduler.queue.waiting_reasons import refusal_text
+from koalapy.scheduler.queue.candidates import refusal_text
 from koalapy.validation.limits import Limits
 from koalapy.validation.submission import check
 

@@ -12,11 +12,9 @@ from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.request import ClusterName, Request, shape_of
 from koalapy.scheduler.queue.eligibility import Eligibility, placement_limit, scan_tries_all
-from koalapy.scheduler.queue.needs import NODES_ANYWHERE, Change, Wakeup
-from koalapy.scheduler.queue.queue import Place, PlacementQueue, Shape
+from koalapy.scheduler.queue.queue import NODES_ANYWHERE, Change, Place, PlacementQueue, Shape, Wakeup
 from koalapy.scheduler.queue.reservation import Reservation, is_promised
-from koalapy.scheduler.state import SchedulerState
-from koalapy.scheduler.timers import Deadline
+from koalapy.scheduler.state import Deadline, SchedulerState
 
 PRIORITIES = tuple(Priority)
 """In the order in which their queues are tried."""

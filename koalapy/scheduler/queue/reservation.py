@@ -11,8 +11,7 @@ from koalapy.model.request import ClusterName
 from koalapy.scheduler.attempts.facts import unclaimed
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.queue.needs import IdleSummary
-from koalapy.scheduler.queue.queue import Entry, PlacementQueue
+from koalapy.scheduler.queue.queue import Entry, IdleSummary, PlacementQueue
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.state import SchedulerState
 
