@@ -239,7 +239,7 @@ async def serving(
             0,
             0,
             0,
-            cluster.why,
+            cluster.state_reason,
             None,
             1,
             1.0,

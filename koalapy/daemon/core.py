@@ -204,7 +204,7 @@ def build_describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Cal
             background=cluster.background,
             down=cluster.down,
             errors=cluster.health.errors,
-            reason=cluster.said,
+            reason=cluster.status_text,
             last_heard=cluster.contact.last_heard,
             processes_per_node=section.processes_per_node,
             speed=section.speed,

@@ -14,7 +14,7 @@ ASSUMED_START = 0.5
 
 
 @dataclass(slots=True)
-class Faded:
+class DecayingSum:
     """A sum of which each part weighs half as much after each ``HALF_LIFE``."""
 
     _sum: float = 0.0
@@ -38,19 +38,19 @@ def _left(seconds: float) -> float:
 class ClaimEvidence:
     """How the runners on one cluster fared lately; a new daemon learns it anew by a few claims."""
 
-    in_vain: int = 0
+    consecutive_failures: int = 0
     """Claims in a row that got nothing though the cluster reported the nodes: each lengthens the pause of a doubt."""
-    _started: Faded = field(default_factory=Faded)
-    _waited: Faded = field(default_factory=Faded)
+    _started: DecayingSum = field(default_factory=DecayingSum)
+    _waited: DecayingSum = field(default_factory=DecayingSum)
     """Seconds from submission until the last node had reported, of the runners that started."""
-    _failed: Faded = field(default_factory=Faded)
+    _failed: DecayingSum = field(default_factory=DecayingSum)
 
-    def started(self, waited: float, now: float) -> None:
+    def record_started(self, waited: float, now: float) -> None:
         """Count a runner that got its nodes after so many seconds."""
         self._started.add(1.0, now)
         self._waited.add(max(0.0, waited), now)
 
-    def failed(self, now: float) -> None:
+    def record_failed(self, now: float) -> None:
         """Count a runner that was overtaken, or broke, before all its nodes had reported."""
         self._failed.add(1.0, now)
 
@@ -58,7 +58,7 @@ class ClaimEvidence:
         """Return how many runners were counted, as far as that has not faded."""
         return self._started.at(now) + self._failed.at(now)
 
-    def share_in_vain(self, now: float) -> float:
+    def failed_fraction(self, now: float) -> float:
         """Return the fraction of these that did not start; 0 where there are none."""
         claims = self.claims(now)
         return self._failed.at(now) / claims if claims else 0.0
@@ -137,7 +137,7 @@ class UplinkUse:
 
     bandwidth: float | None = None
     """Bytes per second that it carries, as configured; None: as links were measured."""
-    changed: Callable[[], None] = lambda: None
+    on_change: Callable[[], None] = lambda: None
     """Is told when more or less is exchanged."""
     _demands: dict[Token, float] = field(default_factory=dict)
 
@@ -146,17 +146,17 @@ class UplinkUse:
         """Bytes per second, as far as it is known what components exchange."""
         return sum(self._demands.values())
 
-    def begin(self, token: Token, demand: float) -> None:
+    def add_demand(self, token: Token, demand: float) -> None:
         """A component begins to exchange so many bytes per second; 0 is not known."""
         if demand:
             self._demands[token] = demand
-            self.changed()
+            self.on_change()
 
-    def end(self, token: Token) -> bool:
+    def remove_demand(self, token: Token) -> bool:
         """A component exchanges nothing any more; whether there is more left for others."""
         ended = bool(self._demands.pop(token, 0.0))
         if ended:
-            self.changed()
+            self.on_change()
         return ended
 
 

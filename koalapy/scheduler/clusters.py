@@ -47,7 +47,7 @@ class NodeClasses:
         """A component has ended."""
         self._asked_for.pop(token, None)
 
-    def asked_by(self, token: Token) -> str:
+    def requested_class(self, token: Token) -> str:
         """The class that a component asks for; empty: none."""
         return self._asked_for.get(token, "")
 
@@ -71,13 +71,13 @@ class NodeClasses:
         return resize_classes(left, idle)
 
 
-def is_more(now: tuple[NodeClass, ...], before: tuple[NodeClass, ...]) -> bool:
+def has_more_nodes(now: tuple[NodeClass, ...], before: tuple[NodeClass, ...]) -> bool:
     """Whether there are more nodes of some class, or of a better one."""
     known = {(each.name, each.power, each.memory): each.idle for each in before}
     return any(each.idle > known.get((each.name, each.power, each.memory), 0) for each in now)
 
 
-NOTHING_TOLD = "its agent is connected, and has not told yet what runs there"
+NO_REPORT_YET = "its agent is connected, and has not told yet what runs there"
 
 
 @dataclass(slots=True, eq=False)
@@ -91,9 +91,9 @@ class ClusterStatus:
     contact: ContactStatus = field(default_factory=ContactStatus)
     health: HealthStatus = field(default_factory=HealthStatus)
     drained: Drain | None = None
-    touched: Callable[[ClusterName], None] = lambda _: None
+    on_change: Callable[[ClusterName], None] = lambda _: None
     """Is told of each change here that bears on what the cluster can be given; those of its state, which others make,
-    are told by ``Ledger.cluster_changed``."""
+    are told by ``Ledger.mark_cluster_changed``."""
 
     uplink: UplinkUse = field(default_factory=UplinkUse)
 
@@ -137,7 +137,7 @@ class ClusterStatus:
     """Components that have given back their nodes here and still send what they have."""
     capacity_gained: bool = False
     """Whether nodes became available here since the grid was last asked."""
-    departs: bool = False
+    capacity_expected: bool = False
     """Whether more nodes will be available than was expected when the grid was last asked."""
     preemptible: int = 0
     """Nodes of components that make room for jobs of high priority."""
@@ -155,9 +155,9 @@ class ClusterStatus:
     _leaving: dict[Token, int] = field(default_factory=dict)
     _leave_by: dict[Token, float] = field(default_factory=dict)
     """Of those that are leaving after a grace: when that is over."""
-    _there_by: dict[Token, float] = field(default_factory=dict)
+    _release_deadlines: dict[Token, float] = field(default_factory=dict)
     """When it is over of all whose nodes others were promised."""
-    _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
+    _promised_from: dict[Token, frozenset[Token]] = field(default_factory=dict)
     """The components that were leaving when others were promised nodes that were not idle: theirs."""
     _kept: dict[JobId, int] = field(default_factory=dict)
     """Nodes that nobody else is given than these jobs, which were promised their turn, in the order of their turns."""
@@ -180,7 +180,7 @@ class ClusterStatus:
 
     def report(self, report: ClusterReport, now: float) -> None:
         """Take in what its agent says of its nodes."""
-        self.touched(self.name)
+        self.on_change(self.name)
         self.reported_at, self.versions, self.calls = now, report.versions, report.calls
         self.capacity_gained |= bool(self.lacks - report.lacks)
         self.lacks, self.disks = report.lacks, report.disks
@@ -205,8 +205,8 @@ class ClusterStatus:
         self._take_holding(report.holding)
         for token in [token for token in self._leaving if token not in self.live and not self.holds(token)]:
             del self._leaving[token]
-        self.capacity_gained |= self.available > before or is_more(self.node_classes, known)
-        self.departs |= self.expected > expected
+        self.capacity_gained |= self.available > before or has_more_nodes(self.node_classes, known)
+        self.capacity_expected |= self.expected > expected
 
     def _take_holding(self, holding: frozenset[Token]) -> None:
         """The components that it counts now; only those are looked at that it did not count before, or does no more."""
@@ -236,15 +236,15 @@ class ClusterStatus:
         ``preemptible``: it makes room for jobs of high priority and, as a ``guest``, for those whose home site this is.
         ``demand``: bytes per second that it exchanges with other clusters.
         """
-        self.touched(self.name)
+        self.on_change(self.name)
         if size > self.idle:
-            self._promised_of[token] = frozenset(self._leaving)
-            self._there_by[token] = max(self._leave_by.values(), default=0.0)
+            self._promised_from[token] = frozenset(self._leaving)
+            self._release_deadlines[token] = max(self._leave_by.values(), default=0.0)
         self.live[token] = size
         if guest:
             self._guests.add(token)
         self.classes.promise(token, node_class)
-        self.uplink.begin(token, demand)
+        self.uplink.add_demand(token, demand)
         if preemptible:
             self._make_preemptible(token, size)
         if token not in self._holding:
@@ -260,70 +260,70 @@ class ClusterStatus:
         if token in self._guests:
             self.reclaimable += size
 
-    def shown(self, token: Token) -> None:
+    def end_proof(self, token: Token) -> None:
         """A claim has shown what it could, or never will: the next may."""
         if token in self._proofs:
             self._proofs.remove(token)
-            self.touched(self.name)
+            self.on_change(self.name)
             self.capacity_gained |= not self._proofs
 
-    def forget_trials(self) -> None:
+    def clear_trials(self) -> None:
         """What was tried here before is no trial of what comes next, however long it goes on."""
-        self.touched(self.name)
+        self.on_change(self.name)
         self._trials.clear()
 
-    def keep(self, token: Token) -> None:
+    def clear_preemptible(self, token: Token) -> None:
         """The component makes room for nobody any more: its job has come to its end."""
         if size := self._preemptible.pop(token, 0):
             self.preemptible -= size
             if token in self._guests:
                 self.reclaimable -= size
-            self.touched(self.name)
+            self.on_change(self.name)
         self.about_to_end.pop(token, None)
 
     def await_end(self, token: Token, until: float) -> None:
         """The component ends by itself until then: others are promised its nodes, and it need not make room."""
         if token in self._preemptible:
             self._leaving[token] = self._preemptible[token]
-            self.keep(token)
+            self.clear_preemptible(token)
             self.about_to_end[token] = until
 
-    def leave(self, token: Token, by: float | None = None) -> None:
+    def expect_release(self, token: Token, by: float | None = None) -> None:
         """The component was told to end: its nodes will be free soon, or after its grace, which is over ``by`` then."""
-        self.keep(token)
+        self.clear_preemptible(token)
         self._leave_by.pop(token, None)
         if by is not None and token in self.live:
             self._leave_by[token] = by
-            for other in (other for other, of in self._promised_of.items() if token in of):
-                self._there_by[other] = max(self._there_by[other], by)
+            for other in (other for other, of in self._promised_from.items() if token in of):
+                self._release_deadlines[other] = max(self._release_deadlines[other], by)
         if token in self.live:
-            self.departs |= token not in self._leaving
+            self.capacity_expected |= token not in self._leaving
             self._leaving[token] = self.live[token]
-            self.touched(self.name)
+            self.on_change(self.name)
 
     @property
-    def awaited(self) -> list[Token]:
+    def awaited_components(self) -> list[Token]:
         """Components of which something is to be heard."""
         return [*self.live, *self.delivering]
 
-    def deliver(self, token: Token) -> None:
+    def mark_delivering(self, token: Token) -> None:
         """The component has given back its nodes, and has not ended."""
         self.release(token)
         self.delivering.add(token)
 
     def release(self, token: Token) -> None:
         """The component has ended; nodes that the last report counted as its own stay unavailable until the next."""
-        self.touched(self.name)
+        self.on_change(self.name)
         before, expected = self.available, self.expected
         self.delivering.discard(token)
         size = self.live.pop(token, 0)
         self.classes.release(token)
-        self.capacity_gained |= self.uplink.end(token)
-        self._promised_of.pop(token, None)
+        self.capacity_gained |= self.uplink.remove_demand(token)
+        self._promised_from.pop(token, None)
         self.over.discard(token)
         self._leave_by.pop(token, None)
-        self._there_by.pop(token, None)
-        self.keep(token)
+        self._release_deadlines.pop(token, None)
+        self.clear_preemptible(token)
         self._guests.discard(token)
         self._promised -= self._awaiting.pop(token, 0)
         if token not in self._holding:
@@ -333,9 +333,9 @@ class ClusterStatus:
         if token in self._trials:
             self._trials.remove(token)
             self.capacity_gained |= not self._trials
-        self.shown(token)
+        self.end_proof(token)
         self.capacity_gained |= self.available > before
-        self.departs |= self.expected > expected
+        self.capacity_expected |= self.expected > expected
 
     def known_at(self, now: float) -> float | None:
         """Return the time as of which its nodes are known, as a rule now; None if they were never told."""
@@ -368,14 +368,14 @@ class ClusterStatus:
             return self.available
         return sum(each.idle for each in self.node_classes if each.name == node_class)
 
-    def keep_for(self, job: JobId, nodes: int) -> None:
+    def reserve(self, job: JobId, nodes: int) -> None:
         """Give so many nodes to nobody else than a job, in place of those that were kept for it before."""
-        self.touched(self.name)
+        self.on_change(self.name)
         self._kept[job] = nodes
         if not nodes:
             del self._kept[job]
 
-    def kept_from(self, job: JobId | None = None) -> int:
+    def reserved_for_others(self, job: JobId | None = None) -> int:
         """Return the nodes kept from a job for others; from one that keeps some itself, only by jobs before it."""
         count = 0
         for other, kept in self._kept.items():
@@ -385,7 +385,7 @@ class ClusterStatus:
         return count
 
     @property
-    def without_ours(self) -> int:
+    def capacity_without_own_jobs(self) -> int:
         """Nodes that could be promised if no component of ours had any."""
         return self._within_limit(self.total - self.background - self.down - self.doubted)
 
@@ -410,17 +410,17 @@ class ClusterStatus:
             return 0
         return self.doubt.nodes
 
-    def said_for_claims_like(self, token: Token) -> int:
+    def idle_reported_for(self, token: Token) -> int:
         """Return the nodes reported idle beyond those promised to waiting components, of the class of this one. None
         where one before it waits for another class: a strict queue was held up by that one."""
-        asked_by, asked, waiting = self.classes.asked_by, self.classes.asked_by(token), 0
+        requested_class, asked, waiting = self.classes.requested_class, self.classes.requested_class(token), 0
         for other in self.live:
             if other == token:
                 break
-            if other not in self._holding and asked_by(other) not in ("", asked):
+            if other not in self._holding and requested_class(other) not in ("", asked):
                 return 0
         for other, size in self._awaiting.items():
-            if other not in self._leaving and (not asked or asked_by(other) == asked):
+            if other not in self._leaving and (not asked or requested_class(other) == asked):
                 waiting += size
         return (self.classes.reported_idle(asked) if asked else self._idle) - waiting
 
@@ -433,18 +433,18 @@ class ClusterStatus:
                 size = max(size, its)
         return size
 
-    def count_on_none_of(self, token: Token) -> None:
+    def forget_promised_nodes(self, token: Token) -> None:
         """The nodes that a component was promised of others never came: nobody is promised them any more."""
-        self.touched(self.name)
-        for other in self._promised_of.pop(token, ()):
+        self.on_change(self.name)
+        for other in self._promised_from.pop(token, ()):
             size = self._leaving.pop(other, 0)
             if other in self.about_to_end:
                 del self.about_to_end[other]
                 self._make_preemptible(other, size)
 
-    def overdue_for(self, token: Token, now: float) -> list[Token]:
+    def overdue_components(self, token: Token, now: float) -> list[Token]:
         """Those that should have ended by now whose nodes a component was promised."""
-        return [other for other in self._promised_of.get(token, ()) if self.about_to_end.get(other, inf) <= now]
+        return [other for other in self._promised_from.get(token, ()) if self.about_to_end.get(other, inf) <= now]
 
     @property
     def preemptible_components(self) -> Mapping[Token, int]:
@@ -461,13 +461,13 @@ class ClusterStatus:
         """Nodes of components that are ending, or have ended since the last report."""
         return sum(self._leaving.values())
 
-    def left_by(self, token: Token) -> float:
+    def release_deadline(self, token: Token) -> float:
         """When the grace is over of all whose nodes a component was promised, as of then; 0 without any."""
-        return self._there_by.get(token, 0.0)
+        return self._release_deadlines.get(token, 0.0)
 
-    def still_to_leave(self, token: Token) -> int:
+    def unreleased_nodes(self, token: Token) -> int:
         """Nodes that a component was promised of others that were leaving, and that these have not given back yet."""
-        return sum(self._leaving.get(other, 0) for other in self._promised_of.get(token, ()))
+        return sum(self._leaving.get(other, 0) for other in self._promised_from.get(token, ()))
 
     @property
     def expected(self) -> int:
@@ -521,13 +521,13 @@ class ClusterStatus:
         return ClusterState.PROBATION if self.health.unusable else ClusterState.USABLE
 
     @property
-    def why(self) -> str:
+    def state_reason(self) -> str:
         """Why nothing is placed here, in the words an operator would use; empty when usable."""
         if self.drained is not None:
             by = f"by {self.drained.by}" if self.drained.by else "by an operator"
             return f"{by}: {self.drained.reason}" if self.drained.reason else by
         if not self.contact.connected:
-            return self.problem or self.absence or NOTHING_TOLD
+            return self.problem or self.absence or NO_REPORT_YET
         if self.health.unusable and not self.health.probation:
             return self.health.note
         if self.problem:
@@ -539,22 +539,24 @@ class ClusterStatus:
         return "rsync" not in self.lacks
 
     @property
-    def held_back(self) -> str:
+    def capacity_restriction(self) -> str:
         """Why it is given less than it has idle nodes: a limit, or a doubt; empty when neither."""
         return "; ".join(str(each) for each in (self.limit, self.doubt) if each is not None)
 
     @property
-    def said(self) -> str:
+    def status_text(self) -> str:
         """Everything that an operator should know of it in one line; empty when all is well."""
         lacks = f"has no {format_list(sorted(self.lacks))}: no files come there from other clusters, and none go"
-        return "; ".join(filter(None, (self.why, self.held_back, lacks if self.lacks else "", *self.notices)))
+        return "; ".join(
+            filter(None, (self.state_reason, self.capacity_restriction, lacks if self.lacks else "", *self.notices))
+        )
 
     def view(self, idle: int) -> ClusterView:
         """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""
         state = self.state
         if state is ClusterState.PROBATION:
             state = ClusterState.UNUSABLE if self._trials else ClusterState.USABLE
-        note = "" if state is ClusterState.USABLE else self.why
+        note = "" if state is ClusterState.USABLE else self.state_reason
         return ClusterView(self.name, self.total, idle, state, self.speed, note, self._of_classes(idle))
 
     def _of_classes(self, idle: int) -> tuple[NodeClass, ...]:

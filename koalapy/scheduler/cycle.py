@@ -48,7 +48,7 @@ class Cycle:
         self._policies, self._knowledge, self._reasons = policies, knowledge, reasons
         self._claiming, self._attempts, self._budget = claiming, attempts, budget
         self._keeps_effects = keeps_effects
-        self._in_turn: set[JobId] = set()
+        self._being_placed: set[JobId] = set()
         """Jobs that are about to be placed, once those are that would take back nodes."""
         self._guest_sites: set[ClusterName] = set()
         """The clusters where jobs of other home sites were placed in this cycle."""
@@ -65,24 +65,24 @@ class Cycle:
         for event in events:
             self._events.apply(event, now)
         # 2. Handle the deadlines that are due.
-        for timer in self._state.timers.due(now):
+        for timer in self._state.timers.pop_due(now):
             self._deadlines.handle(timer, now)
         # 3. Wake the jobs that may be placed by what has changed.
         self._begin_placing()
         # 4. Choose candidates: by priority, and by their places in the queues.
-        while (candidate := self._candidates.next()) is not None:
+        while (candidate := self._candidates.next_candidate()) is not None:
             # 5. Ask the candidate's policy for a placement, on the nodes that the job may have.
             answer = self._ask_policy(candidate, now)
             # 6. Claim the nodes of the placement, or count the refusal.
             if isinstance(answer, Placement):
                 self._claim(candidate.job, answer, now)
             else:
-                self._refuse(candidate, answer, now)
+                self._count_refusal(candidate, answer, now)
             if self._budget.is_spent:
                 break
         # 7. Hand out what has changed, and the commands to clusters.
         self._end_placing()
-        return self._ledger.take(share=self._keeps_effects)
+        return self._ledger.take_effects(share=self._keeps_effects)
 
     def apply(self, event: Event, now: float) -> None:
         """Apply one event before a cycle, for a caller that handles its errors."""
@@ -97,7 +97,7 @@ class Cycle:
     def _begin_placing(self) -> None:
         self.invalidate()
         if first_seen := self._state.experience.take_first_seen():
-            self._queues.regroup(first_seen)
+            self._queues.regroup_jobs(first_seen)
         self._guest_sites.clear()
         self._refused_owners.clear()
         self._knowledge.notes_waits = True
@@ -111,15 +111,15 @@ class Cycle:
 
     def _ask_policy(self, candidate: Candidate, now: float) -> Placement | Refusal | None:
         """Return the answer of the job's policy; None for a refusal that is counted already."""
-        if candidate.is_newcomer and self._candidates.is_hopeless(candidate):
+        if candidate.is_newcomer and self._candidates.is_rejected_early(candidate):
             return None
-        if candidate.job in self._queues.bounced:
+        if candidate.job in self._queues.failed_at_once:
             return None
         job = self._ledger.jobs[candidate.job]
-        if (excess := self._state.owner_use.of(job.spec, self._state.now)) is not None:
+        if (excess := self._state.owner_use.find_excess(job.spec, self._state.now)) is not None:
             return Refusal(excess.waiting_reason, RefusalKind.LIMIT)
         answer = self._evaluate(job, candidate, now)
-        while isinstance(answer, Placement) and self._place_owner(job, answer, now):
+        while isinstance(answer, Placement) and self._place_home_job(job, answer, now):
             answer = self._evaluate(job, candidate, now)
         return answer
 
@@ -134,7 +134,7 @@ class Cycle:
             answer = taken_back if isinstance(taken_back, Placement) else answer
         return answer
 
-    def _place_owner(self, guest: Job, placement: Placement, now: float) -> bool:
+    def _place_home_job(self, guest: Job, placement: Placement, now: float) -> bool:
         """Place a job before a guest on its home site, and return whether one was placed: one that goes home, or that
         would take back the guest's nodes in the same cycle."""
         sharing, priority = self._state.sharing, guest.spec.priority
@@ -143,31 +143,33 @@ class Cycle:
         queue, offer = self._queues[priority], self._offers.ordinary[priority]
         newcomers = {place[-1] for place in self._queues.newcomers[priority]}
         sites = {component.cluster for component in placement.components} - {guest.spec.home_site}
-        self._in_turn.add(guest.id)
+        self._being_placed.add(guest.id)
         try:
             for site in sorted(sites | self._guest_sites):
-                for job_id in queue.firsts(sharing.section_of(site), self._state.rules.queue):
+                for job_id in queue.first_jobs(sharing.section_of(site), self._state.rules.queue):
                     group = queue.group_of(job_id)
                     may_be_tried = self._candidates.may_scan(priority) or job_id in newcomers
-                    if not may_be_tried or job_id in self._in_turn or group in self._refused_owners:
+                    if not may_be_tried or job_id in self._being_placed or group in self._refused_owners:
                         continue
                     owner, candidate = self._ledger.jobs[job_id], Candidate(job_id, offer)
-                    wanted = self._evaluate(owner, candidate, now) if offer.glance()(group.needs) else None
+                    wanted = self._evaluate(owner, candidate, now) if offer.idle_test()(group.needs) else None
                     if not isinstance(wanted, Placement):
                         self._refused_owners.add(group)
-                    elif _is_on(owner.spec.home_site, wanted) or self._takes_back(owner, candidate, placement, now):
+                    elif _is_on(owner.spec.home_site, wanted) or self._needs_reclaimed_nodes(
+                        owner, candidate, placement, now
+                    ):
                         answer = self._ask_policy(candidate, now)
                         if not isinstance(answer, Placement):
-                            self._refuse(candidate, answer, now)
+                            self._count_refusal(candidate, answer, now)
                             return False
                         self._claim(job_id, answer, now)
                         return True
         finally:
-            self._in_turn.discard(guest.id)
+            self._being_placed.discard(guest.id)
         self._guest_sites |= sites
         return False
 
-    def _takes_back(self, owner: Job, candidate: Candidate, guest: Placement, now: float) -> bool:
+    def _needs_reclaimed_nodes(self, owner: Job, candidate: Candidate, guest: Placement, now: float) -> bool:
         """Return whether a job would be placed only by what its home site takes back, once a guest is placed."""
         barred, offer = owner.barred_clusters(now), candidate.offer
         home = offer.at_home(owner.spec)
@@ -181,18 +183,18 @@ class Cycle:
 
     def _claim(self, job_id: JobId, placement: Placement, now: float) -> None:
         self._queues.placing = job_id
-        job = self._claiming.start(self._queues.leave(self._ledger.jobs[job_id]), placement, now)
+        job = self._claiming.start(self._queues.remove(self._ledger.jobs[job_id]), placement, now)
         if placement.advice is not None:
-            self._ledger.advised(record_advice(job, now, placement.advice, placement.reason))
+            self._ledger.record_advised_placement(record_advice(job, now, placement.advice, placement.reason))
         self._attempts.settle_job(job, now)
         self._queues.placing = None
         self._candidates.update_reservation()
 
-    def _refuse(self, candidate: Candidate, refusal: Refusal | None, now: float) -> None:
+    def _count_refusal(self, candidate: Candidate, refusal: Refusal | None, now: float) -> None:
         if refusal is not None:
             self._ledger.count_refusals(refusal.kind)
         if candidate.is_newcomer:
-            self._candidates.newcomer_refused(self._ledger.jobs[candidate.job], now)
+            self._candidates.count_newcomer_try(self._ledger.jobs[candidate.job], now)
 
 
 def _is_on(site: ClusterName, placement: Placement) -> bool:

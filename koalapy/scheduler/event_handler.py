@@ -21,7 +21,7 @@ from koalapy.scheduler.queue.candidates import Candidates
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import SchedulerState
 
-MAX_FILES_GONE = 1000
+MAX_MISSING_FILES = 1000
 """Files without a replica that are remembered, whether or not a job needs them."""
 
 
@@ -54,23 +54,23 @@ class EventHandler:
                 self._apply_report(event.cluster, event.report, now)
             case ev.JobSubmitted():
                 job = event.job if event.job.submitted_at <= now else replace(event.job, submitted_at=now)
-                self._ledger.note(job, now, "submitted", by=event.by)
-                self._queues.arrive(job)
+                self._ledger.record_event(job, now, "submitted", by=event.by)
+                self._queues.add_new(job)
             case ev.JobCancelled():
                 self._cancel(self._job_of(event), event, now)
             case ev.JobHeld():
-                job = self._queues.leave(self._job_of(event))
-                self._ledger.move(job, JobState.HELD, now, "held", event.reason, by=event.by)
+                job = self._queues.remove(self._job_of(event))
+                self._ledger.change_state(job, JobState.HELD, now, "held", event.reason, by=event.by)
             case ev.JobReleased():
                 job = self._job_of(event)
-                self._queues.release(self._ledger.move(job, JobState.QUEUED, now, "released", by=event.by))
+                self._queues.release(self._ledger.change_state(job, JobState.QUEUED, now, "released", by=event.by))
             case ev.JobPriorityChanged():
                 job = self._job_of(event)
                 before = job.spec.priority
                 if before is not event.priority:
                     text = f"{before} to {event.priority}" + (f": {event.reason}" if event.reason else "")
                     job = self._queues.change_priority(job, event.priority)
-                    self._ledger.note(job, now, "priority", text, by=event.by)
+                    self._ledger.record_event(job, now, "priority", text, by=event.by)
             case ev.ClusterConfirmed():
                 self._confirmations.received(event.cluster, event.as_of)
             case ev.ClusterDisconnected():
@@ -78,10 +78,10 @@ class EventHandler:
             case ev.AgentConnected():
                 contact = self._grid[event.cluster].contact
                 contact.has_agent, contact.agent_failed = True, ""
-                self._ledger.cluster_changed(event.cluster)
+                self._ledger.mark_cluster_changed(event.cluster)
             case ev.AgentFailed():
                 self._grid[event.cluster].contact.agent_failed = event.reason
-                self._ledger.cluster_changed(event.cluster)
+                self._ledger.mark_cluster_changed(event.cluster)
             case ev.ClusterCleared():
                 self._health.clear(event.cluster)
                 self._failures.forget_refusals(event.cluster)
@@ -89,22 +89,22 @@ class EventHandler:
             case ev.ClusterDrained():
                 if event.reason or self._grid[event.cluster].drained is None:
                     self._grid[event.cluster].drained = Drain(now, event.by, event.reason)
-                    self._ledger.cluster_changed(event.cluster)
+                    self._ledger.mark_cluster_changed(event.cluster)
                 if event.requeue:
                     self._requeue_all(event, now)
             case ev.ClusterResumed():
                 cluster = self._grid[event.cluster]
                 cluster.drained, cluster.capacity_gained = None, True
-                self._ledger.cluster_changed(event.cluster)
+                self._ledger.mark_cluster_changed(event.cluster)
             case ev.ClusterLost():
                 for token in self._contact.declare_lost(event, now):
                     self._attempts.settle(token, now)
-                self._ledger.cluster_changed(event.cluster)
+                self._ledger.mark_cluster_changed(event.cluster)
             case ev.InventoryReceived():
                 self._apply_inventory(event, now)
             case ev.ReplicasChanged():
                 self._grid.set_replicas({event.file: event.sites})
-                if self._grid.files_gone > MAX_FILES_GONE:
+                if self._grid.missing_files > MAX_MISSING_FILES:
                     jobs = self._ledger.jobs.values()
                     self._grid.forget_files({file.name for job in jobs for file in job.spec.all_inputs})
             case ev.LinkMeasured():
@@ -128,18 +128,18 @@ class EventHandler:
     def _apply_cluster_report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
         shown = report.total, report.problem, report.notices, report.lacks
         if shown != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
-            self._ledger.cluster_changed(cluster.name)
+            self._ledger.mark_cluster_changed(cluster.name)
         doubt = cluster.doubt
         cluster.report(report, now)
         if cluster.doubt != doubt:
-            self._ledger.cluster_changed(cluster.name)
+            self._ledger.mark_cluster_changed(cluster.name)
 
     def _apply_inventory(self, event: ev.InventoryReceived, now: float) -> None:
         cluster = self._grid[event.cluster]
         self._contact.made(cluster, now)
         cluster.contact.agent_failed = ""
         cluster.capacity_gained = True
-        self._ledger.cluster_changed(cluster.name)
+        self._ledger.mark_cluster_changed(cluster.name)
         with self._health.one_event(cluster.name):
             for token in self._components.reconcile(event, now):
                 self._attempts.settle(token, now)
@@ -171,8 +171,8 @@ class EventHandler:
                 self._attempts.end_grace(job)
             return
         if job.state is JobState.QUEUED:
-            job = self._queues.leave(job)
-        self._ledger.move(job, JobState.CANCELLED, now, "cancelled", event.reason, by=event.by, ended_at=now)
+            job = self._queues.remove(job)
+        self._ledger.change_state(job, JobState.CANCELLED, now, "cancelled", event.reason, by=event.by, ended_at=now)
 
     def _requeue_all(self, event: ev.ClusterDrained, now: float) -> None:
         """Requeue all jobs that have nodes on a cluster; that is no restart."""

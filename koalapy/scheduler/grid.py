@@ -44,7 +44,7 @@ class ReplicaSites(Mapping[str, Sites]):
             return ReplicaSites(self._before, lately)
         return ReplicaSites({**self._before, **lately})
 
-    def without_gone(self, wanted: Collection[str]) -> "ReplicaSites":
+    def without_missing(self, wanted: Collection[str]) -> "ReplicaSites":
         """The same without files that are nowhere, but for those that somebody wants."""
         return ReplicaSites({name: sites for name, sites in self.items() if sites or name in wanted})
 
@@ -56,7 +56,7 @@ IdleOf = Callable[[ClusterStatus], int]
 MAX_TOUCHES = 1000
 """So many entries of clusters that were touched are kept: who looks more seldom looks at all clusters."""
 
-NONE_OF_THEM: ClusterName = ""
+NO_CLUSTER: ClusterName = ""
 """Is touched where something changes that is of no cluster."""
 
 
@@ -67,13 +67,13 @@ class GridStatus:
         self._clusters = {cluster.name: cluster for cluster in sorted(clusters, key=lambda b: b.name)}
         self._links = dict(links or {})
         self._replicas = ReplicaSites()
-        self.files_gone = 0
+        self.missing_files = 0
         """How many files were said to be nowhere since such files were last forgotten."""
         self._link_learned = False
         """Whether a link became known that may open a way for a job."""
         self._files_learned: set[str] = set()
         """Files of which a replica became known."""
-        self.moment = 1
+        self.version = 1
         """Another one with each change of what is known."""
         self._touches: list[ClusterName] = []
         """The clusters that were changed in the last moments before this one."""
@@ -81,9 +81,9 @@ class GridStatus:
         self._uplinks: Mapping[ClusterName, Uplink] | None = None
         """None: to be worked out again, as their capacities or what they carry may have changed."""
         for cluster in self._clusters.values():
-            cluster.touched, cluster.uplink.changed = self.touch, self._forget_uplinks
+            cluster.on_change, cluster.uplink.on_change = self.touch, self._forget_uplinks
         self._news_taken = 0
-        self._available = self.lens(lambda cluster: cluster.available)
+        self._available = self.cached_view(lambda cluster: cluster.available)
 
     def __getitem__(self, name: ClusterName) -> ClusterStatus:
         return self._clusters[name]
@@ -95,7 +95,7 @@ class GridStatus:
         return list(self._clusters.values())
 
     @property
-    def is_all_on_trial(self) -> bool:
+    def has_no_trusted_cluster(self) -> bool:
         """Whether no cluster is trusted: then trials may have more than one component, lest wide jobs wait for ever."""
         return not any(cluster.state is ClusterState.USABLE for cluster in self._clusters.values())
 
@@ -106,28 +106,28 @@ class GridStatus:
         if len(self._touches) >= MAX_TOUCHES:
             self._touches.clear()
         self._touches.append(name)
-        self.moment += 1
+        self.version += 1
 
-    def touched_since(self, moment: int) -> Collection[ClusterStatus]:
+    def changed_since(self, moment: int) -> Collection[ClusterStatus]:
         """The clusters that were touched since a moment; since 0 they all were."""
-        ago = self.moment - moment
+        ago = self.version - moment
         if ago > len(self._touches) or not moment:
             return self._clusters.values()
         names = dict.fromkeys(self._touches[len(self._touches) - ago :])
-        return [self._clusters[name] for name in names if name != NONE_OF_THEM]
+        return [self._clusters[name] for name in names if name != NO_CLUSTER]
 
-    def take_news(self) -> tuple[list[ClusterName], list[ClusterName]]:
+    def take_capacity_changes(self) -> tuple[list[ClusterName], list[ClusterName]]:
         """Return the clusters with more room than when this was last called, and those that will have more soon."""
         gains: list[ClusterName] = []
         departures: list[ClusterName] = []
-        for cluster in self.touched_since(self._news_taken):
+        for cluster in self.changed_since(self._news_taken):
             if cluster.capacity_gained:
                 cluster.capacity_gained = False
                 gains.append(cluster.name)
-            if cluster.departs:
-                cluster.departs = False
+            if cluster.capacity_expected:
+                cluster.capacity_expected = False
                 departures.append(cluster.name)
-        self._news_taken = self.moment
+        self._news_taken = self.version
         return gains, departures
 
     def take_link_learned(self) -> bool:
@@ -146,13 +146,13 @@ class GridStatus:
 
     def view(self, idle_of: IdleOf | None = None) -> GridView:
         """Return the grid as policies see it; ``idle_of`` says how many nodes of a cluster count."""
-        return self._available.view() if idle_of is None else self.lens(idle_of).view()
+        return self._available.view() if idle_of is None else self.cached_view(idle_of).view()
 
-    def lens(self, idle_of: IdleOf) -> "Lens":
+    def cached_view(self, idle_of: IdleOf) -> "CachedView":
         """Sees the grid with so many idle nodes of each cluster, which may change only where a cluster is touched."""
-        return Lens(self, idle_of)
+        return CachedView(self, idle_of)
 
-    def with_what_is_known(self, view: GridView) -> GridView:
+    def with_current_links(self, view: GridView) -> GridView:
         """A view with the links, and where files are, as they are known now."""
         uplinks = self.uplinks
         if view.links is self._links and view.replicas is self._replicas and view.uplinks is uplinks:
@@ -187,7 +187,7 @@ class GridStatus:
         """Apply a measurement of one way; what it does not say stays, but an unreachable link is so both ways."""
         self._link_learned = True
         self._measured = self._uplinks = None
-        self.touch(NONE_OF_THEM)
+        self.touch(NO_CLUSTER)
         if link.unreachable:
             self._links = self._links | {(one, other): link, (other, one): link}
             return
@@ -202,15 +202,15 @@ class GridStatus:
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
         """Take in where logical files are from now on; nowhere is also an answer."""
         self._replicas = self._replicas.changed(sites)
-        self.touch(NONE_OF_THEM)
+        self.touch(NO_CLUSTER)
         self._files_learned |= {name for name, where in sites.items() if where}
-        self.files_gone += sum(not each for each in sites.values())
+        self.missing_files += sum(not each for each in sites.values())
 
     def forget_files(self, wanted: Collection[str]) -> None:
         """Files that are nowhere, but those that somebody wants, who is to know that."""
-        self.files_gone = 0
-        self._replicas = self._replicas.without_gone(wanted)
-        self.touch(NONE_OF_THEM)
+        self.missing_files = 0
+        self._replicas = self._replicas.without_missing(wanted)
+        self.touch(NO_CLUSTER)
 
 
 def _most_measured(links: Links) -> dict[ClusterName, float]:
@@ -223,21 +223,21 @@ def _most_measured(links: Links) -> dict[ClusterName, float]:
     return most
 
 
-class Lens:
+class CachedView:
     """The grid as somebody sees it. Each view is made of the last one, with those clusters that were touched since."""
 
     def __init__(self, grid: GridStatus, idle_of: IdleOf) -> None:
         self._grid, self._idle_of = grid, idle_of
         self._view = GridView(())
-        self._moment = 0
+        self._version = 0
 
     def view(self) -> GridView:
         """The same object as before while nothing has changed."""
         grid = self._grid
-        if self._moment != grid.moment:
-            touched, self._moment = grid.touched_since(self._moment), grid.moment
+        if self._version != grid.version:
+            touched, self._version = grid.changed_since(self._version), grid.version
             view = self._with(touched) if self._view.clusters else self._anew(touched)
-            self._view = grid.with_what_is_known(view)
+            self._view = grid.with_current_links(view)
         return self._view
 
     def _anew(self, clusters: Collection[ClusterStatus]) -> GridView:

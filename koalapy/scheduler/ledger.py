@@ -109,7 +109,7 @@ class Ledger:
 
     def __init__(self, use: OwnerUse, touch: Callable[[ClusterName], None]) -> None:
         """``use`` is told what owners have; ``touch`` of each cluster that has changed."""
-        self.tells_timelines = True
+        self.records_timelines = True
         """Whether somebody reads them."""
         self.jobs: dict[JobId, Job] = {}
         self._own: dict[JobId, set[int]] = {}
@@ -117,7 +117,7 @@ class Ledger:
         by their indices."""
         self._tokens: dict[Token, tuple[JobId, int]] = {}
         """Job and index of every component of a live attempt."""
-        self.when_over: list[Callable[[JobId], None]] = []
+        self.on_job_removed: list[Callable[[JobId], None]] = []
         """Who forgets a job once it is over."""
         self.unsent_submits: set[Token] = set()
         """Components that are submitted by effects that were not taken yet: no cluster knows of them."""
@@ -125,7 +125,7 @@ class Ledger:
         self._touch = touch
         self._effects = Effects()
 
-    def take(self, *, share: bool) -> Effects:
+    def take_effects(self, *, share: bool) -> Effects:
         """Return the effects since the last call, without starts of attempts that are over. Unless they are shared, the
         unfinished jobs in them change with the next events."""
         effects, self._effects = self._effects, Effects()
@@ -149,7 +149,7 @@ class Ledger:
     def get(self, job: JobId) -> Job | None:
         return self.jobs.get(job)
 
-    def active(self) -> list[Job]:
+    def active_jobs(self) -> list[Job]:
         """The jobs with a live attempt."""
         return [self.jobs[job] for job in dict.fromkeys(job for job, _ in self._tokens.values())]
 
@@ -174,16 +174,16 @@ class Ledger:
         if job.state.is_active:
             self._name_components(job, 0)
         if self._use is not None:
-            self._use.changed(job, None)
+            self._use.update(job, None)
 
-    def put(self, job: Job) -> Job:
+    def store_job(self, job: Job) -> Job:
         """Keep a job that was made elsewhere, which is another's value."""
         before = self.jobs.get(job.id)
         self.jobs[job.id] = job
         self._own.pop(job.id, None)
         return self._changed(job, before.state if before is not None else None)
 
-    def change(self, job: Job, **changes: Unpack[JobChanges]) -> Job:
+    def change_job(self, job: Job, **changes: Unpack[JobChanges]) -> Job:
         """Change fields of a job; a new ``attempt`` ends the one before."""
         was = job.state if job.id in self.jobs else None
         job = self._owned(job)
@@ -201,7 +201,7 @@ class Ledger:
         """Have a job's own request make way for an equal one, as nobody can tell: a queue is mostly requests."""
         _set(job.spec, "request", request)
 
-    def move(
+    def change_state(
         self,
         job: Job,
         state: JobState,
@@ -215,8 +215,8 @@ class Ledger:
         """Change the job's state, if the state machine allows it, with a timeline entry that says why."""
         if state not in TRANSITIONS[job.state]:
             raise ConflictError(f"job {job.id} cannot go from {job.state} to {state}")
-        job = self.change(job, state=state, reason=reason, **changes)
-        self.note(job, now, event, reason, by=by)
+        job = self.change_job(job, state=state, reason=reason, **changes)
+        self.record_event(job, now, event, reason, by=by)
         return job
 
     def change_attempt(self, job: Job, **changes: Unpack[AttemptChanges]) -> Job:
@@ -261,14 +261,14 @@ class Ledger:
         state = job.state
         if was is not state:
             if self._use is not None:
-                self._use.changed(job, was)
+                self._use.update(job, was)
             if was in ACTIVE_STATES and state not in ACTIVE_STATES:
                 for component in live(job).components:
                     del self._tokens[job.token(component.index)]
             if state in FINAL_STATES:
                 self.jobs.pop(job.id, None)
                 self._own.pop(job.id, None)
-                for forget in self.when_over:
+                for forget in self.on_job_removed:
                     forget(job.id)
         self._effects.jobs[job.id] = job
         return job
@@ -278,29 +278,29 @@ class Ledger:
         for index in range(first, len(live(job).components)):
             self._tokens[job.token(index)] = job.id, index
 
-    def note(
+    def record_event(
         self, job: Job, now: float, event: str, reason: str = "", component: Component | None = None, *, by: str = ""
     ) -> None:
         """Add a line to the job's timeline; ``by`` is the user whose doing it was, if it was one's."""
-        if not self.tells_timelines:
+        if not self.records_timelines:
             return
         index, cluster = (component.index, component.cluster) if component else (None, None)
         self._effects.timeline.append(
             TimelineEntry(job.id, now, event, job.state, reason, job.generation, index, cluster, by)
         )
 
-    def command(self, command: Command) -> None:
+    def send_command(self, command: Command) -> None:
         self._effects.commands.append(command)
         if isinstance(command, SubmitComponent):
             self.unsent_submits.add(command.token)
 
-    def confirm(self, cluster: str) -> None:
+    def request_confirmation(self, cluster: str) -> None:
         self._effects.confirm.add(cluster)
 
-    def advised(self, given: AdvisedPlacement) -> None:
+    def record_advised_placement(self, given: AdvisedPlacement) -> None:
         self._effects.advised.append(given)
 
-    def scanned(self, queue: Priority, scans: int) -> None:
+    def record_scan_count(self, queue: Priority, scans: int) -> None:
         self._effects.scans[queue] = scans
 
     def count_refusals(self, kind: RefusalKind, times: int = 1) -> None:
@@ -316,11 +316,11 @@ class Ledger:
         self._effects.warnings.append(text)
 
     @property
-    def changed_clusters(self) -> bool:
+    def has_changed_clusters(self) -> bool:
         """Whether a cluster's state may have changed since the effects were last taken."""
         return bool(self._effects.clusters)
 
-    def cluster_changed(self, name: str) -> None:
+    def mark_cluster_changed(self, name: str) -> None:
         self._effects.clusters.add(name)
         self._touch(name)
 

@@ -12,7 +12,7 @@ HOUR = 3600.0
 NODES, HOURS, QUEUED = "nodes", "node_hours_per_day", "queued_jobs"
 
 
-class Ask(NamedTuple):
+class LimitedDemand(NamedTuple):
     """What a job would add to the use of an owner who is limited; jobs that ask for the same are refused alike."""
 
     owner: str
@@ -39,11 +39,11 @@ class OwnerUse:
         """Node-hours of attempts that have ended, by the hour in which they were used."""
         self._freed = False
         self._hour: int | None = None
-        """In which ``take_freed`` was last called."""
+        """In which ``take_freed_flag`` was last called."""
         for use in past:
             self._spend(use)
 
-    def take_freed(self, now: float) -> bool:
+    def take_freed_flag(self, now: float) -> bool:
         """Whether somebody who is limited has less than when this was last called, maybe since a day has passed."""
         hour = floor(now / HOUR)
         freed, self._freed = self._freed or (self._counts_hours and hour != self._hour), False
@@ -52,7 +52,7 @@ class OwnerUse:
 
     # What jobs do
 
-    def changed(self, job: Job, was: JobState | None) -> None:
+    def update(self, job: Job, was: JobState | None) -> None:
         """A job is in another state than it was, or new."""
         if job.spec.internal or not (scopes := self.limits.scopes(job.spec.owner)):
             return
@@ -82,7 +82,7 @@ class OwnerUse:
 
     # What is asked for
 
-    def ask(self, spec: JobSpec) -> Ask | None:
+    def demand_of(self, spec: JobSpec) -> LimitedDemand | None:
         """What a job adds to what its owner has while it runs; None where that is not limited."""
         if not self._counts_nodes or spec.internal:
             return None
@@ -90,9 +90,9 @@ class OwnerUse:
         hours = any(each.node_hours_per_day is not None for each in limited)
         if not hours and all(each.nodes is None for each in limited):
             return None
-        return Ask(spec.owner, spec.request.total_size, _hours(spec) if hours else 0.0)
+        return LimitedDemand(spec.owner, spec.request.total_size, _hours(spec) if hours else 0.0)
 
-    def excess(self, ask: Ask | None, now: float) -> Excess | None:
+    def excess_of(self, ask: LimitedDemand | None, now: float) -> Excess | None:
         """The limit that keeps an owner from having what is asked for now."""
         if ask is None:
             return None
@@ -104,9 +104,9 @@ class OwnerUse:
                 return over
         return None
 
-    def of(self, spec: JobSpec, now: float) -> Excess | None:
+    def find_excess(self, spec: JobSpec, now: float) -> Excess | None:
         """The limit of its owner that keeps a job from being placed now."""
-        return self.excess(self.ask(spec), now)
+        return self.excess_of(self.demand_of(spec), now)
 
     def check(self, spec: JobSpec) -> None:
         """``NeverAllowed`` for a job that could never be placed, ``LimitReached`` while its owner has too many."""
@@ -122,7 +122,7 @@ class OwnerUse:
                 if over := self.limits.find_excess(scope, name, used, asked):
                     over.raise_error()
 
-    def used(self, scope: Scope, now: float) -> dict[str, float]:
+    def current_use(self, scope: Scope, now: float) -> dict[str, float]:
         """How much of each there is, as far as it is counted."""
         key = scope.key
         return {QUEUED: self._waiting[key], NODES: self._nodes[key], HOURS: self._hours_used(key, now)}

@@ -100,7 +100,7 @@ class Queries:
 
     def over_limit(self, spec: JobSpec) -> Excess | None:
         """Return the limit of its owner that would keep a job from being placed now."""
-        return self.owner_use.of(spec, self.now)
+        return self.owner_use.find_excess(spec, self.now)
 
     def position(self, job: JobId) -> int | None:
         """Return a queued job's place in its queue, counted from 1."""
@@ -118,7 +118,7 @@ class Queries:
 
     def waiting_reason(self, job: Job) -> str:
         """Return why a queued job is not placed."""
-        return self._reasons.of(job)
+        return self._reasons.reason_of(job)
 
     def awaited_clusters(self) -> frozenset[ClusterName]:
         """Return the clusters where a waiting job might be placed if there was room."""

@@ -99,7 +99,7 @@ class Scheduler:
 
     def disable_timelines(self) -> None:
         """Leave timelines out of the effects from now on."""
-        self._ledger.tells_timelines = False
+        self._ledger.records_timelines = False
 
     # Jobs of an earlier daemon
 
@@ -108,7 +108,7 @@ class Scheduler:
         for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.restore(job)
             if (after := corrected(job, now, self._state.rules.restart_pause_max)) != job:
-                self._ledger.put(after)
+                self._ledger.store_job(after)
         self._contact.began = now
         restored = list(self._ledger.jobs.values())
         self._queues.restore(restored, scans or {})
@@ -131,7 +131,7 @@ class Scheduler:
             for component in live(job).components:
                 cluster, token = self._grid[component.cluster], job.token(component.index)
                 if component.state is ComponentState.DELIVERING:
-                    cluster.deliver(token)
+                    cluster.mark_delivering(token)
                 elif component.state is ComponentState.STOPPING:
                     cluster.promise(token, component.size, component.node_class)
                     self._attempts.leave_after_grace(job, component)

@@ -93,7 +93,7 @@ class Timers:
         heapq.heappush(self._heap, timer)
         self._of.setdefault((timer.job, timer.generation), {})[timer.seq] = timer.kind
 
-    def forget(self, job: JobId, generation: int, *kinds: Deadline) -> None:
+    def cancel(self, job: JobId, generation: int, *kinds: Deadline) -> None:
         """Make deadlines of these kinds of an attempt void; all of them if no kind is named, as it is over."""
         of = self._of.pop((job, generation), None)
         if of is None:
@@ -113,7 +113,7 @@ class Timers:
             self._void.remove(heapq.heappop(heap).seq)
         return heap[0].at if heap else None
 
-    def due(self, now: float) -> Iterator[Timer]:
+    def pop_due(self, now: float) -> Iterator[Timer]:
         while self._heap and self._heap[0].at <= now and (at := self.next_at()) is not None and at <= now:
             timer = heapq.heappop(self._heap)
             of = self._of[timer.job, timer.generation]
@@ -123,7 +123,7 @@ class Timers:
             yield timer
 
 
-def doubled(pause: float, times: int, longest: float) -> float:
+def backoff_pause(pause: float, times: int, longest: float) -> float:
     """A pause that doubles each time, up to the longest."""
     return min(pause * 2.0 ** min(times, 60), longest)
 

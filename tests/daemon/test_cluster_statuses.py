@@ -60,7 +60,7 @@ def test_an_unusable_cluster_whose_agent_is_away_is_still_unusable(tmp_path: Pat
     again, south = statuses(SETTINGS, saved_by(tmp_path, north))
     assert known(again) == known(north)
     again.contact.connected = True
-    assert (again.state, again.why) == (ClusterState.UNUSABLE, north.health.note)
+    assert (again.state, again.state_reason) == (ClusterState.UNUSABLE, north.health.note)
     assert known(south) == known(ClusterStatus("south"))
 
 

@@ -123,7 +123,7 @@ class Daemon:
     def describe(self, name: str) -> ClusterRecord:
         cluster = self.scheduler.queries.grid[name]
         return ClusterRecord(
-            name, "slurm", str(cluster.state), cluster.total, cluster.available, 0, 0, 0, 0, cluster.why, None, 1, 1.0
+            name, "slurm", str(cluster.state), cluster.total, cluster.available, 0, 0, 0, 0, cluster.state_reason, None, 1, 1.0
         )
 
     def seen(self, name: str) -> tuple[str, int, str]:

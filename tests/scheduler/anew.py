@@ -40,7 +40,11 @@ def check_views(world: "World") -> None:
     for priority in Priority:
         spared = {c.name: c.available - queries.kept(c.name, priority) for c in clusters}
         _is_view(queries.view(priority), spared, clusters)
-    _is_view(queries.own_view(), {c.name: c.available - c.kept_from(queries.reservation) for c in clusters}, clusters)
+    _is_view(
+        queries.own_view(),
+        {c.name: c.available - c.reserved_for_others(queries.reservation) for c in clusters},
+        clusters,
+    )
     if world.rules.preemption == "placement":
         _is_view(queries.view_with_preemption(), _with_preemption(world, clusters), clusters)
 
@@ -68,7 +72,7 @@ def _with_preemption(world: "World", clusters: list[ClusterStatus]) -> dict[str,
                 holds = c.state not in (ComponentState.PLACED, ComponentState.STOPPING) and not c.has_ended
                 leaves = job.token(c.index) in world.queries.grid[c.cluster].about_to_end  # and so is expected anyway
                 preemptible[c.cluster] += c.size if holds and not leaves else 0
-    could = {c.name: c.expected + preemptible[c.name] - c.kept_from() for c in clusters}
+    could = {c.name: c.expected + preemptible[c.name] - c.reserved_for_others() for c in clusters}
     limits = {c.name: c.limit.size - 1 for c in clusters if c.limit is not None}
     return {name: min(count, limits.get(name, count)) for name, count in could.items()}
 

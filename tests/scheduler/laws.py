@@ -283,10 +283,10 @@ def check_views(queries: Queries) -> None:
 
     def own(cluster: ClusterStatus) -> int:
         # Where nodes are kept for nobody who waits, nobody looks.
-        return cluster.available - cluster.kept_from(queries.reservation)
+        return cluster.available - cluster.reserved_for_others(queries.reservation)
 
     def with_preemption(cluster: ClusterStatus) -> int:
-        room = cluster.expected + cluster.preemptible - cluster.kept_from()
+        room = cluster.expected + cluster.preemptible - cluster.reserved_for_others()
         return room if cluster.limit is None else min(room, cluster.limit.size - 1)
 
     for view, anew in (
@@ -355,10 +355,10 @@ def check_waiting(world: "World") -> None:
 def _taken_back(world: "World", job: Job, kept: bool) -> int:
     """What a job may have at home: all but what its own and jobs of high priority have there, or is kept for others."""
     queries, cluster = world.queries, world.queries.grid[job.spec.home_site]
-    room = cluster.expected + sum(cluster.reclaimable_components.values()) - cluster.kept_from()
+    room = cluster.expected + sum(cluster.reclaimable_components.values()) - cluster.reserved_for_others()
     room = room if cluster.limit is None else min(room, cluster.limit.size - 1)
     low = job.spec.priority is Priority.LOW and not kept
-    return max(0, room - (queries.kept(cluster.name, Priority.LOW) - cluster.kept_from() if low else 0))
+    return max(0, room - (queries.kept(cluster.name, Priority.LOW) - cluster.reserved_for_others() if low else 0))
 
 
 def _shape(job: Job) -> tuple[object, ...]:

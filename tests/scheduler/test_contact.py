@@ -23,7 +23,7 @@ def test_a_cluster_that_goes_away_makes_its_jobs_unknown_and_their_return_makes_
     world.advance(1)
     world.disconnect("south", "its agent has gone")
     assert world.queries.grid["south"].state is ClusterState.UNREACHABLE
-    assert world.queries.grid["south"].why == "its agent has gone"
+    assert world.queries.grid["south"].state_reason == "its agent has gone"
     world.advance(4)
     assert world.state(job) is JobState.RUNNING
     world.advance(1)
@@ -479,10 +479,10 @@ def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool)
         world.queries.grid["north"].total = 4  # as it is stored
     world.step([Reported("north", ClusterReport(0, 0, 0, 0, frozenset(), "not answering"))])
     cluster = world.queries.grid["north"]
-    assert (cluster.total, cluster.used, cluster.why) == (4, 3, "not answering")
+    assert (cluster.total, cluster.used, cluster.state_reason) == (4, 3, "not answering")
     world.connect("north")
     world.advance(1)
-    assert (cluster.total, cluster.used, cluster.why, world.state(job)) == (4, 3, "", JobState.RUNNING)
+    assert (cluster.total, cluster.used, cluster.state_reason, world.state(job)) == (4, 3, "", JobState.RUNNING)
 
 
 @pytest.mark.parametrize("told", ["in an inventory", "by a long silence"])

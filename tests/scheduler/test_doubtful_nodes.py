@@ -65,7 +65,7 @@ def test_the_doubt_is_of_nodes_and_not_of_the_cluster() -> None:
     world.advance(11)
     cluster = world.queries.grid["hole"]
     assert (cluster.available, cluster.idle, cluster.used) == (3, 16, 0)
-    assert cluster.said == (
+    assert cluster.status_text == (
         f"has 13 idle nodes in doubt until 00:00:{10 + DOUBT_PAUSE:.0f}: a claim for 4 nodes was in vain"
     )
     smaller = world.submit(fixed(hole=3))
@@ -85,7 +85,7 @@ def test_pauses_double_up_to_a_bound_and_a_claim_that_holds_ends_the_doubt() -> 
     world.advance(MAX_DOUBT_PAUSE + 30)
     assert world.state(job) is JobState.SUCCEEDED
     cluster = world.queries.grid["hole"]
-    assert (cluster.doubt, cluster.evidence.in_vain, cluster.available) == (None, 0, 16)
+    assert (cluster.doubt, cluster.evidence.consecutive_failures, cluster.available) == (None, 0, 16)
     world.sites["hole"].is_black_hole = True
     again = world.submit(flexible(16))
     world.advance(12 + DOUBT_PAUSE)
@@ -152,10 +152,10 @@ def test_a_smaller_claim_that_holds_says_nothing_of_larger_ones() -> None:
     world.advance(5)
     assert world.state(small) is JobState.RUNNING
     cluster = world.queries.grid["hole"]
-    assert cluster.evidence.in_vain == 1
+    assert cluster.evidence.consecutive_failures == 1
     world.advance(DOUBT_PAUSE + 10)
     assert world.state(job) is JobState.SUCCEEDED
-    assert (cluster.doubt, cluster.evidence.in_vain) == (None, 0)
+    assert (cluster.doubt, cluster.evidence.consecutive_failures) == (None, 0)
 
 
 def test_who_waits_is_told_of_the_doubt_and_an_operator_ends_it() -> None:

@@ -26,7 +26,7 @@ def evidence_of(*story: tuple[float, tuple[Any, ...]]) -> ClaimEvidence:
 
 
 def answers(evidence: ClaimEvidence, now: float) -> tuple[float, float, float]:
-    return evidence.claims(now), evidence.share_in_vain(now), evidence.mean_wait(now)
+    return evidence.claims(now), evidence.failed_fraction(now), evidence.mean_wait(now)
 
 
 def test_evidence_without_claims_is_as_assumed() -> None:
@@ -51,7 +51,7 @@ def test_evidence_of_one_moment_is_a_share_whatever_the_order(
     shuffled = data.draw(st.permutations(events))
     one, other = (evidence_of(*((now, event) for event in each)) for each in (events, shuffled))
     assert answers(one, now + later) == pytest.approx(answers(other, now + later), rel=1e-6)
-    assert 0 <= one.share_in_vain(now + later) <= 1
+    assert 0 <= one.failed_fraction(now + later) <= 1
     assert one.claims(now + later) <= len(events)
 
 

@@ -118,7 +118,7 @@ def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
         break_component(world, world.tokens(job)[0], "no fork")
     cluster = world.queries.grid["north"]
     assert (cluster.state, cluster.health.errors) == (ClusterState.UNUSABLE, 3)
-    assert cluster.why == "3 errors in a row, the last: no fork"
+    assert cluster.state_reason == "3 errors in a row, the last: no fork"
     assert world.state(job) is JobState.QUEUED
     assert "unusable" in world.queries.waiting_reason(world.job(job)) or "north" in world.job(job).reason
     other = world.submit(flexible(2))
@@ -126,7 +126,7 @@ def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
     assert world.state(other) is JobState.SUCCEEDED, "the other cluster serves on"
     assert world.state(job) is JobState.QUEUED
     world.step([ClusterCleared("north")])
-    assert (cluster.state, cluster.health.errors, cluster.why) == (ClusterState.USABLE, 0, "")
+    assert (cluster.state, cluster.health.errors, cluster.state_reason) == (ClusterState.USABLE, 0, "")
     assert world.state(job) is JobState.CLAIMING
     world.advance(20)
     assert world.state(job) is JobState.SUCCEEDED

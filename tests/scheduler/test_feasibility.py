@@ -1,4 +1,4 @@
-"""The glance that saves asking a policy: it never turns away what any policy would place."""
+"""The idle_test that saves asking a policy: it never turns away what any policy would place."""
 
 import pytest
 from hypothesis import given

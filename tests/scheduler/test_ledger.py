@@ -114,5 +114,5 @@ def test_a_token_names_a_component_of_a_live_attempt_and_nothing_else() -> None:
     assert found[1] is components[1]
     for other in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1", "7.3.2.a1", "07.3.1.a1", "7.03.1.a1"):
         assert ledger.find(other) is None, other
-    ledger.change(ledger.jobs[7], state=JobState.QUEUED)
+    ledger.change_job(ledger.jobs[7], state=JobState.QUEUED)
     assert ledger.find("7.3.1.a1") is None

@@ -13,7 +13,7 @@ from koalapy.model.reports import ClusterReport
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.cluster_conditions import ContactStatus
 from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.scheduler.grid import MAX_TOUCHES, GridStatus, Lens
+from koalapy.scheduler.grid import MAX_TOUCHES, CachedView, GridStatus
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -51,7 +51,7 @@ def test_while_nothing_changes_there_is_one_view() -> None:
 def test_who_looks_seldom_misses_nothing(pauses: list[int]) -> None:
     """Whatever has been touched in between, and how often."""
     grid = the_grid()
-    often, seldom = Lens(grid, lambda c: c.available), Lens(grid, lambda c: c.available)
+    often, seldom = CachedView(grid, lambda c: c.available), CachedView(grid, lambda c: c.available)
     tokens = 0
     for pause in pauses:
         seldom.view()
@@ -103,14 +103,14 @@ def test_a_grid_of_no_clusters() -> None:
 def test_what_has_changed_is_told_once_to_each_who_asks() -> None:
     grid = the_grid()
     grid["east"].promise("1.1.0", 8)
-    grid.take_news()
+    grid.take_capacity_changes()
     grid["east"].leave("1.1.0")
-    assert grid.take_news() == ([], ["east"])
+    assert grid.take_capacity_changes() == ([], ["east"])
     grid["east"].release("1.1.0")
-    assert grid.take_news() == (["east"], [])
-    assert grid.take_news() == ([], [])
-    assert [cluster.name for cluster in grid.touched_since(grid.moment - 1)] == ["east"]
-    assert list(grid.touched_since(grid.moment)) == []
+    assert grid.take_capacity_changes() == (["east"], [])
+    assert grid.take_capacity_changes() == ([], [])
+    assert [cluster.name for cluster in grid.changed_since(grid.version - 1)] == ["east"]
+    assert list(grid.changed_since(grid.version)) == []
 
 
 @pytest.mark.parametrize("policy", builtin().names())

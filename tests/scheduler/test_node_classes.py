@@ -84,12 +84,12 @@ def test_who_waited_behind_a_claim_for_a_class_casts_no_doubt() -> None:
     cluster.promise("1.1.0", 2, "fast")
     cluster.promise("2.1.0", 1)
     cluster.promise("3.1.0", 1, "slow")
-    assert cluster.said_for_claims_like("2.1.0") == 0
-    assert cluster.said_for_claims_like("3.1.0") == 0
-    assert cluster.said_for_claims_like("1.1.0") == -2
+    assert cluster.idle_reported_for("2.1.0") == 0
+    assert cluster.idle_reported_for("3.1.0") == 0
+    assert cluster.idle_reported_for("1.1.0") == -2
     cluster.leave("1.1.0")
     cluster.release("1.1.0")
-    assert cluster.said_for_claims_like("3.1.0") == 3
+    assert cluster.idle_reported_for("3.1.0") == 3
 
 
 def test_classes_that_do_not_add_up_or_come_twice_are_made_to() -> None:

@@ -183,11 +183,11 @@ def test_what_was_used_a_day_ago_is_given_back_with_the_first_step_and_without_a
 
 def test_the_use_of_before_counts_for_the_next_daemon() -> None:
     use = OwnerUse(limits(UserLimits(node_hours_per_day=10)), [NodeUse("alice", 2, 0.0, 7200.0)])
-    ask = use.ask(JobSpec(flexible(7), ("x",), owner="alice", walltime=3600))
-    excess = use.excess(ask, 7200.0)
+    ask = use.demand_of(JobSpec(flexible(7), ("x",), owner="alice", walltime=3600))
+    excess = use.excess_of(ask, 7200.0)
     assert excess is not None
     assert (excess.used, excess.requested) == (4.0, 7.0)
-    assert use.excess(ask, 7200.0 + DAY) is None
+    assert use.excess_of(ask, 7200.0 + DAY) is None
     # Of what began before the day only the day counts.
     use = OwnerUse(limits(UserLimits(node_hours_per_day=10)), [NodeUse("alice", 1, -10 * DAY, 3600.0)])
     (scope,) = use.limits.scopes("alice")
@@ -205,7 +205,7 @@ def test_where_nothing_is_limited_nothing_is_counted_and_shapes_are_as_they_were
     grid, limited = World(SIZES), world(UserLimits(queued_jobs=5, bundle_bytes=5, requests_per_second=1.0))
     spec = JobSpec(flexible(2), ("x",), owner="alice")
     for each in (grid, limited):
-        assert each.queries.owner_use.ask(spec) is None
+        assert each.queries.owner_use.demand_of(spec) is None
         assert each.scheduler._queues.shape(spec) == World(SIZES).scheduler._queues.shape(spec)
     assert not grid.queries.owner_use.counts
 

@@ -397,13 +397,13 @@ def test_a_cluster_whose_resource_manager_cannot_be_asked_is_not_placed_on_until
     effects = world.step([away])
     cluster = world.queries.grid["north"]
     assert effects.clusters == {"north"}
-    assert (cluster.state, cluster.why) == (ClusterState.UNREACHABLE, "squeue did not answer")
+    assert (cluster.state, cluster.state_reason) == (ClusterState.UNREACHABLE, "squeue did not answer")
     job = world.submit(fixed(north=1))
     assert world.state(job) is JobState.QUEUED
     assert "unreachable: squeue did not answer" in world.queries.waiting_reason(world.job(job))
     assert world.step([away]).clusters == set(), "it is not news"
     world.step([Reported("north", seen)])
-    assert (cluster.state, cluster.why) == (ClusterState.USABLE, "")
+    assert (cluster.state, cluster.state_reason) == (ClusterState.USABLE, "")
     assert world.state(job) is JobState.CLAIMING
     assert world.state(running) is JobState.RUNNING
 
@@ -413,11 +413,11 @@ def test_one_that_could_never_be_asked_says_why() -> None:
     world.disconnect("north")
     cluster = world.queries.grid["north"]
     world.step([Reported("north", ClusterReport(0, 0, problem="there is no queue long.q"))])
-    assert (cluster.state, cluster.why) == (ClusterState.UNREACHABLE, "there is no queue long.q")
+    assert (cluster.state, cluster.state_reason) == (ClusterState.UNREACHABLE, "there is no queue long.q")
     world.disconnect("north", "its agent has gone")
-    assert cluster.why == "its agent has gone"
+    assert cluster.state_reason == "its agent has gone"
     world.connect("north")
-    assert (cluster.state, cluster.why, cluster.total) == (ClusterState.USABLE, "", 4)
+    assert (cluster.state, cluster.state_reason, cluster.total) == (ClusterState.USABLE, "", 4)
 
 
 def test_errors_counted_are_shown_before_a_resource_manager_that_cannot_be_asked() -> None:
@@ -425,4 +425,4 @@ def test_errors_counted_are_shown_before_a_resource_manager_that_cannot_be_asked
     cluster = world.queries.grid["north"]
     cluster.health.unusable, cluster.health.note = True, "3 errors in a row"
     world.step([Reported("north", ClusterReport(4, 4, problem="squeue did not answer"))])
-    assert (cluster.state, cluster.why) == (ClusterState.UNUSABLE, "3 errors in a row")
+    assert (cluster.state, cluster.state_reason) == (ClusterState.UNUSABLE, "3 errors in a row")

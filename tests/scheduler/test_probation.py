@@ -156,9 +156,9 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     world.advance(1)
     world.step([ClusterDrained("north", "ops", "new disks")])
     cluster = world.queries.grid["north"]
-    assert (cluster.state, cluster.why) == (ClusterState.DRAINED, "by ops: new disks")
+    assert (cluster.state, cluster.state_reason) == (ClusterState.DRAINED, "by ops: new disks")
     world.step([ClusterDrained("north", "somebody", "")])
-    assert cluster.why == "by ops: new disks", "an order that gives no reason takes none away"
+    assert cluster.state_reason == "by ops: new disks", "an order that gives no reason takes none away"
     waiting = world.submit(fixed(north=1))
     elsewhere = world.submit(flexible(2))
     world.advance(60)

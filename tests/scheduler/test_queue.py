@@ -124,11 +124,11 @@ def test_the_first_of_each_shape_that_has_waited_is_known(acts: list[Any], wante
         elif isinstance(act, tuple):
             here[job] = size, seq, tries, at = act
             queue.push(job, seq, size, flexible(size), submitted_at=at)
-            queue.tried(job, tries, None)
+            queue.set_tries(job, tries, None)
         elif here and act == "tried":
             (size, seq, tries, at), other = here[min(here)], min(here)
             here[other] = size, seq, tries + 3, at
-            queue.tried(other, tries + 3, None)
+            queue.set_tries(other, tries + 3, None)
         elif here:
             gone = (min if act == "leave first" else max)(here, key=lambda other: (here[other][1], other))
             del here[gone]
@@ -181,7 +181,7 @@ def test_nothing_is_kept_of_jobs_that_have_left(jobs: list[tuple[int, int]], lea
     queue = PlacementQueue()
     for job, (size, limited) in enumerate(jobs):
         queue.push(job, job, size, flexible(size))
-        queue.tried(job, 0, tries if limited else None)
+        queue.set_tries(job, 0, tries if limited else None)
     for job in leave:
         queue.remove(job)
     stay = set(range(len(jobs))) - set(leave)

@@ -57,7 +57,7 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
     world.advance(1)
     cluster = world.queries.grid["north"]
     assert (cluster.available, cluster.idle, cluster.used, cluster.state) == (4, 8, 0, ClusterState.USABLE)
-    assert "takes nothing of 5 nodes or more until" in cluster.said
+    assert "takes nothing of 5 nodes or more until" in cluster.status_text
     small = [world.submit(flexible(2), lasts=1) for _ in range(4)]
     world.advance(5)
     assert {world.state(job) for job in small} == {JobState.SUCCEEDED}

@@ -20,7 +20,7 @@ def test_each_value_is_what_a_copy_would_be_and_stays_so(changes: list[dict[str,
         plain = {**plain, **change}
         made.append(made[-1].changed(change))
         copies.append(plain)
-    made.append(made[-1].without_gone(wanted))
+    made.append(made[-1].without_missing(wanted))
     copies.append({name: sites for name, sites in plain.items() if sites or name in wanted})
     for sites, copy in zip(made, copies, strict=True):
         assert dict(sites) == copy

@@ -131,7 +131,7 @@ def test_who_leaves_meanwhile_is_not_tried(leaves: Any) -> None:
 
 
 def test_a_scan_that_begins_anew_each_time_comes_to_its_end() -> None:
-    """Each shape passes the glance at idle nodes and is refused by its policy, and each step finds nodes gained."""
+    """Each shape passes the idle_test at idle nodes and is refused by its policy, and each step finds nodes gained."""
     world = connected(stingy({"north": 40, "south": 1}, 1))
     requests = [nonfixed(large, 41 - large) for large in range(21, 40)]
     jobs = world.submit_together([spec_of(request) for request in requests])

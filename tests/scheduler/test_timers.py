@@ -18,7 +18,7 @@ def test_each_comes_once_in_order_when_it_is_due(deadlines: list[float], pauses:
     now, fired = 0.0, []
     for pause in [*pauses, 200.0]:
         now += pause
-        due = [(timer.at, timer.job) for timer in timers.due(now)]
+        due = [(timer.at, timer.job) for timer in timers.pop_due(now)]
         assert all(at <= now for at, _ in due)
         fired += due
         waiting = sorted(at for job, at in enumerate(deadlines) if job not in {j for _, j in fired})
@@ -30,10 +30,10 @@ def test_each_comes_once_in_order_when_it_is_due(deadlines: list[float], pauses:
 def test_one_that_is_postponed_comes_again_as_it_was() -> None:
     timers = Timers()
     timers.add(1.0, Deadline.CLAIM_GRACE, job=3, generation=2, component=1)
-    (timer,) = timers.due(1.0)
+    (timer,) = timers.pop_due(1.0)
     timers.postpone(timer, 5.0)
-    assert list(timers.due(4.9)) == []
-    (again,) = timers.due(5.0)
+    assert list(timers.pop_due(4.9)) == []
+    (again,) = timers.pop_due(5.0)
     assert (again.kind, again.job, again.generation, again.component) == (Deadline.CLAIM_GRACE, 3, 2, 1)
     assert timers.next_at() is None
 
@@ -42,7 +42,7 @@ def test_one_that_is_added_while_others_come_is_not_lost() -> None:
     timers = Timers()
     timers.add(1.0, Deadline.UNREACHABLE, cluster="north")
     kinds = []
-    for timer in timers.due(2.0):
+    for timer in timers.pop_due(2.0):
         kinds.append(timer.kind)
         if timer.kind is Deadline.UNREACHABLE:
             timers.add(2.0, Deadline.LOST, cluster="north")
@@ -75,16 +75,16 @@ def test_those_that_mean_nothing_any_more_never_come_and_take_no_more_room_than_
             timers.add(now + number, kinds[what], job=attempt[0], generation=attempt[1])
             waiting.append((now + number, attempt, kinds[what]))
         elif what == "forget":
-            timers.forget(*attempt)
+            timers.cancel(*attempt)
             over.add(attempt)
             waiting = [each for each in waiting if each[1] != attempt]
         elif what == "forget those":
-            timers.forget(*attempt, Deadline.LAUNCH, Deadline.BARRIER)
+            timers.cancel(*attempt, Deadline.LAUNCH, Deadline.BARRIER)
             waiting = [each for each in waiting if each[1:] != (attempt, Deadline.LAUNCH)]
         elif what == "pass":
             now += number
             due = sorted(each[0] for each in waiting if each[0] <= now)
-            assert [timer.at for timer in timers.due(now)] == due
+            assert [timer.at for timer in timers.pop_due(now)] == due
             waiting = [each for each in waiting if each[0] > now]
         assert timers.next_at() == min((each[0] for each in waiting), default=None)
         assert len(timers) <= 2 * len(waiting) + 1
@@ -96,10 +96,10 @@ def test_a_deadline_that_waited_for_news_does_not_come_back_after_its_attempt() 
         timers.add(at, Deadline.BARRIER, job=3, generation=2)
     timers.add(8.0, Deadline.LOST, cluster="north")
     timers.add(8.5, Deadline.LOST, cluster="south")
-    (timer,) = timers.due(1.0)
-    timers.forget(3, 2)
+    (timer,) = timers.pop_due(1.0)
+    timers.cancel(3, 2)
     timers.postpone(timer, 5.0)
-    assert [each.cluster for each in timers.due(20.0) if each.kind is Deadline.LOST] == ["north", "south"]
+    assert [each.cluster for each in timers.pop_due(20.0) if each.kind is Deadline.LOST] == ["north", "south"]
     assert timers.next_at() is None
     assert len(timers) == 0
 

@@ -10,7 +10,7 @@ from koalapy.model.reports import ComponentStatus, StageFault, StageStatus
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.claims.staging import MAX_REMEMBERED_STRAYS
 from koalapy.scheduler.effects import UnstageComponent
-from koalapy.scheduler.event_handler import MAX_FILES_GONE
+from koalapy.scheduler.event_handler import MAX_MISSING_FILES
 from koalapy.scheduler.events import LinkMeasured, ReplicasChanged, Reported
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.laws import check_quiet
@@ -371,14 +371,14 @@ def test_files_that_are_gone_are_forgotten_unless_a_job_wants_them() -> None:
     world = world_of()
     world.step([ReplicasChanged("wanted", ()), ReplicasChanged("kept", ("files",))])
     job = world.submit(fixed(InputFile("wanted", 1600, ("files",)), north=2))
-    for number in range(2 * MAX_FILES_GONE):
+    for number in range(2 * MAX_MISSING_FILES):
         world.step([ReplicasChanged(f"f{number}", ())])
     known = world.queries.view(Priority.LOW).replicas
-    assert len(known) <= 2 + MAX_FILES_GONE + 1
+    assert len(known) <= 2 + MAX_MISSING_FILES + 1
     assert (known["wanted"], known["kept"]) == ((), ("files",))
     assert world.state(job) is JobState.QUEUED
     assert "no cluster has a good replica of wanted" in world.queries.waiting_reason(world.job(job))
     world.cancel(job)
-    for number in range(2 * MAX_FILES_GONE):
+    for number in range(2 * MAX_MISSING_FILES):
         world.step([ReplicasChanged(f"f{number}", ())])
     assert "wanted" not in world.queries.view(Priority.LOW).replicas

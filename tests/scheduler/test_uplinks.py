@@ -116,7 +116,7 @@ def test_what_runs_is_seen_on_the_uplinks_until_it_ends() -> None:
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3), st.booleans(), st.sampled_from([0.0, 1.0, 2.0]))))
 def test_every_view_knows_what_is_consumed_now(changes: list[tuple[str, int, bool, float]]) -> None:
     grid = the_grid(north=10.0)
-    lens = grid.lens(lambda cluster: cluster.available)
+    cached_view = grid.cached_view(lambda cluster: cluster.available)
     runs: dict[tuple[str, str], float] = {}
     for name, job, begins, demand in changes:
         token = f"{job}.1.0"
@@ -126,7 +126,7 @@ def test_every_view_knows_what_is_consumed_now(changes: list[tuple[str, int, boo
         else:
             grid[name].release(token)
             runs.pop((name, token), None)
-        for view in (grid.view(), lens.view()):
+        for view in (grid.view(), cached_view.view()):
             consumed = {site: uplink.consumed for site, uplink in view.uplinks.items()}
             for site in NAMES:
                 assert consumed.get(site, 0.0) == pytest.approx(sum(d for (s, _), d in runs.items() if s == site))

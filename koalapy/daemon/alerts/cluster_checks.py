@@ -16,7 +16,7 @@ from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.job import Attempt, Job, JobState, Launcher
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_list, format_nodes, format_time
-from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
+from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 
 REJECTION_WINDOW = 600.0
 """Seconds for which a rejected connection is reported as the cause of an absent agent."""
@@ -61,7 +61,7 @@ class ClusterChecks:
                 not cluster.contact.connected
                 and now - self._silent_since.setdefault(cluster.name, now) >= CONNECT_GRACE
             ):
-                yield self._agent_alert(cluster, "has not reported yet", NOTHING_TOLD, _restart(cluster.name), now)
+                yield self._agent_alert(cluster, "has not reported yet", NO_REPORT_YET, _restart(cluster.name), now)
             if cluster.health.unusable:
                 yield _failing(cluster, now)
             if cluster.lost_records:
@@ -182,7 +182,7 @@ class FlappingCheck:
                     Severity.WARNING,
                     f"cluster {name}",
                     f"{name} is unstable: lost {len(history.at)} times in {minutes:.0f} minutes",
-                    f"last loss: {cluster.why or cluster.absence or cluster.contact.disconnected_because}",
+                    f"last loss: {cluster.state_reason or cluster.absence or cluster.contact.disconnected_because}",
                     f"place no jobs there until it is stable: koala clusters drain {name} --reason flapping",
                     history.at[0],
                     cluster=name,

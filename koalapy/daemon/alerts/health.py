@@ -15,7 +15,7 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
+from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.system.files import file_identity, measure_disks
 
@@ -233,4 +233,4 @@ def _lrm_fault(cluster: ClusterStatus) -> str:
     """What is not known of it counts as a fault."""
     if not cluster.has_agent:
         return "nothing is known of it while the agent is away"
-    return cluster.problem or ("" if cluster.contact.connected and cluster.reported else NOTHING_TOLD)
+    return cluster.problem or ("" if cluster.contact.connected and cluster.reported else NO_REPORT_YET)

@@ -136,7 +136,7 @@ class LimitsInUse:
     async def read(self, user: str) -> Sequence[ScopeInUse]:
         scopes = []
         for scope in self.limits.scopes(user):
-            used: dict[str, float] = {**self._owner_use.used(scope, self._clock())}
+            used: dict[str, float] = {**self._owner_use.current_use(scope, self._clock())}
             used["bundle_bytes"] = self._bundle_bytes(scope)
             if scope.limits.result_bytes is not None:
                 used["result_bytes"] = await self._result_bytes(scope)

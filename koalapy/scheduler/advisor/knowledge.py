@@ -53,17 +53,17 @@ class OfClusters(Mapping[ClusterName, T]):
     def __init__(self, grid: GridStatus, work: Callable[[ClusterStatus], T]) -> None:
         self._grid, self._work = grid, work
         self._known: dict[ClusterName, T] = {}
-        self._moment = 0
+        self._version = 0
 
     def forget(self) -> None:
         """Times have passed, and jobs may stand differently."""
         self._known.clear()
 
     def __getitem__(self, name: ClusterName) -> T:
-        if self._moment != self._grid.moment:
-            for cluster in self._grid.touched_since(self._moment):
+        if self._version != self._grid.version:
+            for cluster in self._grid.changed_since(self._version):
                 self._known.pop(cluster.name, None)
-            self._moment = self._grid.moment
+            self._version = self._grid.version
         if name not in self._known:
             self._known[name] = self._work(self._grid[name])
         return self._known[name]
@@ -94,7 +94,9 @@ class KnowledgeBuilder:
     def build(self, spec: JobSpec, view: GridView) -> Knowledge:
         """Of one job, as far as it bears on its placement on a view."""
         application = application_of(spec)
-        first_two = view.compute_once(("first two that wait",), lambda view: tuple(islice(self._queues.requests(), 2)))
+        first_two = view.compute_once(
+            ("first two that wait",), lambda view: tuple(islice(self._queues.waiting_requests(), 2))
+        )
         slowdowns, times = self._experience.answer(application, run_size(spec), spec.communication)
         loaded = any(request != spec.request for request in first_two) or len(first_two) > 1
         return Knowledge(

@@ -43,7 +43,7 @@ class Attempts:
     def submit(self, job: Job, component: Component, now: float) -> Job:
         """Submit a component's runner to its LRM, its nodes promised."""
         self.promise(job, component, now)
-        self._ledger.command(SubmitComponent(component.cluster, job.token(component.index)))
+        self._ledger.send_command(SubmitComponent(component.cluster, job.token(component.index)))
         return self._ledger.update_component(job, component.index, state=ComponentState.SUBMITTED, submitted_at=now)
 
     def promise(self, job: Job, component: Component, now: float) -> None:
@@ -76,7 +76,7 @@ class Attempts:
     def component_claimed(self, job: Job, component: Component, now: float) -> Job:
         """All nodes of a component have reported."""
         job = self._ledger.update_component(job, component.index, state=ComponentState.CLAIMED, claimed_at=now)
-        self._ledger.note(job, now, "claimed", f"{component.size} nodes on {component.cluster}", component)
+        self._ledger.record_event(job, now, "claimed", f"{component.size} nodes on {component.cluster}", component)
         return job
 
     def open_barrier_if_complete(self, job: Job, now: float) -> Job:
@@ -86,13 +86,13 @@ class Attempts:
         # As a rule they report in their order: of very many, the last one tells at once.
         if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in reversed(attempt.gang)):
             return job
-        job = self._ledger.move(
+        job = self._ledger.change_state(
             job, JobState.STARTING, now, "started", "every node has reported: the barrier is open", started_at=now
         )
         job = self._ledger.change_attempt(job, barrier_at=now)
         for component in attempt.gang:
-            self._ledger.command(OpenBarrier(component.cluster, job.token(component.index)))
-        self._timers.forget(job.id, job.generation, *TO_THE_BARRIER)
+            self._ledger.send_command(OpenBarrier(component.cluster, job.token(component.index)))
+        self._timers.cancel(job.id, job.generation, *TO_THE_BARRIER)
         self.set_deadline(job, Deadline.LAUNCH, now + self._rules.barrier_timeout)
         return job
 
@@ -102,11 +102,11 @@ class Attempts:
         if attempt.launched_at is not None or attempt.barrier_at is None:
             return job
         job = self._ledger.change_attempt(job, launched_at=now)
-        self._timers.forget(job.id, job.generation, Deadline.LAUNCH)
+        self._timers.cancel(job.id, job.generation, Deadline.LAUNCH)
         if (at := walltime_ends(job)) is not None:
             self.set_deadline(job, Deadline.WALLTIME, at)
         if job.state is JobState.STARTING and job.ending is None:
-            job = self._ledger.move(job, JobState.RUNNING, now, "running")
+            job = self._ledger.change_state(job, JobState.RUNNING, now, "running")
         return job
 
     # The end
@@ -131,11 +131,11 @@ class Attempts:
         job = self._ledger.change_attempt(
             job, end_reason=reason, exit_code=exit_code, ended_at=now if ended_at is None else ended_at
         )
-        job = self._ledger.change(job, ending=becomes, reason=reason)
-        self._ledger.note(job, now, "ending", reason, by=by)
+        job = self._ledger.change_job(job, ending=becomes, reason=reason)
+        self._ledger.record_event(job, now, "ending", reason, by=by)
         if becomes is JobState.SUCCEEDED:
             for component in live(job).components:
-                self._grid[component.cluster].keep(job.token(component.index))
+                self._grid[component.cluster].clear_preemptible(job.token(component.index))
             self.set_deadline(job, Deadline.STOP, now + END_GRACE)
             return job
         if not warn:
@@ -151,8 +151,8 @@ class Attempts:
             if component.state is ComponentState.STOPPING:
                 token = job.token(component.index)
                 self._warned.discard(token)
-                self._ledger.command(StopComponent(component.cluster, token, attempt.end_reason))
-                self._grid[component.cluster].leave(token)
+                self._ledger.send_command(StopComponent(component.cluster, token, attempt.end_reason))
+                self._grid[component.cluster].expect_release(token)
 
     def stop_all(self, job: Job, warning: StopWarning | None = None, now: float = 0.0) -> Job:
         """Stop every component that has not ended, those that run with a warning if there is one."""
@@ -172,10 +172,10 @@ class Attempts:
     ) -> Job:
         """Tell a component to end: its nodes will be free soon, or after the grace of its warning."""
         token = job.token(component.index)
-        self._ledger.command(StopComponent(component.cluster, token, reason, warning=warning))
+        self._ledger.send_command(StopComponent(component.cluster, token, reason, warning=warning))
         if warning is not None:
             self._warned.add(token)
-        self._grid[component.cluster].leave(token, None if warning is None else now + warning.grace)
+        self._grid[component.cluster].expect_release(token, None if warning is None else now + warning.grace)
         return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
 
     def component_delivers(self, job: Job, component: Component, now: float) -> Job:
@@ -183,7 +183,7 @@ class Attempts:
         if component.state is ComponentState.DELIVERING:
             return job
         self._note_no_warning(job, component, now)
-        self._grid[component.cluster].deliver(job.token(component.index))
+        self._grid[component.cluster].mark_delivering(job.token(component.index))
         return self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
 
     def component_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
@@ -191,9 +191,11 @@ class Attempts:
         token = job.token(component.index)
         self._note_no_warning(job, component, now)
         self._grid[component.cluster].release(token)
-        self._ledger.command(ForgetComponent(component.cluster, token))
+        self._ledger.send_command(ForgetComponent(component.cluster, token))
         if missing:
-            self._ledger.note(job, now, "output-missing", f"of its output there is missing {missing}", component)
+            self._ledger.record_event(
+                job, now, "output-missing", f"of its output there is missing {missing}", component
+            )
         ended_at = component.ended_at if component.has_ended else now
         return self._ledger.update_component(
             job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None, lost_at=None
@@ -213,7 +215,7 @@ class Attempts:
             return job
         warning = job.spec.warning
         told = f"SIG{warning.signal}, {warning.grace:g} s before it is stopped"
-        self._ledger.note(job, now, "warned", told, component)
+        self._ledger.record_event(job, now, "warned", told, component)
         job = self._ledger.update_component(job, component.index, warned_at=now)
         if job.ending is None:
             self.leave_after_grace(job, component)
@@ -227,7 +229,7 @@ class Attempts:
             by = walltime_ends(job)
         elif job.ending is JobState.QUEUED and attempt.ended_at is not None and warning is not None:
             by = attempt.ended_at + warning.grace
-        self._grid[component.cluster].leave(job.token(component.index), by)
+        self._grid[component.cluster].expect_release(job.token(component.index), by)
 
     def walltime_over(self, job: Job, now: float) -> Job:
         """Its program may run no longer; it was warned of that, or will never be."""
@@ -244,14 +246,14 @@ class Attempts:
                 why = (
                     f"{component.cluster} stopped it at once: its agent or runner is of an earlier version, or was away"
                 )
-                self._ledger.note(job, now, "not-warned", why, component)
+                self._ledger.record_event(job, now, "not-warned", why, component)
 
     def note_lost_output(self, job: Job, component: Component, why: str, now: float) -> None:
         """If its program ran: what there is of its output that has not come is not waited for."""
         if live(job).launched_at is not None:
             kinds = "output and results" if job.spec.collect else "output"
             what = f"of its {kinds} there is missing what had not come yet: {why}"
-            self._ledger.note(job, now, "output-missing", what, component)
+            self._ledger.record_event(job, now, "output-missing", what, component)
 
     # The stage: the folder to which a component's files are brought, on its own cluster
 
@@ -259,18 +261,18 @@ class Attempts:
         """Have a component's files brought to its cluster."""
         if not component.staging:
             return
-        self._ledger.command(StageComponent(component.cluster, job.stage_token(component)))
+        self._ledger.send_command(StageComponent(component.cluster, job.stage_token(component)))
         files = job.spec.inputs_of(component.request_index)
         away = [(f, s) for f, s in zip(files, component.sources, strict=False) if s != component.cluster]
         if away:
             what = format_list([f"{file.name} ({format_bytes(file.size)}) from {source}" for file, source in away])
             about = f", about {component.transfer_time:.3g} s" if component.transfer_time else ""
-            self._ledger.note(job, now, "transfer", f"{what} to {component.cluster}{about}", component)
+            self._ledger.record_event(job, now, "transfer", f"{what} to {component.cluster}{about}", component)
 
     def end_staging(self, job: Job, component: Component) -> None:
         """Have a component's files removed from its cluster."""
         if component.staging:
-            self._ledger.command(UnstageComponent(component.cluster, job.stage_token(component)))
+            self._ledger.send_command(UnstageComponent(component.cluster, job.stage_token(component)))
 
     # What becomes of the job
 
@@ -293,17 +295,17 @@ class Attempts:
                 self.give_up(job, component, now)
         for component in attempt.gang:
             self.end_staging(job, component)
-        self._timers.forget(job.id, job.generation)
+        self._timers.cancel(job.id, job.generation)
         becomes, reason = job.ending, attempt.end_reason
         if becomes is JobState.QUEUED:
-            self._requeue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None), now)
+            self._requeue(self._ledger.change_state(job, becomes, now, "requeued", reason, ending=None), now)
             return
         # A program that came to its own end was carried there by its clusters, whatever it made of it.
         if becomes is JobState.SUCCEEDED or (becomes is JobState.FAILED and attempt.exit_code is not None):
             for component in attempt.gang:
                 self._health.count_success(component.cluster)
         event = str(becomes)
-        job = self._ledger.move(
+        job = self._ledger.change_state(
             job,
             becomes,
             now,

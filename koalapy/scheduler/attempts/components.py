@@ -73,7 +73,7 @@ class Components:
         for status in event.inventory.components:
             self.update(event.cluster, status, now)
             yield status.token
-        for token in self._grid[event.cluster].awaited:
+        for token in self._grid[event.cluster].awaited_components:
             if token in reported:
                 continue
             if token in undelivered:
@@ -111,9 +111,9 @@ class Components:
         if job.ending is None and derived_state(job) is JobState.UNKNOWN:
             reason = unknown_reason(job, now)
             if job.state is JobState.UNKNOWN:
-                self._ledger.change(job, reason=reason)
+                self._ledger.change_job(job, reason=reason)
             else:
-                self._ledger.move(job, JobState.UNKNOWN, now, str(JobState.UNKNOWN), reason)
+                self._ledger.change_state(job, JobState.UNKNOWN, now, str(JobState.UNKNOWN), reason)
 
     def _observe(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
         """Keep what the snapshot says beside the state: hosts, LRM job, exit code, error."""
@@ -140,7 +140,7 @@ class Components:
         """Bring the job's state in line with its components when one went out of sight or came back."""
         state = derived_state(job)
         if job.ending is None and JobState.UNKNOWN in (state, job.state) and state is not job.state:
-            return self._ledger.move(job, state, now, str(state), reason)
+            return self._ledger.change_state(job, state, now, str(state), reason)
         return job
 
     def _advance(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
@@ -200,11 +200,11 @@ class Components:
             return
         if status.state is ComponentState.ENDED:
             self._strays[cluster].discard(status.token)
-            self._ledger.command(ForgetComponent(cluster, status.token))
+            self._ledger.send_command(ForgetComponent(cluster, status.token))
         elif status.token not in (strays := self._strays[cluster]) and len(strays) < MAX_STRAYS:
             # Once is enough: an agent answers a second order with the component's status, which would lead to a third.
             strays.add(status.token)
-            self._ledger.command(StopComponent(cluster, status.token, "not of a live attempt", stray=True))
+            self._ledger.send_command(StopComponent(cluster, status.token, "not of a live attempt", stray=True))
 
 
 def _exit_reason(code: int | None, error: str) -> str:

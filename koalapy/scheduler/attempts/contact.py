@@ -96,7 +96,7 @@ class Confirmations:
         contact = cluster.contact
         if contact.connected and not contact.confirmation_requested:
             contact.confirmation_requested = True
-            self._ledger.confirm(cluster.name)
+            self._ledger.request_confirmation(cluster.name)
             if contact.unconfirmed_since is None:
                 contact.unconfirmed_since = now
                 self._set_timeout(cluster, now)
@@ -146,14 +146,14 @@ class Contact:
         if cluster.outdated_since is None:
             cluster.outdated_since = heard
         self._check_at(cluster, max(now, heard + self._rules.unreachable_after))
-        self._ledger.cluster_changed(cluster.name)
+        self._ledger.mark_cluster_changed(cluster.name)
 
     def disconnect(self, cluster: ClusterStatus, reason: str, heard: float | None, now: float) -> None:
         """Take note that a cluster's agent is not connected; ``heard``: when it was last heard of, if not now."""
         contact, problem = cluster.contact, cluster.problem
         if contact.has_agent or contact.connected or problem:
             contact.has_agent, contact.disconnected_because = False, reason
-            self._ledger.cluster_changed(cluster.name)
+            self._ledger.mark_cluster_changed(cluster.name)
         if contact.connected or problem:
             cluster.problem = ""
             self.lost(cluster, now if heard is None else min(heard, now), now)
@@ -183,7 +183,7 @@ class Contact:
             return
         ends: list[float] = []
         with self._health.one_event(cluster.name):
-            for token in cluster.awaited:
+            for token in cluster.awaited_components:
                 lost_at, why = self._lost_at(cluster, token)
                 if now >= lost_at:
                     silence = now - contact.last_heard
@@ -194,7 +194,7 @@ class Contact:
                 yield token
         contact.lost_by = max(ends, default=None)
         self._confirmations.retry_deadlines(cluster.name)
-        # Be woken while it is away, so that it shows when we were not.
+        # Be woken_groups while it is away, so that it shows when we were not.
         if ends:
             self._check_at(cluster, min(now + max(self._rules.unreachable_after, MIN_RETRY_PAUSE), *ends))
 
@@ -210,7 +210,7 @@ class Contact:
             )
         told = f"{cluster.name} was declared lost" + (f": {event.reason}" if event.reason else "")
         with self._health.one_event(cluster.name):
-            for token in cluster.awaited:
+            for token in cluster.awaited_components:
                 self._components.lose(token, told, now)
                 yield token
         cluster.contact.lost_by = None

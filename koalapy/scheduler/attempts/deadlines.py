@@ -113,15 +113,15 @@ class Deadlines:
         """Return whether a runner waits for local users, not for promised nodes, or for its own to boot."""
         component = live(job).components[timer.component]
         cluster, token = self._state.grid[component.cluster], job.token(component.index)
-        waited = now - max(component.submitted_at or now, cluster.left_by(token))
+        waited = now - max(component.submitted_at or now, cluster.release_deadline(token))
         last = waited + self._rules.claim_grace >= self._rules.barrier_timeout
         starting = (self._state.lrm_waits.up_by(token) or 0.0) > now
-        return not starting and not cluster.holds(token) and (last or not cluster.still_to_leave(token))
+        return not starting and not cluster.holds(token) and (last or not cluster.unreleased_nodes(token))
 
     def _nodes_are_due(self, job: Job) -> float:
         """Return when nodes that had to boot, or that others left after their grace, should have reported; else 0."""
         moments = [self._state.lrm_waits.up_by(job.token(c.index)) or 0.0 for c in live(job).gang]
-        moments += [self._state.grid[c.cluster].left_by(job.token(c.index)) for c in live(job).gang]
+        moments += [self._state.grid[c.cluster].release_deadline(job.token(c.index)) for c in live(job).gang]
         there_by = max(moments)
         return there_by + self._rules.barrier_timeout if there_by else 0.0
 

@@ -20,7 +20,7 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.candidates import refusal_text
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
-from koalapy.scheduler.state import Deadline, SchedulerState, doubled
+from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 
 INFRASTRUCTURE_FAILURE = "infrastructure-failure"
 REFUSED = "refused"
@@ -59,14 +59,14 @@ class Failures:
         self._timers, self._accounts = state.timers, state.accounts
         self._attempts, self._claiming, self._health = attempts, claiming, health
         self._queues, self._evaluator = queues, evaluator
-        state.ledger.when_over.append(lambda job: self._timers.forget(job, 0, Deadline.REFUSAL))
+        state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job, 0, Deadline.REFUSAL))
 
     def infrastructure_failed(self, job: Job, component: Component, why: AttemptFailure, error: str, now: float) -> Job:
         """A failure that is not the program's: the whole attempt ends and the job is tried again."""
         self._ledger.count_failed_attempt(component.cluster, why)
         if component.claimed_at is None:
-            self._grid[component.cluster].evidence.failed(now)
-        self._ledger.note(job, now, "error", error, component)
+            self._grid[component.cluster].evidence.record_failed(now)
+        self._ledger.record_event(job, now, "error", error, component)
         self._health.count_error(component.cluster, error, now)
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
 
@@ -75,10 +75,10 @@ class Failures:
         reason = f"{component.cluster}: {error}"
         if (job.ending, job.reason) == (JobState.FAILED, reason):
             return job
-        self._ledger.note(job, now, "error", error, component)
+        self._ledger.record_event(job, now, "error", error, component)
         for each in live(job).gang:
             self._health.count_success(each.cluster)
-        job = self._ledger.change(job, retry_at=None)
+        job = self._ledger.change_job(job, retry_at=None)
         # Without an exit code, so that no infrastructure failure that is told later overrides it.
         return self._attempts.end(job, JobState.FAILED, reason, now)
 
@@ -107,7 +107,7 @@ class Failures:
             why = ClaimFailure.RESOURCE_MANAGER
         elif pending := self._lrm_waits.reason(token):
             why, reason = ClaimFailure.NOT_STARTED, f"{cluster} did not start it: {pending}"
-        elif kept := self._grid[cluster].still_to_leave(token):
+        elif kept := self._grid[cluster].unreleased_nodes(token):
             why, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {format_nodes(kept)}"
         else:
             why, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
@@ -135,11 +135,11 @@ class Failures:
             reason = f"{reason} (gave up after {limit} restarts)"
             return self._attempts.end(job, JobState.FAILED, reason, now, exit_code=exit_code)
         number = job.restarts + 1
-        pause = doubled(rules.restart_pause, number - 2, rules.restart_pause_max) if number > 1 else 0.0
+        pause = backoff_pause(rules.restart_pause, number - 2, rules.restart_pause_max) if number > 1 else 0.0
         plan = f"restart {number}" if limit is None else f"restart {number} of {limit}"
         if pause:
             plan += f", next try after {pause:.3g} s"
-        job = self._ledger.change(job, restarts=number, retry_at=now + pause if pause else None)
+        job = self._ledger.change_job(job, restarts=number, retry_at=now + pause if pause else None)
         return self._attempts.end(job, JobState.QUEUED, f"{reason} ({plan})", now, exit_code=exit_code)
 
     # Refusals of resource managers
@@ -153,11 +153,11 @@ class Failures:
         is_error_of_cluster = not for_good and self._is_error_of_cluster(job, component.cluster, error, now)
         before = {refusal.cluster: refusal for refusal in job.refusals}
         times = before[component.cluster].times + 1 if component.cluster in before else 1
-        pause = doubled(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
+        pause = backoff_pause(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
         until = None if for_good else now + pause
         refusal = ClusterRefusal(component.cluster, error[:MAX_WORDS_LENGTH], until, times)
         refusals = tuple(each for _, each in sorted((before | {component.cluster: refusal}).items()))
-        job = self._ledger.change(job, refusals=refusals, claiming_tries=max(0, job.claiming_tries - 1))
+        job = self._ledger.change_job(job, refusals=refusals, claiming_tries=max(0, job.claiming_tries - 1))
         self._set_timer(job, refusal)
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
         if self._evaluator.may_be_placed(job.spec, frozenset(each.cluster for each in refusals)):
@@ -168,14 +168,14 @@ class Failures:
             reason = f"every cluster that could take it has refused it: {words}"
             return self._attempts.end(job, JobState.FAILED, reason, now)
         retry_at = max(now, min(each.until for each in unknown if each.until is not None))
-        job = self._ledger.change(job, retry_at=retry_at if retry_at > now else None)
+        job = self._ledger.change_job(job, retry_at=retry_at if retry_at > now else None)
         return self._attempts.end(job, JobState.QUEUED, reason, now)
 
     def refusal_pause_is_over(self, ident: JobId) -> None:
         """Try a job again on a cluster that has refused it."""
         job = self._ledger.get(ident)
         if job is not None:
-            self._queues.bars_changed(job)
+            self._queues.regroup_job(job)
 
     def forget_refusals(self, cluster: ClusterName, *, unknown_only: bool = False) -> None:
         """Forget what a cluster has refused, or what of it was in unknown words: it has been mended."""
@@ -186,7 +186,7 @@ class Failures:
                 if refusal.cluster != cluster or (unknown_only and refusal.until is None)
             )
             if left != job.refusals:
-                self._queues.bars_changed(self._ledger.change(job, refusals=left))
+                self._queues.regroup_job(self._ledger.change_job(job, refusals=left))
 
     def restore_timers(self, job: Job) -> None:
         """Take up the refusals of a job of an earlier life."""
@@ -195,7 +195,7 @@ class Failures:
 
     def _note_refusal(self, job: Job, component: Component, error: str, now: float) -> None:
         self._ledger.count_failed_attempt(component.cluster, AttemptFailure.REFUSED)
-        self._ledger.note(job, now, "error", error, component)
+        self._ledger.record_event(job, now, "error", error, component)
 
     def _is_error_of_cluster(self, job: Job, name: ClusterName, error: str, now: float) -> bool:
         """Return whether jobs of several kinds were refused in these words, and count that as an error if so."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from koalapy.model.job import Token
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.cluster_conditions import Doubt, HealthStatus, Limit
-from koalapy.scheduler.state import Deadline, SchedulerState, doubled
+from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 
 LIMIT_PAUSE = 15.0
 """Seconds for which a cluster whose resource manager told of a limit gets nothing as large, the first time;
@@ -53,20 +53,20 @@ class ClusterHealth:
             in_a_row = "1 error" if health.errors == 1 else f"{health.errors} errors in a row"
             health.note = f"{in_a_row}, the last: {error}"
             self.plan_probation(name, now)
-        self._ledger.cluster_changed(name)
+        self._ledger.mark_cluster_changed(name)
 
     def count_success(self, name: ClusterName) -> None:
         """A program came to its end there."""
         health = self._grid[name].health
         if health.errors and not health.unusable:
             health.errors = 0
-            self._ledger.cluster_changed(name)
+            self._ledger.mark_cluster_changed(name)
 
     def plan_probation(self, name: ClusterName, now: float) -> None:
         """Have an unusable cluster tried again after a pause that doubles with each trial that failed."""
         if self._rules.probation:
             health = self._grid[name].health
-            pause = doubled(self._rules.probation_pause, health.trials, self._rules.probation_pause_max)
+            pause = backoff_pause(self._rules.probation_pause, health.trials, self._rules.probation_pause_max)
             health.probation_at = now + pause
             self._timers.add(health.probation_at, Deadline.PROBATION, cluster=name)
 
@@ -74,9 +74,9 @@ class ClusterHealth:
         """The pause is over: components may be tried there, one at a time."""
         cluster = self._grid[name]
         if cluster.health.unusable and cluster.health.probation_at == at:
-            cluster.forget_trials()
+            cluster.clear_trials()
             cluster.health.probation, cluster.capacity_gained = True, True
-            self._ledger.cluster_changed(name)
+            self._ledger.mark_cluster_changed(name)
 
     def trial_succeeded(self, name: ClusterName) -> bool:
         """Note that a program was started on a cluster; return whether the cluster was on probation, which is over."""
@@ -90,23 +90,23 @@ class ClusterHealth:
         """An operator says that the cluster is mended."""
         cluster = self._grid[name]
         cluster.health = HealthStatus()
-        cluster.forget_trials()
+        cluster.clear_trials()
         cluster.limit, cluster.limits = None, 0
         cluster.unknown_refusals.clear()
-        cluster.doubt, cluster.evidence.in_vain = None, 0
-        self._ledger.cluster_changed(name)
+        cluster.doubt, cluster.evidence.consecutive_failures = None, 0
+        self._ledger.mark_cluster_changed(name)
 
     # Limits
 
     def limit_reached(self, name: ClusterName, size: int, error: str, now: float) -> None:
         """So many nodes were too many there: for a while fewer are tried at most."""
         cluster = self._grid[name]
-        pause = doubled(LIMIT_PAUSE, cluster.limits, MAX_LIMIT_PAUSE)
+        pause = backoff_pause(LIMIT_PAUSE, cluster.limits, MAX_LIMIT_PAUSE)
         cluster.limits += 1
         size = size if cluster.limit is None else min(size, cluster.limit.size)
         cluster.limit = Limit(max(1, size), now + pause, error)
         self._timers.add(cluster.limit.until, Deadline.LIMIT, cluster=name)
-        self._ledger.cluster_changed(name)
+        self._ledger.mark_cluster_changed(name)
 
     def nodes_given_back(self, name: ClusterName, now: float) -> None:
         """Lift a limit, as nodes of ours were given back, but not more often than each ``LIMIT_PAUSE``."""
@@ -117,14 +117,14 @@ class ClusterHealth:
         if at < cluster.limit.until:
             cluster.limit = replace(cluster.limit, until=at)
             self._timers.add(at, Deadline.LIMIT, cluster=name)
-            self._ledger.cluster_changed(name)
+            self._ledger.mark_cluster_changed(name)
 
     def lift_limit(self, name: ClusterName, at: float) -> None:
         """The pause after a limit is over: what was refused may be tried again."""
         cluster = self._grid[name]
         if cluster.limit is not None and cluster.limit.until == at:
             cluster.limit, cluster.limit_lifted_at, cluster.capacity_gained = None, at, True
-            self._ledger.cluster_changed(name)
+            self._ledger.mark_cluster_changed(name)
 
     def count_accepted(self, name: ClusterName) -> None:
         """Note that a resource manager has taken a component: the next limit is a new one."""
@@ -139,36 +139,36 @@ class ClusterHealth:
         """A component was told to end, since its resource manager kept it queued for too long."""
         status = self._grid[cluster]
         if not status.problem:
-            status.evidence.failed(now)
-        status.count_on_none_of(token)
+            status.evidence.record_failed(now)
+        status.forget_promised_nodes(token)
         ahead = status.largest_queued(token, size)
-        surplus, before = status.said_for_claims_like(token) - (ahead - 1), status.doubt
+        surplus, before = status.idle_reported_for(token) - (ahead - 1), status.doubt
         if surplus <= 0 or status.problem or not status.contact.connected:
             return  # it does not say that it could have started
         if before is not None:
             surplus, ahead = max(surplus, before.nodes), min(ahead, before.size)
         if before is None or submitted_at > before.since:
-            pause = doubled(DOUBT_PAUSE, status.evidence.in_vain, MAX_DOUBT_PAUSE)
-            status.evidence.in_vain += 1
-            asked = status.classes.asked_by(token)
+            pause = backoff_pause(DOUBT_PAUSE, status.evidence.consecutive_failures, MAX_DOUBT_PAUSE)
+            status.evidence.consecutive_failures += 1
+            asked = status.classes.requested_class(token)
             status.doubt = Doubt(surplus, ahead, now, now + pause, node_class=asked)
             self._timers.add(now + pause, Deadline.DOUBT, cluster=cluster)
         else:  # one of several claims that were made before anything was known
             status.doubt = replace(before, nodes=surplus, size=ahead)
-        self._ledger.cluster_changed(cluster)
+        self._ledger.mark_cluster_changed(cluster)
 
     def claim_held(self, cluster: ClusterName, token: Token, size: int, waited: float, now: float) -> None:
         """A component has got its nodes, so many seconds after it was submitted."""
         status = self._grid[cluster]
-        status.evidence.started(waited, now)
-        status.shown(token)
-        if status.evidence.in_vain and (status.doubt is None or size >= status.doubt.size):
-            status.doubt, status.evidence.in_vain, status.capacity_gained = None, 0, True
-            self._ledger.cluster_changed(cluster)
+        status.evidence.record_started(waited, now)
+        status.end_proof(token)
+        if status.evidence.consecutive_failures and (status.doubt is None or size >= status.doubt.size):
+            status.doubt, status.evidence.consecutive_failures, status.capacity_gained = None, 0, True
+            self._ledger.mark_cluster_changed(cluster)
 
     def doubt_pause_is_over(self, cluster: ClusterName, at: float) -> None:
         """The nodes count again, for one claim at a time, until one holds."""
         status = self._grid[cluster]
         if status.doubt is not None and status.doubt.until == at:
             status.doubt, status.capacity_gained = replace(status.doubt, is_tried=True), True
-            self._ledger.cluster_changed(cluster)
+            self._ledger.mark_cluster_changed(cluster)

@@ -68,13 +68,13 @@ class ClaimTry:
 
     def free(self, cluster: ClusterName) -> int | None:
         """Return the nodes left for another component; None where there may be none, as a second one on probation."""
-        if self._taken[cluster] and self._grid[cluster].health.probation and not self._grid.is_all_on_trial:
+        if self._taken[cluster] and self._grid[cluster].health.probation and not self._grid.has_no_trusted_cluster:
             return None
         return self._left(cluster)
 
     def _left(self, cluster: ClusterName) -> int | None:
         status = self._grid[cluster]
-        left = max(0, status.available - status.kept_from(self._job)) - self._taken[cluster]
+        left = max(0, status.available - status.reserved_for_others(self._job)) - self._taken[cluster]
         return left if status.is_open else None
 
     def _free_for(self, component: Component) -> int | None:
@@ -90,7 +90,7 @@ class ClaimTry:
         """The grid as it is for another component."""
         view = self._grid.view()
         names = {name for name, nodes in self._taken.items() if nodes}
-        names |= {cluster.name for cluster in self._grid.clusters() if cluster.kept_from(self._job)}
+        names |= {cluster.name for cluster in self._grid.clusters() if cluster.reserved_for_others(self._job)}
         taken = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
         return view.with_clusters([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in taken])
 
@@ -136,7 +136,7 @@ class Claiming:
         self._eligibility, self._nonces = eligibility, nonces
         self._preemption = Preemption(state)
         sites = [cluster.name for cluster in state.grid.clusters()] if state.sharing.reclaims else []
-        self._reclaiming = {site: Reclaiming(state, site, queues.put_first) for site in sites}
+        self._reclaiming = {site: Reclaiming(state, site, queues.move_to_front) for site in sites}
 
     # The claiming queue
 
@@ -147,7 +147,7 @@ class Claiming:
         generation, start_estimate = job.generation + 1, now + transfer_time
         claim_at = now + self._factor(job) * transfer_time
         first = job.first_start_estimate if job.first_start_estimate is not None else start_estimate
-        job = self._ledger.move(
+        job = self._ledger.change_state(
             job,
             JobState.PLACED,
             now,
@@ -238,12 +238,12 @@ class Claiming:
 
     def claim(self, job: Job, now: float) -> Job:
         """One claiming try (ICP), step by step as docs/scheduling.md has them."""
-        job = self._ledger.change(job, claiming_tries=job.claiming_tries + 1)
+        job = self._ledger.change_job(job, claiming_tries=job.claiming_tries + 1)
         job = self._ledger.change_attempt(job, claim_at=now)
         this = ClaimTry(self._state, self._room_maker(job), job)
         # 1. With too few components that are started, or can be, nothing is started.
         if this.fraction < self._threshold(job):
-            self._ledger.note(job, now, "claim-try", f"{this}: fewer than wanted")
+            self._ledger.record_event(job, now, "claim-try", f"{this}: fewer than wanted")
             return self._try_again(job, this, now)
         # 2. Components that cannot start where they are may go elsewhere.
         job = self._relocate(job, this, now)
@@ -297,7 +297,7 @@ class Claiming:
                 staged_at=None,
             )
             moved = live(job).components[component.index]
-            self._ledger.note(job, now, "re-placed", f"{left_behind} had no room", moved)
+            self._ledger.record_event(job, now, "re-placed", f"{left_behind} had no room", moved)
             self._attempts.begin_staging(job, moved, now)
             this.move(moved, left_behind)
         return job
@@ -323,7 +323,7 @@ class Claiming:
             if cluster.idle >= component.size
             and cluster.name != component.cluster
             and cluster.name not in barred
-            and self._eligibility.allows(spec, frozenset({cluster.name, *others}), view)
+            and self._eligibility.may_run_on(spec, frozenset({cluster.name, *others}), view)
         )
         if not open_to_it:
             return None
@@ -343,12 +343,12 @@ class Claiming:
         room = by.make_room(this.preempted_nodes(), now)
         if room.awaited:
             jobs = format_list([f"job {other.id}" for other, _ in room.awaited])
-            self._ledger.note(job, now, "awaits", f"{jobs}, about to end: nobody is preempted for those nodes")
+            self._ledger.record_event(job, now, "awaits", f"{jobs}, about to end: nobody is preempted for those nodes")
         for other, until in room.awaited:
             for component in live(other).components:
                 self._state.grid[component.cluster].await_end(other.token(component.index), until)
         if room.victims and (told := by.told(room.victims)):
-            self._ledger.note(job, now, "reclaims", told)
+            self._ledger.record_event(job, now, "reclaims", told)
         for victim, where, why in room.victims:
             self._preempt_one(by, victim, where, job, why, now)
 
@@ -357,24 +357,24 @@ class Claiming:
         cluster, by = self._state.grid[component.cluster], self._room_maker(job)
         if by is None:
             return
-        for token in cluster.overdue_for(job.token(component.index), now):
+        for token in cluster.overdue_components(job.token(component.index), now):
             if (found := self._ledger.find(token)) is not None:
                 why = ", and it has not ended by itself as was expected"
                 self._preempt_one(by, found[0], cluster.name, job, why, now)
 
     def _preempt_one(self, by: Preemption, victim: Job, where: str, job: Job, why: str, now: float) -> None:
         reason = by.reason(where, job)
-        self._ledger.note(victim, now, by.event, reason + why)
+        self._ledger.record_event(victim, now, by.event, reason + why)
         self._attempts.end(by.stopping(victim), JobState.QUEUED, reason, now, warn=True)
 
     def _submit(self, job: Job, this: ClaimTry, now: float) -> Job:
         starting = ", ".join(f"{c.size} on {c.cluster}" for c in sorted(this.startable, key=lambda c: c.rank))
         if not starting:
-            self._ledger.note(job, now, "claim-try", f"no room on {_clusters(this.blocked)}")
+            self._ledger.record_event(job, now, "claim-try", f"no room on {_clusters(this.blocked)}")
         elif job.state is JobState.PLACED:
-            job = self._ledger.move(job, JobState.CLAIMING, now, "claiming", starting)
+            job = self._ledger.change_state(job, JobState.CLAIMING, now, "claiming", starting)
         else:
-            self._ledger.note(job, now, "claiming", starting)
+            self._ledger.record_event(job, now, "claiming", starting)
         for component in this.startable:
             job = self._attempts.submit(job, component, now)
         return job
@@ -406,7 +406,7 @@ class Claiming:
                 return self._return(job if unclaimed(job) else self._uncounted(job), reason, now)
         elif following is None or may_not_be_claimed(job, self._rules):
             return self._give_up(job, reason, now)
-        self._ledger.note(job, now, CLAIM_FAILED, reason, component)
+        self._ledger.record_event(job, now, CLAIM_FAILED, reason, component)
         job = self._replace(job, component, reason)
         claim_at = live(job).claim_at
         return self._claim_at(job, following) if claim_at is None or claim_at <= now else job
@@ -442,7 +442,7 @@ class Claiming:
         """The claim has failed: all components are aborted, L is lowered, and the job queues again if it may."""
         rules, factor = self._rules, self._factor(job)
         lowered = max(min(factor, rules.claim_factor_min), factor - rules.claim_factor_step)
-        job = self._ledger.change(job, claim_factor=lowered)
+        job = self._ledger.change_job(job, claim_factor=lowered)
         if used_up := tries_used_up(job, rules):
             return self._attempts.end(job, JobState.FAILED, f"{used_up}: {reason}", now)
         return self._return(job, reason, now)
@@ -453,7 +453,7 @@ class Claiming:
 
     def _uncounted(self, job: Job) -> Job:
         """What a cluster that cannot be used has thwarted was no claiming try."""
-        return self._ledger.change(job, claiming_tries=job.claiming_tries - 1)
+        return self._ledger.change_job(job, claiming_tries=job.claiming_tries - 1)
 
 
 def _clusters(components: list[Component]) -> str:

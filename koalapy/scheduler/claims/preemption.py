@@ -199,7 +199,7 @@ def within_limit(cluster: ClusterStatus, count: int) -> int:
 def with_preemption(cluster: ClusterStatus, more: int = 0) -> int:
     """Return the nodes that a job of high priority could have, if ``more`` were idle: idle, about to be, or held by
     low-priority jobs, less those kept for a job that was promised its turn."""
-    return within_limit(cluster, cluster.expected + more + cluster.preemptible - cluster.kept_from())
+    return within_limit(cluster, cluster.expected + more + cluster.preemptible - cluster.reserved_for_others())
 
 
 class Preemption:
@@ -235,7 +235,7 @@ class Preemption:
         """Choose victims for so many nodes on each cluster; none where all are too few, or need not be stopped."""
         lacking = {}
         for name, size in needed.items():
-            expected, kept = self._grid[name].expected, self._grid[name].kept_from()
+            expected, kept = self._grid[name].expected, self._grid[name].reserved_for_others()
             if (count := size - expected + min(kept, max(0, expected))) > 0:
                 lacking[name] = count
         if not lacking:
@@ -338,7 +338,7 @@ def _harm(job: Job, now: float) -> Harm:
 def taken_back(cluster: ClusterStatus, more: int = 0) -> int:
     """Return the nodes that a job could have on its home site, if ``more`` were idle: idle, about to be, or with
     low-priority jobs of other sites, less those kept for a job that was promised its turn."""
-    return within_limit(cluster, cluster.expected + more + cluster.reclaimable - cluster.kept_from())
+    return within_limit(cluster, cluster.expected + more + cluster.reclaimable - cluster.reserved_for_others())
 
 
 class Reclaiming(Preemption):
@@ -346,9 +346,9 @@ class Reclaiming(Preemption):
 
     event = RECLAIMED
 
-    def __init__(self, state: SchedulerState, site: ClusterName, put_first: Callable[[Job], Job]) -> None:
+    def __init__(self, state: SchedulerState, site: ClusterName, move_to_front: Callable[[Job], Job]) -> None:
         super().__init__(state)
-        self._site, self._put_first = site, put_first
+        self._site, self._move_to_front = site, move_to_front
 
     def available(self, cluster: ClusterStatus) -> int:
         return taken_back(cluster) if cluster.name == self._site else 0
@@ -366,4 +366,4 @@ class Reclaiming(Preemption):
         return f"your site {self._site} reclaimed {format_nodes(freed)}, of {preempted_jobs}"
 
     def stopping(self, victim: Job) -> Job:
-        return self._put_first(victim) if self._rules.reclaimed_position == "front" else victim
+        return self._move_to_front(victim) if self._rules.reclaimed_position == "front" else victim

@@ -56,7 +56,7 @@ class Transfers:
         self._strays.pop(event.cluster, None)
         for status in event.inventory.stages:
             self.update(event.cluster, status, now)
-        for job in self._ledger.active():
+        for job in self._ledger.active_jobs():
             if job.ending is not None or live(job).barrier_at is not None:
                 continue
             for component in live(job).gang:
@@ -64,14 +64,14 @@ class Transfers:
                     job = self._ledger.update_component(
                         job, component.index, staging_since=now, staged=0, staged_at=None
                     )
-                    self._ledger.command(StageComponent(component.cluster, job.stage_token(component)))
+                    self._ledger.send_command(StageComponent(component.cluster, job.stage_token(component)))
 
     def _done(self, job: Job, component: Component, now: float) -> None:
         job = self._ledger.update_component(job, component.index, staged_at=now, staged=component.stage_size)
         if component.stage_size and component.staging_since is not None:
             took = max(now - component.staging_since, 1e-3)
             speed = f"{format_bytes(component.stage_size / took)}/s"
-            self._ledger.note(
+            self._ledger.record_event(
                 job, now, "staged", f"{format_bytes(component.stage_size)} in {took:.3g} s ({speed})", component
             )
         if any(other.awaits_files for other in live(job).gang):
@@ -85,14 +85,14 @@ class Transfers:
             self._failures.infrastructure_failed(job, component, AttemptFailure.FILES, status.error, now)
             return
         self._ledger.count_failed_attempt(component.cluster, AttemptFailure.FILES)
-        self._ledger.note(job, now, "error", status.error, component)
+        self._ledger.record_event(job, now, "error", status.error, component)
         self._failures.restart(job, f"transfer-failure: {status.error}", now)
 
     def _reject_stray(self, cluster: ClusterName, status: StageStatus) -> None:
         """Nothing of an attempt that is over may stay."""
         strays = self._strays[cluster]
         if status.token not in strays:
-            self._ledger.command(UnstageComponent(cluster, status.token, stray=True))
+            self._ledger.send_command(UnstageComponent(cluster, status.token, stray=True))
         strays[status.token] = None
         strays.move_to_end(status.token)
         if len(strays) > MAX_REMEMBERED_STRAYS:

@@ -85,7 +85,7 @@ class DryRun:
     def kept(self, cluster: ClusterName, priority: Priority) -> int:
         """Nodes that are not offered to such a job there, but kept for another."""
         if self.job is not None and self._has_reservation:
-            return self.queries.grid[cluster].kept_from(self.job.id)
+            return self.queries.grid[cluster].reserved_for_others(self.job.id)
         return self.queries.kept(cluster, priority)
 
     @property

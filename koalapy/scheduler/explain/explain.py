@@ -106,16 +106,16 @@ def not_usable(cluster: ClusterStatus, now: float) -> str:
     if cluster.state is ClusterState.USABLE:
         return ""
     if cluster.drained is not None:
-        return f"drained since {format_time(cluster.drained.at, now)} {cluster.why}"
+        return f"drained since {format_time(cluster.drained.at, now)} {cluster.state_reason}"
     if cluster.state is ClusterState.UNREACHABLE:
         heard = None if cluster.contact.connected else cluster.contact.last_heard
         since = "" if heard is None else f" since {format_time(heard, now)}"
-        return f"unreachable{since}: {cluster.why}"
+        return f"unreachable{since}: {cluster.state_reason}"
     if cluster.state is ClusterState.UNUSABLE:
         at = cluster.health.probation_at
         again = "" if at is None else f"; to be tried again at {format_time(at, now)}"
-        return f"{cluster.why}{again}"
-    return cluster.why
+        return f"{cluster.state_reason}{again}"
+    return cluster.state_reason
 
 
 def _part_of(placement: Placement | None, gives: int) -> str:
@@ -310,11 +310,11 @@ def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[Cluste
 
 def _shown_by_claims(cluster: ClusterStatus, components: Sequence[Component], now: float) -> list[str]:
     """Return how claims fared there lately, if not all went well and a component has no nodes yet."""
-    claims, in_vain = cluster.evidence.claims(now), cluster.evidence.share_in_vain(now)
+    claims, consecutive_failures = cluster.evidence.claims(now), cluster.evidence.failed_fraction(now)
     awaits = any(c.state in NOT_CLAIMED for c in components)
-    if not awaits or claims < MIN_CLAIMS or in_vain < MIN_SHARE_IN_VAIN:
+    if not awaits or claims < MIN_CLAIMS or consecutive_failures < MIN_SHARE_IN_VAIN:
         return []
-    return [f"of claims there {in_vain:.0%} came to nothing lately"]
+    return [f"of claims there {consecutive_failures:.0%} came to nothing lately"]
 
 
 def _from(component: Component) -> str:
@@ -383,7 +383,7 @@ def explain_submission(
         headline = f"nodes are kept for job {dry_run.keeper}, which has waited longer"
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
-    ahead = queries.queues.before_new(spec)
+    ahead = queries.queues.count_before_new(spec)
     return replace(_waiting(dry_run, spec, answer, headline, now), position=ahead + 1, ahead=ahead)
 
 

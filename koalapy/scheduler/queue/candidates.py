@@ -40,7 +40,7 @@ class WaitingReasons:
     def __init__(self, state: SchedulerState, queues: PlacementQueues, evaluator: PolicyEvaluator) -> None:
         self._state, self._rules, self._grid = state, state.rules, state.grid
         self._queues, self._evaluator = queues, evaluator
-        self._idle = state.grid.lens(lambda cluster: cluster.idle)
+        self._idle = state.grid.cached_view(lambda cluster: cluster.idle)
         self._refusals: dict[Shape, str] = {}
         """Why jobs of a shape are refused; empty where they would be placed."""
 
@@ -48,7 +48,7 @@ class WaitingReasons:
         """Forget what was worked out: something has happened."""
         self._refusals.clear()
 
-    def of(self, job: Job) -> str:
+    def reason_of(self, job: Job) -> str:
         """Return why a queued job is not placed."""
         now = self._state.now
         refusals = "; ".join(refusal_text(each, now) for each in job.refusals if each.bars(now))
@@ -57,7 +57,7 @@ class WaitingReasons:
             if refusals:
                 return f"{again}: {refusals}"
             return f"{again}, after {'a failed attempt' if job.restarts == 1 else f'{job.restarts} failed attempts'}"
-        if (excess := self._state.owner_use.of(job.spec, now)) is not None:
+        if (excess := self._state.owner_use.find_excess(job.spec, now)) is not None:
             return excess.waiting_reason
         if (head := self._in_front_of(job)) is not None:
             return f"waits behind job {head}"
@@ -77,7 +77,7 @@ class WaitingReasons:
     def _in_front_of(self, job: Job) -> JobId | None:
         """Return the job that keeps one waiting by its place; None for the head, and for one that is passed over."""
         queue = self._queues[job.spec.priority]
-        if self._rules.queue == "scan" or (job.id in queue and queue.is_hopeless(queue.group_of(job.id))):
+        if self._rules.queue == "scan" or (job.id in queue and queue.is_known_unplaceable(queue.group_of(job.id))):
             return None
         head = self._queues.head(job.spec)
         return head if head != job.id else None
@@ -87,15 +87,15 @@ class WaitingReasons:
         answer = self._evaluator.evaluate(job.spec, self._grid.view(), barred)
         if isinstance(answer, Placement):
             return ""
-        held_back = [cluster for cluster in self._grid.clusters() if cluster.available < cluster.idle]
-        beside = self._evaluator.evaluate(job.spec, self._idle.view(), barred) if held_back else answer
+        capacity_restriction = [cluster for cluster in self._grid.clusters() if cluster.available < cluster.idle]
+        beside = self._evaluator.evaluate(job.spec, self._idle.view(), barred) if capacity_restriction else answer
         if isinstance(beside, Refusal):
             return answer.summary
-        used = [cluster for cluster in held_back if beside.nodes_on(cluster.name) > cluster.available]
-        return "; ".join(f"{cluster.name} {cluster.held_back}" for cluster in used) or answer.summary
+        used = [cluster for cluster in capacity_restriction if beside.nodes_on(cluster.name) > cluster.available]
+        return "; ".join(f"{cluster.name} {cluster.capacity_restriction}" for cluster in used) or answer.summary
 
 
-See = Callable[[], GridView]
+GetView = Callable[[], GridView]
 Clock = Callable[[], float]
 """Returns seconds since any fixed moment."""
 MAX_DOUBLINGS = 10
@@ -131,7 +131,9 @@ class Budget:
 class Offer:
     """The nodes that are offered to jobs of one priority at the moment."""
 
-    def __init__(self, see: See, see_with_preemption: See | None, see_taken_back: See, sharing: Sharing) -> None:
+    def __init__(
+        self, see: GetView, see_with_preemption: GetView | None, see_taken_back: GetView, sharing: Sharing
+    ) -> None:
         self._see, self._see_with_preemption = see, see_with_preemption
         self._see_taken_back, self._sharing = see_taken_back, sharing
         self._idle = self._taken_back = IdleSummary(GridView(()))
@@ -150,7 +152,7 @@ class Offer:
         home = self._sharing.reclaiming_site(spec.home_site)
         return self._see_taken_back().restrict_to(frozenset({home})) if home else None
 
-    def glance(self) -> Callable[[Needs], bool]:
+    def idle_test(self) -> Callable[[Needs], bool]:
         """Return a quick test whether there may be nodes enough for a job's needs now, which asks no policy."""
         widest = (self._see_with_preemption or self._see)()
         if widest is not self._idle.view:
@@ -169,10 +171,11 @@ class Offers:
     def __init__(self, state: SchedulerState, reservation: Reservation) -> None:
         self._reservation, self._sharing = reservation, state.sharing
         self._preempts = state.rules.preemption == "placement"
-        self.view_with_preemption = state.grid.lens(with_preemption).view
+        self.view_with_preemption = state.grid.cached_view(with_preemption).view
         """Returns the grid as it would be if jobs of low priority made room for one of high priority."""
         self._taken_back = {
-            kept_too: state.grid.lens(partial(self._left_if_taken_back, kept_too)).view for kept_too in (False, True)
+            kept_too: state.grid.cached_view(partial(self._left_if_taken_back, kept_too)).view
+            for kept_too in (False, True)
         }
         self.ordinary = {priority: self._offer(priority) for priority in Priority}
         self.everything = {priority: self._offer(priority, everything=True) for priority in Priority}
@@ -199,7 +202,7 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class Scan:
-    """One pass through a queue for the jobs that were woken when it began, which may take several cycles."""
+    """One pass through a queue for the jobs that were woken_groups when it began, which may take several cycles."""
 
     wakeup: Wakeup
     tries: Iterator[Candidate]
@@ -231,7 +234,7 @@ class Candidates:
         """Periodic scans of the high queue since the last one of the low queue."""
         self._refused_newcomers: set[Group] = set()
         self._woken_at = 0
-        """The moment of the grid up to which its changes have woken jobs."""
+        """The moment of the grid up to which its changes have woken_groups jobs."""
 
     def _never_fits(self, job_id: JobId) -> bool:
         spec = self._ledger.jobs[job_id].spec  # by the links as they are known
@@ -239,7 +242,7 @@ class Candidates:
 
     def begin_cycle(self) -> None:
         """Wake the jobs that may be placed by what has changed, and begin the budget of a cycle."""
-        self._queues.bounced.clear()
+        self._queues.failed_at_once.clear()
         self._refused_newcomers.clear()
         self._wake()
         if self._scans and any(self._queues.wakeups[priority] for priority in self._scans if self.may_scan(priority)):
@@ -262,9 +265,9 @@ class Candidates:
     def _periodic_scan(self, scanned: Collection[Priority]) -> Iterator[None]:
         """Do one part of a periodic scan after the other, each once no job is left to be tried."""
         self._scanned = scanned
-        self._queues.bounced.clear()
+        self._queues.failed_at_once.clear()
         self.update_reservation()
-        self._queues.wake_everybody(scanned)
+        self._queues.wake_all(scanned)
         yield
         for priority in scanned:
             for job in self._count_scan(priority):
@@ -282,21 +285,21 @@ class Candidates:
         if self._rules.queue != "scan":
             for priority in Priority:
                 self._queues[priority].empty_grid = self._evaluator.empty_grid()
-        if self._grid.moment != self._woken_at:
-            self._woken_at = self._grid.moment
+        if self._grid.version != self._woken_at:
+            self._woken_at = self._grid.version
             self._wake_by_grid()
-        if self._state.owner_use.take_freed(self._state.now):
+        if self._state.owner_use.take_freed_flag(self._state.now):
             self._queues.wake([LIMITS])
         self.update_reservation()
 
     def _wake_by_grid(self) -> None:
         grid, queues = self._grid, self._queues
-        if self._ledger.changed_clusters:
+        if self._ledger.has_changed_clusters:
             queues.reservation.invalidate()
-            queues.wake_everybody()
+            queues.wake_all()
         if grid.take_link_learned():
-            queues.wake_everybody()
-        gains, departures = grid.take_news()
+            queues.wake_all()
+        gains, departures = grid.take_capacity_changes()
         for cluster in gains:
             queues.wake(nodes_of(cluster))
         for cluster in departures:  # jobs may be placed on what is about to be free
@@ -308,14 +311,14 @@ class Candidates:
     def update_reservation(self) -> None:
         """Choose the job that nodes are kept for, if that may have changed, and wake those that may now have them."""
         if self._queues.reservation.update(self._evaluator.evaluate):
-            self._queues.wake_everybody()
+            self._queues.wake_all()
 
     # The next one
 
     def may_scan(self, priority: Priority) -> bool:
         return self._rules.event_driven or priority in self._scanned
 
-    def next(self) -> Candidate | None:
+    def next_candidate(self) -> Candidate | None:
         """Return the next candidate; None when none is left, or when the budget is spent with counting tries."""
         while True:
             for priority in PRIORITIES:
@@ -335,7 +338,7 @@ class Candidates:
                 return None
 
     def _next_of_scan(self, priority: Priority) -> Candidate | None:
-        """Return the next job of a scan, which begins anew with the jobs that were woken since it began."""
+        """Return the next job of a scan, which begins anew with the jobs that were woken_groups since it began."""
         if self._queues.wakeups[priority]:
             wakeup, scan = self._queues.take_wakeup(priority), self._scans.get(priority)
             if scan is not None:
@@ -356,7 +359,7 @@ class Candidates:
             if reserved in queue:
                 break
         offer = self._offers.ordinary[priority]
-        for job in queue.scan(self._rules.queue, offer.glance, wakeup, self._never_fits):
+        for job in queue.scan(self._rules.queue, offer.idle_test, wakeup, self._never_fits):
             yield Candidate(job, offer)
         for kind, count in queue.take_refusals().items():
             self._ledger.count_refusals(kind, count)
@@ -370,23 +373,23 @@ class Candidates:
 
     # Tries
 
-    def is_hopeless(self, newcomer: Candidate) -> bool:
+    def is_rejected_early(self, newcomer: Candidate) -> bool:
         """Return whether a newcomer is refused without its policy: too few nodes are idle, or its shape was refused."""
         group = self._queues[self._ledger.jobs[newcomer.job].spec.priority].group_of(newcomer.job)
         if group in self._refused_newcomers:
             return True
-        if newcomer.offer.glance()(group.needs):
+        if newcomer.offer.idle_test()(group.needs):
             return False
         self._ledger.count_refusals(RefusalKind.NODES)
         return True
 
-    def newcomer_refused(self, job: Job, now: float) -> None:
+    def count_newcomer_try(self, job: Job, now: float) -> None:
         """Count the failed try of a newcomer; newcomers of its shape are refused for the rest of the cycle."""
         queue = self._queues[job.spec.priority]
         self._refused_newcomers.add(queue.group_of(job.id))
         self._count_try(job, now)
         if self._rules.queue == "fcfs" and job.id in queue:
-            queue.judge(job.id, self._never_fits)
+            queue.check_placeable(job.id, self._never_fits)
 
     def _count_scan(self, priority: Priority) -> Iterator[JobId]:
         """Count a failed try of all jobs that are left of a scan, and yield those whose tries are used up."""
@@ -396,11 +399,11 @@ class Candidates:
                 self._count_try(self._ledger.jobs[head], self._state.now)
         elif len(queue):
             used_up = queue.count_scan()
-            self._ledger.scanned(priority, queue.scans)
+            self._ledger.record_scan_count(priority, queue.scans)
             yield from (job for job in used_up if job in queue)
 
     def _count_try(self, job: Job, now: float) -> None:
-        job = self._ledger.change(job, placement_tries=job.placement_tries + 1)
+        job = self._ledger.change_job(job, placement_tries=job.placement_tries + 1)
         limit = placement_limit(job, self._rules)
         if limit is not None and self._queues.tries(job) >= limit:
             self._give_up(job, now)
@@ -408,5 +411,5 @@ class Candidates:
             self._queues.record_tries(job)
 
     def _give_up(self, job: Job, now: float) -> None:
-        reason = f"not placed in {placement_limit(job, self._rules)} tries: {self._reasons.of(job)}"
-        self._ledger.move(self._queues.leave(job), JobState.FAILED, now, "failed", reason, ended_at=now)
+        reason = f"not placed in {placement_limit(job, self._rules)} tries: {self._reasons.reason_of(job)}"
+        self._ledger.change_state(self._queues.remove(job), JobState.FAILED, now, "failed", reason, ended_at=now)

@@ -99,7 +99,7 @@ class Eligibility:
         if away := demands.away.intersection(barred) - demands.closed:
             yield self._sharing.home_rejection_reason(away)
 
-    def allows(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
+    def may_run_on(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
         """Whether the job may run on these clusters together, whatever is idle there."""
         demands = self.demands(spec)
         if not demands:
@@ -115,7 +115,7 @@ class Eligibility:
             return False
         return demands.constraints.similar([cluster for cluster in view if cluster.name in names])
 
-    def able(self, folders: frozenset[str], view: GridView) -> tuple[GridView, list[ClusterName]]:
+    def with_folders(self, folders: frozenset[str], view: GridView) -> tuple[GridView, list[ClusterName]]:
         """The clusters that have all of these folders, and the names of the others."""
         if not folders:
             return view, []
@@ -124,7 +124,7 @@ class Eligibility:
             return view, []
         return view.restrict_to(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
 
-    def groups(self, view: GridView, sets: tuple[frozenset[ClusterName], ...]) -> list[GridView]:
+    def sharing_groups(self, view: GridView, sets: tuple[frozenset[ClusterName], ...]) -> list[GridView]:
         """Return the usable clusters by the sets that share jobs."""
         if self._grouped is None or self._grouped[0] is not view or self._grouped[1] is not sets:
             usable = {cluster.name for cluster in view.by_idle}
@@ -135,7 +135,7 @@ class Eligibility:
             self._grouped = (view, sets, groups)
         return self._grouped[2]
 
-    def refusal_where_named(self, spec: JobSpec, request: FixedRequest, demands: Demands) -> Refusal | None:
+    def fixed_request_refusal(self, spec: JobSpec, request: FixedRequest, demands: Demands) -> Refusal | None:
         """Why a fixed request's own clusters cannot serve it, whatever is idle."""
         if barred := demands.barred & {component.cluster for component in request.components}:
             return Refusal("; ".join(self.barred_texts(demands, barred)), RefusalKind.ELIGIBILITY)
@@ -145,14 +145,14 @@ class Eligibility:
                 return Refusal(describe_missing_folders([name], missing), RefusalKind.ELIGIBILITY)
         named = {component.cluster or "" for component in request.components} & self._profiles.keys()
         if demands.sets and not any(named <= together for together in demands.sets):
-            return Refusal(self.apart_text(named, demands), RefusalKind.ELIGIBILITY)
+            return Refusal(self.conflict_text(named, demands), RefusalKind.ELIGIBILITY)
         return None
 
-    def apart_text(self, names: Iterable[ClusterName], demands: Demands) -> str:
+    def conflict_text(self, names: Iterable[ClusterName], demands: Demands) -> str:
         """``north has Open MPI 5, south 4: a job runs under one series``."""
         return explain_conflict(names, self._profiles, one_series=demands.one_series)
 
-    def beside_text(self, name: ClusterName, demands: Demands) -> str:
+    def partners_text(self, name: ClusterName, demands: Demands) -> str:
         """Say which clusters may share a job with one that cannot serve it alone."""
         if not self._sets[False]:
             return f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"

@@ -30,7 +30,7 @@ class PlacementQueues:
         self._use = state.owner_use
         order = state.rules.queue_order
         self._queues = {
-            priority: PlacementQueue(order, lambda ask: state.owner_use.excess(ask, state.now) is not None)
+            priority: PlacementQueue(order, lambda ask: state.owner_use.excess_of(ask, state.now) is not None)
             for priority in Priority
         }
         self.reservation = Reservation(state, self._queues)
@@ -47,7 +47,7 @@ class PlacementQueues:
         """Whom there is reason to try in a scan: who may be placed that could not be when it was tried last."""
         self.placing: JobId | None = None
         """The job that is being placed at the moment, if any."""
-        self.bounced: set[JobId] = set()
+        self.failed_at_once: set[JobId] = set()
         """Jobs whose claim failed in the moment in which they were placed: they are not placed again in that moment."""
         self._requests: dict[Request, Request] = {}
 
@@ -64,13 +64,13 @@ class PlacementQueues:
             learned = (*self._state.experience.shape(spec), spec.per_node_bandwidth, spec.memory)
         own = ("internal",) if spec.internal else ()
         # Whom a limit keeps from being placed keeps nobody else from it.
-        asked = () if (ask := self._use.ask(spec)) is None else (ask,)
+        asked = () if (ask := self._use.demand_of(spec)) is None else (ask,)
         site = ("site", site) if (site := self._state.sharing.site_of(spec.home_site)) else ()
         demands = self._eligibility.demands(spec)
         refused = ("refused", *sorted(barred)) if barred else ()
         return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked, *site, *refused)
 
-    def requests(self) -> Iterator[Request]:
+    def waiting_requests(self) -> Iterator[Request]:
         """In the order of the queues, that of high priority first."""
         return (self._ledger.jobs[job].spec.request for queue in self._queues.values() for job in queue)
 
@@ -91,7 +91,7 @@ class PlacementQueues:
 
     # Who comes and goes
 
-    def arrive(self, job: Job) -> None:
+    def add_new(self, job: Job) -> None:
         """A new job. Equal requests become one object: a full queue is mostly requests."""
         if len(self._requests) > MAX_SHARED_REQUESTS:
             self._requests.clear()
@@ -106,10 +106,10 @@ class PlacementQueues:
         """A job whose attempt is over, or the pause after it, returns to its place."""
         self._enter(job, anew=False)
 
-    def put_first(self, job: Job) -> Job:
+    def move_to_front(self, job: Job) -> Job:
         """A job whose nodes were taken back is to return before all others of its home site, not to its place."""
         self._first_seq -= 1
-        return self._ledger.change(job, queue_seq=self._first_seq)
+        return self._ledger.change_job(job, queue_seq=self._first_seq)
 
     def head(self, spec: JobSpec) -> JobId | None:
         """The first of those who wait where such a job does, as far as limits go."""
@@ -120,10 +120,10 @@ class PlacementQueues:
         section = self._state.sharing.section_of(spec.home_site)
         return self._queues[spec.priority].head_before_new(section, spec.request.total_size, without)
 
-    def before_new(self, spec: JobSpec) -> int:
+    def count_before_new(self, spec: JobSpec) -> int:
         """How many jobs would stand before such a one when it comes."""
         section = self._state.sharing.section_of(spec.home_site)
-        return self._queues[spec.priority].before_new(section, spec.request.total_size)
+        return self._queues[spec.priority].count_before_new(section, spec.request.total_size)
 
     def pause(self, job: Job) -> None:
         """Keep a queued job out of its queue until its ``retry_at``, when it is requeued."""
@@ -147,7 +147,7 @@ class PlacementQueues:
         if anew:
             self._last_seq += 1
         scans = self._queues[job.spec.priority].scans
-        job = self._ledger.change(
+        job = self._ledger.change_job(
             job, queue_seq=self._last_seq if anew else job.queue_seq, retry_at=None, counted_scan=scans
         )
         self._push(job)
@@ -155,7 +155,7 @@ class PlacementQueues:
         if anew:
             heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
         elif job.id == self.placing:
-            self.bounced.add(job.id)
+            self.failed_at_once.add(job.id)
         else:
             self.wakeups[priority].jobs.add(job.id)
 
@@ -163,7 +163,7 @@ class PlacementQueues:
         spec, sharing = job.spec, self._state.sharing
         section, home = sharing.section_of(spec.home_site), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
-        shape, ask = self.shape(spec, job.barred_clusters(self._state.now)), self._use.ask(spec)
+        shape, ask = self.shape(spec, job.barred_clusters(self._state.now)), self._use.demand_of(spec)
         queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.submitted_at)
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)
@@ -171,27 +171,27 @@ class PlacementQueues:
         if self.tries(job) >= self._rules.aging_tries or is_promised(job, self._rules, self._state.now):
             self.reservation.invalidate()
 
-    def leave(self, job: Job) -> Job:
+    def remove(self, job: Job) -> Job:
         """Take a job out of its queue; the scans it went through become tries of its own."""
         if job.id in self._pausing:
             self._pausing.remove(job.id)
-            self._state.timers.forget(job.id, 0, Deadline.RETRY)
-            return self._ledger.change(job, retry_at=None)
+            self._state.timers.cancel(job.id, 0, Deadline.RETRY)
+            return self._ledger.change_job(job, retry_at=None)
         priority, tries = job.spec.priority, self.tries(job)
         if job.id == self.reservation.job:
             self.reservation.invalidate()
         if self._rules.queue != "scan":
             if job.id != self.placing:
-                self.wakeups[priority].everybody = True  # it may have stood in others' way
-            elif self._use.ask(job.spec) is not None:
-                self.wake_everybody()  # others of its owner may be barred by it, who stood in others' way
+                self.wakeups[priority].all_jobs = True  # it may have stood in others' way
+            elif self._use.demand_of(job.spec) is not None:
+                self.wake_all()  # others of its owner may be barred by it, who stood in others' way
         self._queues[priority].remove(job.id)
         self.wakeups[priority].jobs.discard(job.id)
         if self._unknown and self._learns(job.spec) and (application := application_of(job.spec)) in self._unknown:
             self._unknown[application].discard(job.id)
             if not self._unknown[application]:
                 del self._unknown[application]
-        return self._ledger.change(job, placement_tries=tries) if tries != job.placement_tries else job
+        return self._ledger.change_job(job, placement_tries=tries) if tries != job.placement_tries else job
 
     def _learns(self, spec: JobSpec) -> bool:
         return self._state.policies.capabilities(spec.policy).learns
@@ -208,24 +208,24 @@ class PlacementQueues:
     def change_priority(self, job: Job, priority: Priority) -> Job:
         """Give a job another priority, and move it to its place in the other queue; its tries go with it."""
         if not (job.is_in_queue and job.id in self._queues[job.spec.priority]):
-            return self._ledger.change(job, spec=replace(job.spec, priority=priority))
-        job = self.leave(job)
-        job = self._ledger.change(job, spec=replace(job.spec, priority=priority))
+            return self._ledger.change_job(job, spec=replace(job.spec, priority=priority))
+        job = self.remove(job)
+        job = self._ledger.change_job(job, spec=replace(job.spec, priority=priority))
         self._enter(job, anew=False)
         return self._ledger.jobs[job.id]
 
-    def regroup(self, known: Iterable[str]) -> None:
+    def regroup_jobs(self, known: Iterable[str]) -> None:
         """Something is known of these applications: their jobs are not refused any more with those of unknown ones."""
         for application in known:
             for ident in self._unknown.pop(application, ()):
-                self._regroup_job(self._ledger.jobs[ident])
+                self._move_to_group(self._ledger.jobs[ident])
 
-    def bars_changed(self, job: Job) -> None:
+    def regroup_job(self, job: Job) -> None:
         """Group a job anew, if it is in a queue: the clusters that have refused it may be others than before."""
         if job.id in self._queues[job.spec.priority]:
-            self._regroup_job(job)
+            self._move_to_group(job)
 
-    def _regroup_job(self, job: Job) -> None:
+    def _move_to_group(self, job: Job) -> None:
         self._queues[job.spec.priority].remove(job.id)
         self._push(job)
         self.wakeups[job.spec.priority].jobs.add(job.id)
@@ -238,10 +238,10 @@ class PlacementQueues:
             if self._queues[priority]:
                 self.wakeups[priority].changes.update(changes)
 
-    def wake_everybody(self, priorities: Iterable[Priority] = PRIORITIES) -> None:
+    def wake_all(self, priorities: Iterable[Priority] = PRIORITIES) -> None:
         """Anybody may be placed now."""
         for priority in priorities:
-            self.wakeups[priority].everybody |= bool(self._queues[priority])
+            self.wakeups[priority].all_jobs |= bool(self._queues[priority])
 
     def take_wakeup(self, priority: Priority) -> Wakeup:
         """Whom there is reason to try, and nobody from now on."""
@@ -258,4 +258,4 @@ class PlacementQueues:
     def record_tries(self, job: Job) -> None:
         """Tell the queue how often a job was tried; where only the head is in each scan, scans use up no tries."""
         limit = placement_limit(job, self._rules) if scan_tries_all(self._rules) else None
-        self._queues[job.spec.priority].tried(job.id, self.tries(job), limit)
+        self._queues[job.spec.priority].set_tries(job.id, self.tries(job), limit)

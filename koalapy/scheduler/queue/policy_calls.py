@@ -241,10 +241,10 @@ class PolicyCalls:
             return checked(policy, request, view)
         constraints = demands.constraints
         if isinstance(request, FixedRequest):
-            refusal = self._eligibility.refusal_where_named(spec, request, demands)
+            refusal = self._eligibility.fixed_request_refusal(spec, request, demands)
             return refusal or constrained(policy, request, view, constraints)
         view, barred = without_barred(demands.barred, view)
-        view, lacking = self._eligibility.able(demands.folders, view)
+        view, lacking = self._eligibility.with_folders(demands.folders, view)
         if demands.sets:
             answer = self._evaluate_by_sets(policy, request, view, demands)
         else:
@@ -275,7 +275,7 @@ class PolicyCalls:
     def _reasons(self, policy: Policy, spec: JobSpec, view: GridView) -> Reasons:
         demands = self._eligibility.demands(spec) or Demands()
         able, barred = without_barred(demands.barred, view)
-        able, lacking = self._eligibility.able(demands.folders, able)
+        able, lacking = self._eligibility.with_folders(demands.folders, able)
         reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
         reasons |= self._eligibility.barred_reasons(spec, barred)
         if unmoved := _unmoved(spec, view):
@@ -284,14 +284,14 @@ class PolicyCalls:
             reasons.setdefault(name, ClusterReason(name, why))
         for name in lacking:
             reasons.setdefault(name, ClusterReason(name, describe_missing_folders([name], demands.folders)))
-        groups = self._eligibility.groups(able, demands.sets) if demands.sets else [able]
+        groups = self._eligibility.sharing_groups(able, demands.sets) if demands.sets else [able]
         for group in groups:
             found = explained(policy, spec.request, group, demands.constraints)
             for name in found.keys() - reasons.keys():
                 reasons[name] = found[name]
                 if len(groups) > 1:
                     reasons[name] = replace(
-                        found[name], reason=f"{found[name].reason}; {self._eligibility.beside_text(name, demands)}"
+                        found[name], reason=f"{found[name].reason}; {self._eligibility.partners_text(name, demands)}"
                     )
         return reasons
 
@@ -301,7 +301,7 @@ class PolicyCalls:
         if barred := demands.barred & named:
             return self._eligibility.barred_reasons(spec, barred)
         refusal: Placement | Refusal | None
-        refusal = self._eligibility.refusal_where_named(spec, request, demands)
+        refusal = self._eligibility.fixed_request_refusal(spec, request, demands)
         if refusal is None and (cut_off := _unmoved_where_named(spec, request, view)):
             refusal = Refusal(cut_off)
         if refusal is None:
@@ -316,7 +316,7 @@ class PolicyCalls:
     ) -> Placement | Refusal:
         """Ask the policy with one set of clusters that share jobs after the other, most idle nodes first."""
         constraints = demands.constraints
-        groups = self._eligibility.groups(view, demands.sets)
+        groups = self._eligibility.sharing_groups(view, demands.sets)
         if len(groups) < 2:
             return constrained(policy, request, view, constraints)
         best: Refusal | None = None
@@ -327,7 +327,7 @@ class PolicyCalls:
             best = best or answer
         assert best is not None
         if isinstance(constrained(policy, request, view, constraints), Placement):
-            apart = self._eligibility.apart_text((cluster.name for cluster in view.by_idle), demands)
+            apart = self._eligibility.conflict_text((cluster.name for cluster in view.by_idle), demands)
             return Refusal(f"{best.summary}; {apart}", RefusalKind.ELIGIBILITY)
         return best
 
@@ -360,7 +360,7 @@ class PolicyEvaluator:
     ) -> None:
         self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
         self._calls, self._queues, self._knowledge = PolicyCalls(eligibility), queues, knowledge
-        self._whole = self._grid.lens(lambda cluster: cluster.total - cluster.down)
+        self._whole = self._grid.cached_view(lambda cluster: cluster.total - cluster.down)
         self._assumed_bandwidth = state.rules.assumed_bandwidth
         self._seen = self._empty = GridView(())
         """The grid when it was last emptied, and so emptied."""
@@ -462,7 +462,7 @@ class PolicyEvaluator:
             return view
 
         def ahead(view: GridView) -> GridView:
-            waiting = list(islice(self._queues.requests(), LOOK_AHEAD + 1))
+            waiting = list(islice(self._queues.waiting_requests(), LOOK_AHEAD + 1))
             if spec.request in waiting:  # its own, or one that is as good
                 waiting.remove(spec.request)
             return view.with_waiting(tuple(waiting[:LOOK_AHEAD]))
@@ -470,7 +470,7 @@ class PolicyEvaluator:
         return view.compute_once(("waiting beside", spec.request), ahead)
 
     def _one_trial_each(self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement) -> Placement | Refusal:
-        """Ask anew where an answer gives a cluster on probation more than one component.
+        """Ask again where an answer gives a cluster on probation more than one component.
 
         If that leaves no way, and would not if all nodes were idle, a job may bring all its components as one trial.
         """
@@ -494,7 +494,7 @@ class PolicyEvaluator:
         self, policy: Policy, spec: JobSpec, offered: GridView, at_most: Mapping[ClusterName, int]
     ) -> bool:
         """Whether a job could be placed with so few nodes on these clusters if all others offered had theirs idle."""
-        if self._grid.is_all_on_trial:
+        if self._grid.has_no_trusted_cluster:
             return False
         view = self._whole.view().restrict_to(frozenset(cluster.name for cluster in offered))
         view = view.with_clusters([c.with_idle(min(c.idle, at_most[c.name])) for c in view if c.name in at_most])

@@ -15,7 +15,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.job import JobId, JobSpec
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
-from koalapy.scheduler.owner_use import Ask
+from koalapy.scheduler.owner_use import LimitedDemand
 from koalapy.scheduler.rules import QueueMode, QueueOrder
 
 
@@ -156,17 +156,17 @@ def awaited_by(spec: JobSpec, *, is_limited: bool, home: ClusterName = "") -> tu
 class Wakeup:
     """Whom there is reason to ask again, of one queue."""
 
-    everybody: bool = False
+    all_jobs: bool = False
     changes: set[Change] = field(default_factory=set)
     jobs: set[JobId] = field(default_factory=set)
     """Those that have come back to their places."""
 
     def __bool__(self) -> bool:
-        return self.everybody or bool(self.changes or self.jobs)
+        return self.all_jobs or bool(self.changes or self.jobs)
 
     def add(self, other: "Wakeup") -> None:
         """There is reason to ask those of another, too."""
-        self.everybody |= other.everybody
+        self.all_jobs |= other.all_jobs
         self.changes |= other.changes
         self.jobs |= other.jobs
 
@@ -176,8 +176,8 @@ Place = tuple[int, int, int, JobId]
 before all others, as its nodes were taken back), and the job itself."""
 Shape = tuple[object, ...]
 """What a policy's answer to a job depends on, beside the grid."""
-EVERYBODY = Wakeup(everybody=True)
-Glance = Callable[[], Callable[[Needs], bool]]
+WAKE_ALL = Wakeup(all_jobs=True)
+IdleTest = Callable[[], Callable[[Needs], bool]]
 """Returns a test whether nodes enough may be idle for a job's needs, which asks no policy."""
 NeverFits = Callable[[JobId], bool]
 """Returns whether a job would not be placed on the empty grid."""
@@ -191,7 +191,7 @@ class Group:
     needs: Needs
     awaits: tuple[Change, ...]
     """By what its jobs may be placed."""
-    ask: Ask | None = None
+    ask: LimitedDemand | None = None
     """What each of its jobs would add to its owner's use; None where that is not limited."""
     section: int = 0
     entries: "list[Entry]" = field(default_factory=list)
@@ -199,7 +199,7 @@ class Group:
     """Those that have waited longer, by their tries or since their submission, than the one before them: few."""
     refused_on: int = 0
     """The number of the grid on which its jobs were refused last when nodes were to be kept for one of them."""
-    judged_on: GridView | None = None
+    checked_on: GridView | None = None
     """The empty grid for which it was found out whether its jobs fit there, once the head was refused."""
     never_fits: bool = False
     """Whether they do not, as of that."""
@@ -210,7 +210,7 @@ class Group:
             return len(self.entries)
         return bisect_left(self.entries, place, key=lambda entry: entry.place)
 
-    def compare(self, index: int) -> None:
+    def update_behind_younger(self, index: int) -> None:
         """The entry at an index, and so the next one, may be behind one that has waited for less than before."""
         for at in range(index, min(index + 2, len(self.entries))):
             entry, before = self.entries[at], self.entries[max(at - 1, 0)]
@@ -219,7 +219,7 @@ class Group:
             else:
                 self.behind_younger.discard(entry)
 
-    def first(self, has_waited: "Callable[[Entry], bool]") -> "Entry | None":
+    def first_waiting(self, has_waited: "Callable[[Entry], bool]") -> "Entry | None":
         """Return the first that has waited for long; as all before it have not, it is first of all or behind a younger
         one."""
         if has_waited(first := self.entries[0]):
@@ -252,7 +252,9 @@ class PlacementQueue:
     Queues of home sites are its sections, one behind the other. It keeps nothing of jobs that have left it.
     """
 
-    def __init__(self, order: QueueOrder = "fcfs", has_too_much: Callable[[Ask], bool] = lambda _: False) -> None:
+    def __init__(
+        self, order: QueueOrder = "fcfs", has_too_much: Callable[[LimitedDemand], bool] = lambda _: False
+    ) -> None:
         """``has_too_much``: whether an owner may not have what a job asks for just now; it is in nobody's way then."""
         self._has_too_much = has_too_much
         self._narrowest_first = order == "narrowest-first"
@@ -263,7 +265,7 @@ class PlacementQueue:
         """The shapes by what they wait for."""
         self._last_scans: dict[int, set[JobId]] = {}
         """Jobs by the number of the scan with which their tries are used up."""
-        self._came: set[JobId] | None = None
+        self._arrived: set[JobId] | None = None
         """Jobs that were put in since the scan that is under way began; None while there is none."""
         self._refusals: Counter[RefusalKind] = Counter()
         """How many shapes scans have passed over, for they cannot be placed whatever their policies say."""
@@ -290,7 +292,7 @@ class PlacementQueue:
         seq: int,
         shape: Shape,
         spec: JobSpec,
-        ask: Ask | None = None,
+        ask: LimitedDemand | None = None,
         home: ClusterName = "",
         section: int = 0,
         submitted_at: float = 0.0,
@@ -303,14 +305,14 @@ class PlacementQueue:
             group = self._groups[shape] = Group(shape, needs_of(spec.request, home), awaits, ask, section)
             for change in awaits:
                 self._awaiting[change].add(group)
-        if self._came is not None:
-            self._came.add(job)
+        if self._arrived is not None:
+            self._arrived.add(job)
         place = (section, group.needs.total if self._narrowest_first and seq >= 0 else 0, seq, job)
         entry = self._entries[job] = Entry(place, group, self.scans, submitted_at)
         self._order.add(place)
         index = group.index(place)
         group.entries.insert(index, entry)
-        group.compare(index)
+        group.update_behind_younger(index)
 
     def remove(self, job: JobId) -> None:
         """Take a job out, if it is there."""
@@ -323,7 +325,7 @@ class PlacementQueue:
         index = group.index(entry.place)
         del group.entries[index]
         group.behind_younger.discard(entry)
-        group.compare(index)
+        group.update_behind_younger(index)
         if not group.entries:
             del self._groups[group.shape]
             for change in group.awaits:
@@ -333,12 +335,12 @@ class PlacementQueue:
 
     # Tries
 
-    def tried(self, job: JobId, tries: int, limit: int | None) -> None:
+    def set_tries(self, job: JobId, tries: int, limit: int | None) -> None:
         """Say how often a job was tried, and after how many scans it is given up, if at all."""
         entry = self._entries[job]
         if entry.tried_since != self.scans - tries:
             entry.tried_since = self.scans - tries
-            entry.group.compare(entry.group.index(entry.place))
+            entry.group.update_behind_younger(entry.group.index(entry.place))
         self._forget_limit(entry)
         if limit is not None:
             entry.last_scan = self.scans + max(1, limit - tries)
@@ -363,7 +365,7 @@ class PlacementQueue:
 
     def first_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
         """Return the first job of each shape that has waited for long, in order, but of owners at their limit."""
-        found = [entry for group in self._groups.values() if (entry := group.first(has_waited)) is not None]
+        found = [entry for group in self._groups.values() if (entry := group.first_waiting(has_waited)) is not None]
         return sorted((entry for entry in found if not self._is_barred(entry.group)), key=lambda entry: entry.place[2])
 
     # Places
@@ -376,7 +378,7 @@ class PlacementQueue:
         """The jobs that are refused with this one."""
         return self._entries[job].group
 
-    def before_new(self, section: int, nodes: int) -> int:
+    def count_before_new(self, section: int, nodes: int) -> int:
         """Return how many jobs would stand before a new one of so many nodes in a section."""
         new = self._place_of_new(section, nodes)
         return int(self._order.bisect_left(new) - self._order.bisect_left(_begin(section)))
@@ -408,7 +410,7 @@ class PlacementQueue:
             found += dict.fromkeys(entry.job for entry in (first, head) if entry is not None)
         return found
 
-    def firsts(self, section: int, mode: QueueMode) -> list[JobId]:
+    def first_jobs(self, section: int, mode: QueueMode) -> list[JobId]:
         """Return the first job of each shape of a section, in order; where a scan ends at the head, the head."""
         if mode != "scan":
             head = self.head(section)
@@ -425,33 +427,33 @@ class PlacementQueue:
             at = self._order.bisect_left(_begin(section + 1))
 
     def _head(
-        self, section: int, came: Collection[JobId], is_passed_over: Callable[[Group], bool] | None = None
+        self, section: int, arrived: Collection[JobId], is_passed_over: Callable[[Group], bool] | None = None
     ) -> Entry | None:
-        """The first of a section who is not passed over, nor among those who ``came``."""
+        """The first of a section who is not passed over, nor among those who ``arrived``."""
         is_passed_over = is_passed_over or self._is_passed_over
         at = self._order.bisect_left(_begin(section))
         if at == len(self._order) or self._order[at][0] != section:
             return None
         first = self._entries[self._order[at][-1]]
-        if first.job not in came and not is_passed_over(first.group):
+        if first.job not in arrived and not is_passed_over(first.group):
             return first
         groups = [group for group in self._groups.values() if group.section == section and not is_passed_over(group)]
-        firsts = [entry for group in groups if (entry := _first(group, came)) is not None]
+        firsts = [entry for group in groups if (entry := _first(group, arrived)) is not None]
         return min(firsts, key=lambda entry: entry.place, default=None)
 
-    def is_hopeless(self, group: Group) -> bool:
+    def is_known_unplaceable(self, group: Group) -> bool:
         """Return whether jobs of a shape were found not to fit on the empty grid."""
-        return group.never_fits and group.judged_on is self.empty_grid
+        return group.never_fits and group.checked_on is self.empty_grid
 
     def _is_passed_over(self, group: Group) -> bool:
         """Return whether jobs of a shape keep nobody waiting, where a scan ends at the first that is refused."""
-        return self.is_hopeless(group) or self._is_barred(group)
+        return self.is_known_unplaceable(group) or self._is_barred(group)
 
-    def judge(self, job: JobId, never_fits: NeverFits) -> bool:
+    def check_placeable(self, job: JobId, never_fits: NeverFits) -> bool:
         """Find out whether a refused job can ever be placed on the empty grid, and return whether it cannot."""
         group = self._entries[job].group
-        if group.judged_on is not self.empty_grid:
-            group.judged_on, group.never_fits = self.empty_grid, never_fits(job)
+        if group.checked_on is not self.empty_grid:
+            group.checked_on, group.never_fits = self.empty_grid, never_fits(job)
         return group.never_fits
 
     def _is_barred(self, group: Group) -> bool:
@@ -469,9 +471,9 @@ class PlacementQueue:
         taken, self._refusals = self._refusals, Counter()
         return taken
 
-    def woken(self, wakeup: Wakeup) -> Collection[Group]:
+    def woken_groups(self, wakeup: Wakeup) -> Collection[Group]:
         """The shapes that there is reason to ask again."""
-        if wakeup.everybody:
+        if wakeup.all_jobs:
             return self._groups.values()
         groups = {self._entries[job].group for job in wakeup.jobs if job in self._entries}
         return groups.union(*(self._awaiting[change] for change in wakeup.changes & self._awaiting.keys()))
@@ -479,62 +481,64 @@ class PlacementQueue:
     # Scans
 
     def scan(
-        self, mode: QueueMode, glance: Glance, wakeup: Wakeup = EVERYBODY, never_fits: NeverFits = lambda _: False
+        self, mode: QueueMode, idle_test: IdleTest, wakeup: Wakeup = WAKE_ALL, never_fits: NeverFits = lambda _: False
     ) -> Iterator[JobId]:
         """Yield jobs from head to tail; one that is still there when the next is asked for was refused.
 
         A shape refused once is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal
         ends it for its section, but of jobs that can never be placed. Jobs that come meanwhile are not offered.
         """
-        came = self._came = set()
+        arrived = self._arrived = set()
         try:
             if mode == "scan":
-                yield from self._scan_all(self.woken(wakeup), glance, came)
+                yield from self._scan_all(self.woken_groups(wakeup), idle_test, arrived)
             else:
                 # Where the first refusal ends it, also those have to be asked that nothing has changed for.
                 for section in self._sections():
-                    yield from self._scan_heads(section, glance, never_fits, came)
+                    yield from self._scan_heads(section, idle_test, never_fits, arrived)
         finally:
-            if self._came is came:
-                self._came = None
+            if self._arrived is arrived:
+                self._arrived = None
 
-    def _scan_all(self, groups: Collection[Group], glance: Glance, came: set[JobId]) -> Iterator[JobId]:
-        may_fit = glance()
+    def _scan_all(self, groups: Collection[Group], idle_test: IdleTest, arrived: set[JobId]) -> Iterator[JobId]:
+        may_fit = idle_test()
         heap = [(group.entries[0].place, group) for group in groups if may_fit(group.needs)]
         self._refusals[RefusalKind.NODES] += len(groups) - len(heap)
         heapq.heapify(heap)
         while heap:
             place, group = heapq.heappop(heap)
-            entry = _first(group, came)
+            entry = _first(group, arrived)
             if entry is not None and entry.place == place:
                 if self._is_barred(group):
                     self._refusals[RefusalKind.LIMIT] += 1
                     continue
-                if glance()(group.needs):
+                if idle_test()(group.needs):
                     yield entry.job
                 else:
                     self._refusals[RefusalKind.NODES] += 1
-                tried, entry = entry, _first(group, came)
+                tried, entry = entry, _first(group, arrived)
                 if entry is tried:
                     continue
             if entry is not None:
                 heapq.heappush(heap, (entry.place, group))
 
-    def _scan_heads(self, section: int, glance: Glance, never_fits: NeverFits, came: set[JobId]) -> Iterator[JobId]:
-        entry, first = self._head(section, came), self._order.bisect_left(_begin(section))
+    def _scan_heads(
+        self, section: int, idle_test: IdleTest, never_fits: NeverFits, arrived: set[JobId]
+    ) -> Iterator[JobId]:
+        entry, first = self._head(section, arrived), self._order.bisect_left(_begin(section))
         if entry is None or self._order[first] != entry.place:  # limits of owners bar those before it
             barred = (g for g in self._groups.values() if g.section == section and self._is_barred(g))
             self._refusals[RefusalKind.LIMIT] += sum(
                 entry is None or group.entries[0].place < entry.place for group in barred
             )
         while entry is not None:
-            if glance()(entry.group.needs):
+            if idle_test()(entry.group.needs):
                 yield entry.job
             else:
                 self._refusals[RefusalKind.NODES] += 1
-            if self._entries.get(entry.job) is entry and not self.judge(entry.job, never_fits):
+            if self._entries.get(entry.job) is entry and not self.check_placeable(entry.job, never_fits):
                 return
-            entry = self._head(section, came)
+            entry = self._head(section, arrived)
 
 
 def _begin(section: int) -> Place:
@@ -542,8 +546,8 @@ def _begin(section: int) -> Place:
     return (section, -1, 0, 0)
 
 
-def _first(group: Group, came: Collection[JobId]) -> Entry | None:
+def _first(group: Group, arrived: Collection[JobId]) -> Entry | None:
     """The first job of a shape that was there when a scan began."""
-    if not came:
+    if not arrived:
         return group.entries[0] if group.entries else None
-    return next((entry for entry in group.entries if entry.job not in came), None)
+    return next((entry for entry in group.entries if entry.job not in arrived), None)

@@ -53,10 +53,12 @@ class Reservation:
         self._is_promised = False
         """Whether they are kept from jobs of high priority, too."""
         self._held: dict[JobId, Counter[ClusterName]] = {}
-        """Nodes that are kept from everybody else: for who was promised its turn, until they are claimed."""
-        self._left = {priority: self._grid.lens(partial(self._left_to, priority)) for priority in Priority}
-        self._own = self._grid.lens(lambda cluster: cluster.available - cluster.kept_from(self._chosen))
-        self._without_ours = self._grid.lens(lambda cluster: cluster.without_ours)
+        """Nodes that are kept from all_jobs else: for who was promised its turn, until they are claimed."""
+        self._left = {priority: self._grid.cached_view(partial(self._left_to, priority)) for priority in Priority}
+        self._own = self._grid.cached_view(
+            lambda cluster: cluster.available - cluster.reserved_for_others(self._chosen)
+        )
+        self._without_own_jobs = self._grid.cached_view(lambda cluster: cluster.capacity_without_own_jobs)
         self._empty = GridView(())
         """The grid without our jobs, as it was when it was last looked at."""
         self._grids = 0
@@ -89,7 +91,7 @@ class Reservation:
         """Nodes that are not offered to jobs of a priority there."""
         if not self.is_kept_from(priority):
             return 0
-        return self._grid[cluster].kept_from() + (self.aged(cluster) if priority is Priority.LOW else 0)
+        return self._grid[cluster].reserved_for_others() + (self.aged(cluster) if priority is Priority.LOW else 0)
 
     def aged(self, cluster: ClusterName) -> int:
         """Of these, nodes that are kept from jobs of low priority only: for who has aged, and waits."""
@@ -136,7 +138,7 @@ class Reservation:
             if nodes := self._unclaimed(job.id):
                 self._held[job.id] = nodes
                 for name, count in nodes.items():
-                    self._grid[name].keep_for(job.id, count)
+                    self._grid[name].reserve(job.id, count)
 
     def _hold(self) -> bool:
         """Keep nodes for jobs that were promised their turn, until claimed; return whether one has fewer now."""
@@ -148,7 +150,7 @@ class Reservation:
             before, after = self._held.get(job, Counter()), held.get(job, Counter())
             for name in {*before, *after}:
                 if before[name] != after[name]:
-                    self._grid[name].keep_for(job, after[name])
+                    self._grid[name].reserve(job, after[name])
                     is_less |= after[name] < before[name]
         self._held = held
         return is_less
@@ -168,7 +170,7 @@ class Reservation:
         for entries in self._who_waited():
             for entry in sorted(entries, key=lambda entry: [entry.job != job for job in turns]):
                 if idle is None:  # a shape that was refused on this grid is refused while it stays as it is
-                    if (empty := self._without_ours.view()) != self._empty:
+                    if (empty := self._without_own_jobs.view()) != self._empty:
                         self._empty, self._grids = empty, self._grids + 1
                     idle = IdleSummary(self._empty)
                 group = entry.group
