@@ -183,7 +183,7 @@ class Cycle:
 
     def _claim(self, job_id: JobId, placement: Placement, now: float) -> None:
         self._queues.placing = job_id
-        job = self._claiming.start(self._queues.remove(self._ledger.jobs[job_id]), placement, now)
+        job = self._claiming.start_attempt(self._queues.remove(self._ledger.jobs[job_id]), placement, now)
         if placement.advice is not None:
             self._ledger.record_advised_placement(record_advice(job, now, placement.advice, placement.reason))
         self._attempts.settle_job(job, now)

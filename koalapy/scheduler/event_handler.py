@@ -72,7 +72,7 @@ class EventHandler:
                     job = self._queues.change_priority(job, event.priority)
                     self._ledger.record_event(job, now, "priority", text, by=event.by)
             case ev.ClusterConfirmed():
-                self._confirmations.received(event.cluster, event.as_of)
+                self._confirmations.record_confirmation(event.cluster, event.as_of)
             case ev.ClusterDisconnected():
                 self._contact.disconnect(self._grid[event.cluster], event.reason, event.heard, now)
             case ev.AgentConnected():
@@ -83,7 +83,7 @@ class EventHandler:
                 self._grid[event.cluster].contact.agent_failed = event.reason
                 self._ledger.mark_cluster_changed(event.cluster)
             case ev.ClusterCleared():
-                self._health.clear(event.cluster)
+                self._health.clear_errors(event.cluster)
                 self._failures.forget_refusals(event.cluster)
                 self._grid[event.cluster].capacity_gained = True
             case ev.ClusterDrained():
@@ -98,7 +98,7 @@ class EventHandler:
                 self._ledger.mark_cluster_changed(event.cluster)
             case ev.ClusterLost():
                 for token in self._contact.declare_lost(event, now):
-                    self._attempts.settle(token, now)
+                    self._attempts.settle_job_of(token, now)
                 self._ledger.mark_cluster_changed(event.cluster)
             case ev.InventoryReceived():
                 self._apply_inventory(event, now)
@@ -123,7 +123,7 @@ class EventHandler:
                 self._attempts.settle_job(job, now)
         else:
             self._transfers.update(cluster, report, now)
-            self._attempts.settle(report.token, now)
+            self._attempts.settle_job_of(report.token, now)
 
     def _apply_cluster_report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
         shown = report.total, report.problem, report.notices, report.lacks
@@ -136,16 +136,16 @@ class EventHandler:
 
     def _apply_inventory(self, event: ev.InventoryReceived, now: float) -> None:
         cluster = self._grid[event.cluster]
-        self._contact.made(cluster, now)
+        self._contact.mark_connected(cluster, now)
         cluster.contact.agent_failed = ""
         cluster.capacity_gained = True
         self._ledger.mark_cluster_changed(cluster.name)
-        with self._health.one_event(cluster.name):
+        with self._health.group_errors(cluster.name):
             for token in self._components.reconcile(event, now):
-                self._attempts.settle(token, now)
+                self._attempts.settle_job_of(token, now)
             self._transfers.reconcile(event, now)
         for stage in event.inventory.stages:
-            self._attempts.settle(stage.token, now)
+            self._attempts.settle_job_of(stage.token, now)
 
     def _job_of(self, event: ev.JobCancelled | ev.JobHeld | ev.JobReleased | ev.JobPriorityChanged) -> Job:
         """Return the job of an action. Raise ``NotFoundError`` or ``ConflictError`` if it is not possible now."""
@@ -165,7 +165,9 @@ class EventHandler:
     def _cancel(self, job: Job, event: ev.JobCancelled, now: float) -> None:
         if job.state.is_active:
             if job.ending is None or job.ending is JobState.QUEUED:
-                ending = self._attempts.end(job, JobState.CANCELLED, event.reason, now, by=event.by, warn=event.warn)
+                ending = self._attempts.end_attempt(
+                    job, JobState.CANCELLED, event.reason, now, by=event.by, warn=event.warn
+                )
                 self._attempts.settle_job(ending, now)
             elif job.ending is JobState.CANCELLED and not event.warn:
                 self._attempts.end_grace(job)
@@ -182,5 +184,5 @@ class EventHandler:
             if found is None or found[1].superseded or found[0].ending is not None:
                 continue
             if not is_program_over(found[0], self._grid):
-                job = self._attempts.end(found[0], JobState.QUEUED, reason, now, by=event.by, warn=True)
+                job = self._attempts.end_attempt(found[0], JobState.QUEUED, reason, now, by=event.by, warn=True)
                 self._attempts.settle_job(job, now)

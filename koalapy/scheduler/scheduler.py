@@ -117,10 +117,10 @@ class Scheduler:
             if job.state.is_active:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
-                self._attempts.pause(job, job.retry_at)
+                self._attempts.pause_job(job, job.retry_at)
         self._restore_nodes(now)
         for cluster in self._grid.clusters():
-            self._contact.lost(cluster, now, now)
+            self._contact.mark_disconnected(cluster, now, now)
             if cluster.health.unusable:
                 self._health.plan_probation(cluster.name, now)
 
@@ -134,13 +134,13 @@ class Scheduler:
                     cluster.mark_delivering(token)
                 elif component.state is ComponentState.STOPPING:
                     cluster.promise(token, component.size, component.node_class)
-                    self._attempts.leave_after_grace(job, component)
+                    self._attempts.expect_release_after_grace(job, component)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held.append((job, component))
         for job, component in held:
             self._attempts.promise(job, component, now)
             if component.warned_at is not None:
-                self._attempts.leave_after_grace(job, component)
+                self._attempts.expect_release_after_grace(job, component)
 
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)

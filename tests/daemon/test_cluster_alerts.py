@@ -13,7 +13,7 @@ from koalapy.dashboard.rows import ClusterRow, Survey, cluster_row
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import DiskLimits
 from koalapy.model.reports import Inventory
-from koalapy.scheduler.clusters import NOTHING_TOLD
+from koalapy.scheduler.clusters import NO_REPORT_YET
 from tests.certificates import Authority
 from tests.daemon.test_hub import Daemon, report, running, until
 
@@ -69,11 +69,11 @@ async def test_cluster_whose_resource_manager_never_answered_is_not_told_as_agen
 async def test_cluster_whose_agent_told_nothing_yet_is_not_told_as_not_connected(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
         async with daemon.agent_of("north") as north:
-            await until(daemon, "north", ("unreachable", 0, NOTHING_TOLD))
+            await until(daemon, "north", ("unreachable", 0, NO_REPORT_YET))
             (alert,) = await alerts_of(daemon)
-            assert (alert.kind, alert.cause) == (AlertKind.AGENT_AWAY, NOTHING_TOLD)
+            assert (alert.kind, alert.cause) == (AlertKind.AGENT_AWAY, NO_REPORT_YET)
             assert alert.summary == "the agent of north has not reported yet: no jobs are placed there"
-            assert health_of(daemon) == {"resource manager": NOTHING_TOLD}
+            assert health_of(daemon) == {"resource manager": NO_REPORT_YET}
             assert lane(daemon).connected
             assert await alerts_of(daemon, after=CONNECT_GRACE - 1) == [], "it has time to tell"
             north.says(Inventory(components=()), report(4))
@@ -82,7 +82,7 @@ async def test_cluster_whose_agent_told_nothing_yet_is_not_told_as_not_connected
             assert health_of(daemon) == {}
         await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
         async with daemon.agent_of("north"):
-            await until(daemon, "north", ("unreachable", 4, NOTHING_TOLD))
+            await until(daemon, "north", ("unreachable", 4, NO_REPORT_YET))
         await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
 
 
@@ -97,7 +97,7 @@ async def test_agent_away_alert_names_refused_connection_and_its_remedy(tmp_path
         (alert,) = await alerts_of(daemon, after=REJECTION_WINDOW + 1)
         assert alert.cause == NOT_YET
         async with daemon.agent_of("north"):
-            await until(daemon, "north", ("unreachable", 0, NOTHING_TOLD))
+            await until(daemon, "north", ("unreachable", 0, NO_REPORT_YET))
             daemon.hub.note_rejection("north", "the token is not that of cluster north", "")
             assert not daemon.hub.rejections
 

@@ -165,7 +165,7 @@ def test_report_with_many_long_notices_is_cut_and_keeps_the_connection(loop: Loo
     assert len(cluster.notices) <= MAX_NOTICES
     assert sum(map(len, cluster.notices)) <= MAX_NOTICES_LENGTH
     assert cluster.notices[-1].endswith("more are left out")
-    assert len(cluster.said) < 10_000
+    assert len(cluster.status_text) < 10_000
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from koalapy.model.wording import is_utf8
 from koalapy.policies.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
-from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
+from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
 from koalapy.scheduler.effects import MAX_STRAYS
 from koalapy.scheduler.events import JobCancelled, JobSubmitted
 from koalapy.scheduler.rules import Rules
@@ -123,7 +123,19 @@ class Daemon:
     def describe(self, name: str) -> ClusterRecord:
         cluster = self.scheduler.queries.grid[name]
         return ClusterRecord(
-            name, "slurm", str(cluster.state), cluster.total, cluster.available, 0, 0, 0, 0, cluster.state_reason, None, 1, 1.0
+            name,
+            "slurm",
+            str(cluster.state),
+            cluster.total,
+            cluster.available,
+            0,
+            0,
+            0,
+            0,
+            cluster.state_reason,
+            None,
+            1,
+            1.0,
         )
 
     def seen(self, name: str) -> tuple[str, int, str]:
@@ -375,7 +387,7 @@ async def test_an_agent_that_has_come_anew_is_connected_once_it_has_told_what_it
         second = Attentive()
         second.says(hello(1))
         serving = asyncio.create_task(daemon.hub.serve("north", second))
-        await until(daemon, "north", ("unreachable", 4, NOTHING_TOLD))
+        await until(daemon, "north", ("unreachable", 4, NO_REPORT_YET))
         second.says(Inventory(components=()), report(2))
         await until(daemon, "north", ("usable", 2, ""))
         await second.close("")

@@ -104,7 +104,7 @@ def test_what_has_changed_is_told_once_to_each_who_asks() -> None:
     grid = the_grid()
     grid["east"].promise("1.1.0", 8)
     grid.take_capacity_changes()
-    grid["east"].leave("1.1.0")
+    grid["east"].expect_release("1.1.0")
     assert grid.take_capacity_changes() == ([], ["east"])
     grid["east"].release("1.1.0")
     assert grid.take_capacity_changes() == (["east"], [])

@@ -269,7 +269,7 @@ def test_nobody_ever_has_more_and_everybody_gets_what_he_may(
         waiting = Counter(job.spec.owner for job in jobs if job.state in (JobState.QUEUED, JobState.HELD))
         for owner in OWNERS:
             own = next(scope for scope in grid.queries.owner_use.limits.scopes(owner) if not scope.is_group)
-            used = grid.queries.owner_use.used(own, grid.now)
+            used = grid.queries.owner_use.current_use(own, grid.now)
             assert (used["nodes"], used["queued_jobs"]) == (nodes_of(grid, owner), waiting[owner])
             assert used["node_hours_per_day"] >= 0
     for name in SIZES:

@@ -13,14 +13,14 @@ from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
-from koalapy.scheduler.explain.room import (
+from koalapy.scheduler.explain.capacity import (
     MAX_LOOKED_AT,
     ExpectedEnd,
-    Most,
-    PolicyRoom,
+    PolicyCapacity,
+    SizeEstimate,
+    estimate_capacities,
     expected_end_of,
     next_ends,
-    policy_rooms,
 )
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
@@ -36,11 +36,13 @@ def ends_of(world: World) -> list[ExpectedEnd]:
     return next_ends(end for end in ends if end is not None)
 
 
-def rooms(world: World, base: JobSpec = BASE) -> dict[str, PolicyRoom]:
-    return {found.policy: found for found in policy_rooms(world.queries, base, ends_of(world)) if found is not None}
+def rooms(world: World, base: JobSpec = BASE) -> dict[str, PolicyCapacity]:
+    return {
+        found.policy: found for found in estimate_capacities(world.queries, base, ends_of(world)) if found is not None
+    }
 
 
-def component(world: World, base: JobSpec = BASE) -> Most:
+def component(world: World, base: JobSpec = BASE) -> SizeEstimate:
     """As one component by worst fit."""
     found = rooms(world, base)["worst-fit"].component
     assert found is not None
@@ -148,18 +150,18 @@ def test_more_starts_after_the_end_that_is_told_and_after_none_before_it(sizes: 
                 after.advance(end.at - after.now + 0.5)
                 grown = largest(after, BASE, policy, after.queries.view(Priority.LOW), one=one) > most.nodes
                 if grown:
-                    assert most.more_after is not None
-                    assert most.more_after.at == end.at
+                    assert most.larger_after is not None
+                    assert most.larger_after.at == end.at
                     break
             else:
-                assert most.more_after is None
+                assert most.larger_after is None
 
 
 def test_of_a_job_without_a_walltime_nobody_knows_when_it_ends() -> None:
     world = World({"north": 4})
     world.submit(fixed(north=3), lasts=1000)
     assert ends_of(world) == []
-    assert (component(world).nodes, component(world).more_after) == (1, None)
+    assert (component(world).nodes, component(world).larger_after) == (1, None)
 
 
 def test_one_of_high_priority_may_take_what_it_may_preempt() -> None:
@@ -179,7 +181,7 @@ def test_nodes_that_are_kept_for_another_are_no_room_now_nor_when_they_come_free
     world.advance(100)
     assert world.queries.reservation == wide
     assert [end.job for end in ends_of(world)] == [first]
-    assert (component(world).nodes, component(world).more_after) == (0, None)
+    assert (component(world).nodes, component(world).larger_after) == (0, None)
 
 
 def test_what_its_owner_may_not_have_does_not_start() -> None:

@@ -10,7 +10,7 @@ from koalapy.model.prediction import Coverage
 from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, Slowdowns, Where
 from koalapy.policies.log_normal import LogNormal
 from koalapy.ports import AdviceStore
-from koalapy.scheduler.advisor.experience import Experience, Seen
+from koalapy.scheduler.advisor.experience import Experience, RunSummary
 
 MAX_LEARNED_RUNS = 5000
 """The number of latest runs from which the advisor learns when a daemon starts."""
@@ -41,7 +41,7 @@ class ApplicationRecord:
     killed_on_several: int
     """The number of those runs that were killed at their walltime."""
     verdict: Verdict
-    seen: list[Seen]
+    seen: list[RunSummary]
     slowdowns: dict[Where, LogNormal]
     """Slowdowns by observed combination of clusters."""
 

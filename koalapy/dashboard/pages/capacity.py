@@ -10,8 +10,15 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
+from koalapy.scheduler.explain.capacity import (
+    ExpectedEnd,
+    PolicyCapacity,
+    SizeEstimate,
+    estimate_capacities,
+    expected_end_of,
+    next_ends,
+)
 from koalapy.scheduler.explain.dry_run import DryRun
-from koalapy.scheduler.explain.room import ExpectedEnd, Most, PolicyRoom, expected_end_of, next_ends, policy_rooms
 from koalapy.scheduler.queries import Queries
 
 MAX_ENDS_SHOWN = 20
@@ -39,8 +46,8 @@ class PolicyGroup:
     """Policies with the same result."""
 
     policies: Sequence[str]
-    component: Most | None
-    total: Most | None
+    component: SizeEstimate | None
+    total: SizeEstimate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,8 @@ class ExpectedEnds:
         return [end for _, _, end in ends.values()]
 
 
-def group_policies(rooms: Sequence[PolicyRoom]) -> list[PolicyGroup]:
-    groups: list[tuple[Most | None, Most | None, list[str]]] = []
+def group_policies(rooms: Sequence[PolicyCapacity]) -> list[PolicyGroup]:
+    groups: list[tuple[SizeEstimate | None, SizeEstimate | None, list[str]]] = []
     for room in rooms:
         group = next((group for group in groups if group[:2] == (room.component, room.total)), None)
         if group is None:
@@ -106,9 +113,9 @@ async def capacity_view(queries: Queries, ends: ExpectedEnds, spec: JobSpec, now
     """Compute the capacity for jobs with the owner and the priority of ``spec``."""
     all_ends = await ends.load(queries, now)
     next_known_ends = next_ends(end for end in all_ends if end is not None)
-    rooms: list[PolicyRoom] = []
+    rooms: list[PolicyCapacity] = []
     slice_start = time.thread_time()
-    for room in policy_rooms(queries, spec, next_known_ends):
+    for room in estimate_capacities(queries, spec, next_known_ends):
         if room is not None:
             rooms.append(room)
         if time.thread_time() - slice_start > TIME_SLICE_S:

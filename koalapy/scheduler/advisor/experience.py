@@ -12,7 +12,7 @@ from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
 from koalapy.policies.knowledge import BETWEEN_APPLICATIONS, RunTimes, Slowdowns, Where, assumed
 from koalapy.policies.log_normal import LogNormal, combine, separate, spread_of
-from koalapy.scheduler.advisor.run_time_fit import ALONE, KNOWN_WITHIN, Fit, Ran, fit
+from koalapy.scheduler.advisor.run_time_fit import MAX_DEVIATION, SINGLE_CLUSTER, Fit, RunSample, fit
 
 MAX_RETAINED_RUNS = 50
 """So many of the last runs of an application count, for each size and set of clusters."""
@@ -31,7 +31,7 @@ MIN_DIFFERENCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RunSummary:
     """Runs of one size on one set of clusters, none where it was a single one; seconds at speed 1."""
 
     size: Size
@@ -46,21 +46,21 @@ class ApplicationRuns:
     """The runs of one application."""
 
     def __init__(self) -> None:
-        self.groups: OrderedDict[tuple[Size, Where], deque[Ran]] = OrderedDict()
-        self.alone_since = 0
+        self.groups: OrderedDict[tuple[Size, Where], deque[RunSample]] = OrderedDict()
+        self.single_cluster_runs = 0
         """Runs on one cluster since the last one on several."""
         self._fit: Fit | None = None
-        self._own: list[LogNormal] | None = None
+        self._own_slowdown: list[LogNormal] | None = None
         self._answers: dict[object, tuple[Slowdowns, RunTimes]] = {}
 
-    def add(self, size: Size, where: Where, ran: Ran) -> None:
+    def add(self, size: Size, where: Where, ran: RunSample) -> None:
         key = (size, where)
         self.groups.setdefault(key, deque(maxlen=MAX_RETAINED_RUNS)).append(ran)
         self.groups.move_to_end(key)
         if len(self.groups) > MAX_RETAINED_GROUPS:
             self.groups.popitem(last=False)
-        self.alone_since = 0 if where else self.alone_since + 1
-        self._fit = self._own = None
+        self.single_cluster_runs = 0 if where else self.single_cluster_runs + 1
+        self._fit = self._own_slowdown = None
         self._answers.clear()
 
     @property
@@ -70,25 +70,25 @@ class ApplicationRuns:
         return self._fit
 
     @property
-    def own(self) -> LogNormal | None:
+    def own_slowdown(self) -> LogNormal | None:
         """What its own runs alone say of its slowdown."""
-        if self._own is None:
-            told = self.fit.compared()
-            self._own = [combine(told)] if told else []
-        return self._own[0] if self._own else None
+        if self._own_slowdown is None:
+            told = self.fit.observed_slowdowns()
+            self._own_slowdown = [combine(told)] if told else []
+        return self._own_slowdown[0] if self._own_slowdown else None
 
     def slowdowns(self, prior: LogNormal) -> Slowdowns:
-        known = {size for size, where in self.groups if where == ALONE}
+        known = {size for size, where in self.groups if where == SINGLE_CLUSTER}
         compared = [ran for (size, where), ran in self.groups.items() if where and size in known]
         killed = sum(run.killed for ran in compared for run in ran)
         return replace(self.fit.slowdowns(prior), runs=sum(map(len, compared)), killed=killed)
 
     def times(self, size: Size, slowdowns: Slowdowns) -> RunTimes:
-        alone = self.fit.alone(size, slowdowns)
-        if alone is None or alone.deviation > KNOWN_WITHIN:
+        alone = self.fit.single_cluster_time(size, slowdowns)
+        if alone is None or alone.deviation > MAX_DEVIATION:
             return RunTimes()
         seen = {
-            where: self.fit.together(size, where, alone, slowdowns)
+            where: self.fit.multi_cluster_time(size, where, alone, slowdowns)
             for each, where in self.groups
             if each == size and where
         }
@@ -122,7 +122,9 @@ class Experience:
         """Take in a run."""
         application_runs = self._applications.setdefault(run.application, ApplicationRuns())
         seconds = max(MIN_RUN_SECONDS, run.seconds * self._speed(run.clusters))
-        application_runs.add(run.size, run.clusters if len(run.clusters) > 1 else ALONE, Ran(log(seconds), run.killed))
+        application_runs.add(
+            run.size, run.clusters if len(run.clusters) > 1 else SINGLE_CLUSTER, RunSample(log(seconds), run.killed)
+        )
         self._applications.move_to_end(run.application)
         self._pool = None
         if len(self._applications) > MAX_RETAINED_APPLICATIONS:
@@ -169,7 +171,7 @@ class Experience:
                 for ran in group:
                     yield Run(name, size, where, exp(ran.log) / speed, ran.killed)
 
-    def seen(self, application: str) -> list[Seen]:
+    def seen(self, application: str) -> list[RunSummary]:
         """By size and clusters."""
         application_runs = self._applications.get(application)
         if application_runs is None:
@@ -178,13 +180,13 @@ class Experience:
         for size, where in sorted(application_runs.groups, key=lambda key: (key[0], len(key[1]), key[1])):
             ran = application_runs.groups[size, where]
             seconds = application_runs.fit.groups[size, where].belief(application_runs.fit.scatter)
-            found.append(Seen(size, where, len(ran), sum(run.killed for run in ran), seconds))
+            found.append(RunSummary(size, where, len(ran), sum(run.killed for run in ran), seconds))
         return found
 
-    def alone_since(self, application: str) -> int:
+    def single_cluster_runs(self, application: str) -> int:
         """How often it ran on one cluster since it last ran on several."""
         application_runs = self._applications.get(application)
-        return 0 if application_runs is None else application_runs.alone_since
+        return 0 if application_runs is None else application_runs.single_cluster_runs
 
     def answer(self, application: str, size: Size, communication: float | None = None) -> tuple[Slowdowns, RunTimes]:
         """Its slowdowns, and how long a job of that size runs at speed 1."""
@@ -209,25 +211,25 @@ class Experience:
             return assumed(communication)
         if self._pool is None:
             last = islice(reversed(self._applications.items()), MAX_POOLED_APPLICATIONS)
-            told = {name: own for name, application_runs in last if (own := application_runs.own) is not None}
+            told = {name: own for name, application_runs in last if (own := application_runs.own_slowdown) is not None}
             self._pool = Pool(told)
-        return self._pool.without(application)
+        return self._pool.prior_for(application)
 
 
 class Pool:
     """What the slowdowns of all applications say of one that is not known yet."""
 
     def __init__(self, told: Mapping[str, LogNormal]) -> None:
-        self._told = told
+        self._beliefs = told
         usual = LogNormal(assumed().log, BETWEEN_APPLICATIONS)
         center = combine([usual, *(belief.times(LogNormal(0.0, BETWEEN_APPLICATIONS)) for belief in told.values())])
         spread = spread_of(told.values(), center.log, BETWEEN_APPLICATIONS, APPLICATIONS_WEIGHT)
         self._between = LogNormal(0.0, max(MIN_DIFFERENCE, spread))
         self._all = combine([usual, *(belief.times(self._between) for belief in told.values())])
 
-    def without(self, application: str) -> LogNormal:
+    def prior_for(self, application: str) -> LogNormal:
         """Of an application, by all others."""
-        own, found = self._told.get(application), self._all
+        own, found = self._beliefs.get(application), self._all
         if own is not None:
             found = separate(found, own.times(self._between))
         return found.times(self._between)

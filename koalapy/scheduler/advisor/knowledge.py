@@ -33,21 +33,21 @@ MAX_GAP_SECONDS = 120.0
 
 
 @dataclass(slots=True)
-class WaitWithRoom:
+class IdleWait:
     """How long there was room for one job, which is told by its spec: every job has one of its own."""
 
     spec: JobSpec
     asked: float
-    had_room: bool = False
+    had_nodes: bool = False
     """Whether there were as many nodes idle in all, when it was last asked for."""
     seconds: float = 0.0
 
     def until(self, now: float) -> float:
         """The seconds with those since it was last asked for."""
-        return self.seconds + min(now - self.asked, MAX_GAP_SECONDS) if self.had_room else self.seconds
+        return self.seconds + min(now - self.asked, MAX_GAP_SECONDS) if self.had_nodes else self.seconds
 
 
-class OfClusters(Mapping[ClusterName, T]):
+class PerCluster(Mapping[ClusterName, T]):
     """What is worked out of each cluster when somebody asks for it, and kept until the cluster is touched."""
 
     def __init__(self, grid: GridStatus, work: Callable[[ClusterStatus], T]) -> None:
@@ -81,11 +81,11 @@ class KnowledgeBuilder:
     def __init__(self, state: SchedulerState, queues: PlacementQueues) -> None:
         self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
         self._queues = queues
-        self._waits: OrderedDict[int, WaitWithRoom] = OrderedDict()
+        self._waits: OrderedDict[int, IdleWait] = OrderedDict()
         self.notes_waits = False
         """Whether it is the scheduler that asks: by what others ask nothing changes."""
-        self._capacities = OfClusters(state.grid, self._capacity)
-        self._co_allocated = OfClusters(state.grid, self._co_allocated_on)
+        self._capacities = PerCluster(state.grid, self._capacity)
+        self._co_allocated = PerCluster(state.grid, self._co_allocated_on)
 
     def invalidate(self) -> None:
         """Times have passed, and jobs may stand differently."""
@@ -107,7 +107,7 @@ class KnowledgeBuilder:
             spec.inputs,
             self._capacities,
             loaded,
-            self._waited(spec, view),
+            self._update_wait(spec, view),
             self._state.now,
             partial(self._may_probe, spec, view, loaded) if application else None,
             spec.per_node_bandwidth or 0.0,
@@ -120,7 +120,7 @@ class KnowledgeBuilder:
         application, size = application_of(spec), spec.request.total_size
         under_way = view.compute_once(("probes",), lambda view: self._probes())
         between = runs_between(probability, loaded) * (1 + len(under_way.get(application, ())))
-        if self._experience.alone_since(application) < between:
+        if self._experience.single_cluster_runs(application) < between:
             return False
         total = sum(cluster.total for cluster in self._grid.clusters())
         return sum(map(sum, under_way.values())) + size <= max(size, probability**2 * total)
@@ -146,18 +146,18 @@ class KnowledgeBuilder:
         jobs = map(self._ledger.get, {parse_token(token).job for token in cluster.live})
         return {job.id for job in jobs if job is not None and len(_clusters_of(job)) > 1}
 
-    def _waited(self, spec: JobSpec, view: GridView) -> float:
+    def _update_wait(self, spec: JobSpec, view: GridView) -> float:
         """Return the seconds for which a job was tried while as many nodes as it needs were idle."""
         now, wait = self._state.now, self._waits.get(id(spec))
         if not self.notes_waits:
             return 0.0 if wait is None else wait.until(now)
         if wait is None:
-            wait = self._waits[id(spec)] = WaitWithRoom(spec, now)  # which holds the spec, so that its id stays its own
+            wait = self._waits[id(spec)] = IdleWait(spec, now)  # which holds the spec, so that its id stays its own
             if len(self._waits) > MAX_RETAINED_WAITS:
                 self._waits.popitem(last=False)
         wait.seconds = wait.until(now)
         idle = min(self._grid.view().usable_idle, view.usable_idle)
-        wait.asked, wait.had_room = now, spec.request.total_size <= idle
+        wait.asked, wait.had_nodes = now, spec.request.total_size <= idle
         self._waits.move_to_end(id(spec))
         return wait.seconds
 
@@ -166,12 +166,12 @@ class KnowledgeBuilder:
         now, releases = self._state.now, []
         for token, size in cluster.live.items():
             job = self._ledger.get(parse_token(token).job)
-            left, age = (None, 0.0) if job is None else self._left(job, now)
+            left, age = (None, 0.0) if job is None else self._remaining_time(job, now)
             releases.append(Release(left, size, age))
         releases.sort(key=lambda each: (inf if each.seconds is None else each.seconds, each.age, each.nodes))
         return Capacity(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
 
-    def _left(self, job: Job, now: float) -> tuple[float | None, float]:
+    def _remaining_time(self, job: Job, now: float) -> tuple[float | None, float]:
         """Seconds until a job gives its nodes back, None when nobody knows; and for how long it has run."""
         end = expected_end(job, self._experience, now)
         began = None if job.attempt is None or job.ending is not None else job.attempt.barrier_at

@@ -14,7 +14,7 @@ from koalapy.model.advice import Size
 from koalapy.policies.knowledge import Slowdowns, Where
 from koalapy.policies.log_normal import LogNormal, combine, spread_of
 
-ALONE: Where = ()
+SINGLE_CLUSTER: Where = ()
 """In place of the clusters that a run was spread over, where it ran on a single one."""
 
 USUAL_SCATTER, SCATTER_WEIGHT = 0.3, 2.0
@@ -28,7 +28,7 @@ SPEED_UP, SPEED_UP_DEVIATION = 0.5, 0.5
 """Run times fall with this power of the nodes: 0 where jobs take more nodes for more work, 1 where for the same."""
 OTHER_LAYOUT = 0.5
 """How much is not known of run times with another number of processes on each node: the standard deviation."""
-KNOWN_WITHIN = log(2.0)
+MAX_DEVIATION = log(2.0)
 """Run times known no better than within such a factor count as not known: the standard deviation of their mean."""
 MIN_WEIGHT = 0.01
 """Of what says next to nothing."""
@@ -37,14 +37,14 @@ MAX_ROUNDS, TOLERANCE = 8, 0.01
 until nothing moves by more than that part of the scatter."""
 
 
-class Ran(NamedTuple):
+class RunSample(NamedTuple):
     """One run: the logarithm of its seconds at speed 1, and whether it was killed before its end."""
 
     log: float
     killed: bool = False
 
 
-Groups = Mapping[tuple[Size, Where], Sequence[Ran]]
+Groups = Mapping[tuple[Size, Where], Sequence[RunSample]]
 
 
 class Group(NamedTuple):
@@ -64,11 +64,11 @@ class Fit:
     groups: Mapping[tuple[Size, Where], Group]
     scatter: float
 
-    def compared(self) -> list[LogNormal]:
+    def observed_slowdowns(self) -> list[LogNormal]:
         """Runs on several clusters held against those of the same size on one, by size."""
         by_size: dict[Size, list[Group]] = {}
         for (size, where), group in self.groups.items():
-            if where and (size, ALONE) in self.groups:
+            if where and (size, SINGLE_CLUSTER) in self.groups:
                 by_size.setdefault(size, []).append(group)
         found = []
         for size, groups in by_size.items():
@@ -79,10 +79,10 @@ class Fit:
 
     def slowdowns(self, prior: LogNormal) -> Slowdowns:
         """By set of clusters: what is seen there, and what that of the application is by all that was seen."""
-        anywhere = combine([prior, *self.compared()])
+        anywhere = combine([prior, *self.observed_slowdowns()])
         by_where: dict[Where, list[LogNormal]] = {}
         for (size, where), group in self.groups.items():
-            if where and (size, ALONE) in self.groups:
+            if where and (size, SINGLE_CLUSTER) in self.groups:
                 by_where.setdefault(where, []).append(self._slowdown(size, group))
         there = {where: combine(told) for where, told in by_where.items()}
         between = spread_of(there.values(), anywhere.log, BETWEEN_SETS, SETS_WEIGHT)
@@ -90,27 +90,27 @@ class Fit:
         return Slowdowns(elsewhere, {where: combine([elsewhere, told]) for where, told in there.items()})
 
     def _slowdown(self, size: Size, together: Group) -> LogNormal:
-        alone = self.groups[size, ALONE]
+        alone = self.groups[size, SINGLE_CLUSTER]
         return LogNormal(together.mean - alone.mean, self.scatter * sqrt(1 / together.weight + 1 / alone.weight))
 
     # Run times
 
-    def alone(self, size: Size, slowdowns: Slowdowns) -> LogNormal | None:
+    def single_cluster_time(self, size: Size, slowdowns: Slowdowns) -> LogNormal | None:
         """On one cluster; of a size that never ran by the nearest one, and by how run times fall with nodes."""
         sizes = {size for size, _ in self.groups}
         if size in sizes or not sizes:
-            return self._alone(size, slowdowns) if sizes else None
+            return self._measured_time(size, slowdowns) if sizes else None
         nearest = min(sizes, key=lambda other: (apart(size, other), other))
         alike = sorted(each for each in sizes if each.per_node == nearest.per_node)
-        known = {each: self._alone(each, slowdowns) for each in alike}
-        power = _speed_up(list(known.items()))
+        known = {each: self._measured_time(each, slowdowns) for each in alike}
+        power = _estimate_speed_up(list(known.items()))
         more = log(size.nodes / nearest.nodes)
         layout = OTHER_LAYOUT * (size.per_node != nearest.per_node)
         return known[nearest].times(LogNormal(-power.log * more, sqrt((power.deviation * more) ** 2 + layout**2)))
 
-    def _alone(self, size: Size, slowdowns: Slowdowns) -> LogNormal:
+    def _measured_time(self, size: Size, slowdowns: Slowdowns) -> LogNormal:
         """A size that ran; where never on one cluster, as on several without the slowdown there."""
-        group = self.groups.get((size, ALONE))
+        group = self.groups.get((size, SINGLE_CLUSTER))
         if group is not None:
             return group.belief(self.scatter)
         told = []
@@ -119,7 +119,7 @@ class Fit:
                 told.append(group.belief(self.scatter).over(slowdowns.on(where)))
         return combine(told)
 
-    def together(self, size: Size, where: Where, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
+    def multi_cluster_time(self, size: Size, where: Where, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
         """On several clusters: by runs of this size there, and by those on one, slowed down."""
         group = self.groups.get((size, where))
         told = [] if group is None else [group.belief(self.scatter)]
@@ -127,7 +127,7 @@ class Fit:
         return found if found.log >= alone.log else alone  # what looks faster on several clusters was luck
 
 
-def _speed_up(known: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
+def _estimate_speed_up(known: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
     """The power of the nodes with which run times fall, as seen between sizes; not a logarithm, but as normal."""
     weights = [1.0 / (belief.deviation**2 + USUAL_SCATTER**2) for _, belief in known]
     total = sum(weights)
@@ -149,13 +149,15 @@ def apart(one: Size, other: Size) -> float:
 
 def fit(groups: Groups, prior: LogNormal) -> Fit:
     """What the runs say; of those that were killed, how long they would have taken is estimated with the rest."""
-    scatter = _scatter(groups.values())
-    found = {key: _group(ran, scatter) for key, ran in groups.items()}
+    scatter = _estimate_scatter(groups.values())
+    found = {key: _fit_group(ran, scatter) for key, ran in groups.items()}
     killed = {key for key, ran in groups.items() if any(run.killed for run in ran)}
     for _ in range(MAX_ROUNDS if killed else 0):
         so_far = Fit(found, scatter)
         slowdowns = so_far.slowdowns(prior)
-        again = {key: _group(groups[key], scatter, _expected(key, groups[key], so_far, slowdowns)) for key in killed}
+        again = {
+            key: _fit_group(groups[key], scatter, _expected_log(key, groups[key], so_far, slowdowns)) for key in killed
+        }
         moved = max(abs(group.mean - found[key].mean) for key, group in again.items())
         found = found | again
         if moved < TOLERANCE * scatter:
@@ -163,54 +165,54 @@ def fit(groups: Groups, prior: LogNormal) -> Fit:
     return Fit(found, scatter)
 
 
-def _expected(key: tuple[Size, Where], ran: Sequence[Ran], so_far: Fit, slowdowns: Slowdowns) -> float:
+def _expected_log(key: tuple[Size, Where], ran: Sequence[RunSample], so_far: Fit, slowdowns: Slowdowns) -> float:
     """Where runs lie of which some were killed: by those that were not, and by those on one cluster."""
     size, where = key
-    own, alone = so_far.groups[key].belief(so_far.scatter), so_far.groups.get((size, ALONE))
+    own, alone = so_far.groups[key].belief(so_far.scatter), so_far.groups.get((size, SINGLE_CLUSTER))
     by_alone = alone.belief(so_far.scatter).times(slowdowns.on(where)) if where and alone else None
     if not all(run.killed for run in ran):
         return combine(filter(None, (own, by_alone))).log
     return max(run.log for run in ran) if by_alone is None else by_alone.log
 
 
-def _scatter(groups: Iterable[Sequence[Ran]]) -> float:
+def _estimate_scatter(groups: Iterable[Sequence[RunSample]]) -> float:
     """The standard deviation among runs that are alike, over all sizes and places."""
     total, weight = SCATTER_WEIGHT * USUAL_SCATTER, SCATTER_WEIGHT
     for ran in groups:
-        _, deviation, freedom = _ended(tuple(ran))
+        _, deviation, freedom = _completed_run_statistics(tuple(ran))
         total += freedom * deviation
         weight += freedom
     return total / weight
 
 
 @lru_cache(maxsize=20_000)
-def _ended(ran: tuple[Ran, ...]) -> tuple[float, float, int]:
+def _completed_run_statistics(ran: tuple[RunSample, ...]) -> tuple[float, float, int]:
     """Return mean, standard deviation and degrees of freedom of the runs that ended; cached, as most groups stay."""
     logs = [run.log for run in ran if not run.killed]
     if not logs:
         return 0.0, 0.0, 0
-    middle, freedom = _middle([(each, 1.0) for each in logs]), len(logs) - 1
+    middle, freedom = _interquartile_mean([(each, 1.0) for each in logs]), len(logs) - 1
     return middle, sqrt(pi / 2) * sum(abs(each - middle) for each in logs) / max(1, freedom), freedom
 
 
-def _group(ran: Sequence[Ran], scatter: float, expected: float | None = None) -> Group:
+def _fit_group(ran: Sequence[RunSample], scatter: float, expected: float | None = None) -> Group:
     """A run that was killed counts as one that took what it may have taken, the less the less that tells."""
     bounds = [run.log for run in ran if run.killed]
     if not bounds:
-        return Group(_ended(tuple(ran))[0], MIDDLE_EFFICIENCY * len(ran))
+        return Group(_completed_run_statistics(tuple(ran))[0], MIDDLE_EFFICIENCY * len(ran))
     told = [(run.log, 1.0) for run in ran if not run.killed]
-    told += [(bound, 1.0) if expected is None else _killed(bound, expected, scatter) for bound in bounds]
-    return Group(_middle(told), MIDDLE_EFFICIENCY * sum(weight for _, weight in told))
+    told += [(bound, 1.0) if expected is None else _censored_observation(bound, expected, scatter) for bound in bounds]
+    return Group(_interquartile_mean(told), MIDDLE_EFFICIENCY * sum(weight for _, weight in told))
 
 
-def _killed(bound: float, expected: float, scatter: float) -> tuple[float, float]:
+def _censored_observation(bound: float, expected: float, scatter: float) -> tuple[float, float]:
     """Of a run that lasted for longer than the bound: the observation that says as much, and its weight."""
     above = (bound - expected) / scatter
     rate = exp(-0.5 * above**2) / sqrt(2 * pi) / (0.5 * erfc(above / sqrt(2.0))) if above < 8 else above + 1 / above
     return expected + scatter / (rate - above), max(rate * (rate - above), 1e-9)
 
 
-def _middle(told: Sequence[tuple[float, float]]) -> float:
+def _interquartile_mean(told: Sequence[tuple[float, float]]) -> float:
     """The mean of the middle half: a few odd ones on either side do not count."""
     ordered = sorted(told)
     total = sum(weight for _, weight in ordered)

@@ -59,7 +59,7 @@ class Attempts:
             demand=link_demand(job, component),
         )
 
-    def component_waits(self, job: Job, component: Component, now: float) -> Job:
+    def mark_waiting(self, job: Job, component: Component, now: float) -> Job:
         """The LRM has queued the runner: local users may have been faster."""
         self.set_claim_timeout(job, component, now)
         return self._ledger.update_component(job, component.index, state=ComponentState.WAITING)
@@ -73,7 +73,7 @@ class Attempts:
         at = now + self._rules.barrier_timeout
         self.set_deadline(job, Deadline.BARRIER, at, len(live(job).components))
 
-    def component_claimed(self, job: Job, component: Component, now: float) -> Job:
+    def mark_claimed(self, job: Job, component: Component, now: float) -> Job:
         """All nodes of a component have reported."""
         job = self._ledger.update_component(job, component.index, state=ComponentState.CLAIMED, claimed_at=now)
         self._ledger.record_event(job, now, "claimed", f"{component.size} nodes on {component.cluster}", component)
@@ -96,7 +96,7 @@ class Attempts:
         self.set_deadline(job, Deadline.LAUNCH, now + self._rules.barrier_timeout)
         return job
 
-    def launched(self, job: Job, now: float) -> Job:
+    def mark_launched(self, job: Job, now: float) -> Job:
         """The program runs on all nodes."""
         attempt = live(job)
         if attempt.launched_at is not None or attempt.barrier_at is None:
@@ -111,7 +111,7 @@ class Attempts:
 
     # The end
 
-    def end(
+    def end_attempt(
         self,
         job: Job,
         becomes: JobState,
@@ -164,10 +164,10 @@ class Attempts:
                 )
             elif not component.has_ended and component.state is not ComponentState.STOPPING:
                 runs = component.state is ComponentState.RUNNING
-                job = self.stop(job, component, attempt.end_reason, warning if runs else None, now)
+                job = self.stop_component(job, component, attempt.end_reason, warning if runs else None, now)
         return job
 
-    def stop(
+    def stop_component(
         self, job: Job, component: Component, reason: str, warning: StopWarning | None = None, now: float = 0.0
     ) -> Job:
         """Tell a component to end: its nodes will be free soon, or after the grace of its warning."""
@@ -178,7 +178,7 @@ class Attempts:
         self._grid[component.cluster].expect_release(token, None if warning is None else now + warning.grace)
         return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
 
-    def component_delivers(self, job: Job, component: Component, now: float) -> Job:
+    def mark_delivering(self, job: Job, component: Component, now: float) -> Job:
         """The cluster has its nodes back, and something of it is still to come."""
         if component.state is ComponentState.DELIVERING:
             return job
@@ -186,7 +186,7 @@ class Attempts:
         self._grid[component.cluster].mark_delivering(job.token(component.index))
         return self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
 
-    def component_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
+    def mark_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
         """The cluster has its nodes back, and nothing more will come; ``missing`` says what of its output is lost."""
         token = job.token(component.index)
         self._note_no_warning(job, component, now)
@@ -201,7 +201,7 @@ class Attempts:
             job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None, lost_at=None
         )
 
-    def give_up(self, job: Job, component: Component, now: float) -> None:
+    def give_up_component(self, job: Job, component: Component, now: float) -> None:
         """Of a component that has not ended nothing more is waited for: its attempt is over."""
         token = job.token(component.index)
         self._warned.discard(token)
@@ -209,7 +209,7 @@ class Attempts:
         if job.ending is not JobState.QUEUED:
             self.note_lost_output(job, component, f"{component.cluster} is out of reach", now)
 
-    def component_warned(self, job: Job, component: Component, now: float) -> Job:
+    def mark_warned(self, job: Job, component: Component, now: float) -> Job:
         """Its program was told that it will be stopped."""
         if job.spec.warning is None or component.warned_at is not None:
             return job
@@ -218,10 +218,10 @@ class Attempts:
         self._ledger.record_event(job, now, "warned", told, component)
         job = self._ledger.update_component(job, component.index, warned_at=now)
         if job.ending is None:
-            self.leave_after_grace(job, component)
+            self.expect_release_after_grace(job, component)
         return job
 
-    def leave_after_grace(self, job: Job, component: Component) -> None:
+    def expect_release_after_grace(self, job: Job, component: Component) -> None:
         """A component that was warned has its nodes until its grace, or that of its walltime, is over."""
         attempt, warning = live(job), warning_of(job, self._rules)
         by = None
@@ -231,11 +231,11 @@ class Attempts:
             by = attempt.ended_at + warning.grace
         self._grid[component.cluster].expect_release(job.token(component.index), by)
 
-    def walltime_over(self, job: Job, now: float) -> Job:
+    def end_after_walltime(self, job: Job, now: float) -> Job:
         """Its program may run no longer; it was warned of that, or will never be."""
         if job.spec.warning is not None:
             self._warned.update(job.token(c.index) for c in live(job).gang if c.state is ComponentState.RUNNING)
-        return self.end(job, JobState.FAILED, f"walltime of {job.spec.walltime:g} s exceeded", now)
+        return self.end_attempt(job, JobState.FAILED, f"walltime of {job.spec.walltime:g} s exceeded", now)
 
     def _note_no_warning(self, job: Job, component: Component, now: float) -> None:
         """Where a program was to be warned, and was stopped without that."""
@@ -276,7 +276,7 @@ class Attempts:
 
     # What becomes of the job
 
-    def settle(self, token: Token, now: float) -> None:
+    def settle_job_of(self, token: Token, now: float) -> None:
         """Of the job whose component a token names."""
         found = self._ledger.find(token)
         if found is not None:
@@ -292,7 +292,7 @@ class Attempts:
         attempt = live(job)
         for component in attempt.components:
             if component.state is not ComponentState.ENDED:
-                self.give_up(job, component, now)
+                self.give_up_component(job, component, now)
         for component in attempt.gang:
             self.end_staging(job, component)
         self._timers.cancel(job.id, job.generation)
@@ -323,15 +323,15 @@ class Attempts:
         if job.retry_at is None or job.retry_at <= now:
             self._queues.requeue(job)
         else:
-            self.pause(job, job.retry_at)
+            self.pause_job(job, job.retry_at)
 
-    def pause_is_over(self, job_id: JobId, at: float) -> None:
+    def end_pause(self, job_id: JobId, at: float) -> None:
         """A job that waited for its next try queues again, unless it was held or cancelled meanwhile."""
         job = self._ledger.get(job_id)
         if job is not None and job.state is JobState.QUEUED and job.retry_at == at:
             self._queues.requeue(job)
 
-    def pause(self, job: Job, until: float) -> None:
+    def pause_job(self, job: Job, until: float) -> None:
         """A queued job is tried again, but not before then."""
         self._queues.pause(job)
         self._timers.add(until, Deadline.RETRY, job=job.id)

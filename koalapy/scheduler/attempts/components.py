@@ -50,17 +50,17 @@ class Components:
             return found and found[0]
         self._lrm_waits.update(status, now)
         job, component = found
-        job = self._observe(job, component, status, now)
+        job = self._record_details(job, component, status, now)
         component = live(job).components[component.index]
-        job = self._advance(job, component, status, now)
+        job = self._advance_component(job, component, status, now)
         has_nodes = component.claimed_at is not None and not component.has_ended
         if status.state is ComponentState.DELIVERING:
-            job = self._attempts.component_delivers(job, live(job).components[component.index], now)
+            job = self._attempts.mark_delivering(job, live(job).components[component.index], now)
         elif status.state is ComponentState.ENDED:
-            job = self._attempts.component_ended(job, live(job).components[component.index], now, status.missing)
+            job = self._attempts.mark_ended(job, live(job).components[component.index], now, status.missing)
         if has_nodes and status.state in (ComponentState.DELIVERING, ComponentState.ENDED):
-            self._health.nodes_given_back(cluster, now)
-        job = self._judge(job, component.index, status, now)
+            self._health.shorten_limit(cluster, now)
+        job = self._apply_to_job(job, component.index, status, now)
         return self._attempts.open_barrier_if_complete(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
@@ -79,12 +79,12 @@ class Components:
             if token in undelivered:
                 if (found := self._ledger.find(token)) is not None and found[1].unknown_since is not None:
                     job = self._ledger.update_component(found[0], found[1].index, unknown_since=None, lost_at=None)
-                    self._follow(job, now, f"{found[1].cluster} is back")
+                    self._update_unknown_state(job, now, f"{found[1].cluster} is back")
             elif event.inventory.whole:
-                self.lose(token, "the cluster knows nothing of it", now)
+                self.mark_lost(token, "the cluster knows nothing of it", now)
             yield token
 
-    def lose(self, token: Token, error: str, now: float) -> None:
+    def mark_lost(self, token: Token, error: str, now: float) -> None:
         """A component is gone and will not be heard of again."""
         self._lrm_waits.forget(token)
         found = self._ledger.find(token)
@@ -93,11 +93,11 @@ class Components:
         job, component = found
         delivers = component.state is ComponentState.DELIVERING
         self._attempts.note_lost_output(job, component, error, now)
-        job = self._attempts.component_ended(job, component, now)
+        job = self._attempts.mark_ended(job, component, now)
         if job.ending is None and not component.superseded and not delivers:
-            self._failures.infrastructure_failed(job, component, AttemptFailure.LOST, error, now)
+            self._failures.handle_infrastructure_failure(job, component, AttemptFailure.LOST, error, now)
 
-    def lose_sight(self, token: Token, last_heard: float, lost_at: float | None, now: float) -> None:
+    def mark_unknown(self, token: Token, last_heard: float, lost_at: float | None, now: float) -> None:
         """Note that a component's cluster is out of reach: it may run on, and is certainly over at ``lost_at``."""
         found = self._ledger.find(token)
         if found is None:
@@ -115,7 +115,7 @@ class Components:
             else:
                 self._ledger.change_state(job, JobState.UNKNOWN, now, str(JobState.UNKNOWN), reason)
 
-    def _observe(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
+    def _record_details(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
         """Keep what the snapshot says beside the state: hosts, LRM job, exit code, error."""
         changes: ComponentChanges = {}
         if len(status.hosts) == component.size and status.hosts != component.hosts:
@@ -133,64 +133,70 @@ class Components:
         if changes:
             job = self._ledger.update_component(job, component.index, **changes)
         if status.warned:
-            job = self._attempts.component_warned(job, live(job).components[component.index], now)
-        return self._follow(job, now, f"{component.cluster} is back") if job.state is JobState.UNKNOWN else job
+            job = self._attempts.mark_warned(job, live(job).components[component.index], now)
+        return (
+            self._update_unknown_state(job, now, f"{component.cluster} is back")
+            if job.state is JobState.UNKNOWN
+            else job
+        )
 
-    def _follow(self, job: Job, now: float, reason: str) -> Job:
+    def _update_unknown_state(self, job: Job, now: float, reason: str) -> Job:
         """Bring the job's state in line with its components when one went out of sight or came back."""
         state = derived_state(job)
         if job.ending is None and JobState.UNKNOWN in (state, job.state) and state is not job.state:
             return self._ledger.change_state(job, state, now, str(state), reason)
         return job
 
-    def _advance(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
+    def _advance_component(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
         """Move the component forward; never back."""
         if component.state in (ComponentState.STOPPING, ComponentState.DELIVERING):
             return job
         if status.state in (ComponentState.WAITING, ComponentState.CLAIMED) and not status.error:
             self._health.count_accepted(component.cluster)
         if status.state is ComponentState.WAITING and component.state is ComponentState.SUBMITTED:
-            return self._attempts.component_waits(job, component, now)
+            return self._attempts.mark_waiting(job, component, now)
         # The plan of the whole gang is made of the hosts: one for each node, or it has not reported.
         all_reported = len(component.hosts) == component.size
         if status.state in ALL_THERE and component.state in BEFORE_BARRIER and all_reported:
-            job = self._attempts.component_claimed(job, component, now)
+            job = self._attempts.mark_claimed(job, component, now)
             waited = now - (component.submitted_at or now)
-            self._health.claim_held(component.cluster, status.token, component.size, waited, now)
+            self._health.record_successful_claim(component.cluster, status.token, component.size, waited, now)
         if status.state is ComponentState.RUNNING:
             job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
         return job
 
-    def _judge(self, job: Job, index: int, status: ComponentStatus, now: float) -> Job:
+    def _apply_to_job(self, job: Job, index: int, status: ComponentStatus, now: float) -> Job:
         """What the snapshot means for the job as a whole."""
         component = live(job).components[index]
         if component.superseded:
             return job
         if status.refused and job.ending is None:
-            return self._failures.refused(job, component, status.refused, status.error, now)
+            return self._failures.handle_refusal(job, component, status.refused, status.error, now)
         if status.exceeded and job.ending in (None, JobState.QUEUED, JobState.FAILED):
-            return self._failures.limit_exceeded(job, component, status.error, now)
+            return self._failures.handle_exceeded_limit(job, component, status.error, now)
         # An infrastructure failure also overrides a failed program that it may have caused, until that is settled.
         may_be_blamed = job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
         if status.infrastructure and may_be_blamed:
-            return self._failures.infrastructure_failed(job, component, AttemptFailure.CLUSTER, status.error, now)
+            return self._failures.handle_infrastructure_failure(
+                job, component, AttemptFailure.CLUSTER, status.error, now
+            )
         if job.ending is not None or (status.state in BEFORE_PROGRAM and status.program_exit is None):
             return job
         if live(job).launched_at is None and is_launched(job):
-            job = self._attempts.launched(job, now)
+            job = self._attempts.mark_launched(job, now)
             for other in live(job).gang:
-                self._failures.program_started(other.cluster)
+                self._failures.end_cluster_probation(other.cluster)
         result = program_result(job)
         if result in job.spec.retry_on_exit:
-            return self._failures.restart(job, _exit_reason(result, status.error), now, exit_code=result)
+            return self._failures.restart_job(job, _exit_reason(result, status.error), now, exit_code=result)
         if result is not None:
             ends = JobState.FAILED if result else JobState.SUCCEEDED
-            return self._attempts.end(job, ends, _exit_reason(result, status.error), now, exit_code=result)
+            return self._attempts.end_attempt(job, ends, _exit_reason(result, status.error), now, exit_code=result)
         lacks_exit_code = any(c.has_ended and c.exit_code is None for c in reporting_components(job))
         is_given_back = status.state in (ComponentState.DELIVERING, ComponentState.ENDED)
         if is_given_back and (live(job).barrier_at is None or lacks_exit_code):
             error = status.error or "its nodes were given back before the program had ended"
-            return self._failures.infrastructure_failed(job, component, AttemptFailure.ENDED_EARLY, error, now)
+            return self._failures.handle_infrastructure_failure(job, component, AttemptFailure.ENDED_EARLY, error, now)
         return job
 
     def _reject_stray(self, cluster: ClusterName, status: ComponentStatus) -> None:

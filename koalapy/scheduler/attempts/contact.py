@@ -62,7 +62,7 @@ class Confirmations:
             return True
         return timer.kind in NOT_FROM_UNREACHABLE and not contact.connected and component.unknown_since is not None
 
-    def received(self, name: ClusterName, as_of: float) -> None:
+    def record_confirmation(self, name: ClusterName, as_of: float) -> None:
         """A cluster has reported all that it knew at a moment."""
         contact = self._grid[name].contact
         contact.confirmation_requested, contact.unconfirmed_since = False, None
@@ -79,14 +79,14 @@ class Confirmations:
         since = contact.unconfirmed_since
         return contact.connected and since is not None and now >= since + self._timeout
 
-    def reconnected(self, cluster: ClusterStatus, now: float) -> None:
+    def resume_requests(self, cluster: ClusterStatus, now: float) -> None:
         """What it was asked for before may never have arrived."""
         cluster.contact.confirmation_requested = False
         self.retry_deadlines(cluster.name)
         if cluster.contact.unconfirmed_since is not None:
             self._request(cluster, now)  # else it would stay unconfirmed for ever, with nothing to wait for
 
-    def extend(self, cluster: ClusterStatus, seconds: float) -> None:
+    def extend_timeout(self, cluster: ClusterStatus, seconds: float) -> None:
         """Do not count seconds in which nobody could have heard its confirmation."""
         if cluster.contact.unconfirmed_since is not None:
             cluster.contact.unconfirmed_since += seconds
@@ -125,20 +125,20 @@ class Contact:
         """Advance the scheduler's time, and return it: it does not go back, whatever a clock does."""
         state = self._state
         if now > state.now:
-            self._slept(now, state.now)
+            self._discount_downtime(now, state.now)
             state.now = now
         return state.now
 
-    def made(self, cluster: ClusterStatus, now: float) -> None:
+    def mark_connected(self, cluster: ClusterStatus, now: float) -> None:
         """Take note that a cluster has reported everything."""
         if not cluster.contact.connected and cluster.contact.silent_since is not None:
-            self._confirmations.extend(cluster, now - cluster.contact.silent_since)
+            self._confirmations.extend_timeout(cluster, now - cluster.contact.silent_since)
         cluster.contact.connected = cluster.contact.has_agent = True
         cluster.contact.last_heard = cluster.contact.silent_since = now
         cluster.contact.check_at = cluster.contact.lost_by = None
-        self._confirmations.reconnected(cluster, now)
+        self._confirmations.resume_requests(cluster, now)
 
-    def lost(self, cluster: ClusterStatus, heard: float, now: float) -> None:
+    def mark_disconnected(self, cluster: ClusterStatus, heard: float, now: float) -> None:
         """Note when a cluster was last heard of: nothing is placed there, and its components are unknown soon."""
         cluster.contact.losses += cluster.contact.connected
         cluster.contact.connected, cluster.contact.confirmation_requested = False, False
@@ -156,22 +156,22 @@ class Contact:
             self._ledger.mark_cluster_changed(cluster.name)
         if contact.connected or problem:
             cluster.problem = ""
-            self.lost(cluster, now if heard is None else min(heard, now), now)
+            self.mark_disconnected(cluster, now if heard is None else min(heard, now), now)
 
-    def _slept(self, now: float, before: float) -> None:
+    def _discount_downtime(self, now: float, before: float) -> None:
         """Do not count as silence what was not heard while the scheduler was not called."""
         wakeup = self._timers.next_at()
         late = 0.0 if wakeup is None else now - max(wakeup, before)
         if late > MAX_LATENESS:
             for cluster in self._grid.clusters():
-                self._confirmations.extend(cluster, late)
+                self._confirmations.extend_timeout(cluster, late)
                 contact = cluster.contact
                 if not contact.connected and contact.silent_since is not None:
                     contact.silent_since += late
                     contact.silence_ignored_until = now + self._rules.unreachable_after
                     self._check_at(cluster, contact.silence_ignored_until)
 
-    def is_overdue(self, timer: Timer, now: float) -> Iterator[Token]:
+    def handle_silence(self, timer: Timer, now: float) -> Iterator[Token]:
         """Give up components of a silent cluster that are certainly over, lose sight of others; yield all tokens."""
         cluster = self._grid[timer.cluster]
         contact = cluster.contact
@@ -182,14 +182,14 @@ class Contact:
         if contact.check_at != timer.at or contact.last_heard is None or not self._is_silent(cluster, now):
             return
         ends: list[float] = []
-        with self._health.one_event(cluster.name):
+        with self._health.group_errors(cluster.name):
             for token in cluster.awaited_components:
                 lost_at, why = self._lost_at(cluster, token)
                 if now >= lost_at:
                     silence = now - contact.last_heard
-                    self._components.lose(token, f"not heard of for {silence:.0f} s, and {why}", now)
+                    self._components.mark_lost(token, f"not heard of for {silence:.0f} s, and {why}", now)
                 else:
-                    self._components.lose_sight(token, contact.last_heard, None if lost_at == inf else lost_at, now)
+                    self._components.mark_unknown(token, contact.last_heard, None if lost_at == inf else lost_at, now)
                     ends.append(lost_at)
                 yield token
         contact.lost_by = max(ends, default=None)
@@ -209,9 +209,9 @@ class Contact:
                 hint=f"to have its jobs run elsewhere, use koala clusters drain {cluster.name} --requeue",
             )
         told = f"{cluster.name} was declared lost" + (f": {event.reason}" if event.reason else "")
-        with self._health.one_event(cluster.name):
+        with self._health.group_errors(cluster.name):
             for token in cluster.awaited_components:
-                self._components.lose(token, told, now)
+                self._components.mark_lost(token, told, now)
                 yield token
         cluster.contact.lost_by = None
         self._confirmations.retry_deadlines(cluster.name)

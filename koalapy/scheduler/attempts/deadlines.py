@@ -36,18 +36,18 @@ class Deadlines:
         """Do what follows from a deadline that has passed."""
         match timer.kind:
             case Deadline.UNREACHABLE | Deadline.LOST:
-                for token in self._contact.is_overdue(timer, now):
-                    self._attempts.settle(token, now)
+                for token in self._contact.handle_silence(timer, now):
+                    self._attempts.settle_job_of(token, now)
             case Deadline.PROBATION:
                 self._health.begin_probation(timer.cluster, timer.at)
             case Deadline.LIMIT:
                 self._health.lift_limit(timer.cluster, timer.at)
             case Deadline.REFUSAL:
-                self._failures.refusal_pause_is_over(timer.job)
+                self._failures.end_refusal_pause(timer.job)
             case Deadline.DOUBT:
-                self._health.doubt_pause_is_over(timer.cluster, timer.at)
+                self._health.retry_doubted_nodes(timer.cluster, timer.at)
             case Deadline.RETRY:
-                self._attempts.pause_is_over(timer.job, timer.at)
+                self._attempts.end_pause(timer.job, timer.at)
             case _:
                 if (job := self._handle_of_attempt(timer, now)) is not None:
                     self._attempts.settle_job(job, now)
@@ -65,15 +65,15 @@ class Deadlines:
         postponed = self._postponed(timer, job, now)
         if postponed is not None:
             if timer.kind is Deadline.CLAIM_GRACE:
-                self._claiming.insist(job, live(job).components[timer.component], now)
+                self._claiming.preempt_overdue_jobs(job, live(job).components[timer.component], now)
             self._timers.postpone(timer, postponed)
             return None
         attempt, rules = live(job), self._rules
         match timer.kind:
             case Deadline.CLAIM:
-                return self._claiming.claim_is_due(job, timer.at, now)
+                return self._claiming.handle_due_claim(job, timer.at, now)
             case Deadline.CLAIM_GRACE:
-                return self._failures.claim_timed_out(job, attempt.components[timer.component], now)
+                return self._failures.handle_claim_timeout(job, attempt.components[timer.component], now)
             case Deadline.BARRIER:
                 claimed = (ComponentState.CLAIMED, None)
                 late = [c for c in attempt.gang if (c.state, c.unknown_since) != claimed] or [attempt.head]
@@ -83,16 +83,18 @@ class Deadlines:
                     c for c in late if (c.state, c.unknown_since) != queued or grid[c.cluster].holds(job.token(c.index))
                 ]
                 if not silent:
-                    return self._failures.claim_timed_out(job, late[0], now)
+                    return self._failures.handle_claim_timeout(job, late[0], now)
                 error = f"its nodes had not all reported after {rules.barrier_timeout:g} s"
-                return self._failures.timed_out(job, silent[0], AttemptFailure.NOT_REPORTED, error, silent[:1], now)
+                return self._failures.handle_timeout(
+                    job, silent[0], AttemptFailure.NOT_REPORTED, error, silent[:1], now
+                )
             case Deadline.LAUNCH:
                 error = f"the program was not launched within {rules.barrier_timeout:g} s"
-                return self._failures.timed_out(
+                return self._failures.handle_timeout(
                     job, attempt.head, AttemptFailure.NOT_LAUNCHED, error, attempt.gang, now
                 )
             case Deadline.WALLTIME:
-                return self._attempts.walltime_over(job, now)
+                return self._attempts.end_after_walltime(job, now)
         return None
 
     def _postponed(self, timer: Timer, job: Job, now: float) -> float | None:

@@ -61,16 +61,18 @@ class Failures:
         self._queues, self._evaluator = queues, evaluator
         state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job, 0, Deadline.REFUSAL))
 
-    def infrastructure_failed(self, job: Job, component: Component, why: AttemptFailure, error: str, now: float) -> Job:
+    def handle_infrastructure_failure(
+        self, job: Job, component: Component, why: AttemptFailure, error: str, now: float
+    ) -> Job:
         """A failure that is not the program's: the whole attempt ends and the job is tried again."""
         self._ledger.count_failed_attempt(component.cluster, why)
         if component.claimed_at is None:
             self._grid[component.cluster].evidence.record_failed(now)
         self._ledger.record_event(job, now, "error", error, component)
         self._health.count_error(component.cluster, error, now)
-        return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
+        return self.restart_job(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
 
-    def limit_exceeded(self, job: Job, component: Component, error: str, now: float) -> Job:
+    def handle_exceeded_limit(self, job: Job, component: Component, error: str, now: float) -> Job:
         """End a job that exceeded a limit of its resource manager, such as that of memory. No cluster is to blame."""
         reason = f"{component.cluster}: {error}"
         if (job.ending, job.reason) == (JobState.FAILED, reason):
@@ -80,27 +82,27 @@ class Failures:
             self._health.count_success(each.cluster)
         job = self._ledger.change_job(job, retry_at=None)
         # Without an exit code, so that no infrastructure failure that is told later overrides it.
-        return self._attempts.end(job, JobState.FAILED, reason, now)
+        return self._attempts.end_attempt(job, JobState.FAILED, reason, now)
 
-    def refused(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
+    def handle_refusal(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
         """Follow a refusal by a component's resource manager, by what it ``concerns``."""
         if concerns == "job":
             self._note_refusal(job, component, error, now)
-            return self._attempts.end(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
+            return self._attempts.end_attempt(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
         if concerns != "limit":
             return self._try_elsewhere(job, component, error, for_good=concerns == "unsuitable", now=now)
         cluster = component.cluster
-        self._health.limit_reached(cluster, component.size, error, now)
-        return self._claiming.component_failed(
+        self._health.set_limit(cluster, component.size, error, now)
+        return self._claiming.replace_failed_component(
             job, component, ClaimFailure.LIMIT, f"{cluster} takes no more: {error}", now
         )
 
-    def program_started(self, cluster: ClusterName) -> None:
+    def end_cluster_probation(self, cluster: ClusterName) -> None:
         """Take a cluster on probation for mended, and what it refused in unknown words meanwhile for over."""
-        if self._health.trial_succeeded(cluster):
+        if self._health.end_probation(cluster):
             self.forget_refusals(cluster, unknown_only=True)
 
-    def claim_timed_out(self, job: Job, component: Component, now: float) -> Job:
+    def handle_claim_timeout(self, job: Job, component: Component, now: float) -> Job:
         """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""
         cluster, token = component.cluster, job.token(component.index)
         if reason := self._lrm_problems([component]):
@@ -111,36 +113,36 @@ class Failures:
             why, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {format_nodes(kept)}"
         else:
             why, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
-        job = self._claiming.component_failed(job, component, why, reason, now)
-        self._health.claim_failed(cluster, token, component.size, now, component.submitted_at or now)
+        job = self._claiming.replace_failed_component(job, component, why, reason, now)
+        self._health.record_failed_claim(cluster, token, component.size, now, component.submitted_at or now)
         return job
 
-    def timed_out(
+    def handle_timeout(
         self, job: Job, component: Component, why: AttemptFailure, error: str, silent: Sequence[Component], now: float
     ) -> Job:
         """Something has not happened in time, maybe for what is the matter with the clusters of ``silent``."""
         said = "; ".join(filter(None, (error, self._lrm_problems(silent))))
-        return self.infrastructure_failed(job, component, why, said, now)
+        return self.handle_infrastructure_failure(job, component, why, said, now)
 
     def _lrm_problems(self, components: Sequence[Component]) -> str:
         """What the clusters of components say is the matter with their resource managers."""
         problems = {c.cluster: self._grid[c.cluster].problem for c in components}
         return "; ".join(f"{cluster}: {problem}" for cluster, problem in sorted(problems.items()) if problem)
 
-    def restart(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
+    def restart_job(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
         """End the attempt and try the job again, unless it was too often: at once, then after pauses that double."""
         rules = self._rules
         limit = job.spec.max_restarts if job.spec.max_restarts is not None else rules.max_restarts
         if limit is not None and job.restarts >= limit:
             reason = f"{reason} (gave up after {limit} restarts)"
-            return self._attempts.end(job, JobState.FAILED, reason, now, exit_code=exit_code)
+            return self._attempts.end_attempt(job, JobState.FAILED, reason, now, exit_code=exit_code)
         number = job.restarts + 1
         pause = backoff_pause(rules.restart_pause, number - 2, rules.restart_pause_max) if number > 1 else 0.0
         plan = f"restart {number}" if limit is None else f"restart {number} of {limit}"
         if pause:
             plan += f", next try after {pause:.3g} s"
         job = self._ledger.change_job(job, restarts=number, retry_at=now + pause if pause else None)
-        return self._attempts.end(job, JobState.QUEUED, f"{reason} ({plan})", now, exit_code=exit_code)
+        return self._attempts.end_attempt(job, JobState.QUEUED, f"{reason} ({plan})", now, exit_code=exit_code)
 
     # Refusals of resource managers
 
@@ -161,17 +163,17 @@ class Failures:
         self._set_timer(job, refusal)
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
         if self._evaluator.may_be_placed(job.spec, frozenset(each.cluster for each in refusals)):
-            return self._attempts.end(job, JobState.QUEUED, reason, now)
+            return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
         unknown = [each for each in refusals if each.until is not None]
         if not unknown or (not is_error_of_cluster and sum(each.times for each in unknown) >= MAX_REFUSALS):
             words = "; ".join(f"{each.cluster}: {each.words}" for each in refusals)
             reason = f"every cluster that could take it has refused it: {words}"
-            return self._attempts.end(job, JobState.FAILED, reason, now)
+            return self._attempts.end_attempt(job, JobState.FAILED, reason, now)
         retry_at = max(now, min(each.until for each in unknown if each.until is not None))
         job = self._ledger.change_job(job, retry_at=retry_at if retry_at > now else None)
-        return self._attempts.end(job, JobState.QUEUED, reason, now)
+        return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
 
-    def refusal_pause_is_over(self, ident: JobId) -> None:
+    def end_refusal_pause(self, ident: JobId) -> None:
         """Try a job again on a cluster that has refused it."""
         job = self._ledger.get(ident)
         if job is not None:

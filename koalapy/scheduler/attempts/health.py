@@ -30,7 +30,7 @@ class ClusterHealth:
     # Errors, and probation
 
     @contextmanager
-    def one_event(self, name: ClusterName) -> Iterator[None]:
+    def group_errors(self, name: ClusterName) -> Iterator[None]:
         """Whatever goes wrong there meanwhile has one cause, and is one error."""
         self._counted[name] = False
         try:
@@ -78,15 +78,15 @@ class ClusterHealth:
             cluster.health.probation, cluster.capacity_gained = True, True
             self._ledger.mark_cluster_changed(name)
 
-    def trial_succeeded(self, name: ClusterName) -> bool:
+    def end_probation(self, name: ClusterName) -> bool:
         """Note that a program was started on a cluster; return whether the cluster was on probation, which is over."""
         if not self._grid[name].health.probation:
             return False
-        self.clear(name)
+        self.clear_errors(name)
         self._grid[name].capacity_gained = True
         return True
 
-    def clear(self, name: ClusterName) -> None:
+    def clear_errors(self, name: ClusterName) -> None:
         """An operator says that the cluster is mended."""
         cluster = self._grid[name]
         cluster.health = HealthStatus()
@@ -98,7 +98,7 @@ class ClusterHealth:
 
     # Limits
 
-    def limit_reached(self, name: ClusterName, size: int, error: str, now: float) -> None:
+    def set_limit(self, name: ClusterName, size: int, error: str, now: float) -> None:
         """So many nodes were too many there: for a while fewer are tried at most."""
         cluster = self._grid[name]
         pause = backoff_pause(LIMIT_PAUSE, cluster.limits, MAX_LIMIT_PAUSE)
@@ -108,7 +108,7 @@ class ClusterHealth:
         self._timers.add(cluster.limit.until, Deadline.LIMIT, cluster=name)
         self._ledger.mark_cluster_changed(name)
 
-    def nodes_given_back(self, name: ClusterName, now: float) -> None:
+    def shorten_limit(self, name: ClusterName, now: float) -> None:
         """Lift a limit, as nodes of ours were given back, but not more often than each ``LIMIT_PAUSE``."""
         cluster = self._grid[name]
         if cluster.limit is None:
@@ -135,7 +135,9 @@ class ClusterHealth:
 
     # Doubts: nodes that a cluster says are idle and does not give do not count for a while (docs/adr/0012)
 
-    def claim_failed(self, cluster: ClusterName, token: Token, size: int, now: float, submitted_at: float) -> None:
+    def record_failed_claim(
+        self, cluster: ClusterName, token: Token, size: int, now: float, submitted_at: float
+    ) -> None:
         """A component was told to end, since its resource manager kept it queued for too long."""
         status = self._grid[cluster]
         if not status.problem:
@@ -157,7 +159,7 @@ class ClusterHealth:
             status.doubt = replace(before, nodes=surplus, size=ahead)
         self._ledger.mark_cluster_changed(cluster)
 
-    def claim_held(self, cluster: ClusterName, token: Token, size: int, waited: float, now: float) -> None:
+    def record_successful_claim(self, cluster: ClusterName, token: Token, size: int, waited: float, now: float) -> None:
         """A component has got its nodes, so many seconds after it was submitted."""
         status = self._grid[cluster]
         status.evidence.record_started(waited, now)
@@ -166,7 +168,7 @@ class ClusterHealth:
             status.doubt, status.evidence.consecutive_failures, status.capacity_gained = None, 0, True
             self._ledger.mark_cluster_changed(cluster)
 
-    def doubt_pause_is_over(self, cluster: ClusterName, at: float) -> None:
+    def retry_doubted_nodes(self, cluster: ClusterName, at: float) -> None:
         """The nodes count again, for one claim at a time, until one holds."""
         status = self._grid[cluster]
         if status.doubt is not None and status.doubt.until == at:

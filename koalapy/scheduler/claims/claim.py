@@ -140,9 +140,11 @@ class Claiming:
 
     # The claiming queue
 
-    def start(self, job: Job, placement: Placement, now: float) -> Job:
+    def start_attempt(self, job: Job, placement: Placement, now: float) -> Job:
         """Begin an attempt: a new generation, in the claiming queue at its first JCT, which may be at once."""
-        components = tuple(self._placed(job, index, placed, now) for index, placed in enumerate(placement.components))
+        components = tuple(
+            self._new_component(job, index, placed, now) for index, placed in enumerate(placement.components)
+        )
         transfer_time = max(component.transfer_time for component in components)
         generation, start_estimate = job.generation + 1, now + transfer_time
         claim_at = now + self._factor(job) * transfer_time
@@ -166,9 +168,9 @@ class Claiming:
         if claim_at > now:
             self._attempts.set_deadline(job, Deadline.CLAIM, claim_at)
             return job
-        return self.claim(job, now)
+        return self.try_claim(job, now)
 
-    def _placed(self, job: Job, index: int, placed: PlacedComponent, now: float) -> Component:
+    def _new_component(self, job: Job, index: int, placed: PlacedComponent, now: float) -> Component:
         sources, seconds = placed.sources, placed.transfer_time
         files = job.spec.inputs_of(placed.request_index)
         if files and not sources:
@@ -198,7 +200,7 @@ class Claiming:
         else:
             self._attempts.set_barrier_timeout(job, now)
 
-    def claim_is_due(self, job: Job, at: float, now: float) -> Job:
+    def handle_due_claim(self, job: Job, at: float, now: float) -> Job:
         """A JCT has come; an older one than the attempt's own means nothing any more."""
         attempt = live(job)
         if attempt.claim_at != at or not unclaimed(job):
@@ -207,25 +209,25 @@ class Claiming:
         job = self.estimate_start(job, now)
         following = self._next_try(job, now) if live(job).start_estimate != estimated else None
         if following is None:
-            return self.claim(job, now)
+            return self.try_claim(job, now)
         # Its files come later than was thought: nodes would only wait for them.
         return self._claim_at(job, following)
 
     def estimate_start(self, job: Job, now: float) -> Job:
         """Let the JST follow transfers that are slower than they were estimated; it is never sooner than that."""
         end = expected_end_of_transfers(live(job), now)
-        return job if end is None else self._expect_files(job, end, now)
+        return job if end is None else self._set_transfer_end(job, end, now)
 
-    def files_are_there(self, job: Job, now: float) -> Job:
+    def claim_after_transfers(self, job: Job, now: float) -> Job:
         """Claim at once after the last transfer, unless a cluster has not reported since the daemon began."""
-        job = self._expect_files(job, now, now)
+        job = self._set_transfer_end(job, now, now)
         claim_at, components = live(job).claim_at, unclaimed(job)
         is_early = bool(components) and claim_at is not None and claim_at > now
         if is_early and all(self._state.grid[component.cluster].reported for component in components):
-            return self.claim(job, now)
+            return self.try_claim(job, now)
         return job
 
-    def _expect_files(self, job: Job, end: float, now: float) -> Job:
+    def _set_transfer_end(self, job: Job, end: float, now: float) -> Job:
         attempt = live(job)
         estimates = (c.staging_since + c.transfer_time for c in attempt.gang if c.staging_since is not None)
         first = max(estimates, default=attempt.placed_at)
@@ -236,15 +238,15 @@ class Claiming:
 
     # A claiming try
 
-    def claim(self, job: Job, now: float) -> Job:
+    def try_claim(self, job: Job, now: float) -> Job:
         """One claiming try (ICP), step by step as docs/scheduling.md has them."""
         job = self._ledger.change_job(job, claiming_tries=job.claiming_tries + 1)
         job = self._ledger.change_attempt(job, claim_at=now)
-        this = ClaimTry(self._state, self._room_maker(job), job)
+        this = ClaimTry(self._state, self._preemption_for(job), job)
         # 1. With too few components that are started, or can be, nothing is started.
         if this.fraction < self._threshold(job):
             self._ledger.record_event(job, now, "claim-try", f"{this}: fewer than wanted")
-            return self._try_again(job, this, now)
+            return self._plan_next_try(job, this, now)
         # 2. Components that cannot start where they are may go elsewhere.
         job = self._relocate(job, this, now)
         # 3. Where that is not enough, jobs of low priority make room for one of high priority, or for one at its home.
@@ -252,7 +254,7 @@ class Claiming:
         # 4. What can start is started, and waits at the barrier for the rest.
         job = self._submit(job, this, now)
         if this.blocked:
-            return self._try_again(job, this, now)
+            return self._plan_next_try(job, this, now)
         self._attempts.set_barrier_timeout(job, now)
         return job
 
@@ -330,7 +332,7 @@ class Claiming:
         files = asked.inputs if asked else spec.inputs
         return closest_site(component.size, files, view.restrict_to(open_to_it), within, self._rules.assumed_bandwidth)
 
-    def _room_maker(self, job: Job) -> Preemption | None:
+    def _preemption_for(self, job: Job) -> Preemption | None:
         """Return what makes room for a job: preemption for high priority, else what its home site takes back."""
         if job.spec.priority is Priority.HIGH and self._rules.preemption != "never":
             return self._preemption
@@ -340,21 +342,21 @@ class Claiming:
         """Make room for all components that are about to start on a cluster."""
         if (by := this.preemption) is None or not this.preempting:
             return
-        room = by.make_room(this.preempted_nodes(), now)
+        room = by.plan_preemption(this.preempted_nodes(), now)
         if room.awaited:
             jobs = format_list([f"job {other.id}" for other, _ in room.awaited])
             self._ledger.record_event(job, now, "awaits", f"{jobs}, about to end: nobody is preempted for those nodes")
         for other, until in room.awaited:
             for component in live(other).components:
                 self._state.grid[component.cluster].await_end(other.token(component.index), until)
-        if room.victims and (told := by.told(room.victims)):
+        if room.victims and (told := by.beneficiary_text(room.victims)):
             self._ledger.record_event(job, now, "reclaims", told)
         for victim, where, why in room.victims:
             self._preempt_one(by, victim, where, job, why, now)
 
-    def insist(self, job: Job, component: Component, now: float) -> None:
+    def preempt_overdue_jobs(self, job: Job, component: Component, now: float) -> None:
         """Nodes that a component was promised of jobs that were about to end are late: these make room after all."""
-        cluster, by = self._state.grid[component.cluster], self._room_maker(job)
+        cluster, by = self._state.grid[component.cluster], self._preemption_for(job)
         if by is None:
             return
         for token in cluster.overdue_components(job.token(component.index), now):
@@ -363,9 +365,9 @@ class Claiming:
                 self._preempt_one(by, found[0], cluster.name, job, why, now)
 
     def _preempt_one(self, by: Preemption, victim: Job, where: str, job: Job, why: str, now: float) -> None:
-        reason = by.reason(where, job)
+        reason = by.victim_reason(where, job)
         self._ledger.record_event(victim, now, by.event, reason + why)
-        self._attempts.end(by.stopping(victim), JobState.QUEUED, reason, now, warn=True)
+        self._attempts.end_attempt(by.prepare_victim(victim), JobState.QUEUED, reason, now, warn=True)
 
     def _submit(self, job: Job, this: ClaimTry, now: float) -> Job:
         starting = ", ".join(f"{c.size} on {c.cluster}" for c in sorted(this.startable, key=lambda c: c.rank))
@@ -381,29 +383,31 @@ class Claiming:
 
     # What follows from a claim that has failed
 
-    def _try_again(self, job: Job, this: ClaimTry, now: float) -> Job:
+    def _plan_next_try(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Another try, unless the job is to give up what it has."""
         for component in this.blocked:
             self._ledger.count_failed_claim(component.cluster, ClaimFailure.NO_ROOM)
         where, following = _clusters(this.blocked), self._next_try(job, now)
         if not this.is_refused:
-            job = self._uncounted(job)
+            job = self._uncount_try(job)
             if following is None:
-                return self._return(job, f"{where} cannot be used", now)
+                return self._requeue(job, f"{where} cannot be used", now)
         elif may_not_be_claimed(job, self._rules):
             return self._give_up(job, f"no room on {where}", now)
         elif following is None:
             return self._give_up(job, f"no room on {where} before its start time", now)
         return self._claim_at(job, following)
 
-    def component_failed(self, job: Job, component: Component, why: ClaimFailure, reason: str, now: float) -> Job:
+    def replace_failed_component(
+        self, job: Job, component: Component, why: ClaimFailure, reason: str, now: float
+    ) -> Job:
         """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
         self._ledger.count_failed_claim(component.cluster, why)
         following = self._next_try(job, now)
         if not self._state.grid[component.cluster].is_in_reach:
             if following is None:
                 # A try that has left others to be claimed for may be none already.
-                return self._return(job if unclaimed(job) else self._uncounted(job), reason, now)
+                return self._requeue(job if unclaimed(job) else self._uncount_try(job), reason, now)
         elif following is None or may_not_be_claimed(job, self._rules):
             return self._give_up(job, reason, now)
         self._ledger.record_event(job, now, CLAIM_FAILED, reason, component)
@@ -414,7 +418,7 @@ class Claiming:
     def _replace(self, job: Job, component: Component, reason: str) -> Job:
         """A component ends, and another, to be claimed for, stands in for it."""
         if component.state is not ComponentState.ENDED:
-            job = self._attempts.stop(job, component, reason)
+            job = self._attempts.stop_component(job, component, reason)
         job = self._ledger.update_component(job, component.index, superseded=True, error=reason)
         attempt = live(job)
         stand_in = Component(
@@ -444,14 +448,14 @@ class Claiming:
         lowered = max(min(factor, rules.claim_factor_min), factor - rules.claim_factor_step)
         job = self._ledger.change_job(job, claim_factor=lowered)
         if used_up := tries_used_up(job, rules):
-            return self._attempts.end(job, JobState.FAILED, f"{used_up}: {reason}", now)
-        return self._return(job, reason, now)
+            return self._attempts.end_attempt(job, JobState.FAILED, f"{used_up}: {reason}", now)
+        return self._requeue(job, reason, now)
 
-    def _return(self, job: Job, reason: str, now: float) -> Job:
+    def _requeue(self, job: Job, reason: str, now: float) -> Job:
         """Nothing came of a claim: all components are aborted, and the job queues again."""
-        return self._attempts.end(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
+        return self._attempts.end_attempt(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
 
-    def _uncounted(self, job: Job) -> Job:
+    def _uncount_try(self, job: Job) -> Job:
         """What a cluster that cannot be used has thwarted was no claiming try."""
         return self._ledger.change_job(job, claiming_tries=job.claiming_tries - 1)
 

@@ -76,17 +76,17 @@ class Transfers:
             )
         if any(other.awaits_files for other in live(job).gang):
             return
-        job = self._claiming.files_are_there(job, now)
+        job = self._claiming.claim_after_transfers(job, now)
         self._attempts.open_barrier_if_complete(job, now)
 
     def _failed(self, job: Job, component: Component, status: StageStatus, now: float) -> None:
         """Only the execution site's own trouble counts as its error; a bad replica is the catalogue's."""
         if status.fault == "site":
-            self._failures.infrastructure_failed(job, component, AttemptFailure.FILES, status.error, now)
+            self._failures.handle_infrastructure_failure(job, component, AttemptFailure.FILES, status.error, now)
             return
         self._ledger.count_failed_attempt(component.cluster, AttemptFailure.FILES)
         self._ledger.record_event(job, now, "error", status.error, component)
-        self._failures.restart(job, f"transfer-failure: {status.error}", now)
+        self._failures.restart_job(job, f"transfer-failure: {status.error}", now)
 
     def _reject_stray(self, cluster: ClusterName, status: StageStatus) -> None:
         """Nothing of an attempt that is over may stay."""

@@ -9,7 +9,7 @@ from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.users import NOWHERE
-from koalapy.scheduler.claims.preemption import taken_back, with_preemption, within_limit
+from koalapy.scheduler.claims.preemption import capacity_with_preemption, capacity_with_reclaiming, within_limit
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.candidates import refusal_text
@@ -21,7 +21,7 @@ MAX_OTHERS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class NodeSource:
     """A way for a job to get nodes: those that are idle, or those that others make room with, too."""
 
     view: GridView
@@ -62,7 +62,7 @@ class DryRun:
             return self
         if not self._has_reservation and queries.rules.queue == "scan":
             return self
-        view = _left_by_others(queries, job)
+        view = _view_after_cancel(queries, job)
         if view is None or view is queries.own_view():
             return None if view is None else self
         after = DryRun(queries, job, high_priority_allowed=self.high_priority_allowed)
@@ -115,7 +115,7 @@ class DryRun:
         if known is not None:
             return known
         refusal: Refusal | None = None
-        for way in self.ways(spec):
+        for way in self.node_sources(spec):
             answer = self.ask(spec, way.view)
             if isinstance(answer, Placement):
                 break
@@ -123,10 +123,10 @@ class DryRun:
         self._answers[spec] = answer
         return answer
 
-    def ways(self, spec: JobSpec) -> Iterator[Way]:
+    def node_sources(self, spec: JobSpec) -> Iterator[NodeSource]:
         """In the order in which the scheduler tries them."""
         priority, queries = spec.priority, self.queries
-        yield Way(
+        yield NodeSource(
             self.view(priority),
             lambda cluster, more: within_limit(cluster, cluster.surplus + more) - self.kept(cluster.name, priority),
             lambda _: 0,
@@ -135,12 +135,16 @@ class DryRun:
             return  # those that others would make room with may be taken, too
         if self.may_preempt(spec):
             others = "those that it would have of others by preemption"
-            yield Way(self.widest_view(spec), with_preemption, lambda c: c.leaving + c.preemptible, others)
+            yield NodeSource(
+                self.widest_view(spec), capacity_with_preemption, lambda c: c.leaving + c.preemptible, others
+            )
         if (home := queries.view_at_home(spec, everything=self._has_reservation)) is not None:
             takes_all = self._has_reservation or priority is Priority.HIGH
-            yield Way(
+            yield NodeSource(
                 home,
-                lambda c, more: taken_back(c, more) - (0 if takes_all else queries.queues.reservation.aged(c.name)),
+                lambda c, more: (
+                    capacity_with_reclaiming(c, more) - (0 if takes_all else queries.queues.reservation.aged(c.name))
+                ),
                 lambda c: c.leaving + c.reclaimable,
                 "those that it would take back",
             )
@@ -162,7 +166,7 @@ class DryRun:
         idle = {cluster.name: cluster.idle for cluster in view.by_idle}
         return any(placement.nodes_on(c.cluster) > idle.get(c.cluster, 0) for c in placement.components)
 
-    def who_makes_room(self, spec: JobSpec) -> str:
+    def victims_text(self, spec: JobSpec) -> str:
         """``it would preempt others``: who has to make room for it, where somebody has to."""
         if self.may_preempt(spec) or not spec.home_site:
             return "it would preempt others"
@@ -189,7 +193,7 @@ class DryRun:
         return True
 
 
-def _left_by_others(queries: Queries, cancelled: Job) -> GridView | None:
+def _view_after_cancel(queries: Queries, cancelled: Job) -> GridView | None:
     """Return what is offered to a new job once a job was cancelled and the others were tried; None where that is not
     worked out. Return the same object as ``own_view`` where the others get nothing."""
     view, mode, tried = queries.own_view(), queries.rules.queue, 0
@@ -212,7 +216,7 @@ def _left_by_others(queries: Queries, cancelled: Job) -> GridView | None:
                 taken = [c for c in view if answer.nodes_on(c.name)]
                 view = view.with_clusters([c.with_idle(max(0, c.idle - answer.nodes_on(c.name))) for c in taken])
                 continue
-            if queries.has_waited_long(job) or _makes_room(queries, job):
+            if queries.has_waited_long(job) or _would_preempt(queries, job):
                 return None
             refused.add(shape)
             if mode != "scan":
@@ -220,8 +224,8 @@ def _left_by_others(queries: Queries, cancelled: Job) -> GridView | None:
     return view
 
 
-def _makes_room(queries: Queries, job: Job) -> bool:
+def _would_preempt(queries: Queries, job: Job) -> bool:
     """Return whether a waiting job would be placed if others made room for it."""
-    ways = DryRun(queries, job).ways(job.spec)
-    next(ways)  # idle nodes
-    return any(isinstance(queries.evaluate(job.spec, way.view, queries.barred(job)), Placement) for way in ways)
+    node_sources = DryRun(queries, job).node_sources(job.spec)
+    next(node_sources)  # idle nodes
+    return any(isinstance(queries.evaluate(job.spec, way.view, queries.barred(job)), Placement) for way in node_sources)

@@ -12,7 +12,7 @@ from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, R
 from koalapy.model.request import ClusterName, FixedRequest, Request
 from koalapy.model.wording import format_bytes, format_list, format_nodes, format_time
 from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.scheduler.explain.dry_run import DryRun, Way
+from koalapy.scheduler.explain.dry_run import DryRun, NodeSource
 from koalapy.scheduler.explain.smallest_change import smallest_change
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queries import Queries
@@ -81,7 +81,7 @@ def cluster_findings(
 
 
 def lacking_by(
-    way: Way, refused: Sequence[ClusterReason], clusters: Iterable[ClusterStatus]
+    way: NodeSource, refused: Sequence[ClusterReason], clusters: Iterable[ClusterStatus]
 ) -> Iterator[tuple[ClusterName, Lack]]:
     """Cluster by cluster what is lacking if nodes are had in that way, by what the policy says of it."""
     missing = {reason.cluster: reason.missing for reason in refused if reason.missing is not None}
@@ -93,7 +93,7 @@ def lacking_by(
                 yield cluster.name, Lack(more, way.beside if way.others(cluster) else "")
 
 
-def _more_idle(cluster: ClusterStatus, way: Way, wanted: int) -> int | None:
+def _more_idle(cluster: ClusterStatus, way: NodeSource, wanted: int) -> int | None:
     """Return how many more idle nodes offer so many; None where they cannot come, as they are idle, kept, in doubt or
     beyond a limit."""
     counts = range(cluster.total - cluster.idle - way.others(cluster) + 1)
@@ -372,7 +372,7 @@ def explain_submission(
     tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
     if isinstance(answer, Placement) and tried and excess is None:
         clusters, notes = _clusters(dry_run, spec, answer, (), {}, now)
-        others = f", where {dry_run.who_makes_room(spec)}" if dry_run.preempts(spec, answer) else ""
+        others = f", where {dry_run.victims_text(spec)}" if dry_run.preempts(spec, answer) else ""
         headline = f"would be placed at once on {listed_where(answer)}{others}"
         return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
     if excess is not None:
@@ -405,9 +405,9 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
     """What is common to a job that waits and to a submission that would."""
     queries, job = dry_run.queries, dry_run.job
     placement = answer if isinstance(answer, Placement) else None
-    ways = tuple(dry_run.ways(spec)) if placement is None else ()
-    refused = [dry_run.reasons(spec, way.view) for way in ways]
-    lacking = _lacking(ways, refused, queries.grid.clusters())
+    node_sources = tuple(dry_run.node_sources(spec)) if placement is None else ()
+    refused = [dry_run.reasons(spec, way.view) for way in node_sources]
+    lacking = _lacking(node_sources, refused, queries.grid.clusters())
     clusters, notes = _clusters(dry_run, spec, placement, refused[0] if refused else (), lacking, now)
     if placement is not None:
         notes = (f"there is room for it on {listed_where(placement)}", *notes)
@@ -417,7 +417,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         notes = (answer.summary, *notes)
     suffices = []
     if placement is None and queries.over_limit(spec) is None:
-        suffices = [*enough_idle(lacking), *_enough_if_usable(dry_run, spec, ways)]
+        suffices = [*enough_idle(lacking), *_enough_if_usable(dry_run, spec, node_sources)]
     if _is_reservation_in_the_way(dry_run, spec):
         # Once it is placed, it has them: that alone is no help.
         reserved = dry_run.keeper
@@ -455,11 +455,11 @@ def _clusters(
 
 
 def _lacking(
-    ways: Sequence[Way], refused: Sequence[Sequence[ClusterReason]], clusters: Sequence[ClusterStatus]
+    node_sources: Sequence[NodeSource], refused: Sequence[Sequence[ClusterReason]], clusters: Sequence[ClusterStatus]
 ) -> dict[ClusterName, Lack]:
     """What more idle nodes on each cluster would suffice: the fewest, in whichever way the rest is had."""
     lacking: dict[ClusterName, Lack] = {}
-    for way, reasons in zip(ways, refused, strict=True):
+    for way, reasons in zip(node_sources, refused, strict=True):
         for name, lack in lacking_by(way, reasons, clusters):
             lacking[name] = min(lack, lacking.get(name, lack))
     return lacking
@@ -484,12 +484,12 @@ def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
     return head if head != job.id else None
 
 
-def _enough_if_usable(dry_run: DryRun, spec: JobSpec, ways: Sequence[Way]) -> list[str]:
+def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[NodeSource]) -> list[str]:
     """The clusters whose return, each alone, would do."""
     closed = [cluster for cluster in dry_run.queries.grid.clusters() if not cluster.is_open or cluster.doubted]
     texts = []
     for cluster in closed[:MAX_CLOSED_CLUSTERS]:
-        if any(_is_enough_if_usable(dry_run, spec, way, cluster) for way in ways):
+        if any(_is_enough_if_usable(dry_run, spec, way, cluster) for way in node_sources):
             if cluster.state is ClusterState.DRAINED:
                 texts.append(f"{cluster.name} resumed (koala clusters resume {cluster.name})")
             elif cluster.state is ClusterState.UNUSABLE:
@@ -503,7 +503,7 @@ def _enough_if_usable(dry_run: DryRun, spec: JobSpec, ways: Sequence[Way]) -> li
     return texts
 
 
-def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, way: Way, cluster: ClusterStatus) -> bool:
+def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, way: NodeSource, cluster: ClusterStatus) -> bool:
     idle = max(0, way.offered(cluster, cluster.doubted))
     opened = tuple(
         replace(c.with_idle(idle), state=ClusterState.USABLE) if c.name == cluster.name else c

@@ -59,8 +59,8 @@ def single_step(field: str, value: ChangeValue, text: str, spec: JobSpec) -> Ste
 
 def smallest_change(spec: JobSpec, dry_run: DryRun) -> Change | None:
     """The first candidate that would be placed; None if there is none, or none within ``MAX_QUESTIONS`` questions."""
-    same_nodes = _first_of(_with_the_same_nodes(spec, dry_run), dry_run, MAX_QUESTIONS - RESERVED_FOR_FEWER_NODES)
-    return same_nodes or _with_fewer_nodes(spec, dry_run)
+    same_nodes = _first_of(_same_node_changes(spec, dry_run), dry_run, MAX_QUESTIONS - RESERVED_FOR_FEWER_NODES)
+    return same_nodes or _find_fewer_nodes(spec, dry_run)
 
 
 def _first_of(families: Iterable[Steps], dry_run: DryRun, most: int) -> Change | None:
@@ -94,20 +94,20 @@ def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
     placement = dry_run.placed_at_once(candidate.spec)
     if placement is None:
         return None
-    others = f": {dry_run.who_makes_room(candidate.spec)}" if dry_run.preempts(candidate.spec, placement) else ""
+    others = f": {dry_run.victims_text(candidate.spec)}" if dry_run.preempts(candidate.spec, placement) else ""
     return Change(candidate.field, candidate.value, f"{candidate.text}{others}", candidate.spec, placement)
 
 
 # The same nodes, with fewer bounds
 
 
-def _with_the_same_nodes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
+def _same_node_changes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
     queries = dry_run.queries
     yield single_step("", None, "submit it again: a new job is tried at once", spec)
     if isinstance(spec.request, FlexibleRequest):
-        yield from _looser(spec.request, spec, len(queries.grid.clusters()))
+        yield from _relaxed_bounds(spec.request, spec, len(queries.grid.clusters()))
     elif isinstance(spec.request, FixedRequest):
-        yield from _elsewhere(spec.request, spec, dry_run.view(spec.priority))
+        yield from _other_clusters(spec.request, spec, dry_run.view(spec.priority))
     usual = DEFAULTS[spec.request.type]
     for name in sorted(queries.policies.names(), key=lambda name: (name != usual, name)):
         if name != (spec.policy or usual):
@@ -130,7 +130,7 @@ def _with_the_same_nodes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
         yield single_step("priority", "high", "give it high priority", replace(spec, priority=Priority.HIGH))
 
 
-def _elsewhere(request: FixedRequest, spec: JobSpec, view: GridView) -> Iterator[Steps]:
+def _other_clusters(request: FixedRequest, spec: JobSpec, view: GridView) -> Iterator[Steps]:
     """One component of those that are in the way on another cluster, then all of them wherever there is room."""
     wanted = Counter[str]()
     for component in request.components:
@@ -151,7 +151,7 @@ def _elsewhere(request: FixedRequest, spec: JobSpec, view: GridView) -> Iterator
     yield single_step("request.type", "nonfixed", "let the scheduler choose the clusters", free)
 
 
-def _looser(request: FlexibleRequest, spec: JobSpec, clusters: int) -> Iterator[Steps]:
+def _relaxed_bounds(request: FlexibleRequest, spec: JobSpec, clusters: int) -> Iterator[Steps]:
     """Each bound of a flexible request alone, as little as will do."""
 
     def bound(field: str, value: int, text: str) -> Candidate:
@@ -207,7 +207,7 @@ def without_bounds(spec: JobSpec) -> JobSpec:
 # Fewer nodes
 
 
-def _with_fewer_nodes(spec: JobSpec, dry_run: DryRun) -> Change | None:
+def _find_fewer_nodes(spec: JobSpec, dry_run: DryRun) -> Change | None:
     """As many as there is room for, in the request's own way or without its bounds; else with a higher priority."""
     whole = as_flexible(spec)
     free = without_bounds(whole) if whole is not None else None
@@ -232,7 +232,7 @@ def _smaller(spec: JobSpec, view: GridView, also: str = "") -> Iterator[Steps]:
     elif isinstance(request, NonFixedRequest):
         yield _smaller_components(spec, request, also)
     else:
-        yield from _what_is_idle(spec, request, view, also)
+        yield from _idle_part(spec, request, view, also)
 
 
 def _smaller_total(spec: JobSpec, request: FlexibleRequest, view: GridView, also: str) -> Steps:
@@ -267,7 +267,7 @@ def _resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: str) 
     return Candidate("request.components", value, f"ask for {shown} nodes{also}", replace(spec, request=request))
 
 
-def _what_is_idle(spec: JobSpec, request: FixedRequest, view: GridView, also: str) -> Iterator[Steps]:
+def _idle_part(spec: JobSpec, request: FixedRequest, view: GridView, also: str) -> Iterator[Steps]:
     """Each component as large as its cluster allows now; one for which nothing is left is left out."""
     left = {cluster.name: cluster.idle for cluster in view.by_idle}
     components = []

@@ -16,7 +16,7 @@ from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName
 from koalapy.model.sharing import Sharing
 from koalapy.model.wording import format_time
-from koalapy.scheduler.claims.preemption import taken_back, with_preemption
+from koalapy.scheduler.claims.preemption import capacity_with_preemption, capacity_with_reclaiming
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queue.eligibility import placement_limit, scan_tries_all
 from koalapy.scheduler.queue.placement_queues import PRIORITIES, PlacementQueues
@@ -171,7 +171,7 @@ class Offers:
     def __init__(self, state: SchedulerState, reservation: Reservation) -> None:
         self._reservation, self._sharing = reservation, state.sharing
         self._preempts = state.rules.preemption == "placement"
-        self.view_with_preemption = state.grid.cached_view(with_preemption).view
+        self.view_with_preemption = state.grid.cached_view(capacity_with_preemption).view
         """Returns the grid as it would be if jobs of low priority made room for one of high priority."""
         self._taken_back = {
             kept_too: state.grid.cached_view(partial(self._left_if_taken_back, kept_too)).view
@@ -188,7 +188,7 @@ class Offers:
         return Offer(see, self.view_with_preemption if may_preempt else None, see_taken_back, self._sharing)
 
     def _left_if_taken_back(self, kept_too: bool, cluster: ClusterStatus) -> int:
-        return taken_back(cluster) - (0 if kept_too else self._reservation.aged(cluster.name))
+        return capacity_with_reclaiming(cluster) - (0 if kept_too else self._reservation.aged(cluster.name))
 
 
 class Candidate(NamedTuple):

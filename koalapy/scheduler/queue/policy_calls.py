@@ -1,4 +1,4 @@
-"""Calls of policies: what a job's policy answers on a view, checked, for a policy may be anybody's code."""
+"""Calls of policies: what a job's policy answers on a view, call_policy, for a policy may be anybody's code."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,20 +34,22 @@ class BrokenPolicy(Exception):
         super().__init__(self.message)
 
 
-def informed(policy: Policy, knowledge: Knowledge) -> Policy:
+def inform_policy(policy: Policy, knowledge: Knowledge) -> Policy:
     """A policy that learns, with what is known of a job."""
     try:
         answer: object = policy.informed(knowledge)  # type: ignore[attr-defined]
     except Exception as error:
         raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
     if type(answer) is not type(policy) and not isinstance(answer, Policy):  # a look at a protocol takes long
-        raise BrokenPolicy(policy.name, f"informed, it was {repr(answer)[:80]}, which is no policy")
+        raise BrokenPolicy(policy.name, f"inform_policy, it was {repr(answer)[:80]}, which is no policy")
     return answer
 
 
-def constrained(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Placement | Refusal:
+def place_within_constraints(
+    policy: Policy, request: Request, view: GridView, constraints: Constraints
+) -> Placement | Refusal:
     """The policy's answer within the constraints; a refusal says if they are what is in the way."""
-    answer = checked(policy, request, view)
+    answer = call_policy(policy, request, view)
     if not constraints or isinstance(answer, Refusal):
         return answer
     broken = constraints.broken(answer, view)
@@ -55,7 +57,7 @@ def constrained(policy: Policy, request: Request, view: GridView, constraints: C
         return answer
     refused = ""
     for asked, part in parts(request, answer, view, constraints):
-        other = checked(policy, asked, part)
+        other = call_policy(policy, asked, part)
         if isinstance(other, Refusal):
             refused = refused or f"{other.summary}; "
         elif not constraints.broken(other, view):
@@ -63,7 +65,7 @@ def constrained(policy: Policy, request: Request, view: GridView, constraints: C
     return Refusal(f"{refused}{broken}", RefusalKind.ELIGIBILITY)
 
 
-def checked(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
+def call_policy(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
     """The policy's answer, held against the request and the grid."""
     try:
         answer: object = policy.place(request, view)
@@ -161,10 +163,10 @@ def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
     return ""
 
 
-def explained(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Reasons:
+def explain_clusters(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Reasons:
     """Of each cluster of the view; ``BrokenPolicy`` when the policy gives invalid reasons."""
     if not constraints:
-        return _complete(_reasons(policy, request, view), policy, view)
+        return _complete_reasons(_reasons(policy, request, view), policy, view)
     asked = request
     if constraints.at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
         asked = capped(request, constraints.at_most)
@@ -177,9 +179,9 @@ def explained(policy: Policy, request: Request, view: GridView, constraints: Con
             known[names] = _reasons(policy, asked, part)
         found = known[names].get(cluster.name)
         if found is not None:
-            beside = _beside(cluster, part, view, constraints)
+            beside = _combination_limits(cluster, part, view, constraints)
             reasons[cluster.name] = replace(found, reason=f"{found.reason}{beside}")
-    return _complete(reasons, policy, view)
+    return _complete_reasons(reasons, policy, view)
 
 
 def explained_where_named(policy: Policy, request: FixedRequest, view: GridView) -> Reasons:
@@ -193,17 +195,17 @@ def _reasons(policy: Policy, request: Request, view: GridView) -> Reasons:
     except Exception as error:
         raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
     if not isinstance(answer, tuple) or not all(isinstance(reason, ClusterReason) for reason in answer):
-        raise BrokenPolicy(policy.name, f"it explained with {repr(answer)[:80]}, which are no reasons")
+        raise BrokenPolicy(policy.name, f"it explain_clusters with {repr(answer)[:80]}, which are no reasons")
     return {reason.cluster: reason for reason in answer}
 
 
-def _complete(reasons: Reasons, policy: Policy, view: GridView) -> Reasons:
+def _complete_reasons(reasons: Reasons, policy: Policy, view: GridView) -> Reasons:
     """With a word on each cluster that the policy was silent about."""
     silent = f"policy {policy.name} does not say why not"
     return {c.name: reasons.get(c.name) or reason_for(c, silent, None) for c in view}
 
 
-def _beside(cluster: ClusterView, part: GridView, view: GridView, constraints: Constraints) -> str:
+def _combination_limits(cluster: ClusterView, part: GridView, view: GridView, constraints: Constraints) -> str:
     """What the constraints leave to be combined with a cluster."""
     if constraints.at_most == 1:
         return "; coallocation allows one cluster only"
@@ -226,9 +228,9 @@ class PolicyCalls:
         """The policy's answer; ``BrokenPolicy`` when it is none."""
         request = spec.request
         if isinstance(request, FixedRequest):
-            if cut_off := _unmoved_where_named(spec, request, view):
+            if cut_off := _fixed_transfer_problem(spec, request, view):
                 return Refusal(cut_off, RefusalKind.FILES)
-        elif unmoved := _unmoved(spec, view):
+        elif unmoved := _transfer_problems(spec, view):
             view = view.restrict_to(frozenset(c.name for c in view if c.name not in unmoved))
             answer = self._evaluate(policy, spec, view)
             said = "; ".join(dict.fromkeys(unmoved.values()))
@@ -238,17 +240,17 @@ class PolicyCalls:
     def _evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
         request, demands = spec.request, self._eligibility.demands(spec)
         if not demands:
-            return checked(policy, request, view)
+            return call_policy(policy, request, view)
         constraints = demands.constraints
         if isinstance(request, FixedRequest):
             refusal = self._eligibility.fixed_request_refusal(spec, request, demands)
-            return refusal or constrained(policy, request, view, constraints)
+            return refusal or place_within_constraints(policy, request, view, constraints)
         view, barred = without_barred(demands.barred, view)
         view, lacking = self._eligibility.with_folders(demands.folders, view)
         if demands.sets:
             answer = self._evaluate_by_sets(policy, request, view, demands)
         else:
-            answer = constrained(policy, request, view, constraints)
+            answer = place_within_constraints(policy, request, view, constraints)
         if isinstance(answer, Refusal) and (lacking or barred):
             why = [describe_missing_folders(lacking, demands.folders)] if lacking else []
             said = [answer.summary, *why, *self._eligibility.barred_texts(demands, barred)]
@@ -265,7 +267,7 @@ class PolicyCalls:
             if isinstance(self.evaluate(policy, spec, view), Placement):
                 return ()
             if isinstance(spec.request, FixedRequest):
-                reasons = self._reasons_where_named(policy, spec, spec.request, view)
+                reasons = self._fixed_request_reasons(policy, spec, spec.request, view)
             else:
                 reasons = self._reasons(policy, spec, view)
         except BrokenPolicy as error:
@@ -278,7 +280,7 @@ class PolicyCalls:
         able, lacking = self._eligibility.with_folders(demands.folders, able)
         reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
         reasons |= self._eligibility.barred_reasons(spec, barred)
-        if unmoved := _unmoved(spec, view):
+        if unmoved := _transfer_problems(spec, view):
             able = able.restrict_to(frozenset(c.name for c in able if c.name not in unmoved))
         for name, why in unmoved.items():
             reasons.setdefault(name, ClusterReason(name, why))
@@ -286,7 +288,7 @@ class PolicyCalls:
             reasons.setdefault(name, ClusterReason(name, describe_missing_folders([name], demands.folders)))
         groups = self._eligibility.sharing_groups(able, demands.sets) if demands.sets else [able]
         for group in groups:
-            found = explained(policy, spec.request, group, demands.constraints)
+            found = explain_clusters(policy, spec.request, group, demands.constraints)
             for name in found.keys() - reasons.keys():
                 reasons[name] = found[name]
                 if len(groups) > 1:
@@ -295,20 +297,20 @@ class PolicyCalls:
                     )
         return reasons
 
-    def _reasons_where_named(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
+    def _fixed_request_reasons(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
         demands = self._eligibility.demands(spec) or Demands()
         named = {component.cluster or "" for component in request.components}
         if barred := demands.barred & named:
             return self._eligibility.barred_reasons(spec, barred)
         refusal: Placement | Refusal | None
         refusal = self._eligibility.fixed_request_refusal(spec, request, demands)
-        if refusal is None and (cut_off := _unmoved_where_named(spec, request, view)):
+        if refusal is None and (cut_off := _fixed_transfer_problem(spec, request, view)):
             refusal = Refusal(cut_off)
         if refusal is None:
             reasons = explained_where_named(policy, request, view)
             if reasons:
                 return reasons
-            refusal = constrained(policy, request, view, demands.constraints)
+            refusal = place_within_constraints(policy, request, view, demands.constraints)
         return {name: ClusterReason(name, str(refusal)) for name in named}
 
     def _evaluate_by_sets(
@@ -318,21 +320,21 @@ class PolicyCalls:
         constraints = demands.constraints
         groups = self._eligibility.sharing_groups(view, demands.sets)
         if len(groups) < 2:
-            return constrained(policy, request, view, constraints)
+            return place_within_constraints(policy, request, view, constraints)
         best: Refusal | None = None
         for group in groups:
-            answer = constrained(policy, request, group, constraints)
+            answer = place_within_constraints(policy, request, group, constraints)
             if isinstance(answer, Placement):
                 return answer
             best = best or answer
         assert best is not None
-        if isinstance(constrained(policy, request, view, constraints), Placement):
+        if isinstance(place_within_constraints(policy, request, view, constraints), Placement):
             apart = self._eligibility.conflict_text((cluster.name for cluster in view.by_idle), demands)
             return Refusal(f"{best.summary}; {apart}", RefusalKind.ELIGIBILITY)
         return best
 
 
-def _unmoved(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
+def _transfer_problems(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
     """Return the clusters to which some input cannot be brought for want of a program, and why."""
     if not view.cut_off or not (files := spec.all_inputs):
         return {}
@@ -340,7 +342,7 @@ def _unmoved(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
     return {name: why for name, why in found.items() if why}
 
 
-def _unmoved_where_named(spec: JobSpec, request: FixedRequest, view: GridView) -> str:
+def _fixed_transfer_problem(spec: JobSpec, request: FixedRequest, view: GridView) -> str:
     """Why some input cannot be brought to the cluster that was named for its component; empty when all can."""
     if not view.cut_off:
         return ""
@@ -369,7 +371,7 @@ class PolicyEvaluator:
 
     def evaluate(self, spec: JobSpec, view: GridView, barred: frozenset[ClusterName] = NOWHERE) -> Placement | Refusal:
         """What the job's policy answers on a view, without the clusters that have refused the job (``barred``)."""
-        nowhere = _had_from_nowhere(spec, view)
+        nowhere = _missing_input_reason(spec, view)
         if nowhere:
             return Refusal(nowhere, RefusalKind.FILES)
         if barred:
@@ -378,8 +380,8 @@ class PolicyEvaluator:
             view = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in barred))
         try:
             policy = self._policy(spec, view)
-            answer = self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
-            return answer if isinstance(answer, Refusal) else self._one_trial_each(policy, spec, view, answer)
+            answer = self._calls.evaluate(policy, spec, self._with_waiting_requests(policy, spec, view))
+            return answer if isinstance(answer, Refusal) else self._limit_trials(policy, spec, view, answer)
         except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
             return Refusal(error.message, RefusalKind.POLICY)
         except BrokenPolicy as error:
@@ -408,7 +410,7 @@ class PolicyEvaluator:
         view = self.empty_grid()
         if spec.internal or not all(cluster.total for cluster in self._grid.clusters()):
             return ""
-        if _had_from_nowhere(spec, view) or (view.cut_off and spec.all_inputs):
+        if _missing_input_reason(spec, view) or (view.cut_off and spec.all_inputs):
             return ""
         try:
             answer = self._answer_with_links(spec, view) if assume_links else self._answer(spec, view)
@@ -426,13 +428,13 @@ class PolicyEvaluator:
     def _answer(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """Return the answer of the job's policy on a view, whatever clusters are on probation."""
         policy = self._policy(spec, view)
-        return self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
+        return self._calls.evaluate(policy, spec, self._with_waiting_requests(policy, spec, view))
 
     def empty_grid(self) -> GridView:
         """Return the grid with all clusters usable, nodes idle and links free; the same object while it is the same."""
         view = self._grid.view()
         if view is not self._seen:
-            emptied = tuple(map(_all_idle, view))
+            emptied = tuple(map(_empty_cluster, view))
             uplinks = {name: Uplink(uplink.capacity) for name, uplink in view.uplinks.items()}
             empty = GridView(emptied, view.links, (), view.replicas, view.cut_off, uplinks)
             self._seen, self._empty = view, self._empty if empty == self._empty else empty
@@ -440,12 +442,12 @@ class PolicyEvaluator:
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
-        nowhere = _had_from_nowhere(spec, view)
+        nowhere = _missing_input_reason(spec, view)
         if nowhere:
             return tuple(ClusterReason(cluster.name, nowhere) for cluster in view)
         try:
             policy = self._policy(spec, view)
-            return self._calls.explain(policy, spec, self._looking_ahead(policy, spec, view))
+            return self._calls.explain(policy, spec, self._with_waiting_requests(policy, spec, view))
         except (UsageError, BrokenPolicy) as error:
             return (ClusterReason("", error.message),)
 
@@ -454,9 +456,9 @@ class PolicyEvaluator:
         policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
         if not self._policies.capabilities(policy.name).learns:
             return policy
-        return informed(policy, self._knowledge.build(spec, view))
+        return inform_policy(policy, self._knowledge.build(spec, view))
 
-    def _looking_ahead(self, policy: Policy, spec: JobSpec, view: GridView) -> GridView:
+    def _with_waiting_requests(self, policy: Policy, spec: JobSpec, view: GridView) -> GridView:
         """The view with the requests of others who wait, for the few policies that want to know."""
         if not self._policies.capabilities(policy.name).looks_ahead:
             return view
@@ -469,7 +471,7 @@ class PolicyEvaluator:
 
         return view.compute_once(("waiting beside", spec.request), ahead)
 
-    def _one_trial_each(self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement) -> Placement | Refusal:
+    def _limit_trials(self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement) -> Placement | Refusal:
         """Ask again where an answer gives a cluster on probation more than one component.
 
         If that leaves no way, and would not if all nodes were idle, a job may bring all its components as one trial.
@@ -484,13 +486,13 @@ class PolicyEvaluator:
                 return answer
             largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}
             view = view.with_clusters([c.with_idle(largest[c.name]) for c in view if c.name in largest])
-            another = self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
+            another = self._calls.evaluate(policy, spec, self._with_waiting_requests(policy, spec, view))
             if isinstance(another, Refusal):
-                return another if self._may_come_so(policy, spec, view, largest) else whole
+                return another if self._may_fit_later(policy, spec, view, largest) else whole
             answer = another
         return answer
 
-    def _may_come_so(
+    def _may_fit_later(
         self, policy: Policy, spec: JobSpec, offered: GridView, at_most: Mapping[ClusterName, int]
     ) -> bool:
         """Whether a job could be placed with so few nodes on these clusters if all others offered had theirs idle."""
@@ -498,10 +500,12 @@ class PolicyEvaluator:
             return False
         view = self._whole.view().restrict_to(frozenset(cluster.name for cluster in offered))
         view = view.with_clusters([c.with_idle(min(c.idle, at_most[c.name])) for c in view if c.name in at_most])
-        return isinstance(self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view)), Placement)
+        return isinstance(
+            self._calls.evaluate(policy, spec, self._with_waiting_requests(policy, spec, view)), Placement
+        )
 
 
-def _all_idle(cluster: ClusterView) -> ClusterView:
+def _empty_cluster(cluster: ClusterView) -> ClusterView:
     """A cluster as it would be if it was usable and nobody had nodes there."""
     total = cluster.total or MAX_NODES
     classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in cluster.node_classes)
@@ -526,7 +530,7 @@ def _named_clusters(spec: JobSpec) -> frozenset[ClusterName]:
     return frozenset(component.cluster or "" for component in spec.request.components)
 
 
-def _had_from_nowhere(spec: JobSpec, view: GridView) -> str:
+def _missing_input_reason(spec: JobSpec, view: GridView) -> str:
     """Why an input of the job can be had from no cluster at all, whatever its policy; empty when all can."""
     for file in spec.all_inputs:
         sites = view.sites_of(file)

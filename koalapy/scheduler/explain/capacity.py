@@ -45,23 +45,23 @@ class ExpectedEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Most:
+class SizeEstimate:
     """The most nodes that would start at once, and where; 0 where nothing would."""
 
     nodes: int
     where: Mapping[ClusterName, int]
-    more_after: ExpectedEnd | None
+    larger_after: ExpectedEnd | None
     """The first expected end after which more would; None where none that is known would do."""
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyRoom:
+class PolicyCapacity:
     """What one policy would place."""
 
     policy: str
-    component: Most | None
+    component: SizeEstimate | None
     """As one component; None where it was not asked."""
-    total: Most | None
+    total: SizeEstimate | None
     """As components on several clusters; None of a policy that never does that."""
 
 
@@ -81,26 +81,28 @@ def next_ends(ends: Iterable[ExpectedEnd]) -> list[ExpectedEnd]:
     return nsmallest(MAX_ENDS, ends, key=lambda end: (end.at, end.job))
 
 
-def policy_rooms(queries: Queries, base: JobSpec, ends: Sequence[ExpectedEnd]) -> Iterator[PolicyRoom | None]:
+def estimate_capacities(
+    queries: Queries, base: JobSpec, ends: Sequence[ExpectedEnd]
+) -> Iterator[PolicyCapacity | None]:
     """Yield the room of each policy, by name, and None whenever others may go on. ``base``: owner and priority."""
     dry_run, policies = DryRun(queries), queries.policies
     if dry_run.may_preempt(base):
         # Whom such a job may preempt is out of its way already.
         ends = [end for end in ends if end.priority is Priority.HIGH]
-    ahead = _Ahead(dry_run, base, ends)
+    ahead = _FutureGrid(dry_run, base, ends)
     components = sum(len(cluster.live) for cluster in queries.grid.clusters())
     for policy in policies.names():
         capabilities = policies.capabilities(policy)
         if capabilities.learns and capabilities.expects_releases and components > MAX_LOOKED_AT:
-            yield PolicyRoom(policy, None, None)
+            yield PolicyCapacity(policy, None, None)
             continue
-        room = _PolicyRoom(dry_run, replace(base, policy=policy), ahead)
-        component = yield from room.most(room.as_one)
-        total = (yield from room.most(room.as_several)) if capabilities.combines_clusters else None
-        yield PolicyRoom(policy, component, total)
+        room = _PolicySearch(dry_run, replace(base, policy=policy), ahead)
+        component = yield from room.find_largest(room.single_cluster_requests)
+        total = (yield from room.find_largest(room.multi_cluster_requests)) if capabilities.combines_clusters else None
+        yield PolicyCapacity(policy, component, total)
 
 
-class _Ahead:
+class _FutureGrid:
     """The grid as such a job is offered it now, and as it would be after the expected ends."""
 
     def __init__(self, dry_run: DryRun, base: JobSpec, ends: Sequence[ExpectedEnd]) -> None:
@@ -129,14 +131,14 @@ class _Ahead:
         return self._views[count]
 
 
-class _PolicyRoom:
+class _PolicySearch:
     """Asks one policy."""
 
-    def __init__(self, dry_run: DryRun, spec: JobSpec, ahead: _Ahead) -> None:
+    def __init__(self, dry_run: DryRun, spec: JobSpec, ahead: _FutureGrid) -> None:
         self._dry_run, self._spec, self._ahead = dry_run, spec, ahead
         self._serves = dry_run.queries.policies.get(spec.policy).serves
 
-    def most(self, splits: Splits) -> Generator[None, None, Most]:
+    def find_largest(self, splits: Splits) -> Generator[None, None, SizeEstimate]:
         """The most that starts now as one of the splits."""
         now, answers = self._ahead.view(0), dict[int, Placement | None]()
 
@@ -148,9 +150,9 @@ class _PolicyRoom:
         found = yield from _largest(starts, now)
         placement = answers.get(found)
         where = {} if placement is None else {c.cluster: placement.nodes_on(c.cluster) for c in placement.components}
-        return Most(found, where, (yield from self._more_after(splits, found + 1)))
+        return SizeEstimate(found, where, (yield from self._first_larger_end(splits, found + 1)))
 
-    def as_one(self, count: int, view: GridView) -> Iterator[Request]:
+    def single_cluster_requests(self, count: int, view: GridView) -> Iterator[Request]:
         """All nodes on one cluster."""
         if "flexible" in self._serves:
             yield FlexibleRequest(count, max_components=1)
@@ -161,7 +163,7 @@ class _PolicyRoom:
                 if cluster.idle >= count:
                     yield FixedRequest((ComponentRequest(count, cluster.name),))
 
-    def as_several(self, count: int, view: GridView) -> Iterator[Request]:
+    def multi_cluster_requests(self, count: int, view: GridView) -> Iterator[Request]:
         """Over as many clusters as there are: for policies that want to be told the sizes, on as few as may be."""
         if "flexible" in self._serves:
             yield FlexibleRequest(count)
@@ -183,7 +185,7 @@ class _PolicyRoom:
                     return answer
         return None
 
-    def _more_after(self, splits: Splits, count: int) -> Generator[None, None, ExpectedEnd | None]:
+    def _first_larger_end(self, splits: Splits, count: int) -> Generator[None, None, ExpectedEnd | None]:
         """The first end after which so many start."""
         ends = self._ahead.ends
 
