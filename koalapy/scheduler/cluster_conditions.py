@@ -1,4 +1,4 @@
-"""What may be the matter with a cluster: out of reach, failed too often, full, not believed; and its uplink."""
+"""The conditions of a cluster: contact, errors, limits, doubted nodes, claim statistics, and use of its uplink."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from koalapy.model.request import Request
 from koalapy.model.wording import format_nodes, format_time
 
 HALF_LIFE = 3600.0
-"""Seconds after which a claim weighs half as much: local users of the afternoon are not those of the morning."""
+"""Seconds after which a claim counts half: the load by local users changes during the day."""
 ASSUMED_START = 0.5
-"""Seconds from the submission of a runner until its nodes have reported, where nothing is known."""
+"""Seconds from the submission of a runner until its nodes have reported, without measurements."""
 
 
 @dataclass(slots=True)
 class DecayingSum:
-    """A sum of which each part weighs half as much after each ``HALF_LIFE``."""
+    """A sum in which each amount counts half as much after each ``HALF_LIFE``."""
 
     _sum: float = 0.0
     _at: float = 0.0
@@ -36,42 +36,42 @@ def _left(seconds: float) -> float:
 
 @dataclass(slots=True)
 class ClaimEvidence:
-    """How the runners on one cluster fared lately; a new daemon learns it anew by a few claims."""
+    """Decaying statistics of the claims on one cluster; collected anew by each daemon run."""
 
     consecutive_failures: int = 0
-    """Claims in a row that got nothing though the cluster reported the nodes: each lengthens the pause of a doubt."""
+    """Failed claims in a row for nodes that were reported idle. Each doubles the pause of a doubt."""
     _started: DecayingSum = field(default_factory=DecayingSum)
     _waited: DecayingSum = field(default_factory=DecayingSum)
-    """Seconds from submission until the last node had reported, of the runners that started."""
+    """Seconds from submission until the last node had reported, of the started runners."""
     _failed: DecayingSum = field(default_factory=DecayingSum)
 
     def record_started(self, waited: float, now: float) -> None:
-        """Count a runner that got its nodes after so many seconds."""
+        """Count a runner that got its nodes ``waited`` seconds after its submission."""
         self._started.add(1.0, now)
         self._waited.add(max(0.0, waited), now)
 
     def record_failed(self, now: float) -> None:
-        """Count a runner that was overtaken, or broke, before all its nodes had reported."""
+        """Count a runner that failed before all its nodes had reported."""
         self._failed.add(1.0, now)
 
     def claims(self, now: float) -> float:
-        """Return how many runners were counted, as far as that has not faded."""
+        """Return the decayed number of claims."""
         return self._started.at(now) + self._failed.at(now)
 
     def failed_fraction(self, now: float) -> float:
-        """Return the fraction of these that did not start; 0 where there are none."""
+        """Return the decayed fraction of claims that failed; 0 without claims."""
         claims = self.claims(now)
         return self._failed.at(now) / claims if claims else 0.0
 
     def mean_wait(self, now: float) -> float:
-        """Return the mean seconds from submission until the nodes of a runner have reported."""
+        """Return the mean seconds from a runner's submission until its nodes have reported."""
         started = self._started.at(now)
         return self._waited.at(now) / started if started > 0 else ASSUMED_START
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A cluster's resource manager takes no component of ``size`` nodes or more until a moment, for a reason."""
+    """A limit of a cluster's resource manager: it accepts no component of ``size`` nodes or more before ``until``."""
 
     size: int
     until: float
@@ -84,17 +84,17 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """A cluster says that nodes are idle, and a claim for ``size`` nodes that it should have had was in vain."""
+    """Nodes that a cluster reports idle and that do not count, since a claim for ``size`` of them failed."""
 
     nodes: int
-    """So many of those that it says are idle do not count."""
+    """How many of the nodes reported idle do not count."""
     size: int
     since: float
     until: float
     is_tried: bool = False
-    """Whether that is over, and they count for one claim at a time, until one of that size holds."""
+    """Whether the pause is over. The nodes then count for one claim at a time, until a claim of that size succeeds."""
     node_class: str = ""
-    """The class of these nodes, if the claim asked for one."""
+    """The class of these nodes, if the claim requested one."""
 
     def __str__(self) -> str:
         until = format_time(self.until, self.until, exact=True)
@@ -108,18 +108,18 @@ JobKind = tuple[str, str, Request]
 """Owner, application and request of a job."""
 
 MAX_WORDINGS = 20
-"""Refusals in different words that are remembered of a cluster."""
+"""Different rejection messages that are remembered per cluster."""
 
 
 @dataclass(slots=True)
 class UnknownRefusals:
-    """The unknown words in which a resource manager has refused jobs since it last took one."""
+    """The unrecognized messages with which a resource manager rejected jobs since it last accepted one."""
 
     _by_words: dict[str, JobKind | None] = field(default_factory=dict)
-    """The kind of the jobs that were refused in these words; None where there were several kinds."""
+    """The kind of the jobs rejected with each message; None if there were several kinds."""
 
     def add(self, words: str, kind: JobKind) -> bool:
-        """Remember a refusal; return whether jobs of several kinds were refused in the same words."""
+        """Store a rejection; return whether jobs of several kinds were rejected with the same message."""
         first = self._by_words.pop(words, kind)
         self._by_words[words] = first if first == kind else None
         if len(self._by_words) > MAX_WORDINGS:
@@ -127,33 +127,33 @@ class UnknownRefusals:
         return self._by_words[words] is None
 
     def clear(self) -> None:
-        """Forget all of them: the resource manager takes jobs."""
+        """Forget all messages, as the resource manager accepts jobs again."""
         self._by_words.clear()
 
 
 @dataclass(slots=True)
 class UplinkUse:
-    """A cluster's link to all others, and what those who run there exchange over it."""
+    """The capacity of a cluster's uplink, and the bandwidth that components there use."""
 
     bandwidth: float | None = None
-    """Bytes per second that it carries, as configured; None: as links were measured."""
+    """The configured capacity in bytes per second; None if it follows from measured links."""
     on_change: Callable[[], None] = lambda: None
-    """Is told when more or less is exchanged."""
+    """Called when the used bandwidth changes."""
     _demands: dict[Token, float] = field(default_factory=dict)
 
     @property
     def consumed(self) -> float:
-        """Bytes per second, as far as it is known what components exchange."""
+        """Return the used bandwidth in bytes per second, as far as components declare theirs."""
         return sum(self._demands.values())
 
     def add_demand(self, token: Token, demand: float) -> None:
-        """A component begins to exchange so many bytes per second; 0 is not known."""
+        """Add the demand of a component in bytes per second; 0 means unknown."""
         if demand:
             self._demands[token] = demand
             self.on_change()
 
     def remove_demand(self, token: Token) -> bool:
-        """A component exchanges nothing any more; whether there is more left for others."""
+        """Remove the demand of a component; return whether that frees bandwidth."""
         ended = bool(self._demands.pop(token, 0.0))
         if ended:
             self.on_change()
@@ -162,45 +162,45 @@ class UplinkUse:
 
 @dataclass(slots=True)
 class ContactStatus:
-    """Whether a cluster is heard of, and how old what it said is."""
+    """The connection of a cluster's agent, and the age of its last message."""
 
     connected: bool = False
-    """Whether its agent is connected and has told what runs there."""
+    """Whether its agent is connected and has reported what runs there."""
     has_agent: bool = False
-    """Whether its agent is connected; until its resource manager answers it cannot tell what runs there."""
+    """Whether its agent is connected, even if its resource manager has not answered it yet."""
     losses: int = 0
-    """How often it was lost since the daemon began."""
+    """How often the connection was lost in this daemon run."""
     last_heard: float | None = None
     silent_since: float | None = None
-    """When it was last heard of, moved on by what we slept since: then nobody listened."""
+    """The time of its last message, moved on by the time in which the daemon itself was suspended."""
     check_at: float | None = None
-    """When it is looked at what follows from its silence."""
+    """When the consequences of its silence are checked next."""
     lost_by: float | None = None
-    """When the last of its components is certainly over, if it stays silent; infinite where no time says that of one,
-    None while it is in reach or nothing of ours may run there."""
+    """When its last component has certainly ended, if it stays silent. Infinite if no time is known for one; None while
+    connected or without components."""
     silence_ignored_until: float = float("-inf")
-    """Before then its silence means nothing."""
+    """Silence before this time has no consequences."""
     disconnected_because: str = "its agent has not connected yet"
     agent_failed: str = ""
-    """Why the agent that the daemon runs for it does not run; empty when it does, or the daemon runs none."""
+    """Why the agent that the daemon runs for it does not run; empty if it does, or if there is no such agent."""
     confirmed_at: float = float("-inf")
-    """All that was known there at this time has been told."""
+    """Everything that the cluster knew at this time has been reported."""
     confirmation_requested: bool = False
-    """Whether it was asked to confirm that, and has not answered yet."""
+    """Whether a confirmation was requested and has not been answered yet."""
     unconfirmed_since: float | None = None
-    """Since when, on whatever connections; moved on by what we slept."""
+    """When the open request was first sent, over all connections; moved on by the daemon's suspension."""
 
 
 @dataclass(slots=True)
 class HealthStatus:
-    """How often a cluster has failed in a row, and what follows from that."""
+    """The errors of a cluster in a row, and its probation."""
 
     errors: int = 0
     unusable: bool = False
     note: str = ""
-    """Why it is unusable."""
+    """Why the cluster is unusable."""
     trials: int = 0
-    """Probations that failed since it became unusable: each makes the next pause longer."""
+    """Failed probations since it became unusable. Each doubles the next pause."""
     probation: bool = False
     """Whether the unusable cluster is being tried again."""
     probation_at: float | None = None

@@ -1,4 +1,4 @@
-"""What is known of one cluster: what it reported, what was promised since, its contact and its health."""
+"""The state of one cluster: its reports, the nodes promised since, its contact and its health."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -24,14 +24,14 @@ from koalapy.scheduler.cluster_conditions import (
 
 @dataclass(slots=True, eq=False)
 class NodeClasses:
-    """The kinds of nodes of a cluster, as its agent reported them; empty where all are alike."""
+    """The node classes of a cluster as reported by its agent; empty if all nodes are equal."""
 
     _classes: tuple[NodeClass, ...] = ()
     _asked_for: dict[Token, str] = field(default_factory=dict)
-    """The class that a component asks for, of those that ask for one."""
+    """The node class requested by each component that requests one."""
 
     def report(self, classes: tuple[NodeClassReport, ...], speed: float) -> None:
-        """Take in what its agent says; ``speed`` is the power of those of which it says none."""
+        """Store the reported classes; ``speed`` is the power of classes without a reported power."""
         known = {each.name: each for each in classes}.values()  # no two of one name, whatever an agent says
         self._classes = tuple(
             NodeClass(each.name, min(each.idle, each.total), each.power or speed, each.memory, each.total)
@@ -39,16 +39,16 @@ class NodeClasses:
         )
 
     def promise(self, token: Token, name: str) -> None:
-        """A component has asked for nodes of a class."""
+        """Record that a component requests nodes of a class."""
         if name:
             self._asked_for[token] = name
 
     def release(self, token: Token) -> None:
-        """A component has ended."""
+        """Remove a component that has ended."""
         self._asked_for.pop(token, None)
 
     def requested_class(self, token: Token) -> str:
-        """The class that a component asks for; empty: none."""
+        """Return the class that a component requests; empty if it requests none."""
         return self._asked_for.get(token, "")
 
     def reported_idle(self, name: str) -> int:
@@ -57,8 +57,8 @@ class NodeClasses:
     def idle(
         self, idle: int, awaiting: Mapping[Token, int], doubted: tuple[str, int] | None = None
     ) -> tuple[NodeClass, ...]:
-        """Return the classes of so many idle nodes, less those promised or ``doubted``. A component without a class is
-        thought to get what resource managers give first."""
+        """Return the classes of ``idle`` nodes, less those promised or ``doubted``. A component without a class is
+        assumed to get the nodes that resource managers allocate first."""
         if not self._classes:
             return ()
         promised = dict[str, int]((doubted,) if doubted else ())
@@ -72,7 +72,7 @@ class NodeClasses:
 
 
 def has_more_nodes(now: tuple[NodeClass, ...], before: tuple[NodeClass, ...]) -> bool:
-    """Whether there are more nodes of some class, or of a better one."""
+    """Return whether some class has more nodes than before, or is new."""
     known = {(each.name, each.power, each.memory): each.idle for each in before}
     return any(each.idle > known.get((each.name, each.power, each.memory), 0) for each in now)
 
@@ -82,7 +82,7 @@ NO_REPORT_YET = "its agent is connected, and has not told yet what runs there"
 
 @dataclass(slots=True, eq=False)
 class ClusterStatus:
-    """One cluster. Nodes are counted, by class too; which ones a component gets is the cluster's own business."""
+    """The state of one cluster. Nodes are counted by class; the resource manager chooses the individual nodes."""
 
     name: ClusterName
     speed: float = 1.0
@@ -92,39 +92,39 @@ class ClusterStatus:
     health: HealthStatus = field(default_factory=HealthStatus)
     drained: Drain | None = None
     on_change: Callable[[ClusterName], None] = lambda _: None
-    """Is told of each change here that bears on what the cluster can be given; those of its state, which others make,
-    are told by ``Ledger.mark_cluster_changed``."""
+    """Called after each change here that affects the available capacity. State changes made elsewhere are announced by
+    ``Ledger.mark_cluster_changed``."""
 
     uplink: UplinkUse = field(default_factory=UplinkUse)
 
     # As its agent reported
 
     reported: bool = False
-    """Whether it has told its nodes since the daemon began."""
+    """Whether its nodes have been reported in this daemon run."""
     total: int = 0
     background: int = 0
     down: int = 0
     problem: str = ""
-    """Why nothing can be started there, by what its agent knows of its resource manager; empty when it can."""
+    """The agent's reason why the resource manager can start nothing; empty if it can."""
     notices: tuple[str, ...] = ()
-    """What its agent tells people beside that."""
+    """Other messages of its agent to operators."""
     lost_records: tuple[Token, ...] = ()
-    """Components whose records its agent has lost of late."""
+    """Components whose records its agent has lost recently."""
     lacks: frozenset[str] = frozenset()
-    """Programs that are missing there."""
+    """Required programs that are missing there."""
     disks: tuple[Disk, ...] = ()
-    """Where its agent writes."""
+    """The file systems to which its agent writes."""
     versions: Versions | None = None
-    """What runs there; an agent of before there was this says nothing."""
+    """The versions of the software there; None if the agent does not report them."""
     calls: tuple[LrmCalls, ...] = ()
-    """How its resource manager has answered its agent, as of ``reported_at``."""
+    """Response statistics of its resource manager, as of ``reported_at``."""
     reported_at: float | None = None
-    """When its agent last told its nodes: all that is known of these is as old as that."""
+    """When its agent last reported its nodes."""
     outdated_since: float | None = None
-    """Since when what it told of its nodes may not be so any more: its agent is away, or could not ask or use its
-    resource manager. It is so until it has told them anew."""
+    """Since when the node counts may be outdated, as the agent is away or cannot query its resource manager. None after
+    the next full report."""
     over: set[Token] = field(default_factory=set)
-    """Components whose program has ended, as was told before its exit code."""
+    """Components whose program has ended, reported before its exit code."""
     classes: NodeClasses = field(default_factory=NodeClasses)
     _idle: int = 0
     _holding: frozenset[Token] = frozenset()
@@ -134,52 +134,52 @@ class ClusterStatus:
     live: dict[Token, int] = field(default_factory=dict)
     """Size in nodes of each component that may hold nodes here."""
     delivering: set[Token] = field(default_factory=set)
-    """Components that have given back their nodes here and still send what they have."""
+    """Components that have released their nodes and still send output."""
     capacity_gained: bool = False
-    """Whether nodes became available here since the grid was last asked."""
+    """Whether nodes became available since this was last read."""
     capacity_expected: bool = False
-    """Whether more nodes will be available than was expected when the grid was last asked."""
+    """Whether more nodes will become available than expected when this was last read."""
     preemptible: int = 0
-    """Nodes of components that make room for jobs of high priority."""
+    """Nodes of components that jobs of high priority may preempt."""
     _preemptible: dict[Token, int] = field(default_factory=dict)
     reclaimable: int = 0
-    """Of these, nodes of jobs of other home sites, where it may take them back for its own users."""
+    """Of these, nodes of guest jobs, which the home site may reclaim for its own users."""
     _guests: set[Token] = field(default_factory=set)
     """Components of jobs of other home sites."""
     about_to_end: dict[Token, float] = field(default_factory=dict)
-    """Those that would, and are expected to end by themselves before; and when."""
+    """Preemptible components that are expected to end by themselves, and when."""
     _awaiting: dict[Token, int] = field(default_factory=dict)
-    """Those of which the last report does not say that they have their nodes."""
+    """Components that do not have their nodes yet according to the last report, and their sizes."""
     _promised: int = 0
-    """The nodes of these."""
+    """The sum of these sizes."""
     _leaving: dict[Token, int] = field(default_factory=dict)
     _leave_by: dict[Token, float] = field(default_factory=dict)
-    """Of those that are leaving after a grace: when that is over."""
+    """When the grace of each warned component ends."""
     _release_deadlines: dict[Token, float] = field(default_factory=dict)
-    """When it is over of all whose nodes others were promised."""
+    """For each component promised nodes of leaving ones: when the last of their graces ends."""
     _promised_from: dict[Token, frozenset[Token]] = field(default_factory=dict)
-    """The components that were leaving when others were promised nodes that were not idle: theirs."""
+    """For each component promised more nodes than were idle: the components that were leaving then."""
     _kept: dict[JobId, int] = field(default_factory=dict)
-    """Nodes that nobody else is given than these jobs, which were promised their turn, in the order of their turns."""
+    """Nodes reserved for jobs with a starvation guarantee, in the order of these jobs."""
     _trials: set[Token] = field(default_factory=set)
-    """Components that are tried here while it is on probation."""
+    """Components placed here as trials during probation."""
 
     # What it is not believed, or does not take
 
     limit: Limit | None = None
     limits: int = 0
-    """How often it has told of a limit since it last took a component: each makes the next pause longer."""
+    """Limits reported in a row since it last accepted a component. Each doubles the next pause."""
     limit_lifted_at: float = -inf
-    """When the pause after a limit was last over."""
+    """When the pause after a limit last ended."""
     unknown_refusals: UnknownRefusals = field(default_factory=UnknownRefusals)
     doubt: Doubt | None = None
     evidence: ClaimEvidence = field(default_factory=ClaimEvidence)
-    """What claims have shown of it."""
+    """Statistics of claims."""
     _proofs: set[Token] = field(default_factory=set)
-    """Claims that are under way for nodes that count again after a doubt."""
+    """Running claims for nodes that are tried again after a doubt."""
 
     def report(self, report: ClusterReport, now: float) -> None:
-        """Take in what its agent says of its nodes."""
+        """Store the agent's report of its nodes."""
         self.on_change(self.name)
         self.reported_at, self.versions, self.calls = now, report.versions, report.calls
         self.capacity_gained |= bool(self.lacks - report.lacks)
@@ -209,7 +209,7 @@ class ClusterStatus:
         self.capacity_expected |= self.expected > expected
 
     def _take_holding(self, holding: frozenset[Token]) -> None:
-        """The components that it counts now; only those are looked at that it did not count before, or does no more."""
+        """Store which components the report counts as holding their nodes. Only those that changed are visited."""
         for token in self._holding - holding:
             if token in self.live:
                 self._await_nodes(token, self.live[token])
@@ -231,10 +231,10 @@ class ClusterStatus:
         guest: bool = False,
         demand: float = 0.0,
     ) -> None:
-        """Give nodes to a component: they are not available from now on, whatever the cluster reports.
+        """Reserve nodes for a component. They are not available from now on, whatever the cluster reports.
 
-        ``preemptible``: it makes room for jobs of high priority and, as a ``guest``, for those whose home site this is.
-        ``demand``: bytes per second that it exchanges with other clusters.
+        ``preemptible``: jobs of high priority may preempt it and, if a ``guest``, jobs of this home site. ``demand``:
+        bytes per second that it exchanges with other clusters.
         """
         self.on_change(self.name)
         if size > self.idle:
@@ -261,19 +261,19 @@ class ClusterStatus:
             self.reclaimable += size
 
     def end_proof(self, token: Token) -> None:
-        """A claim has shown what it could, or never will: the next may."""
+        """End a claim for doubted nodes, successful or not: the next one may start."""
         if token in self._proofs:
             self._proofs.remove(token)
             self.on_change(self.name)
             self.capacity_gained |= not self._proofs
 
     def clear_trials(self) -> None:
-        """What was tried here before is no trial of what comes next, however long it goes on."""
+        """Forget earlier trials, so that those still running do not delay the next one."""
         self.on_change(self.name)
         self._trials.clear()
 
     def clear_preemptible(self, token: Token) -> None:
-        """The component makes room for nobody any more: its job has come to its end."""
+        """Make a component not preemptible any more, as its job is ending."""
         if size := self._preemptible.pop(token, 0):
             self.preemptible -= size
             if token in self._guests:
@@ -282,14 +282,14 @@ class ClusterStatus:
         self.about_to_end.pop(token, None)
 
     def await_end(self, token: Token, until: float) -> None:
-        """The component ends by itself until then: others are promised its nodes, and it need not make room."""
+        """Expect a component to end by itself at ``until``. Its nodes are promised to others without preemption."""
         if token in self._preemptible:
             self._leaving[token] = self._preemptible[token]
             self.clear_preemptible(token)
             self.about_to_end[token] = until
 
     def expect_release(self, token: Token, by: float | None = None) -> None:
-        """The component was told to end: its nodes will be free soon, or after its grace, which is over ``by`` then."""
+        """Expect a stopped component to release its nodes soon, or by ``by``, the end of its grace."""
         self.clear_preemptible(token)
         self._leave_by.pop(token, None)
         if by is not None and token in self.live:
@@ -303,16 +303,17 @@ class ClusterStatus:
 
     @property
     def awaited_components(self) -> list[Token]:
-        """Components of which something is to be heard."""
+        """Return the components for which reports are still expected."""
         return [*self.live, *self.delivering]
 
     def mark_delivering(self, token: Token) -> None:
-        """The component has given back its nodes, and has not ended."""
+        """Release the nodes of a component that still sends output."""
         self.release(token)
         self.delivering.add(token)
 
     def release(self, token: Token) -> None:
-        """The component has ended; nodes that the last report counted as its own stay unavailable until the next."""
+        """Remove an ended component. Nodes that the last report counts as its own stay unavailable until the next
+        report."""
         self.on_change(self.name)
         before, expected = self.available, self.expected
         self.delivering.discard(token)
@@ -338,7 +339,7 @@ class ClusterStatus:
         self.capacity_expected |= self.expected > expected
 
     def known_at(self, now: float) -> float | None:
-        """Return the time as of which its nodes are known, as a rule now; None if they were never told."""
+        """Return the time as of which the node counts are valid; None if they were never reported."""
         if not self.reported:
             return None
         return now if self.outdated_since is None else min(now, self.outdated_since)
@@ -346,12 +347,12 @@ class ClusterStatus:
     # Nodes
 
     def holds(self, token: Token) -> bool:
-        """Whether its last report says that a component has its nodes."""
+        """Return whether a component has its nodes according to the last report."""
         return token in self._holding
 
     @property
     def available(self) -> int:
-        """The nodes that may be promised now: idle, less those promised or in doubt, within the limit."""
+        """Return the nodes that may be promised now: idle, less those promised or doubted, within the limit."""
         free = self._idle - self._promised  # asked of every cluster in each scan
         if self.doubt is not None:
             free -= self.doubted
@@ -359,24 +360,24 @@ class ClusterStatus:
 
     @property
     def node_classes(self) -> tuple[NodeClass, ...]:
-        """The available nodes by what they are; none where they are not known to differ."""
+        """Return the classes of the available nodes; empty if all nodes are equal."""
         return self._of_classes(self.available)
 
     def available_of(self, node_class: str) -> int:
-        """The available nodes of a class; of any, where it has no name."""
+        """Return the available nodes of a class; all available nodes for an empty name."""
         if not node_class:
             return self.available
         return sum(each.idle for each in self.node_classes if each.name == node_class)
 
     def reserve(self, job: JobId, nodes: int) -> None:
-        """Give so many nodes to nobody else than a job, in place of those that were kept for it before."""
+        """Reserve nodes for a job, in place of its previous reservation here."""
         self.on_change(self.name)
         self._kept[job] = nodes
         if not nodes:
             del self._kept[job]
 
     def reserved_for_others(self, job: JobId | None = None) -> int:
-        """Return the nodes kept from a job for others; from one that keeps some itself, only by jobs before it."""
+        """Return the nodes reserved for other jobs. For a job with a reservation, only earlier ones count."""
         count = 0
         for other, kept in self._kept.items():
             if other == job:
@@ -386,33 +387,35 @@ class ClusterStatus:
 
     @property
     def capacity_without_own_jobs(self) -> int:
-        """Nodes that could be promised if no component of ours had any."""
+        """Return the nodes that would be available without any component of this scheduler."""
         return self._within_limit(self.total - self.background - self.down - self.doubted)
 
     def _within_limit(self, count: int) -> int:
-        """As many of these nodes as the resource manager takes of us."""
+        """Return the node count, reduced to what the resource manager's limit allows."""
         return count if self.limit is None else min(count, self.limit.size - 1)
 
     @property
     def idle(self) -> int:
-        """The same as available, whatever we doubt and whatever limits the resource manager has for us."""
+        """Return the idle nodes that are not promised, ignoring doubts and limits."""
         return max(0, self._idle - self._promised)
 
     @property
     def surplus(self) -> int:
-        """Nodes beyond those that are promised or in doubt; below 0 when there are too few for these."""
+        """Return the idle nodes less those promised or doubted; negative if there are too few."""
         return self._idle - self._promised - self.doubted
 
     @property
     def doubted(self) -> int:
-        """Nodes that are said to be idle and do not count now."""
+        """Return the nodes reported idle that do not count now."""
         if self.doubt is None or (self.doubt.is_tried and not self._proofs):
             return 0
         return self.doubt.nodes
 
     def idle_reported_for(self, token: Token) -> int:
-        """Return the nodes reported idle beyond those promised to waiting components, of the class of this one. None
-        where one before it waits for another class: a strict queue was held up by that one."""
+        """Return the nodes reported idle for a waiting component, less those promised to others of its class.
+
+        Return 0 if an earlier component waits for another class, since a strict queue may be held up by it.
+        """
         requested_class, asked, waiting = self.classes.requested_class, self.classes.requested_class(token), 0
         for other in self.live:
             if other == token:
@@ -425,7 +428,7 @@ class ClusterStatus:
         return (self.classes.reported_idle(asked) if asked else self._idle) - waiting
 
     def largest_queued(self, token: Token, size: int) -> int:
-        """Return the size of the largest component that was promised nodes before this one and has none, or its own."""
+        """Return the size of the largest component without nodes that was submitted no later than this one."""
         for other, its in self.live.items():
             if other == token:
                 break
@@ -434,7 +437,7 @@ class ClusterStatus:
         return size
 
     def forget_promised_nodes(self, token: Token) -> None:
-        """The nodes that a component was promised of others never came: nobody is promised them any more."""
+        """Cancel the expected release of nodes promised to a component, as they were not released in time."""
         self.on_change(self.name)
         for other in self._promised_from.pop(token, ()):
             size = self._leaving.pop(other, 0)
@@ -443,35 +446,35 @@ class ClusterStatus:
                 self._make_preemptible(other, size)
 
     def overdue_components(self, token: Token, now: float) -> list[Token]:
-        """Those that should have ended by now whose nodes a component was promised."""
+        """Return the components that should have ended by now and whose nodes were promised to this one."""
         return [other for other in self._promised_from.get(token, ()) if self.about_to_end.get(other, inf) <= now]
 
     @property
     def preemptible_components(self) -> Mapping[Token, int]:
-        """Those that make room for jobs of high priority, with their nodes, but for those that are about to end."""
+        """Return the preemptible components and their nodes, without those about to end."""
         return self._preemptible
 
     @property
     def reclaimable_components(self) -> Mapping[Token, int]:
-        """Of these the ones that also make room for those whose home site it is."""
+        """Return the preemptible components of guest jobs, which the home site may also reclaim."""
         return {token: size for token, size in self._preemptible.items() if token in self._guests}
 
     @property
     def leaving(self) -> int:
-        """Nodes of components that are ending, or have ended since the last report."""
+        """Return the nodes of components that are ending, or have ended since the last report."""
         return sum(self._leaving.values())
 
     def release_deadline(self, token: Token) -> float:
-        """When the grace is over of all whose nodes a component was promised, as of then; 0 without any."""
+        """Return when the graces of all components end whose nodes were promised to this one; 0 without any."""
         return self._release_deadlines.get(token, 0.0)
 
     def unreleased_nodes(self, token: Token) -> int:
-        """Nodes that a component was promised of others that were leaving, and that these have not given back yet."""
+        """Return the nodes promised to a component that leaving components have not released yet."""
         return sum(self._leaving.get(other, 0) for other in self._promised_from.get(token, ()))
 
     @property
     def expected(self) -> int:
-        """Nodes available once all that is ending has ended; below 0 when more is promised than that."""
+        """Return the nodes available once all leaving components have ended; negative if too many are promised."""
         return self._idle - self._promised + self.leaving - self.doubted
 
     @property
@@ -480,7 +483,7 @@ class ClusterStatus:
 
     @property
     def used(self) -> int:
-        """The nodes that components of ours have, were promised, or that the resource manager has not let go of."""
+        """Return the nodes that components of this scheduler hold, are promised, or have not released yet."""
         if not self.reported:
             return sum(self.live.values())
         return self.total - self.background - self.down - self.idle
@@ -489,22 +492,22 @@ class ClusterStatus:
 
     @property
     def has_agent(self) -> bool:
-        """Return whether its agent is connected, whether or not its resource manager has answered it yet."""
+        """Return whether its agent is connected, even if its resource manager has not answered yet."""
         return self.contact.has_agent or self.contact.connected or bool(self.problem)
 
     @property
     def absence(self) -> str:
-        """Return why its agent is not connected; empty when it is."""
+        """Return why its agent is not connected; empty if it is."""
         return "" if self.has_agent else self.contact.agent_failed or self.contact.disconnected_because
 
     @property
     def is_in_reach(self) -> bool:
-        """Whether it is heard of, and can use its resource manager."""
+        """Return whether its agent is connected and can use its resource manager."""
         return self.contact.connected and not self.problem
 
     @property
     def is_open(self) -> bool:
-        """Whether components may be placed here now; on probation only while none is being tried."""
+        """Return whether components may be placed here now; on probation only one trial at a time."""
         state = self.state
         return state is ClusterState.USABLE or (state is ClusterState.PROBATION and not self._trials)
 
@@ -522,7 +525,7 @@ class ClusterStatus:
 
     @property
     def state_reason(self) -> str:
-        """Why nothing is placed here, in the words an operator would use; empty when usable."""
+        """Return why nothing is placed here, for operators; empty if the cluster is usable."""
         if self.drained is not None:
             by = f"by {self.drained.by}" if self.drained.by else "by an operator"
             return f"{by}: {self.drained.reason}" if self.drained.reason else by
@@ -540,19 +543,19 @@ class ClusterStatus:
 
     @property
     def capacity_restriction(self) -> str:
-        """Why it is given less than it has idle nodes: a limit, or a doubt; empty when neither."""
+        """Return the limit or doubt that reduces the available nodes; empty without any."""
         return "; ".join(str(each) for each in (self.limit, self.doubt) if each is not None)
 
     @property
     def status_text(self) -> str:
-        """Everything that an operator should know of it in one line; empty when all is well."""
+        """Return everything that an operator should know about the cluster in one line; empty if all is well."""
         lacks = f"has no {format_list(sorted(self.lacks))}: no files come there from other clusters, and none go"
         return "; ".join(
             filter(None, (self.state_reason, self.capacity_restriction, lacks if self.lacks else "", *self.notices))
         )
 
     def view(self, idle: int) -> ClusterView:
-        """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""
+        """Return the cluster as policies see it, with ``idle`` idle nodes. Probation is shown as usable or unusable."""
         state = self.state
         if state is ClusterState.PROBATION:
             state = ClusterState.UNUSABLE if self._trials else ClusterState.USABLE

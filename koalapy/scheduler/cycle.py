@@ -1,4 +1,4 @@
-"""The scheduling cycle: apply what happened, choose jobs, ask their policies, claim nodes, hand out what changed."""
+"""The scheduling cycle: apply events, choose candidates, evaluate their policies, claim nodes, return the effects."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ from koalapy.scheduler.state import SchedulerState
 
 
 class Cycle:
-    """Run scheduling cycles. ``run`` is their order; each of its steps is a call of one other part."""
+    """Runs scheduling cycles. ``run`` lists the steps; each step calls one other component."""
 
     def __init__(
         self,
@@ -49,16 +49,16 @@ class Cycle:
         self._claiming, self._attempts, self._budget = claiming, attempts, budget
         self._keeps_effects = keeps_effects
         self._being_placed: set[JobId] = set()
-        """Jobs that are about to be placed, once those are that would take back nodes."""
+        """Guest jobs whose placement waits until a job of their home site has been placed."""
         self._guest_sites: set[ClusterName] = set()
         """The clusters where jobs of other home sites were placed in this cycle."""
         self._refused_owners: set[Group] = set()
-        """The shapes of jobs that were tried in vain in this cycle before a guest on their home site."""
+        """The job groups that were rejected in this cycle when tried before a guest on their home site."""
 
     def run(self, events: Sequence[Event], now: float) -> Effects:
-        """Run one cycle, and return what has changed since the last one.
+        """Run one scheduling cycle, and return all changes since the last one.
 
-        Candidates that are left when the budget is spent are tried by the next cycle, which is due at once.
+        When the time budget is spent, the remaining candidates are tried by the next cycle, which is due at once.
         """
         # 1. Apply what has happened to jobs and clusters.
         now = self._contact.advance_clock(now)
@@ -85,12 +85,12 @@ class Cycle:
         return self._ledger.take_effects(share=self._keeps_effects)
 
     def apply(self, event: Event, now: float) -> None:
-        """Apply one event before a cycle, for a caller that handles its errors."""
+        """Apply one event before a cycle. Raise the event's ``KoalaError`` to the caller."""
         self.invalidate()
         self._events.apply(event, self._contact.advance_clock(now))
 
     def invalidate(self) -> None:
-        """Forget what was worked out for callers that ask."""
+        """Clear the results cached for queries."""
         self._reasons.invalidate()
         self._knowledge.invalidate()
 
@@ -110,7 +110,7 @@ class Cycle:
     # Ask policies
 
     def _ask_policy(self, candidate: Candidate, now: float) -> Placement | Refusal | None:
-        """Return the answer of the job's policy; None for a refusal that is counted already."""
+        """Return the answer of the job's policy; None for a rejection that has already been counted."""
         if candidate.is_newcomer and self._candidates.is_rejected_early(candidate):
             return None
         if candidate.job in self._queues.failed_at_once:
@@ -124,7 +124,7 @@ class Cycle:
         return answer
 
     def _evaluate(self, job: Job, candidate: Candidate, now: float) -> Placement | Refusal:
-        """Ask the policy on what is offered, then with preemption, then on what the home site may take back."""
+        """Evaluate the policy on the offered nodes, then with preemption, then with nodes the home site may reclaim."""
         barred, offer = job.barred_clusters(now), candidate.offer
         answer = self._policies.evaluate(job.spec, offer.view, barred)
         if isinstance(answer, Refusal) and offer.with_preemption is not None:
@@ -135,8 +135,8 @@ class Cycle:
         return answer
 
     def _place_home_job(self, guest: Job, placement: Placement, now: float) -> bool:
-        """Place a job before a guest on its home site, and return whether one was placed: one that goes home, or that
-        would take back the guest's nodes in the same cycle."""
+        """Place a job of a home site before a guest there, and return whether one was placed. That is a job placed on
+        its home site alone, or one that would reclaim the guest's nodes in this cycle."""
         sharing, priority = self._state.sharing, guest.spec.priority
         if not sharing.reclaims:
             return False
@@ -170,7 +170,7 @@ class Cycle:
         return False
 
     def _needs_reclaimed_nodes(self, owner: Job, candidate: Candidate, guest: Placement, now: float) -> bool:
-        """Return whether a job would be placed only by what its home site takes back, once a guest is placed."""
+        """Return whether a job could be placed only on reclaimed nodes once a guest has been placed."""
         barred, offer = owner.barred_clusters(now), candidate.offer
         home = offer.at_home(owner.spec)
         if home is None or isinstance(self._policies.evaluate(owner.spec, home, barred), Refusal):
@@ -198,5 +198,5 @@ class Cycle:
 
 
 def _is_on(site: ClusterName, placement: Placement) -> bool:
-    """Return whether all components are on one cluster."""
+    """Return whether all components of a placement are on one cluster."""
     return all(component.cluster == site for component in placement.components)

@@ -1,4 +1,4 @@
-"""What the scheduler wants done, and everything a step changed."""
+"""The effects of a scheduling cycle: changed records, and commands to clusters."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,7 +9,7 @@ from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName, StopWarning
 
 MAX_STRAYS = 10_000
-"""Of a cluster, to be told to end at a time: what an agent makes up fills no database."""
+"""Stray components of one cluster that are being stopped at a time. It bounds what a faulty agent can store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class SubmitComponent:
 
 @dataclass(frozen=True, slots=True)
 class OpenBarrier:
-    """Every node of the gang waits: start the program."""
+    """Start the program: every node of the gang has reported."""
 
     cluster: ClusterName
     token: Token
@@ -30,20 +30,21 @@ class OpenBarrier:
 
 @dataclass(frozen=True, slots=True)
 class StopComponent:
-    """End the component, whatever it is doing."""
+    """Stop the component in whatever state it is."""
 
     cluster: ClusterName
     token: Token
     reason: str
     stray: bool = False
-    """Whether it is of no live attempt: when there are very many of those, it is told when it is heard of again."""
+    """Whether the component belongs to no live attempt. If there are very many, the command is resent when the
+    component is reported again."""
     warning: StopWarning | None = None
-    """What its program is told before, and the grace that it has then."""
+    """The signal sent to the program before it is stopped, and its grace."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetComponent:
-    """Nothing more is wanted of an ended component."""
+    """Remove the records of an ended component."""
 
     cluster: ClusterName
     token: Token
@@ -51,7 +52,7 @@ class ForgetComponent:
 
 @dataclass(frozen=True, slots=True)
 class StageComponent:
-    """Bring a component's files to its cluster; ``token`` is that of the stage (``Job.stage_token``)."""
+    """Transfer a component's files to its cluster; ``token`` is that of the stage (``Job.stage_token``)."""
 
     cluster: ClusterName
     token: Token
@@ -59,7 +60,7 @@ class StageComponent:
 
 @dataclass(frozen=True, slots=True)
 class UnstageComponent:
-    """A stage is not wanted any more: end what is still on its way, and remove its files; ``stray`` as for a stop."""
+    """Cancel the transfers of a stage and remove its files. ``stray`` as in ``StopComponent``."""
 
     cluster: ClusterName
     token: Token
@@ -67,39 +68,39 @@ class UnstageComponent:
 
 
 class ClaimFailure(StrEnum):
-    """Why a component did not get the nodes that were claimed for it."""
+    """The reason for which a component did not get the nodes claimed for it."""
 
     NO_ROOM = "no-room"
-    """They were taken before it could be submitted."""
+    """The nodes were taken before it could be submitted."""
     LOCAL_USERS = "local-users"
-    """Its resource manager gave them to others."""
+    """The resource manager gave them to local users."""
     NOT_STARTED = "not-started"
-    """Its resource manager did not start it, and said why."""
+    """The resource manager did not start it, and reported a reason."""
     KEPT = "kept"
-    """Those that had them before did not let them go."""
+    """The previous components did not release them."""
     RESOURCE_MANAGER = "resource-manager"
-    """Its resource manager has trouble."""
+    """The resource manager has a problem."""
     LIMIT = "limit"
-    """Its resource manager takes no more of us."""
+    """A limit of the resource manager was reached."""
 
 
 class AttemptFailure(StrEnum):
-    """Why an attempt failed by no fault of its program."""
+    """The reason for which an attempt failed without a fault of its program."""
 
     CLUSTER = "cluster"
-    """Its agent told of it: it could not be submitted, or its nodes failed."""
+    """The agent reported a failed submission or failed nodes."""
     LOST = "lost"
-    """Its cluster knows nothing of a component any more, or was out of reach for too long."""
+    """The cluster does not know a component any more, or was out of reach for too long."""
     ENDED_EARLY = "ended-early"
-    """Its nodes were given back before its program had ended."""
+    """The nodes were released before the program had ended."""
     NOT_REPORTED = "not-reported"
-    """Nodes that were its own never reported."""
+    """Allocated nodes never reported."""
     NOT_LAUNCHED = "not-launched"
-    """Its program was never launched."""
+    """The program was never launched."""
     FILES = "files"
-    """Its inputs could not be brought."""
+    """The inputs could not be transferred."""
     REFUSED = "refused"
-    """A resource manager refused it, and its words concern neither a limit nor, as far as is known, the cluster."""
+    """A resource manager rejected it, for neither a limit nor a known fault of the cluster."""
 
 
 Command = SubmitComponent | OpenBarrier | StopComponent | ForgetComponent | StageComponent | UnstageComponent
@@ -107,29 +108,29 @@ Command = SubmitComponent | OpenBarrier | StopComponent | ForgetComponent | Stag
 
 @dataclass(slots=True)
 class Effects:
-    """What one step changed, to be written in one transaction before any command is sent."""
+    """The changes of one cycle. They are stored in one transaction before any command is sent."""
 
     jobs: dict[JobId, Job] = field(default_factory=dict)
-    """As they are after the step."""
+    """The jobs as they are after the cycle."""
     attempts: list[tuple[JobId, Attempt]] = field(default_factory=list)
-    """Attempts as they ended, of jobs that have begun a newer one since."""
+    """The ended attempts of jobs that have begun a newer one since."""
     timeline: list[TimelineEntry] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     clusters: set[ClusterName] = field(default_factory=set)
     """Clusters whose error count or state changed."""
     confirm: set[ClusterName] = field(default_factory=set)
-    """Clusters that are to tell all they know, and then that they have: see ``events.ClusterConfirmed``."""
+    """Clusters that are to report everything they know and confirm that: see ``events.ClusterConfirmed``."""
     advised: list[AdvisedPlacement] = field(default_factory=list)
-    """Of jobs that were placed by advice."""
+    """The records of jobs placed by advice."""
     scans: dict[Priority, int] = field(default_factory=dict)
-    """Of the placement queues that were scanned periodically: how often by now."""
+    """The number of periodic scans so far, of the queues that were scanned."""
     refusals: dict[RefusalKind, int] = field(default_factory=dict)
-    """Tries to place a job, or all jobs that ask for the same, that came to nothing; by what was in the way."""
+    """The number of rejected placement tries by the kind of obstacle; a job group counts once."""
     claims_failed: dict[tuple[ClusterName, ClaimFailure], int] = field(default_factory=dict)
-    """How many, as of the refusals and the attempts."""
+    """The number of failed claims by cluster and reason, counted like ``refusals``."""
     attempts_failed: dict[tuple[ClusterName, AttemptFailure], int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    """What the operator should know; for the log only."""
+    """Messages to the operator, for the log only."""
 
     def __bool__(self) -> bool:
         return bool(self.jobs or self.timeline or self.commands or self.clusters or self.scans)

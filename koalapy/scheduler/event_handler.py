@@ -1,4 +1,4 @@
-"""Apply events to jobs and clusters; what follows from them for others is decided later in the cycle."""
+"""Apply events to jobs and clusters. Consequences for other jobs follow later in the cycle."""
 
 from dataclasses import replace
 from typing import assert_never
@@ -22,11 +22,11 @@ from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import SchedulerState
 
 MAX_MISSING_FILES = 1000
-"""Files without a replica that are remembered, whether or not a job needs them."""
+"""Files without a replica that are kept before those no job needs are removed."""
 
 
 class EventHandler:
-    """Hand each event to the part of the scheduler that it concerns."""
+    """Passes each event to the component of the scheduler that handles it."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class EventHandler:
         self._ledger.change_state(job, JobState.CANCELLED, now, "cancelled", event.reason, by=event.by, ended_at=now)
 
     def _requeue_all(self, event: ev.ClusterDrained, now: float) -> None:
-        """Requeue all jobs that have nodes on a cluster; that is no restart."""
+        """Requeue all jobs that have nodes on a cluster. That does not count as a restart."""
         reason = f"drained: {event.cluster}" + (f": {event.reason}" if event.reason else " is to be empty")
         for token in list(self._grid[event.cluster].live):
             found = self._ledger.find(token)

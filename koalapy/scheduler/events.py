@@ -1,4 +1,4 @@
-"""What can happen to the scheduler: every change of its world is one of these."""
+"""The events that change the state of the scheduler."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from koalapy.model.request import ClusterName
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A checked, stored job; the scheduler assigns its ``queue_seq``. ``by``: the user who acted, for the timeline."""
+    """A validated, stored job; the scheduler assigns its ``queue_seq``. ``by``: the acting user, for the timeline."""
 
     job: Job
     by: str = ""
@@ -22,7 +22,7 @@ class JobCancelled:
     reason: str = "cancelled"
     by: str = ""
     warn: bool = False
-    """Whether its program has the grace that it asked for."""
+    """Whether the program gets the grace that its job requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class JobReleased:
 
 @dataclass(frozen=True, slots=True)
 class JobPriorityChanged:
-    """A job that waits is to have another priority; it keeps its place by when it came, in the other queue."""
+    """A waiting job is to have another priority. Its submission time decides its position in the other queue."""
 
     job: JobId
     priority: Priority
@@ -50,7 +50,8 @@ class JobPriorityChanged:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A cluster's agent has reported; ``cluster`` is the agent's own, so that none can speak for another."""
+    """A report of a cluster's agent. ``cluster`` comes from the agent's login, so no agent can report for another
+    cluster."""
 
     cluster: ClusterName
     report: Report
@@ -58,7 +59,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfirmed:
-    """All that was known at a cluster at the time ``as_of`` has been told before this."""
+    """Everything that a cluster knew at the time ``as_of`` has been reported before this event."""
 
     cluster: ClusterName
     as_of: float
@@ -69,19 +70,19 @@ class ClusterDisconnected:
     cluster: ClusterName
     reason: str = "its agent is not connected"
     heard: float | None = None
-    """When it was last heard of, where that was noticed later."""
+    """The time of its last message, if the disconnect was noticed later."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentConnected:
-    """The agent of a cluster was let in; it has told nothing yet."""
+    """The agent of a cluster has connected; it has not reported anything yet."""
 
     cluster: ClusterName
 
 
 @dataclass(frozen=True, slots=True)
 class AgentFailed:
-    """The agent that the daemon runs for a cluster has ended, or cannot be started; ``reason`` says why."""
+    """The agent that the daemon runs for a cluster has ended or cannot be started, for the given ``reason``."""
 
     cluster: ClusterName
     reason: str
@@ -89,14 +90,14 @@ class AgentFailed:
 
 @dataclass(frozen=True, slots=True)
 class ClusterCleared:
-    """An operator mended an unusable cluster."""
+    """An operator declares an unusable cluster repaired."""
 
     cluster: ClusterName
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDrained:
-    """An operator wants nothing more placed there; running jobs go on, or are stopped and queue again."""
+    """An operator drains a cluster: nothing more is placed there. Running jobs continue, or are requeued."""
 
     cluster: ClusterName
     by: str = ""
@@ -113,7 +114,7 @@ class ClusterResumed:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLost:
-    """An operator declares that nothing of ours runs any more on a cluster that is out of reach."""
+    """An operator declares that no job of the scheduler runs any more on an unreachable cluster."""
 
     cluster: ClusterName
     by: str = ""
@@ -122,8 +123,10 @@ class ClusterLost:
 
 @dataclass(frozen=True, slots=True)
 class InventoryReceived:
-    """A cluster has told everything it holds, or what it knows so far if that is not the ``whole``; ``undelivered``:
-    submits that were not sent to it yet."""
+    """The inventory of a cluster: all components it holds, or those known so far if not ``whole``.
+
+    ``undelivered``: tokens of submits that have not been sent to the cluster yet.
+    """
 
     cluster: ClusterName
     inventory: Inventory
@@ -132,7 +135,7 @@ class InventoryReceived:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasChanged:
-    """The clusters that have a good replica of a logical file from now on."""
+    """The clusters that hold a good replica of a logical file from now on."""
 
     file: str
     sites: tuple[ClusterName, ...]
@@ -140,7 +143,7 @@ class ReplicasChanged:
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasured:
-    """What is known now of the network between two clusters, or within one; None leaves what was known before."""
+    """A measurement of the link between two clusters, or within one; None leaves the previous value."""
 
     one: ClusterName
     other: ClusterName
@@ -149,7 +152,7 @@ class LinkMeasured:
 
 @dataclass(frozen=True, slots=True)
 class PeriodicScan:
-    """The safety net, and with ``event_driven=False`` the only reason to scan."""
+    """The time of a periodic scan. With ``event_driven=False`` there are no other scans."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""What is known of all clusters, of the links between them, and of where files are."""
+"""The state of all clusters, the links between them, and the locations of files."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,15 +12,15 @@ Sites = tuple[ClusterName, ...]
 
 
 class ReplicaSites(Mapping[str, Sites]):
-    """The clusters that have each logical file; empty for one that is nowhere.
+    """An immutable map of each logical file to the clusters that have it; empty for a file without a replica.
 
-    Changes lie over what was known before, which is copied only when they are as many as its square root.
+    Changes are stored in a layer over the previous map. The map is copied only once the layer reaches its square root.
     """
 
     __slots__ = ("_before", "_lately")
 
     def __init__(self, before: Mapping[str, Sites] | None = None, lately: Mapping[str, Sites] | None = None) -> None:
-        """Neither is changed by anybody from now on."""
+        """Take both maps, which the caller must not change any more."""
         self._before = before or {}
         self._lately = lately or {}
 
@@ -38,26 +38,26 @@ class ReplicaSites(Mapping[str, Sites]):
         return sum(1 for _ in self)
 
     def changed(self, sites: Mapping[str, Sites]) -> "ReplicaSites":
-        """The same with these files where they are now."""
+        """Return a copy with the current clusters of these files."""
         lately = {**self._lately, **sites}
         if len(lately) ** 2 <= len(self._before):
             return ReplicaSites(self._before, lately)
         return ReplicaSites({**self._before, **lately})
 
     def without_missing(self, wanted: Collection[str]) -> "ReplicaSites":
-        """The same without files that are nowhere, but for those that somebody wants."""
+        """Return a copy without the files that have no replica, except those ``wanted``."""
         return ReplicaSites({name: sites for name, sites in self.items() if sites or name in wanted})
 
 
 Links = Mapping[ClusterPair, Link]
 IdleOf = Callable[[ClusterStatus], int]
-"""How many nodes of a cluster count as idle for somebody; below 0 is none."""
+"""Returns how many nodes of a cluster are offered as idle; a negative number means none."""
 
 MAX_TOUCHES = 1000
-"""So many entries of clusters that were touched are kept: who looks more seldom looks at all clusters."""
+"""Changes of clusters that are remembered. A reader that is farther behind rereads all clusters."""
 
 NO_CLUSTER: ClusterName = ""
-"""Is touched where something changes that is of no cluster."""
+"""Touched for a change that belongs to no cluster."""
 
 
 class GridStatus:
@@ -68,18 +68,18 @@ class GridStatus:
         self._links = dict(links or {})
         self._replicas = ReplicaSites()
         self.missing_files = 0
-        """How many files were said to be nowhere since such files were last forgotten."""
+        """Files reported to have no replica since such files were last removed."""
         self._link_learned = False
-        """Whether a link became known that may open a way for a job."""
+        """Whether a link was measured that may allow another placement."""
         self._files_learned: set[str] = set()
-        """Files of which a replica became known."""
+        """Files for which a replica became known."""
         self.version = 1
-        """Another one with each change of what is known."""
+        """The number of changes of the grid so far."""
         self._touches: list[ClusterName] = []
-        """The clusters that were changed in the last moments before this one."""
+        """The clusters of the latest changes, oldest first."""
         self._measured: Mapping[ClusterName, float] | None = None
         self._uplinks: Mapping[ClusterName, Uplink] | None = None
-        """None: to be worked out again, as their capacities or what they carry may have changed."""
+        """The cached uplinks; None after their capacity or use has changed."""
         for cluster in self._clusters.values():
             cluster.on_change, cluster.uplink.on_change = self.touch, self._forget_uplinks
         self._news_taken = 0
@@ -96,20 +96,21 @@ class GridStatus:
 
     @property
     def has_no_trusted_cluster(self) -> bool:
-        """Whether no cluster is trusted: then trials may have more than one component, lest wide jobs wait for ever."""
+        """Return whether no cluster is usable. Then a trial may have several components, so that wide jobs do not
+        starve."""
         return not any(cluster.state is ClusterState.USABLE for cluster in self._clusters.values())
 
     # What has changed
 
     def touch(self, name: ClusterName) -> None:
-        """Something of a cluster has changed, or of what those have who are there."""
+        """Record that a cluster, or what components have there, has changed."""
         if len(self._touches) >= MAX_TOUCHES:
             self._touches.clear()
         self._touches.append(name)
         self.version += 1
 
     def changed_since(self, moment: int) -> Collection[ClusterStatus]:
-        """The clusters that were touched since a moment; since 0 they all were."""
+        """Return the clusters changed since a version; all clusters since version 0."""
         ago = self.version - moment
         if ago > len(self._touches) or not moment:
             return self._clusters.values()
@@ -117,7 +118,7 @@ class GridStatus:
         return [self._clusters[name] for name in names if name != NO_CLUSTER]
 
     def take_capacity_changes(self) -> tuple[list[ClusterName], list[ClusterName]]:
-        """Return the clusters with more room than when this was last called, and those that will have more soon."""
+        """Return the clusters that gained capacity since the last call, and those that will gain some soon."""
         gains: list[ClusterName] = []
         departures: list[ClusterName] = []
         for cluster in self.changed_since(self._news_taken):
@@ -131,12 +132,12 @@ class GridStatus:
         return gains, departures
 
     def take_link_learned(self) -> bool:
-        """Whether there may be a way between clusters that was not known when this was last asked."""
+        """Return whether a link was measured since the last call."""
         learned, self._link_learned = self._link_learned, False
         return learned
 
     def take_files_learned(self) -> set[str]:
-        """The files of which there may be replicas that were not known when this was last asked."""
+        """Return the files for which a replica became known since the last call."""
         learned = self._files_learned
         if learned:
             self._files_learned = set()
@@ -145,15 +146,16 @@ class GridStatus:
     # How it is seen
 
     def view(self, idle_of: IdleOf | None = None) -> GridView:
-        """Return the grid as policies see it; ``idle_of`` says how many nodes of a cluster count."""
+        """Return the grid as policies see it, with ``idle_of`` idle nodes per cluster; default: the available nodes."""
         return self._available.view() if idle_of is None else self.cached_view(idle_of).view()
 
     def cached_view(self, idle_of: IdleOf) -> "CachedView":
-        """Sees the grid with so many idle nodes of each cluster, which may change only where a cluster is touched."""
+        """Return a cached view with ``idle_of`` idle nodes per cluster. Their number may change only when the cluster
+        is touched."""
         return CachedView(self, idle_of)
 
     def with_current_links(self, view: GridView) -> GridView:
-        """A view with the links, and where files are, as they are known now."""
+        """Return a view with the current links, uplinks and file locations."""
         uplinks = self.uplinks
         if view.links is self._links and view.replicas is self._replicas and view.uplinks is uplinks:
             return view
@@ -163,7 +165,8 @@ class GridStatus:
 
     @property
     def uplinks(self) -> Mapping[ClusterName, Uplink]:
-        """Return bandwidth and use of the uplinks of which either is known; the same object until one changes."""
+        """Return bandwidth and use of the uplinks of which either is known, by cluster. Return the same object until
+        one changes."""
         if self._uplinks is None:
             if self._measured is None:
                 self._measured = _most_measured(self._links)
@@ -180,11 +183,13 @@ class GridStatus:
         self._uplinks = None
 
     def link(self, one: ClusterName, other: ClusterName) -> Link:
-        """What is known of the network from one cluster to another, or within one; the way back where that is all."""
+        """Return the link from one cluster to another, or within one; that of the other direction if only that is
+        known."""
         return self._links.get((one, other)) or self._links.get((other, one)) or Link()
 
     def set_link(self, one: ClusterName, other: ClusterName, link: Link) -> None:
-        """Apply a measurement of one way; what it does not say stays, but an unreachable link is so both ways."""
+        """Store the measurement of one direction of a link. Missing values stay as they were; an unreachable link is
+        stored for both directions."""
         self._link_learned = True
         self._measured = self._uplinks = None
         self.touch(NO_CLUSTER)
@@ -200,21 +205,21 @@ class GridStatus:
         self._links = links
 
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
-        """Take in where logical files are from now on; nowhere is also an answer."""
+        """Store the current clusters of logical files; an empty tuple means that a file has no replica."""
         self._replicas = self._replicas.changed(sites)
         self.touch(NO_CLUSTER)
         self._files_learned |= {name for name, where in sites.items() if where}
         self.missing_files += sum(not each for each in sites.values())
 
     def forget_files(self, wanted: Collection[str]) -> None:
-        """Files that are nowhere, but those that somebody wants, who is to know that."""
+        """Remove the files without a replica, except those ``wanted`` by jobs."""
         self.missing_files = 0
         self._replicas = self._replicas.without_missing(wanted)
         self.touch(NO_CLUSTER)
 
 
 def _most_measured(links: Links) -> dict[ClusterName, float]:
-    """The highest bandwidth between each cluster and another."""
+    """Return the highest measured bandwidth between each cluster and another."""
     most: dict[ClusterName, float] = {}
     for pair, link in links.items():
         if pair[0] != pair[1] and link.bandwidth is not None:
@@ -224,7 +229,7 @@ def _most_measured(links: Links) -> dict[ClusterName, float]:
 
 
 class CachedView:
-    """The grid as somebody sees it. Each view is made of the last one, with those clusters that were touched since."""
+    """A view of the grid that is updated only for the clusters touched since it was last read."""
 
     def __init__(self, grid: GridStatus, idle_of: IdleOf) -> None:
         self._grid, self._idle_of = grid, idle_of
@@ -232,7 +237,7 @@ class CachedView:
         self._version = 0
 
     def view(self) -> GridView:
-        """The same object as before while nothing has changed."""
+        """Return the current view; the same object while nothing has changed."""
         grid = self._grid
         if self._version != grid.version:
             touched, self._version = grid.changed_since(self._version), grid.version

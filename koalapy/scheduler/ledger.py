@@ -1,7 +1,7 @@
-"""The unfinished jobs, and the one way to change them: checked against the state machine, and noted.
+"""The unfinished jobs. All changes of jobs are made here, checked against the state machine, and recorded as effects.
 
-A job changes in place as long as nothing outside has seen it: what was handed out by ``share`` never changes, the next
-change is made in a copy (docs/adr/0022-copy-on-write-jobs.md).
+A job is changed in place until it has been handed out by ``share``. After that it never changes: the next change is
+made in a copy (docs/adr/0022-copy-on-write-jobs.md).
 """
 
 from collections.abc import Callable, Iterable
@@ -36,7 +36,7 @@ STARTS = (SubmitComponent, OpenBarrier)
 
 
 class MoveChanges(TypedDict, total=False):
-    """The fields of a job that change, but state and reason."""
+    """The fields of a job that may change together with its state."""
 
     spec: JobSpec
     generation: int
@@ -105,28 +105,28 @@ class ComponentChanges(TypedDict, total=False):
 
 
 class Ledger:
-    """Jobs that are not final, and the effects gathered since they were last taken."""
+    """The unfinished jobs, and the effects collected since they were last taken."""
 
     def __init__(self, use: OwnerUse, touch: Callable[[ClusterName], None]) -> None:
-        """``use`` is told what owners have; ``touch`` of each cluster that has changed."""
+        """``use`` counts the limited use of owners; ``touch`` is called for each cluster that has changed."""
         self.records_timelines = True
-        """Whether somebody reads them."""
+        """Whether timeline entries are recorded."""
         self.jobs: dict[JobId, Job] = {}
         self._own: dict[JobId, set[int]] = {}
-        """The jobs that nobody outside has seen, with their attempts; and the components of these of which that holds,
-        by their indices."""
+        """The jobs not handed out since their last copy; for each, the indices of the components of which that holds.
+        """
         self._tokens: dict[Token, tuple[JobId, int]] = {}
-        """Job and index of every component of a live attempt."""
+        """Job and index of every component of a live attempt, by token."""
         self.on_job_removed: list[Callable[[JobId], None]] = []
-        """Who forgets a job once it is over."""
+        """Called with each job that has become final."""
         self.unsent_submits: set[Token] = set()
-        """Components that are submitted by effects that were not taken yet: no cluster knows of them."""
+        """Components submitted by effects that were not taken yet; no cluster knows them."""
         self._use = use if use.counts else None
         self._touch = touch
         self._effects = Effects()
 
     def take_effects(self, *, share: bool) -> Effects:
-        """Return the effects since the last call, without starts of attempts that are over. Unless they are shared, the
+        """Return the effects since the last call, without starts of attempts that have ended. Unless ``share``, the
         unfinished jobs in them change with the next events."""
         effects, self._effects = self._effects, Effects()
         self.unsent_submits.clear()
@@ -137,12 +137,12 @@ class Ledger:
         return effects
 
     def share(self, job: Job) -> Job:
-        """A job for somebody outside: it stays as it is."""
+        """Hand out a job: return it, and never change this object again."""
         self._own.pop(job.id, None)
         return job
 
     def share_all(self) -> Iterable[Job]:
-        """All of them."""
+        """Hand out all unfinished jobs."""
         self._own.clear()
         return self.jobs.values()
 
@@ -150,11 +150,11 @@ class Ledger:
         return self.jobs.get(job)
 
     def active_jobs(self) -> list[Job]:
-        """The jobs with a live attempt."""
+        """Return the jobs with a live attempt."""
         return [self.jobs[job] for job in dict.fromkeys(job for job, _ in self._tokens.values())]
 
     def find(self, token: Token) -> tuple[Job, Component] | None:
-        """The component of a live attempt that a token names, and its job."""
+        """Return the job and the component of a live attempt that a token names; None if there is none."""
         named = self._tokens.get(token)
         if named is None:
             return None
@@ -162,14 +162,14 @@ class Ledger:
         return job, live(job).components[named[1]]
 
     def find_staged(self, token: Token) -> tuple[Job, Component] | None:
-        """The component of a live attempt whose stage a token names, and its job."""
+        """Return the job and the component of a live attempt whose stage a token names; None if there is none."""
         named = self._tokens.get(token)  # its rank was once the index of a component of that attempt
         job = self.jobs[named[0]] if named is not None else None
         component = job.staged_component_of(token) if job is not None else None
         return (job, component) if job is not None and component is not None else None
 
     def restore(self, job: Job) -> None:
-        """Take up a job of an earlier life."""
+        """Add a job of an earlier daemon run."""
         self.jobs[job.id] = job
         if job.state.is_active:
             self._name_components(job, 0)
@@ -177,14 +177,14 @@ class Ledger:
             self._use.update(job, None)
 
     def store_job(self, job: Job) -> Job:
-        """Keep a job that was made elsewhere, which is another's value."""
+        """Store a job object that the caller keeps and that must not be changed in place."""
         before = self.jobs.get(job.id)
         self.jobs[job.id] = job
         self._own.pop(job.id, None)
         return self._changed(job, before.state if before is not None else None)
 
     def change_job(self, job: Job, **changes: Unpack[JobChanges]) -> Job:
-        """Change fields of a job; a new ``attempt`` ends the one before."""
+        """Change fields of a job; a new ``attempt`` ends the previous one."""
         was = job.state if job.id in self.jobs else None
         job = self._owned(job)
         attempt = job.attempt
@@ -198,7 +198,7 @@ class Ledger:
         return self._changed(job, was)
 
     def use_equal_request(self, job: Job, request: Request) -> None:
-        """Have a job's own request make way for an equal one, as nobody can tell: a queue is mostly requests."""
+        """Replace a job's request by an equal object, to save memory in long queues."""
         _set(job.spec, "request", request)
 
     def change_state(
@@ -212,7 +212,7 @@ class Ledger:
         by: str = "",
         **changes: Unpack[MoveChanges],
     ) -> Job:
-        """Change the job's state, if the state machine allows it, with a timeline entry that says why."""
+        """Change a job's state with a timeline entry. Raise ``ConflictError`` if the state machine forbids it."""
         if state not in TRANSITIONS[job.state]:
             raise ConflictError(f"job {job.id} cannot go from {job.state} to {state}")
         job = self.change_job(job, state=state, reason=reason, **changes)
@@ -220,7 +220,7 @@ class Ledger:
         return job
 
     def change_attempt(self, job: Job, **changes: Unpack[AttemptChanges]) -> Job:
-        """Change fields of the live attempt, whose components only grow in number."""
+        """Change fields of the live attempt. Its number of components never decreases."""
         job = self._owned(job)
         attempt = live(job)
         before = len(attempt.components)
@@ -232,7 +232,7 @@ class Ledger:
         return job
 
     def update_component(self, job: Job, index: int, **changes: Unpack[ComponentChanges]) -> Job:
-        """Change one component of the live attempt."""
+        """Change fields of one component of the live attempt."""
         job = self._owned(job)
         attempt, own = live(job), self._own[job.id]
         component = attempt.components[index]
@@ -246,7 +246,7 @@ class Ledger:
         return job
 
     def _owned(self, job: Job) -> Job:
-        """The job as a record that nobody outside has seen."""
+        """Return the job as an object that may be changed in place; copy it if it was handed out."""
         if job.id in self._own:
             return self.jobs[job.id]
         job = _copy_of_job(job)
@@ -257,7 +257,7 @@ class Ledger:
         return job
 
     def _changed(self, job: Job, was: JobState | None) -> Job:
-        """A job has changed, which was in that state before, or is new; a final one leaves the ledger."""
+        """Update counters and indices after a job has changed from state ``was`` (None: new). Remove final jobs."""
         state = job.state
         if was is not state:
             if self._use is not None:
@@ -274,14 +274,14 @@ class Ledger:
         return job
 
     def _name_components(self, job: Job, first: int) -> None:
-        """Components of the live attempt are found by their tokens, from the first of these on."""
+        """Index the tokens of the live attempt's components, from index ``first`` on."""
         for index in range(first, len(live(job).components)):
             self._tokens[job.token(index)] = job.id, index
 
     def record_event(
         self, job: Job, now: float, event: str, reason: str = "", component: Component | None = None, *, by: str = ""
     ) -> None:
-        """Add a line to the job's timeline; ``by`` is the user whose doing it was, if it was one's."""
+        """Add an entry to the job's timeline; ``by`` is the acting user, if there is one."""
         if not self.records_timelines:
             return
         index, cluster = (component.index, component.cluster) if component else (None, None)
@@ -317,7 +317,7 @@ class Ledger:
 
     @property
     def has_changed_clusters(self) -> bool:
-        """Whether a cluster's state may have changed since the effects were last taken."""
+        """Return whether the state of a cluster may have changed since the effects were last taken."""
         return bool(self._effects.clusters)
 
     def mark_cluster_changed(self, name: str) -> None:
@@ -326,26 +326,26 @@ class Ledger:
 
 
 def live(job: Job) -> Attempt:
-    """The attempt of an active job."""
+    """Return the live attempt of an active job. Raise ``ConflictError`` if it has none."""
     if job.attempt is None:
         raise ConflictError(f"job {job.id} has no attempt")
     return job.attempt
 
 
 _set = object.__setattr__
-"""For records only: everybody else is told by their types that they do not change."""
+"""For jobs, attempts and components only; their types present them as frozen to all other code."""
 
 
 T = TypeVar("T")
 
 
 def _count(counts: dict[T, int], what: T, times: int = 1) -> None:
-    """A Counter would do; each step has three of them, and hardly any is ever used."""
+    """Increment a counter. Plain dictionaries are faster here: each cycle creates three, and most stay empty."""
     counts[what] = counts.get(what, 0) + times
 
 
 def _copies(kind: type[T]) -> Callable[[T], T]:
-    """What makes a copy of a value, field by field."""
+    """Return a function that copies a value field by field."""
     values = attrgetter(*(field.name for field in fields(kind)))  # type: ignore[arg-type]
     return lambda value: kind(*values(value))
 

@@ -1,4 +1,4 @@
-"""What owners of jobs have of what is limited: jobs that wait, nodes, and node-hours of the last day."""
+"""The limited use of job owners: waiting jobs, nodes, and node-hours of the last day."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -13,38 +13,38 @@ NODES, HOURS, QUEUED = "nodes", "node_hours_per_day", "queued_jobs"
 
 
 class LimitedDemand(NamedTuple):
-    """What a job would add to the use of an owner who is limited; jobs that ask for the same are refused alike."""
+    """What a job would add to the use of a limited owner. Jobs with equal demands are rejected alike."""
 
     owner: str
     nodes: int
     hours: float
-    """Node-hours that it may use within a day; 0 where these are not limited."""
+    """Node-hours that it may use within a day; 0 if these are not limited."""
 
 
 class OwnerUse:
-    """Counts as jobs come and go; where nothing is limited, nothing is counted."""
+    """Counters of the limited use per scope. Without limits nothing is counted."""
 
     def __init__(self, limits: Limits | None = None, past: Iterable[NodeUse] = ()) -> None:
-        """``past`` is the use within the last day of attempts that have ended."""
+        """``past`` is the use within the last day by attempts that have ended."""
         self.limits = limits or Limits()
         self._counts_nodes = self.limits.has_any(NODES, HOURS)
         self.counts = self._counts_nodes or self.limits.has_any(QUEUED)
-        """Whether it is to be told of changes at all."""
+        """Whether changes of jobs must be passed to ``update``."""
         self._counts_hours = self.limits.has_any(HOURS)
         self._waiting: Counter[ScopeKey] = Counter()
         self._nodes: Counter[ScopeKey] = Counter()
         self._promised: defaultdict[ScopeKey, float] = defaultdict(float)
-        """Node-hours that active jobs may use within a day."""
+        """Node-hours that active jobs may still use within a day."""
         self._past: defaultdict[ScopeKey, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
-        """Node-hours of attempts that have ended, by the hour in which they were used."""
+        """Node-hours of ended attempts, by the hour in which they were used."""
         self._freed = False
         self._hour: int | None = None
-        """In which ``take_freed_flag`` was last called."""
+        """The hour of the last call of ``take_freed_flag``."""
         for use in past:
             self._spend(use)
 
     def take_freed_flag(self, now: float) -> bool:
-        """Whether somebody who is limited has less than when this was last called, maybe since a day has passed."""
+        """Return whether the use of a limited owner may have decreased since the last call."""
         hour = floor(now / HOUR)
         freed, self._freed = self._freed or (self._counts_hours and hour != self._hour), False
         self._hour = hour
@@ -53,7 +53,7 @@ class OwnerUse:
     # What jobs do
 
     def update(self, job: Job, was: JobState | None) -> None:
-        """A job is in another state than it was, or new."""
+        """Count a job that has changed its state from ``was``; None: it is new."""
         if job.spec.internal or not (scopes := self.limits.scopes(job.spec.owner)):
             return
         self._add(scopes, job.spec, job.state, 1)
@@ -83,7 +83,7 @@ class OwnerUse:
     # What is asked for
 
     def demand_of(self, spec: JobSpec) -> LimitedDemand | None:
-        """What a job adds to what its owner has while it runs; None where that is not limited."""
+        """Return what a job adds to the limited use of its owner; None if its owner is not limited."""
         if not self._counts_nodes or spec.internal:
             return None
         limited = [scope.limits for scope in self.limits.scopes(spec.owner)]
@@ -93,7 +93,7 @@ class OwnerUse:
         return LimitedDemand(spec.owner, spec.request.total_size, _hours(spec) if hours else 0.0)
 
     def excess_of(self, ask: LimitedDemand | None, now: float) -> Excess | None:
-        """The limit that keeps an owner from having what is asked for now."""
+        """Return the limit that a demand would exceed now; None if there is none."""
         if ask is None:
             return None
         for scope in self.limits.scopes(ask.owner):
@@ -105,11 +105,11 @@ class OwnerUse:
         return None
 
     def find_excess(self, spec: JobSpec, now: float) -> Excess | None:
-        """The limit of its owner that keeps a job from being placed now."""
+        """Return the owner's limit that keeps a job from being placed now; None if there is none."""
         return self.excess_of(self.demand_of(spec), now)
 
     def check(self, spec: JobSpec) -> None:
-        """``NeverAllowed`` for a job that could never be placed, ``LimitReached`` while its owner has too many."""
+        """Raise ``NeverAllowed`` if a job can never be placed, ``LimitReached`` if its owner has too many."""
         if not self.counts or spec.internal:
             return
         for scope in self.limits.scopes(spec.owner):
@@ -123,7 +123,7 @@ class OwnerUse:
                     over.raise_error()
 
     def current_use(self, scope: Scope, now: float) -> dict[str, float]:
-        """How much of each there is, as far as it is counted."""
+        """Return the counted use of a scope, by limit."""
         key = scope.key
         return {QUEUED: self._waiting[key], NODES: self._nodes[key], HOURS: self._hours_used(key, now)}
 
@@ -135,12 +135,12 @@ class OwnerUse:
 
 
 def _hours(spec: JobSpec) -> float:
-    """Node-hours that a job may use within a day: without a walltime, all of it."""
+    """Return the node-hours that a job may use within a day; a job without walltime may use all of it."""
     return spec.request.total_size * min(spec.walltime or DAY, DAY) / HOUR
 
 
 def _used(owner: str, attempt: Attempt | None, ended_at: float | None) -> Iterable[NodeUse]:
-    """Of an attempt that has ended; a component that was never heard of again, until then."""
+    """Yield the node use of an ended attempt. A component without a known end counts until ``ended_at``."""
     for component in attempt.components if attempt else ():
         end = component.ended_at if component.ended_at is not None else ended_at
         if component.claimed_at is not None and end is not None and end > component.claimed_at:

@@ -1,4 +1,4 @@
-"""What the scheduler knows, for those who ask; nothing here changes anything."""
+"""Read-only queries of the scheduler's state."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from koalapy.validation.limits import ClusterLimits, Limits
 
 
 class Queries:
-    """The scheduler's read-only side."""
+    """The read-only interface of the scheduler."""
 
     def __init__(
         self,
@@ -41,31 +41,31 @@ class Queries:
 
     @property
     def now(self) -> float:
-        """The latest time that the scheduler was told."""
+        """Return the scheduler's time: the latest time passed to it."""
         return self._state.now
 
     # Jobs
 
     def job(self, job: JobId) -> Job | None:
-        """Return an unfinished job as it stands."""
+        """Return a snapshot of an unfinished job; None if there is none."""
         known = self._ledger.get(job)
         return known and self._ledger.share(known)
 
     def jobs(self) -> list[Job]:
-        """Return all unfinished jobs."""
+        """Return snapshots of all unfinished jobs."""
         return list(self._ledger.share_all())
 
     def is_sent_to(self, cluster: ClusterName, bundle: str) -> bool:
-        """Return whether a component there is to have these files of its submitter."""
+        """Return whether a component on a cluster needs a bundle of its submitter's files."""
         wanted = (job for job in self.jobs() if job.spec.bundle is not None and job.spec.bundle.id == bundle)
         return any(c.cluster == cluster for job in wanted if job.attempt for c in job.attempt.components)
 
     def find(self, token: Token) -> tuple[Job, Component] | None:
-        """Return the component of a live attempt that a token names, and its job."""
+        """Return the job and the component of a live attempt that a token names; None if there is none."""
         return self._shared(self._ledger.find(token))
 
     def find_staged(self, token: Token) -> tuple[Job, Component] | None:
-        """Return the component of a live attempt whose stage a token names, and its job."""
+        """Return the job and the component of a live attempt whose stage a token names; None if there is none."""
         return self._shared(self._ledger.find_staged(token))
 
     def _shared(self, found: tuple[Job, Component] | None) -> tuple[Job, Component] | None:
@@ -90,25 +90,25 @@ class Queries:
             )
 
     def waiting(self, priority: Priority) -> Iterator[Job]:
-        """Yield the jobs of a placement queue from head to tail, as long as none comes or leaves."""
+        """Yield the jobs of a placement queue from head to tail. The queue must not change meanwhile."""
         return (self._ledger.jobs[job] for job in self.queues[priority])
 
     def has_waited_long(self, job: Job) -> bool:
-        """Return whether nodes may be kept for a waiting job: it has aged, or was promised its turn."""
+        """Return whether nodes may be reserved for a waiting job, by aging or the starvation guarantee."""
         has_aged = self.rules.aging and self.queues.tries(job) >= self.rules.aging_tries
         return has_aged or is_promised(job, self.rules, self.now)
 
     def over_limit(self, spec: JobSpec) -> Excess | None:
-        """Return the limit of its owner that would keep a job from being placed now."""
+        """Return the owner's limit that would keep a job from being placed now; None if there is none."""
         return self.owner_use.find_excess(spec, self.now)
 
     def position(self, job: JobId) -> int | None:
-        """Return a queued job's place in its queue, counted from 1."""
+        """Return the position of a queued job, counted from 1; None if it is not queued."""
         known = self._ledger.get(job)
         return self.queues.position(known) if known else None
 
     def tries(self, job: JobId) -> int:
-        """Return how often an unfinished job was tried to be placed, scans that passed it over among them."""
+        """Return the number of placement tries of an unfinished job, including scans that passed it over."""
         known = self._ledger.get(job)
         if known is None:
             raise NotFoundError(
@@ -121,22 +121,22 @@ class Queries:
         return self._reasons.reason_of(job)
 
     def awaited_clusters(self) -> frozenset[ClusterName]:
-        """Return the clusters where a waiting job might be placed if there was room."""
+        """Return the clusters where a waiting job might be placed if they had more capacity."""
         return self.queues.awaited_clusters()
 
     @property
     def reservation(self) -> JobId | None:
-        """The job that nodes are kept for, while it waits."""
+        """Return the waiting job that nodes are reserved for; None if there is none."""
         return self.queues.reservation.job
 
     def kept(self, cluster: ClusterName, priority: Priority) -> int:
-        """Return the nodes that are kept for others there and not offered to jobs of a priority."""
+        """Return the number of nodes on a cluster that are reserved for others and not offered to a priority."""
         return self.queues.reservation.kept(cluster, priority)
 
     # What might be placed
 
     def limits(self) -> Limits:
-        """Return what submissions are checked against."""
+        """Return the limits that submissions are checked against."""
         rules = self.rules
         return Limits(
             [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()],
@@ -150,25 +150,26 @@ class Queries:
         )
 
     def view(self, priority: Priority) -> GridView:
-        """Return the grid as a job of that priority would be placed on it now."""
+        """Return the grid as offered to jobs of a priority now."""
         return self.queues.reservation.view(priority)
 
     def own_view(self) -> GridView:
-        """Return the grid as the job that nodes are kept for would be placed on it."""
+        """Return the grid as offered to the job that nodes are reserved for."""
         return self.queues.reservation.own_view()
 
     def view_at_home(self, spec: JobSpec, *, everything: bool = False) -> GridView | None:
-        """Return a job's home site if it took back its nodes, where it may; ``everything``: also nodes kept for it."""
+        """Return a job's home site as it would be after reclaiming its nodes; None if it may not reclaim.
+        ``everything``: include nodes reserved for this job."""
         return (self._offers.everything if everything else self._offers.ordinary)[spec.priority].at_home(spec)
 
     def view_with_preemption(self) -> GridView:
-        """Return the grid as it would be if jobs of low priority made room for one of high priority."""
+        """Return the grid as it would be if jobs of low priority were preempted."""
         return self._offers.view_with_preemption()
 
     def evaluate(self, spec: JobSpec, view: GridView, barred: frozenset[ClusterName] = NOWHERE) -> Placement | Refusal:
-        """Return what the job's policy answers on a view, without the clusters that have refused the job."""
+        """Return the answer of a job's policy on a view, without the clusters that rejected the job."""
         return self.policy_calls.evaluate(spec, view, barred)
 
     def barred(self, job: Job) -> frozenset[ClusterName]:
-        """Return the clusters where a job is not placed now, since they have refused it."""
+        """Return the clusters where a job is not placed now, since they rejected it."""
         return job.barred_clusters(self.now)

@@ -1,4 +1,4 @@
-"""The parameters of the scheduler, with the defaults of the live world (semantics 4 to 6). Times in seconds."""
+"""The parameters of the scheduler, with the defaults for live use (semantics 4 to 6). Times are in seconds."""
 
 from dataclasses import dataclass, fields
 from math import inf
@@ -19,11 +19,11 @@ PreemptionOrder = Literal["least-harm", "jst"]
 ReclaimedPosition = Literal["place", "front"]
 
 MAX_JOB_BYTES = 1024 * 1024
-"""No larger body is read of a request."""
+"""The largest request body that is read."""
 MIN_SECONDS = 0.001
-"""Far shorter spans vanish when added to a time of today, and what comes again after one never ends."""
+"""Shorter intervals vanish when added to a current timestamp, and a repeated timer would never advance."""
 MIN_FACTOR = 0.01
-"""Of what is left until the start: with less, claims would be tried thousands of times before it."""
+"""The lowest claim factor: with less, a job would have thousands of claiming tries before its start."""
 
 FINITE = Lt(inf)
 Seconds = Annotated[float, Ge(MIN_SECONDS)]
@@ -32,7 +32,7 @@ Factor = Annotated[float, Ge(MIN_FACTOR), Lt(1)]
 
 
 class OutOfRange(UsageError, ValueError):
-    """A parameter that cannot be."""
+    """A parameter is outside its allowed range."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""The scheduler: events in, effects out, time as an argument. It knows no clock, no socket and no database.
+"""The scheduler: it takes events and the time, and returns effects. It uses no clock, socket or database.
 
-A world (live, embedded, simulated) calls ``step`` with what happened and the time, writes the effects down, and then
-sends the commands among them. It calls again at ``next_wakeup`` at the latest.
+A live, embedded or simulated environment calls ``step`` with the events and the time, stores the effects, and then
+sends their commands. It calls ``step`` again at ``next_wakeup`` at the latest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,14 +32,16 @@ from koalapy.scheduler.state import Deadline, SchedulerState
 
 
 class Scheduler:
-    """One grid's scheduler: the parts that change its state, and the order in which they do."""
+    """The scheduler of one grid: constructs its components and runs scheduling cycles."""
 
     def __init__(
         self, state: SchedulerState, nonces: Nonces, clock: Clock | None = None, *, keeps_effects: bool = True
     ) -> None:
-        """``clock`` measures how long a step has placed jobs: after ``step_budget`` seconds the rest is left to the
-        next step, which is due at once; None for no limit. ``keeps_effects``: whether the caller keeps unfinished jobs
-        of the effects beyond the next step; they are copied for that.
+        """Construct the components of the scheduler.
+
+        ``clock`` measures how long a step places jobs: after ``step_budget`` seconds the remaining jobs are left to the
+        next step, which is due at once. None means no limit. ``keeps_effects``: whether the caller uses jobs of the
+        effects after the next step; they are copied for that.
         """
         self._state, self._grid, self._ledger = state, state.grid, state.ledger
         profiles = {cluster.name: cluster.profile for cluster in state.grid.clusters()}
@@ -81,7 +83,7 @@ class Scheduler:
         self.queries = Queries(state, queues, offers, policies, reasons)
 
     def step(self, events: Sequence[Event], now: float) -> Effects:
-        """Run a scheduling cycle: apply events, place jobs, and return what has changed and is to be sent."""
+        """Run a scheduling cycle: apply events, place jobs, and return the changes and the commands to send."""
         return self._cycle.run(events, now)
 
     def apply(self, event: Event, now: float) -> None:
@@ -89,22 +91,22 @@ class Scheduler:
         self._cycle.apply(event, now)
 
     def next_wakeup(self) -> float | None:
-        """Return when ``step`` must be called at the latest, even if nothing happens."""
+        """Return when ``step`` must be called at the latest, even without events; None if never."""
         return self._state.now if self.is_unfinished else self._state.timers.next_at()
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the last step had no time left for some jobs that are to be tried."""
+        """Return whether the last step ran out of time before all candidates were tried."""
         return self._candidates.is_unfinished
 
     def disable_timelines(self) -> None:
-        """Leave timelines out of the effects from now on."""
+        """Omit timeline entries from the effects from now on."""
         self._ledger.records_timelines = False
 
     # Jobs of an earlier daemon
 
     def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
-        """Take up the jobs of an earlier daemon, and its counts of scans; all clusters are out of reach at first."""
+        """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach."""
         for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.restore(job)
             if (after := corrected(job, now, self._state.rules.restart_pause_max)) != job:
@@ -125,7 +127,8 @@ class Scheduler:
                 self._health.plan_probation(cluster.name, now)
 
     def _restore_nodes(self, now: float) -> None:
-        """Who has nodes, or is promised some: first those that are leaving, whose nodes others may be promised."""
+        """Restore which components have nodes. Leaving components come first, since their nodes may be promised to
+        others."""
         held: list[tuple[Job, Component]] = []
         for job in (job for job in self._ledger.jobs.values() if job.state.is_active):
             for component in live(job).components:
@@ -156,7 +159,7 @@ class Scheduler:
 
 
 def corrected(job: Job, now: float, longest_pause: float) -> Job:
-    """Return a job without anything later than now, and with plans no farther ahead than they were."""
+    """Return a job without timestamps in the future, and with planned times no farther ahead than they were."""
     attempt = job.attempt and _attempt(job.attempt, now)
     return replace(
         job,

@@ -1,4 +1,4 @@
-"""What all parts of the scheduler work on."""
+"""The state that all components of the scheduler share, and the deadlines in the scheduler's time."""
 
 import heapq
 from collections.abc import Iterable, Iterator
@@ -20,12 +20,12 @@ from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.rules import Rules
 
 MIN_RETRY_PAUSE = 1.0
-"""Seconds at least until it is looked again whether something is still awaited, however short the patience with it."""
+"""The shortest time in seconds between two checks of a condition, however short its timeout."""
 
 
 class Deadline(StrEnum):
     CLAIM = "claim"
-    """A JCT: the next claiming try."""
+    """A job claiming time (JCT): the next claiming try."""
     CLAIM_GRACE = "claim-grace"
     BARRIER = "barrier"
     LAUNCH = "launch"
@@ -36,11 +36,11 @@ class Deadline(StrEnum):
     PROBATION = "probation"
     RETRY = "retry"
     LIMIT = "limit"
-    """A limit of a cluster's resource manager may be gone."""
+    """A limit of a cluster's resource manager may have been lifted."""
     REFUSAL = "refusal"
-    """A job may be tried again on a cluster that has refused it."""
+    """A job may be tried again on a cluster that rejected it."""
     DOUBT = "doubt"
-    """Nodes that did not count are to be tried again."""
+    """Doubted nodes are to be tried again."""
 
 
 class Timer(NamedTuple):
@@ -54,19 +54,19 @@ class Timer(NamedTuple):
 
 
 Attempt = tuple[JobId, int]
-"""A job and the generation of an attempt of it."""
+"""A job and the generation of one of its attempts."""
 
 
 class Timers:
-    """A heap of deadlines. Void ones never come, and are removed when they are as many as the others."""
+    """A heap of deadlines. Cancelled ones are skipped, and removed once they are more than half of the heap."""
 
     def __init__(self) -> None:
         self._heap: list[Timer] = []
         self._seq = 0
         self._of: dict[Attempt, dict[int, Deadline]] = {}
-        """The deadlines of each attempt, by their numbers; of attempts that have any."""
+        """The deadlines of each attempt that has any, by sequence number."""
         self._void: set[int] = set()
-        """The numbers of those in the heap that mean nothing any more."""
+        """The sequence numbers of cancelled deadlines that are still in the heap."""
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -85,7 +85,7 @@ class Timers:
         self._push(Timer(at, self._seq, kind, job, generation, component, cluster))
 
     def postpone(self, timer: Timer, at: float) -> None:
-        """Have a deadline that was due come again."""
+        """Add a deadline that was due again, for a later time."""
         self._seq += 1
         self._push(timer._replace(at=at, seq=self._seq))
 
@@ -94,7 +94,7 @@ class Timers:
         self._of.setdefault((timer.job, timer.generation), {})[timer.seq] = timer.kind
 
     def cancel(self, job: JobId, generation: int, *kinds: Deadline) -> None:
-        """Make deadlines of these kinds of an attempt void; all of them if no kind is named, as it is over."""
+        """Cancel the deadlines of these kinds of an attempt, or all of them if no kind is given."""
         of = self._of.pop((job, generation), None)
         if of is None:
             return
@@ -124,35 +124,34 @@ class Timers:
 
 
 def backoff_pause(pause: float, times: int, longest: float) -> float:
-    """A pause that doubles each time, up to the longest."""
+    """Return the pause before a retry: ``pause``, doubled ``times`` times, at most ``longest``."""
     return min(pause * 2.0 ** min(times, 60), longest)
 
 
 @dataclass(frozen=True, slots=True)
 class LrmWait:
-    """Of a component whose nodes have not all reported."""
+    """Why a component waits for its nodes in the resource manager."""
 
     reason: str = ""
     up_by: float | None = None
-    """When its nodes, which are its own and had to be started, were up, or will be at the latest; None where none had
-    to be."""
+    """When its powered-down nodes were started, or will be at the latest; None if none had to be started."""
     starting: bool = False
-    """Whether that is still to come."""
+    """Whether these nodes are still being started."""
     first_up_by: float = 0.0
-    """When nodes that were started first would have been up at the latest: others in their place get no more time."""
+    """When the first nodes that were started for it should have been up. Replacements get no more time."""
 
 
 NONE_KNOWN = LrmWait()
 
 
 class LrmWaits:
-    """Why each component waits, and until when that is nobody's fault."""
+    """The reported reason for which each component waits, and the time until which that is no timeout."""
 
     def __init__(self) -> None:
         self._waits: dict[Token, LrmWait] = {}
 
     def update(self, status: ComponentStatus, now: float) -> None:
-        """Take in what was reported last of one component."""
+        """Store the latest report of one component."""
         if status.state not in (ComponentState.SUBMITTED, ComponentState.WAITING):
             self.forget(status.token)
             return
@@ -169,20 +168,20 @@ class LrmWaits:
             self._waits[status.token] = after
 
     def forget(self, token: Token) -> None:
-        """It waits for nothing any more."""
+        """Remove a component that waits for nothing any more."""
         self._waits.pop(token, None)
 
     def reason(self, token: Token) -> str:
-        """Why it waits, in its resource manager's words; empty when that was not said."""
+        """Return the resource manager's reason for a component's wait; empty if it reported none."""
         return self._waits.get(token, NONE_KNOWN).reason
 
     def up_by(self, token: Token) -> float | None:
-        """Since when its nodes have been up, or when they will be at the latest; None where none had to be started."""
+        """Return when a component's nodes have been or will be started; None if none had to be started."""
         return self._waits.get(token, NONE_KNOWN).up_by
 
 
 class SchedulerState:
-    """The rules, what is known of clusters and jobs, what has been learned, and the deadlines; every part gets it."""
+    """The rules, the grid, the jobs, the learned run times and the deadlines, shared by all components."""
 
     def __init__(
         self,
@@ -206,4 +205,4 @@ class SchedulerState:
         self.lrm_waits = LrmWaits()
         self.experience = experience or Experience(speeds)
         self.now = 0.0
-        """The latest time that the scheduler was told."""
+        """The scheduler's time: the latest time passed to it."""
