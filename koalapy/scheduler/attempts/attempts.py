@@ -1,4 +1,4 @@
-"""An attempt from the submission of its first component to its end, and what its job becomes then."""
+"""Move an attempt from the submission of its first component to its end, and its job to the next state."""
 
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
 from koalapy.model.request import StopWarning
@@ -19,35 +19,35 @@ from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 END_GRACE = 2.0
-"""Seconds that components have to end by themselves after the program succeeded."""
+"""Seconds in which components may end by themselves after the program succeeded."""
 TO_THE_BARRIER = (Deadline.CLAIM, Deadline.CLAIM_GRACE, Deadline.BARRIER)
-"""Deadlines that mean nothing any more once it is open."""
+"""Deadlines that end once the barrier is open."""
 
 
 class Attempts:
-    """Moves components and their jobs forward, gives nodes to components and takes them back."""
+    """Moves components and their jobs to their next states, and assigns and releases their nodes."""
 
     def __init__(self, state: SchedulerState, health: ClusterHealth, queues: PlacementQueues) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
         self._grid, self._timers, self._sharing = state.grid, state.timers, state.sharing
         self._health, self._queues = health, queues
         self._warned: set[Token] = set()
-        """Components that were told to end with a warning, until they have, or are to end at once."""
+        """Components stopped with a warning that have not ended yet."""
 
     def set_deadline(self, job: Job, kind: Deadline, at: float, component: int = 0) -> None:
-        """Of the job's live attempt; it means nothing any more once that is over."""
+        """Set a deadline for the job's live attempt. It is cancelled with the attempt."""
         self._timers.add(at, kind, job=job.id, generation=job.generation, component=component)
 
     # To the barrier, and beyond
 
     def submit(self, job: Job, component: Component, now: float) -> Job:
-        """Submit a component's runner to its LRM, its nodes promised."""
+        """Submit a component's runner to its resource manager and promise it its nodes."""
         self.promise(job, component, now)
         self._ledger.send_command(SubmitComponent(component.cluster, job.token(component.index)))
         return self._ledger.update_component(job, component.index, state=ComponentState.SUBMITTED, submitted_at=now)
 
     def promise(self, job: Job, component: Component, now: float) -> None:
-        """Nodes of its cluster are a component's from now on."""
+        """Promise nodes of its cluster to a component."""
         makes_room, cluster = is_preemptible(job, self._rules, now), self._grid[component.cluster]
         is_guest = self._sharing.reclaims and job.spec.home_site != component.cluster
         cluster.promise(
@@ -60,27 +60,27 @@ class Attempts:
         )
 
     def mark_waiting(self, job: Job, component: Component, now: float) -> Job:
-        """The LRM has queued the runner: local users may have been faster."""
+        """Mark a component whose runner the resource manager has queued: local users may have been faster."""
         self.set_claim_timeout(job, component, now)
         return self._ledger.update_component(job, component.index, state=ComponentState.WAITING)
 
     def set_claim_timeout(self, job: Job, component: Component, now: float) -> None:
-        """The claim times out if the runner is still queued when the grace is over."""
+        """Let the claim time out if the runner is still queued after ``claim_grace``."""
         self.set_deadline(job, Deadline.CLAIM_GRACE, now + self._rules.claim_grace, component.index)
 
     def set_barrier_timeout(self, job: Job, now: float) -> None:
-        """All components are submitted; it means nothing any more once others were added to them."""
+        """Set the barrier timeout once all components are submitted. Components added later make it void."""
         at = now + self._rules.barrier_timeout
         self.set_deadline(job, Deadline.BARRIER, at, len(live(job).components))
 
     def mark_claimed(self, job: Job, component: Component, now: float) -> Job:
-        """All nodes of a component have reported."""
+        """Mark a component of which all nodes have reported."""
         job = self._ledger.update_component(job, component.index, state=ComponentState.CLAIMED, claimed_at=now)
         self._ledger.record_event(job, now, "claimed", f"{component.size} nodes on {component.cluster}", component)
         return job
 
     def open_barrier_if_complete(self, job: Job, now: float) -> Job:
-        """Start the program once every component is claimed, their clusters in sight, and the transfers are over."""
+        """Open the barrier once every component is claimed and reachable and the transfers are complete."""
         if job.state is not JobState.CLAIMING or (attempt := live(job)).barrier_at is not None:
             return job
         # As a rule they report in their order: of very many, the last one tells at once.
@@ -97,7 +97,7 @@ class Attempts:
         return job
 
     def mark_launched(self, job: Job, now: float) -> Job:
-        """The program runs on all nodes."""
+        """Mark the attempt as launched, as the program runs on all nodes."""
         attempt = live(job)
         if attempt.launched_at is not None or attempt.barrier_at is None:
             return job
@@ -122,10 +122,10 @@ class Attempts:
         by: str = "",
         warn: bool = False,
     ) -> Job:
-        """End the attempt; the job becomes ``becomes`` when every component has ended.
+        """End the attempt; the job enters the state ``becomes`` when every component has ended.
 
-        After a success the components end by themselves and are told so only when they linger; else at once, or with
-        ``warn`` after the grace that the job has asked for.
+        After a success the components end by themselves, and are stopped only after ``END_GRACE``. Otherwise they are
+        stopped at once, or with ``warn`` after the grace that the job requested.
         """
         ended_at = live(job).ended_at
         job = self._ledger.change_attempt(
@@ -143,7 +143,7 @@ class Attempts:
         return self.stop_all(job, warning_of(job, self._rules) if warn else None, now)
 
     def end_grace(self, job: Job) -> None:
-        """What was warned, and has time to end by itself, is to end now."""
+        """Stop the warned components of a job now, before their grace is over."""
         if job.spec.warning is None:
             return
         attempt = live(job)
@@ -155,7 +155,7 @@ class Attempts:
                 self._grid[component.cluster].expect_release(token)
 
     def stop_all(self, job: Job, warning: StopWarning | None = None, now: float = 0.0) -> Job:
-        """Stop every component that has not ended, those that run with a warning if there is one."""
+        """Stop every component that has not ended; running ones with the warning, if there is one."""
         attempt = live(job)
         for component in attempt.components:
             if component.state is ComponentState.PLACED:
@@ -170,7 +170,7 @@ class Attempts:
     def stop_component(
         self, job: Job, component: Component, reason: str, warning: StopWarning | None = None, now: float = 0.0
     ) -> Job:
-        """Tell a component to end: its nodes will be free soon, or after the grace of its warning."""
+        """Stop a component and expect its nodes soon, or after the grace of its warning."""
         token = job.token(component.index)
         self._ledger.send_command(StopComponent(component.cluster, token, reason, warning=warning))
         if warning is not None:
@@ -179,7 +179,7 @@ class Attempts:
         return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
 
     def mark_delivering(self, job: Job, component: Component, now: float) -> Job:
-        """The cluster has its nodes back, and something of it is still to come."""
+        """Mark a component that has released its nodes and still sends output."""
         if component.state is ComponentState.DELIVERING:
             return job
         self._note_no_warning(job, component, now)
@@ -187,7 +187,7 @@ class Attempts:
         return self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
 
     def mark_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
-        """The cluster has its nodes back, and nothing more will come; ``missing`` says what of its output is lost."""
+        """Mark a component that has ended and sent everything; ``missing`` names the lost part of its output."""
         token = job.token(component.index)
         self._note_no_warning(job, component, now)
         self._grid[component.cluster].release(token)
@@ -202,7 +202,7 @@ class Attempts:
         )
 
     def give_up_component(self, job: Job, component: Component, now: float) -> None:
-        """Of a component that has not ended nothing more is waited for: its attempt is over."""
+        """Stop waiting for a component that has not ended, as its attempt is over."""
         token = job.token(component.index)
         self._warned.discard(token)
         self._grid[component.cluster].release(token)
@@ -210,7 +210,7 @@ class Attempts:
             self.note_lost_output(job, component, f"{component.cluster} is out of reach", now)
 
     def mark_warned(self, job: Job, component: Component, now: float) -> Job:
-        """Its program was told that it will be stopped."""
+        """Record that a component's program was warned of its stop."""
         if job.spec.warning is None or component.warned_at is not None:
             return job
         warning = job.spec.warning
@@ -222,7 +222,7 @@ class Attempts:
         return job
 
     def expect_release_after_grace(self, job: Job, component: Component) -> None:
-        """A component that was warned has its nodes until its grace, or that of its walltime, is over."""
+        """Expect a warned component to keep its nodes until the end of its grace, or of its walltime."""
         attempt, warning = live(job), warning_of(job, self._rules)
         by = None
         if job.ending is None:
@@ -232,13 +232,13 @@ class Attempts:
         self._grid[component.cluster].expect_release(job.token(component.index), by)
 
     def end_after_walltime(self, job: Job, now: float) -> Job:
-        """Its program may run no longer; it was warned of that, or will never be."""
+        """Fail a job whose walltime has passed."""
         if job.spec.warning is not None:
             self._warned.update(job.token(c.index) for c in live(job).gang if c.state is ComponentState.RUNNING)
         return self.end_attempt(job, JobState.FAILED, f"walltime of {job.spec.walltime:g} s exceeded", now)
 
     def _note_no_warning(self, job: Job, component: Component, now: float) -> None:
-        """Where a program was to be warned, and was stopped without that."""
+        """Record in the timeline that a program was stopped without the requested warning."""
         token = job.token(component.index)
         if token in self._warned:
             self._warned.remove(token)
@@ -249,7 +249,7 @@ class Attempts:
                 self._ledger.record_event(job, now, "not-warned", why, component)
 
     def note_lost_output(self, job: Job, component: Component, why: str, now: float) -> None:
-        """If its program ran: what there is of its output that has not come is not waited for."""
+        """Record that the output of a started program that has not arrived yet is lost."""
         if live(job).launched_at is not None:
             kinds = "output and results" if job.spec.collect else "output"
             what = f"of its {kinds} there is missing what had not come yet: {why}"
@@ -258,7 +258,7 @@ class Attempts:
     # The stage: the folder to which a component's files are brought, on its own cluster
 
     def begin_staging(self, job: Job, component: Component, now: float) -> None:
-        """Have a component's files brought to its cluster."""
+        """Transfer a component's files to its cluster."""
         if not component.staging:
             return
         self._ledger.send_command(StageComponent(component.cluster, job.stage_token(component)))
@@ -270,20 +270,20 @@ class Attempts:
             self._ledger.record_event(job, now, "transfer", f"{what} to {component.cluster}{about}", component)
 
     def end_staging(self, job: Job, component: Component) -> None:
-        """Have a component's files removed from its cluster."""
+        """Remove a component's files from its cluster."""
         if component.staging:
             self._ledger.send_command(UnstageComponent(component.cluster, job.stage_token(component)))
 
     # What becomes of the job
 
     def settle_job_of(self, token: Token, now: float) -> None:
-        """Of the job whose component a token names."""
+        """Settle the job whose component a token names, if there is one."""
         found = self._ledger.find(token)
         if found is not None:
             self.settle_job(found[0], now)
 
     def settle_job(self, job: Job, now: float) -> None:
-        """When nothing of an ended attempt is left that can be waited for, the job becomes what it was to become."""
+        """Move a job to its next state once no component of its ended attempt must be awaited."""
         if job.ending is None:
             return
         # As a rule they end in their order: of very many, the last one tells at once.
@@ -319,29 +319,29 @@ class Attempts:
         self._state.experience.learn(job)
 
     def _requeue(self, job: Job, now: float) -> None:
-        """Back to the placement queue, at once or after the pause that its failures have earned it."""
+        """Requeue a job at once, or after the pause that follows its failures."""
         if job.retry_at is None or job.retry_at <= now:
             self._queues.requeue(job)
         else:
             self.pause_job(job, job.retry_at)
 
     def end_pause(self, job_id: JobId, at: float) -> None:
-        """A job that waited for its next try queues again, unless it was held or cancelled meanwhile."""
+        """Requeue a job after its pause, unless it was held or cancelled since."""
         job = self._ledger.get(job_id)
         if job is not None and job.state is JobState.QUEUED and job.retry_at == at:
             self._queues.requeue(job)
 
     def pause_job(self, job: Job, until: float) -> None:
-        """A queued job is tried again, but not before then."""
+        """Keep a queued job out of its queue until a time."""
         self._queues.pause(job)
         self._timers.add(until, Deadline.RETRY, job=job.id)
 
 
 def _must_be_awaited(job: Job, component: Component) -> bool:
-    """Return whether the job cannot go on before this component has ended.
+    """Return whether the job must wait for a component to end.
 
-    One that still sends output is awaited when the job is about to be over. One out of reach is awaited only if it may
-    run the program and the job is to start again: no job may live twice.
+    A component that sends output is awaited if the job is about to be final. An unreachable one is awaited only if it
+    may run the program and the job is to start again: two live attempts of one job must not exist.
     """
     if component.state is ComponentState.ENDED:
         return False

@@ -1,4 +1,4 @@
-"""What clusters tell of components, held against what is known of their jobs."""
+"""Apply the component reports of clusters to their jobs."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,22 +24,23 @@ from koalapy.scheduler.state import SchedulerState
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 NOT_THERE = (ComponentState.PLACED, ComponentState.ENDED)
-"""Of these there is nothing on any cluster, whatever one says."""
+"""In these states no cluster holds anything of a component, whatever it reports."""
 ALL_THERE = (ComponentState.CLAIMED, ComponentState.RUNNING)
 BEFORE_PROGRAM = (ComponentState.WAITING, ComponentState.CLAIMED)
 
 
 class Components:
-    """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
+    """Applies component reports. A report may arrive twice, late, or for an attempt that has ended."""
 
     def __init__(self, state: SchedulerState, attempts: Attempts, failures: Failures, health: ClusterHealth) -> None:
         self._ledger, self._grid, self._lrm_waits = state.ledger, state.grid, state.lrm_waits
         self._attempts, self._failures, self._health = attempts, failures, health
         self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
-        """Components of no live attempt that were told to end and have not yet."""
+        """Components of no live attempt that were stopped and have not ended yet."""
 
     def update(self, cluster: ClusterName, status: ComponentStatus, now: float) -> Job | None:
-        """Apply a snapshot of a component, and return its job; ignore a component whose submit is not sent yet."""
+        """Apply a component's report and return its job, None if it has none. Ignore components whose submit was not
+        sent yet."""
         if status.token in self._ledger.unsent_submits:
             return None
         if status.over and status.token in self._grid[cluster].live:
@@ -64,7 +65,7 @@ class Components:
         return self._attempts.open_barrier_if_complete(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
-        """Hold an inventory against what is known; yields the tokens whose jobs may have to be settled."""
+        """Compare an inventory with the jobs; yield the tokens whose jobs may have to be settled."""
         reported = {status.token for status in event.inventory.components}
         # An event before this one in the same step may have led to submits, which are in no outbox yet.
         undelivered = event.undelivered | self._ledger.unsent_submits
@@ -85,7 +86,7 @@ class Components:
             yield token
 
     def mark_lost(self, token: Token, error: str, now: float) -> None:
-        """A component is gone and will not be heard of again."""
+        """Mark a component as gone: its cluster will not report it again."""
         self._lrm_waits.forget(token)
         found = self._ledger.find(token)
         if found is None:
@@ -98,7 +99,7 @@ class Components:
             self._failures.handle_infrastructure_failure(job, component, AttemptFailure.LOST, error, now)
 
     def mark_unknown(self, token: Token, last_heard: float, lost_at: float | None, now: float) -> None:
-        """Note that a component's cluster is out of reach: it may run on, and is certainly over at ``lost_at``."""
+        """Mark a component on an unreachable cluster: it may still run, and has certainly ended at ``lost_at``."""
         found = self._ledger.find(token)
         if found is None:
             return
@@ -116,7 +117,7 @@ class Components:
                 self._ledger.change_state(job, JobState.UNKNOWN, now, str(JobState.UNKNOWN), reason)
 
     def _record_details(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
-        """Keep what the snapshot says beside the state: hosts, LRM job, exit code, error."""
+        """Store the details of a report other than the state: hosts, LRM job, exit code, error."""
         changes: ComponentChanges = {}
         if len(status.hosts) == component.size and status.hosts != component.hosts:
             changes["hosts"] = status.hosts
@@ -141,14 +142,14 @@ class Components:
         )
 
     def _update_unknown_state(self, job: Job, now: float, reason: str) -> Job:
-        """Bring the job's state in line with its components when one went out of sight or came back."""
+        """Update the job's state after a component became unreachable or reachable."""
         state = derived_state(job)
         if job.ending is None and JobState.UNKNOWN in (state, job.state) and state is not job.state:
             return self._ledger.change_state(job, state, now, str(state), reason)
         return job
 
     def _advance_component(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
-        """Move the component forward; never back."""
+        """Move the component to the reported state, never to an earlier one."""
         if component.state in (ComponentState.STOPPING, ComponentState.DELIVERING):
             return job
         if status.state in (ComponentState.WAITING, ComponentState.CLAIMED) and not status.error:
@@ -166,7 +167,7 @@ class Components:
         return job
 
     def _apply_to_job(self, job: Job, index: int, status: ComponentStatus, now: float) -> Job:
-        """What the snapshot means for the job as a whole."""
+        """Derive from a report whether the job has launched, succeeded, failed, or must be retried."""
         component = live(job).components[index]
         if component.superseded:
             return job
@@ -200,7 +201,7 @@ class Components:
         return job
 
     def _reject_stray(self, cluster: ClusterName, status: ComponentStatus) -> None:
-        """Nothing of an old generation may live on: those that have delivered all are forgotten, others stopped."""
+        """Stop a component of an old generation; forget it once it has ended."""
         self._lrm_waits.forget(status.token)
         if status.state is ComponentState.DELIVERING:
             return

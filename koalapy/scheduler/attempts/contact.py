@@ -1,7 +1,7 @@
-"""Contact with clusters: what follows when one is silent, or has not confirmed what it knows.
+"""Contact with clusters: silence, and confirmations of what a cluster knows.
 
-A component of a silent cluster may run on. It counts as lost, so that its job may be tried again, only once it is
-certainly over: when its lease or its walltime has passed on its nodes, or an operator has declared the cluster lost
+A component of a silent cluster may continue. It is lost, so that its job may be tried again, only once it has certainly
+ended: its lease or walltime has passed on its nodes, or an operator has declared the cluster lost
 (docs/adr/0030-component-leases.md).
 """
 
@@ -22,26 +22,25 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, SchedulerState, Timer
 
 MAX_LATENESS = 1.0
-"""Called so many seconds later than it had asked for, the scheduler was not listening meanwhile."""
+"""Seconds by which the scheduler may be called late. Beyond that it was suspended and received nothing."""
 
 NEED_CONFIRMATION = (Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, Deadline.WALLTIME, Deadline.STOP)
-"""Deadlines that say that something has not happened."""
+"""Deadlines that mean that something has not happened."""
 CONFIRMATION_TIMEOUT = 600.0
-"""Seconds for which deadlines wait for a cluster that is heard of and does not confirm what it knows, beside
-``unreachable_after``."""
+"""Seconds for which deadlines wait for a connected cluster to confirm, in addition to ``unreachable_after``."""
 NOT_FROM_UNREACHABLE = (Deadline.BARRIER, Deadline.STOP)
-"""Those of them that need not wait for a cluster that counts as out of reach: nothing of value is lost."""
+"""Those of them that do not wait for an unreachable cluster, since nothing of value is lost."""
 
 
 class Confirmations:
-    """Requests confirmations of clusters, and keeps the deadlines that wait for them."""
+    """Requests confirmations from clusters, and keeps the deadlines that wait for them."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
         self._waiting: defaultdict[ClusterName, list[Timer]] = defaultdict(list)
 
     def is_awaited(self, timer: Timer, job: Job, now: float) -> bool:
-        """Whether a deadline that has passed must wait for confirmations; then it comes again when there are some."""
+        """Return whether a passed deadline must wait for confirmations. If so, it is due again once they arrive."""
         if timer.kind not in NEED_CONFIRMATION:
             return False
         components = live(job).components
@@ -63,31 +62,31 @@ class Confirmations:
         return timer.kind in NOT_FROM_UNREACHABLE and not contact.connected and component.unknown_since is not None
 
     def record_confirmation(self, name: ClusterName, as_of: float) -> None:
-        """A cluster has reported all that it knew at a moment."""
+        """Store that a cluster has reported everything it knew at a time."""
         contact = self._grid[name].contact
         contact.confirmation_requested, contact.unconfirmed_since = False, None
         contact.confirmed_at = max(contact.confirmed_at, as_of)
         self.retry_deadlines(name)
 
     def retry_deadlines(self, name: ClusterName) -> None:
-        """Deadlines that wait for a cluster are due once more: it confirmed, or is out of reach, or lost."""
+        """Make the deadlines that wait for a cluster due again: it confirmed, timed out, or is out of reach."""
         for timer in self._waiting.pop(name, ()):
             self._timers.postpone(timer, timer.at)
 
     def has_timed_out(self, contact: ContactStatus, now: float) -> bool:
-        """Whether a cluster is heard of, and has been for ``CONFIRMATION_TIMEOUT`` without confirming what it knows."""
+        """Return whether a connected cluster has not confirmed for ``CONFIRMATION_TIMEOUT``."""
         since = contact.unconfirmed_since
         return contact.connected and since is not None and now >= since + self._timeout
 
     def resume_requests(self, cluster: ClusterStatus, now: float) -> None:
-        """What it was asked for before may never have arrived."""
+        """Request the confirmation again after a reconnect, as the earlier request may be lost."""
         cluster.contact.confirmation_requested = False
         self.retry_deadlines(cluster.name)
         if cluster.contact.unconfirmed_since is not None:
             self._request(cluster, now)  # else it would stay unconfirmed for ever, with nothing to wait for
 
     def extend_timeout(self, cluster: ClusterStatus, seconds: float) -> None:
-        """Do not count seconds in which nobody could have heard its confirmation."""
+        """Extend the timeout by seconds in which no confirmation could be received."""
         if cluster.contact.unconfirmed_since is not None:
             cluster.contact.unconfirmed_since += seconds
             self._set_timeout(cluster, cluster.contact.unconfirmed_since)
@@ -110,7 +109,7 @@ class Confirmations:
 
 
 class Contact:
-    """Knows for how long clusters have been silent, and gives up their components once these are certainly over."""
+    """Tracks how long clusters are silent, and gives up their components once these have certainly ended."""
 
     def __init__(
         self, state: SchedulerState, confirmations: Confirmations, components: Components, health: ClusterHealth
@@ -119,10 +118,10 @@ class Contact:
         self._timers, self._ledger = state.timers, state.ledger
         self._confirmations, self._components, self._health = confirmations, components, health
         self.began = -inf
-        """When this daemon took up the jobs of one before it, whose clock may have been another."""
+        """When this daemon run restored its jobs; earlier timestamps may come from another clock."""
 
     def advance_clock(self, now: float) -> float:
-        """Advance the scheduler's time, and return it: it does not go back, whatever a clock does."""
+        """Advance the scheduler's time and return it. It never goes back, whatever the clock does."""
         state = self._state
         if now > state.now:
             self._discount_downtime(now, state.now)
@@ -130,7 +129,7 @@ class Contact:
         return state.now
 
     def mark_connected(self, cluster: ClusterStatus, now: float) -> None:
-        """Take note that a cluster has reported everything."""
+        """Mark a cluster as connected after it has reported everything."""
         if not cluster.contact.connected and cluster.contact.silent_since is not None:
             self._confirmations.extend_timeout(cluster, now - cluster.contact.silent_since)
         cluster.contact.connected = cluster.contact.has_agent = True
@@ -139,7 +138,8 @@ class Contact:
         self._confirmations.resume_requests(cluster, now)
 
     def mark_disconnected(self, cluster: ClusterStatus, heard: float, now: float) -> None:
-        """Note when a cluster was last heard of: nothing is placed there, and its components are unknown soon."""
+        """Mark a cluster as disconnected since ``heard``: nothing is placed there, and its components become unknown
+        soon."""
         cluster.contact.losses += cluster.contact.connected
         cluster.contact.connected, cluster.contact.confirmation_requested = False, False
         cluster.contact.last_heard = cluster.contact.silent_since = heard
@@ -149,7 +149,7 @@ class Contact:
         self._ledger.mark_cluster_changed(cluster.name)
 
     def disconnect(self, cluster: ClusterStatus, reason: str, heard: float | None, now: float) -> None:
-        """Take note that a cluster's agent is not connected; ``heard``: when it was last heard of, if not now."""
+        """Record that a cluster's agent has disconnected; ``heard``: the time of its last message, default now."""
         contact, problem = cluster.contact, cluster.problem
         if contact.has_agent or contact.connected or problem:
             contact.has_agent, contact.disconnected_because = False, reason
@@ -159,7 +159,7 @@ class Contact:
             self.mark_disconnected(cluster, now if heard is None else min(heard, now), now)
 
     def _discount_downtime(self, now: float, before: float) -> None:
-        """Do not count as silence what was not heard while the scheduler was not called."""
+        """Do not count the time in which the scheduler was not called as silence."""
         wakeup = self._timers.next_at()
         late = 0.0 if wakeup is None else now - max(wakeup, before)
         if late > MAX_LATENESS:
@@ -172,7 +172,7 @@ class Contact:
                     self._check_at(cluster, contact.silence_ignored_until)
 
     def handle_silence(self, timer: Timer, now: float) -> Iterator[Token]:
-        """Give up components of a silent cluster that are certainly over, lose sight of others; yield all tokens."""
+        """Give up components of a silent cluster that have certainly ended, mark others unknown; yield all tokens."""
         cluster = self._grid[timer.cluster]
         contact = cluster.contact
         if timer.kind is Deadline.LOST:
@@ -199,7 +199,7 @@ class Contact:
             self._check_at(cluster, min(now + max(self._rules.unreachable_after, MIN_RETRY_PAUSE), *ends))
 
     def declare_lost(self, event: ClusterLost, now: float) -> Iterator[Token]:
-        """Give up all components of a cluster, as an operator says; ``ConflictError`` if its agent is connected."""
+        """Give up all components of a cluster for an operator. Raise ``ConflictError`` if its agent is connected."""
         cluster = self._grid[event.cluster]
         if cluster.contact.connected:
             raise ConflictError(
@@ -217,7 +217,7 @@ class Contact:
         self._confirmations.retry_deadlines(cluster.name)
 
     def _lost_at(self, cluster: ClusterStatus, token: Token) -> tuple[float, str]:
-        """When a component of a silent cluster is certainly over, and why; infinite where no time says so."""
+        """Return when a component of a silent cluster has certainly ended, and why; infinite if no time is known."""
         found, since = self._ledger.find(token), cluster.contact.silent_since
         if found is None or since is None:
             return inf, ""
@@ -229,7 +229,7 @@ class Contact:
         return max(at, since + self._rules.unreachable_after, cluster.contact.silence_ignored_until), why
 
     def _walltime_over_at(self, job: Job) -> float:
-        """Return when every runner has counted the walltime to its end; times of an earlier daemon count as now."""
+        """Return when every runner has counted the walltime down; timestamps of an earlier daemon run count as now."""
         ends = walltime_ends(job)
         if ends is None or job.spec.walltime is None:
             return inf
@@ -237,20 +237,20 @@ class Contact:
         return launched_at + with_margin(job.spec.walltime + WALLTIME_ALLOWANCE)
 
     def _is_silent(self, cluster: ClusterStatus, now: float) -> bool:
-        """Whether a cluster has been out of reach for ``unreachable_after``, as far as we listened."""
+        """Return whether a cluster has been out of reach for ``unreachable_after``, without the daemon's downtime."""
         contact = cluster.contact
         if contact.connected or contact.silent_since is None:
             return False
         return now >= max(contact.silent_since + self._rules.unreachable_after, contact.silence_ignored_until)
 
     def _check_at(self, cluster: ClusterStatus, at: float) -> None:
-        """Look at a silent cluster then, and not when it was to be looked at before."""
+        """Check a silent cluster at a time, instead of the time set before."""
         cluster.contact.check_at = at
         self._timers.add(at, Deadline.UNREACHABLE, cluster=cluster.name)
 
 
 def _lease_over_at(job: Job, component: Component, silent_since: float) -> float:
-    """When a component's runners have ended it, which count their lease from no later a moment than this."""
+    """Return when a component's runners have ended it by their lease, counted from its last possible renewal."""
     if component.lease is None:
         return inf
     grace = job.spec.warning.grace if job.spec.warning is not None else 0.0

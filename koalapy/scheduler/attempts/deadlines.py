@@ -12,11 +12,11 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.state import MIN_RETRY_PAUSE, Deadline, SchedulerState, Timer
 
 RESULT_PAUSE = 5.0
-"""Seconds until it is looked again whether the exit code of a program is there that has ended."""
+"""Seconds between two checks for the exit code of an ended program."""
 
 
 class Deadlines:
-    """Handle deadlines that have passed, if they still matter and all is known that they depend on."""
+    """Handles passed deadlines that still apply, once all reports they depend on are confirmed."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Deadlines:
         self._claiming, self._failures, self._health = claiming, failures, health
 
     def handle(self, timer: Timer, now: float) -> None:
-        """Do what follows from a deadline that has passed."""
+        """Perform the action of a passed deadline."""
         match timer.kind:
             case Deadline.UNREACHABLE | Deadline.LOST:
                 for token in self._contact.handle_silence(timer, now):
@@ -53,7 +53,7 @@ class Deadlines:
                     self._attempts.settle_job(job, now)
 
     def _handle_of_attempt(self, timer: Timer, now: float) -> Job | None:
-        """Return the job as its deadline has left it; None if that does not matter any more, or comes again later."""
+        """Return the job after its deadline; None if the deadline does not apply any more or was postponed."""
         job = self._state.ledger.get(timer.job)
         if job is None or job.generation != timer.generation or not job.state.is_active:
             return None
@@ -98,7 +98,7 @@ class Deadlines:
         return None
 
     def _postponed(self, timer: Timer, job: Job, now: float) -> float | None:
-        """When a deadline comes again, since what it is for may still happen, by no fault of anybody; None if not."""
+        """Return the new time of a deadline whose event may still happen without a fault; None if it has failed."""
         at_barrier = now + max(self._rules.barrier_timeout, MIN_RETRY_PAUSE)
         match timer.kind:
             case Deadline.CLAIM_GRACE if not self._is_claim_timed_out(job, timer, now):
@@ -112,7 +112,7 @@ class Deadlines:
         return None
 
     def _is_claim_timed_out(self, job: Job, timer: Timer, now: float) -> bool:
-        """Return whether a runner waits for local users, not for promised nodes, or for its own to boot."""
+        """Return whether a runner waits for local users, not for promised nodes or nodes that boot."""
         component = live(job).components[timer.component]
         cluster, token = self._state.grid[component.cluster], job.token(component.index)
         waited = now - max(component.submitted_at or now, cluster.release_deadline(token))
@@ -121,7 +121,7 @@ class Deadlines:
         return not starting and not cluster.holds(token) and (last or not cluster.unreleased_nodes(token))
 
     def _nodes_are_due(self, job: Job) -> float:
-        """Return when nodes that had to boot, or that others left after their grace, should have reported; else 0."""
+        """Return when nodes that boot, or are released after a grace, should have reported; 0 without such nodes."""
         moments = [self._state.lrm_waits.up_by(job.token(c.index)) or 0.0 for c in live(job).gang]
         moments += [self._state.grid[c.cluster].release_deadline(job.token(c.index)) for c in live(job).gang]
         there_by = max(moments)
@@ -129,7 +129,7 @@ class Deadlines:
 
 
 def _is_moot(timer: Timer, job: Job) -> bool:
-    """Whether what a deadline was set for has happened, or is not awaited any more."""
+    """Return whether the awaited event has happened, or the attempt is ending anyway."""
     attempt = live(job)
     match timer.kind:
         case Deadline.STOP:

@@ -1,4 +1,4 @@
-"""What follows from the components of a job's live attempt; nothing is changed here."""
+"""Derive facts from the components of a job's live attempt, without changing anything."""
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Launcher
 from koalapy.model.request import StopWarning
@@ -8,17 +8,17 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.rules import Rules
 
 MIN_MEASURED_SECONDS = 0.5
-"""Seconds of a transfer from which on its speed tells how long the rest will take."""
+"""Seconds after which the speed of a transfer predicts its end."""
 
 
 def reporting_components(job: Job) -> tuple[Component, ...]:
-    """The components that report an exit code: only the head (Open MPI), or every one its own."""
+    """Return the components that report an exit code: only the head with Open MPI, otherwise all."""
     attempt = live(job)
     return (attempt.head,) if job.spec.launcher is Launcher.OPENMPI else attempt.gang
 
 
 def program_result(job: Job) -> int | None:
-    """The program's exit code, once it is certain: the first failure, or 0 when all that report one have reported 0."""
+    """Return the program's exit code once it is certain: the first failure, or 0 when all have reported 0; else None."""
     codes = [c.exit_code for c in reporting_components(job)]
     failed = next((code for code in codes if code), None)
     if failed is not None:
@@ -27,22 +27,23 @@ def program_result(job: Job) -> int | None:
 
 
 def is_launched(job: Job) -> bool:
+    """Return whether the program runs, or has ended, on all components that report."""
     return all(c.state is ComponentState.RUNNING or c.exit_code is not None for c in reporting_components(job))
 
 
 def is_program_over(job: Job, grid: GridStatus) -> bool:
-    """Whether a job's program has ended, though its exit code is still on the way, after all its output."""
+    """Return whether a job's program has ended, even if its exit code still follows its output."""
     return all(c.exit_code is not None or job.token(c.index) in grid[c.cluster].over for c in reporting_components(job))
 
 
 def walltime_ends(job: Job) -> float | None:
-    """When a job's program has run for as long as it may; None before it was launched, and where it has no walltime."""
+    """Return when a job's walltime passes; None before the launch and without a walltime."""
     launched, walltime = live(job).launched_at, job.spec.walltime
     return None if launched is None or walltime is None else launched + walltime
 
 
 def warning_of(job: Job, rules: Rules) -> StopWarning | None:
-    """Return the warning of a job that is stopped now; None if it runs on no node, or has asked for none."""
+    """Return the warning for a job that is stopped now; None if it runs nowhere or requested none."""
     wanted = job.spec.warning
     if wanted is None or live(job).launched_at is None:
         return None
@@ -50,7 +51,7 @@ def warning_of(job: Job, rules: Rules) -> StopWarning | None:
 
 
 def unclaimed(job: Job) -> list[Component]:
-    """The components to be claimed for."""
+    """Return the components that still have to be claimed."""
     return [component for component in live(job).gang if component.state is ComponentState.PLACED]
 
 
@@ -65,7 +66,7 @@ def link_demand(job: Job, component: Component) -> float:
 
 
 def unknown_reason(job: Job, now: float) -> str:
-    """Why a job's state is unknown, and until when, in one line."""
+    """Return, in one line, why a job's state is unknown and until when."""
     unknown = [c for c in live(job).components if c.unknown_since is not None and not c.has_ended]
     clusters = sorted({component.cluster for component in unknown})
     away = f"{format_list(clusters, separator=' and ')} {'is' if len(clusters) == 1 else 'are'} out of reach"
@@ -79,7 +80,7 @@ def unknown_reason(job: Job, now: float) -> str:
 
 
 def derived_state(job: Job) -> JobState:
-    """The state that follows from what is known of the components."""
+    """Return the job state that follows from the components."""
     attempt = live(job)
     if any(c.unknown_since is not None for c in attempt.gang if not c.has_ended):
         return JobState.UNKNOWN
@@ -89,7 +90,7 @@ def derived_state(job: Job) -> JobState:
 
 
 def expected_end_of_transfers(attempt: Attempt, now: float) -> float | None:
-    """Return when all transfers of an attempt will be over, by how far they are; None while that tells nothing."""
+    """Return when all transfers will be complete at their measured speed; None without measurements."""
     ends = []
     for component in attempt.gang:
         if component.staging_since is None or component.staged_at is not None:
@@ -101,7 +102,7 @@ def expected_end_of_transfers(attempt: Attempt, now: float) -> float | None:
 
 
 def only_awaits_files(job: Job) -> bool:
-    """Return whether a gang waits at the barrier for nothing but its files."""
+    """Return whether a fully claimed gang waits at the barrier only for its files."""
     gang = live(job).gang
     are_claimed = all(c.state is ComponentState.CLAIMED and c.unknown_since is None for c in gang)
     return are_claimed and any(c.awaits_files for c in gang)

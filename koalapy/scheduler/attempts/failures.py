@@ -1,7 +1,8 @@
-"""Decide what follows from failures and refusals: whether a job is tried again, where, and what is to blame.
+"""Decide, after a failure or rejection, whether and where a job is tried again and which cluster is at fault.
 
-A refused job is tried on other clusters, and fails once all have refused it (semantics 6, ADR 10). Unknown words bar it
-from the cluster for a pause that doubles; the same words for jobs of several kinds are an error of the cluster.
+A rejected job is tried on other clusters, and fails once all have rejected it (semantics 6, ADR 10). An unrecognized
+message bars the job from the cluster for a pause that doubles. The same message for jobs of several kinds is an error
+of the cluster.
 """
 
 import re
@@ -25,18 +26,18 @@ from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 INFRASTRUCTURE_FAILURE = "infrastructure-failure"
 REFUSED = "refused"
 REFUSAL_PAUSE = 30.0
-"""Seconds for which a job is not tried where it was refused in unknown words; each further refusal doubles it."""
+"""Seconds for which a job avoids a cluster after an unrecognized rejection; each further one doubles it."""
 MAX_REFUSAL_PAUSE = 3600.0
 MAX_REFUSALS = 4
-"""Refusals in unknown words, on all clusters together, after which a job that no other cluster could take fails."""
+"""Unrecognized rejections on all clusters together after which a job fails that no other cluster could take."""
 MAX_WORDS_LENGTH = 500
-"""Characters of a refusal that are kept with a job."""
+"""Characters of a rejection message that are kept with a job."""
 
 _WITH_DIGITS = re.compile(r"\S*\d\S*")
 
 
 def normalize_words(words: str, names: tuple[str, ...]) -> str:
-    """Return a refusal without what differs between jobs: numbers, what contains digits, and ``names``."""
+    """Return a rejection message without what differs between jobs: words with digits, and ``names``."""
     words = _WITH_DIGITS.sub("#", words.casefold())
     for name in filter(None, names):
         words = re.sub(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", "#", words)
@@ -44,7 +45,7 @@ def normalize_words(words: str, names: tuple[str, ...]) -> str:
 
 
 class Failures:
-    """Decides whether a job is tried again, and whether its cluster is to blame."""
+    """Decides whether a job is tried again and whether its cluster is at fault."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Failures:
     def handle_infrastructure_failure(
         self, job: Job, component: Component, why: AttemptFailure, error: str, now: float
     ) -> Job:
-        """A failure that is not the program's: the whole attempt ends and the job is tried again."""
+        """End an attempt that failed without a fault of its program, count the error, and retry the job."""
         self._ledger.count_failed_attempt(component.cluster, why)
         if component.claimed_at is None:
             self._grid[component.cluster].evidence.record_failed(now)
@@ -73,7 +74,7 @@ class Failures:
         return self.restart_job(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
 
     def handle_exceeded_limit(self, job: Job, component: Component, error: str, now: float) -> Job:
-        """End a job that exceeded a limit of its resource manager, such as that of memory. No cluster is to blame."""
+        """Fail a job that exceeded a limit such as memory. No cluster is at fault."""
         reason = f"{component.cluster}: {error}"
         if (job.ending, job.reason) == (JobState.FAILED, reason):
             return job
@@ -85,7 +86,7 @@ class Failures:
         return self._attempts.end_attempt(job, JobState.FAILED, reason, now)
 
     def handle_refusal(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
-        """Follow a refusal by a component's resource manager, by what it ``concerns``."""
+        """Handle a rejection by a component's resource manager according to what it ``concerns``."""
         if concerns == "job":
             self._note_refusal(job, component, error, now)
             return self._attempts.end_attempt(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
@@ -98,12 +99,13 @@ class Failures:
         )
 
     def end_cluster_probation(self, cluster: ClusterName) -> None:
-        """Take a cluster on probation for mended, and what it refused in unknown words meanwhile for over."""
+        """End a cluster's probation after a program has started there, and forget its unrecognized rejections."""
         if self._health.end_probation(cluster):
             self.forget_refusals(cluster, unknown_only=True)
 
     def handle_claim_timeout(self, job: Job, component: Component, now: float) -> Job:
-        """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""
+        """Handle a claim whose nodes the resource manager gave to others: the claim failed, without an error of the
+        cluster."""
         cluster, token = component.cluster, job.token(component.index)
         if reason := self._lrm_problems([component]):
             why = ClaimFailure.RESOURCE_MANAGER
@@ -120,17 +122,17 @@ class Failures:
     def handle_timeout(
         self, job: Job, component: Component, why: AttemptFailure, error: str, silent: Sequence[Component], now: float
     ) -> Job:
-        """Something has not happened in time, maybe for what is the matter with the clusters of ``silent``."""
+        """Handle an event that has not happened in time, possibly for problems of the clusters of ``silent``."""
         said = "; ".join(filter(None, (error, self._lrm_problems(silent))))
         return self.handle_infrastructure_failure(job, component, why, said, now)
 
     def _lrm_problems(self, components: Sequence[Component]) -> str:
-        """What the clusters of components say is the matter with their resource managers."""
+        """Return the reported problems of the components' resource managers."""
         problems = {c.cluster: self._grid[c.cluster].problem for c in components}
         return "; ".join(f"{cluster}: {problem}" for cluster, problem in sorted(problems.items()) if problem)
 
     def restart_job(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
-        """End the attempt and try the job again, unless it was too often: at once, then after pauses that double."""
+        """End the attempt and retry the job after a pause that doubles; fail it after too many restarts."""
         rules = self._rules
         limit = job.spec.max_restarts if job.spec.max_restarts is not None else rules.max_restarts
         if limit is not None and job.restarts >= limit:
@@ -147,9 +149,9 @@ class Failures:
     # Refusals of resource managers
 
     def _try_elsewhere(self, job: Job, component: Component, error: str, *, for_good: bool, now: float) -> Job:
-        """Try a job elsewhere that a cluster has refused, ``for_good`` or in unknown words.
+        """Retry a rejected job on other clusters; ``for_good``: never again on this one.
 
-        Where no other cluster could take the job, it waits until it may be tried again, or fails.
+        If no other cluster could take the job, it waits until it may be tried again, or fails.
         """
         self._note_refusal(job, component, error, now)
         is_error_of_cluster = not for_good and self._is_error_of_cluster(job, component.cluster, error, now)
@@ -174,13 +176,13 @@ class Failures:
         return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
 
     def end_refusal_pause(self, ident: JobId) -> None:
-        """Try a job again on a cluster that has refused it."""
+        """Try a job again on a cluster that rejected it."""
         job = self._ledger.get(ident)
         if job is not None:
             self._queues.regroup_job(job)
 
     def forget_refusals(self, cluster: ClusterName, *, unknown_only: bool = False) -> None:
-        """Forget what a cluster has refused, or what of it was in unknown words: it has been mended."""
+        """Forget the jobs that a repaired cluster rejected, or only its unrecognized rejections."""
         for job in list(self._ledger.jobs.values()):
             left = tuple(
                 refusal
@@ -191,7 +193,7 @@ class Failures:
                 self._queues.regroup_job(self._ledger.change_job(job, refusals=left))
 
     def restore_timers(self, job: Job) -> None:
-        """Take up the refusals of a job of an earlier life."""
+        """Restore the pauses after rejections of a job of an earlier daemon run."""
         for refusal in job.refusals:
             self._set_timer(job, refusal)
 
@@ -200,7 +202,7 @@ class Failures:
         self._ledger.record_event(job, now, "error", error, component)
 
     def _is_error_of_cluster(self, job: Job, name: ClusterName, error: str, now: float) -> bool:
-        """Return whether jobs of several kinds were refused in these words, and count that as an error if so."""
+        """Return whether jobs of several kinds were rejected with this message. If so, count an error of the cluster."""
         spec = job.spec
         names = spec.owner, self._accounts.local_user(spec.owner, name), spec.name, application_of(spec)
         kind = spec.owner, application_of(spec), spec.request

@@ -1,4 +1,4 @@
-"""What speaks against a cluster: errors in a row, limits of its resource manager (semantics 6), and doubts."""
+"""Count what makes a cluster unreliable: errors in a row, limits of its resource manager (semantics 6), and doubts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from koalapy.scheduler.cluster_conditions import Doubt, HealthStatus, Limit
 from koalapy.scheduler.state import Deadline, SchedulerState, backoff_pause
 
 LIMIT_PAUSE = 15.0
-"""Seconds for which a cluster whose resource manager told of a limit gets nothing as large, the first time;
-each further one in a row doubles that."""
+"""Seconds for which a cluster gets no component as large as the rejected one after a limit; each further limit in a row
+doubles it."""
 MAX_LIMIT_PAUSE = 120.0
 
 DOUBT_PAUSE = 30.0
-"""Seconds for which nodes do not count after the first claim that timed out; each further one doubles that."""
+"""Seconds for which nodes do not count after the first claim that timed out; each further one doubles it."""
 MAX_DOUBT_PAUSE = 1800.0
 
 
@@ -25,13 +25,13 @@ class ClusterHealth:
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
         self._counted: dict[ClusterName, bool] = {}
-        """Of clusters where all that goes wrong at the moment is one event: whether it was counted."""
+        """Whether an error was counted, for each cluster whose errors currently count as one."""
 
     # Errors, and probation
 
     @contextmanager
     def group_errors(self, name: ClusterName) -> Iterator[None]:
-        """Whatever goes wrong there meanwhile has one cause, and is one error."""
+        """Count all errors of a cluster within the context as one, as they have one cause."""
         self._counted[name] = False
         try:
             yield
@@ -39,7 +39,7 @@ class ClusterHealth:
             del self._counted[name]
 
     def count_error(self, name: ClusterName, error: str, now: float) -> None:
-        """One more in a row; those of one event count once."""
+        """Count an error of a cluster. At ``error_threshold`` errors in a row it becomes unusable."""
         if self._counted.get(name):
             return
         if name in self._counted:
@@ -56,14 +56,14 @@ class ClusterHealth:
         self._ledger.mark_cluster_changed(name)
 
     def count_success(self, name: ClusterName) -> None:
-        """A program came to its end there."""
+        """Reset the errors of a cluster after a program has completed there."""
         health = self._grid[name].health
         if health.errors and not health.unusable:
             health.errors = 0
             self._ledger.mark_cluster_changed(name)
 
     def plan_probation(self, name: ClusterName, now: float) -> None:
-        """Have an unusable cluster tried again after a pause that doubles with each trial that failed."""
+        """Try an unusable cluster again after a pause that doubles with each failed trial."""
         if self._rules.probation:
             health = self._grid[name].health
             pause = backoff_pause(self._rules.probation_pause, health.trials, self._rules.probation_pause_max)
@@ -71,7 +71,7 @@ class ClusterHealth:
             self._timers.add(health.probation_at, Deadline.PROBATION, cluster=name)
 
     def begin_probation(self, name: ClusterName, at: float) -> None:
-        """The pause is over: components may be tried there, one at a time."""
+        """Begin the probation of a cluster after its pause: components are tried one at a time."""
         cluster = self._grid[name]
         if cluster.health.unusable and cluster.health.probation_at == at:
             cluster.clear_trials()
@@ -79,7 +79,7 @@ class ClusterHealth:
             self._ledger.mark_cluster_changed(name)
 
     def end_probation(self, name: ClusterName) -> bool:
-        """Note that a program was started on a cluster; return whether the cluster was on probation, which is over."""
+        """End a cluster's probation after a program has started; return whether it was on probation."""
         if not self._grid[name].health.probation:
             return False
         self.clear_errors(name)
@@ -87,7 +87,7 @@ class ClusterHealth:
         return True
 
     def clear_errors(self, name: ClusterName) -> None:
-        """An operator says that the cluster is mended."""
+        """Reset errors, limits and doubts of a cluster that an operator declares repaired."""
         cluster = self._grid[name]
         cluster.health = HealthStatus()
         cluster.clear_trials()
@@ -99,7 +99,7 @@ class ClusterHealth:
     # Limits
 
     def set_limit(self, name: ClusterName, size: int, error: str, now: float) -> None:
-        """So many nodes were too many there: for a while fewer are tried at most."""
+        """Place only components of fewer than ``size`` nodes for a pause, as the resource manager reported a limit."""
         cluster = self._grid[name]
         pause = backoff_pause(LIMIT_PAUSE, cluster.limits, MAX_LIMIT_PAUSE)
         cluster.limits += 1
@@ -109,7 +109,7 @@ class ClusterHealth:
         self._ledger.mark_cluster_changed(name)
 
     def shorten_limit(self, name: ClusterName, now: float) -> None:
-        """Lift a limit, as nodes of ours were given back, but not more often than each ``LIMIT_PAUSE``."""
+        """Lift a limit early after own nodes were released, but at most once per ``LIMIT_PAUSE``."""
         cluster = self._grid[name]
         if cluster.limit is None:
             return
@@ -120,14 +120,14 @@ class ClusterHealth:
             self._ledger.mark_cluster_changed(name)
 
     def lift_limit(self, name: ClusterName, at: float) -> None:
-        """The pause after a limit is over: what was refused may be tried again."""
+        """Lift a limit after its pause."""
         cluster = self._grid[name]
         if cluster.limit is not None and cluster.limit.until == at:
             cluster.limit, cluster.limit_lifted_at, cluster.capacity_gained = None, at, True
             self._ledger.mark_cluster_changed(name)
 
     def count_accepted(self, name: ClusterName) -> None:
-        """Note that a resource manager has taken a component: the next limit is a new one."""
+        """Reset the pauses of limits after a resource manager has accepted a component."""
         cluster = self._grid[name]
         cluster.unknown_refusals.clear()
         if cluster.limit is None:
@@ -138,7 +138,7 @@ class ClusterHealth:
     def record_failed_claim(
         self, cluster: ClusterName, token: Token, size: int, now: float, submitted_at: float
     ) -> None:
-        """A component was told to end, since its resource manager kept it queued for too long."""
+        """Record a claim that timed out. If the nodes are still reported idle, doubt them."""
         status = self._grid[cluster]
         if not status.problem:
             status.evidence.record_failed(now)
@@ -160,7 +160,7 @@ class ClusterHealth:
         self._ledger.mark_cluster_changed(cluster)
 
     def record_successful_claim(self, cluster: ClusterName, token: Token, size: int, waited: float, now: float) -> None:
-        """A component has got its nodes, so many seconds after it was submitted."""
+        """Record a component that got its nodes ``waited`` seconds after its submission."""
         status = self._grid[cluster]
         status.evidence.record_started(waited, now)
         status.end_proof(token)
@@ -169,7 +169,7 @@ class ClusterHealth:
             self._ledger.mark_cluster_changed(cluster)
 
     def retry_doubted_nodes(self, cluster: ClusterName, at: float) -> None:
-        """The nodes count again, for one claim at a time, until one holds."""
+        """Count doubted nodes again after the pause, for one claim at a time until one succeeds."""
         status = self._grid[cluster]
         if status.doubt is not None and status.doubt.until == at:
             status.doubt, status.capacity_gained = replace(status.doubt, is_tried=True), True

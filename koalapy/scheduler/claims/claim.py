@@ -1,8 +1,8 @@
-"""Claiming: from a placement until every component has been submitted, and the way back (semantics 5).
+"""Claiming: submit the components of a placed job, or return it to its queue (semantics 5).
 
-A placed job is claimed for at its JCT, and again until its JST: the components that can start are started if they are
-at least the fraction T of all, others are re-placed, and a job of high priority preempts low ones. A runner that stays
-queued in its LRM for ``claim_grace`` has lost its nodes to local users: another component takes its place.
+A placed job is claimed at its JCT, and again until its JST. If at least the fraction T of its components can start,
+these are started. The others are placed elsewhere, or preempt jobs of low priority for a job of high priority. A runner
+that stays queued in its LRM for ``claim_grace`` has lost its nodes to local users and is replaced.
 """
 
 from collections import Counter
@@ -26,21 +26,22 @@ from koalapy.scheduler.state import Deadline, SchedulerState
 
 
 class ClaimTry:
-    """The components of a job that can start now, and those that cannot where they are."""
+    """The components of a job that can start now, and those that cannot start where they were placed."""
 
     def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
-        """``preemption``: what makes room for the job; None if nothing does."""
+        """``preemption``: frees nodes for the job; None if it may not preempt."""
         self._grid, self._job, self.preemption = state.grid, job.id, preemption
         self._taken = Counter[ClusterName]()
         self._taken_of = Counter[tuple[ClusterName, str]]()
-        """Nodes of those components that ask for a class."""
+        """Nodes of the components that request a node class."""
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
         self.blocked: list[Component] = []
         self.preempting: list[Component] = []
-        """The startable components that wait for others to be preempted."""
+        """The startable components that need preemption."""
         self._closed = {c.cluster for c in unclaimed(job) if not state.grid[c.cluster].is_open}
-        """As the try begins: a cluster on probation is closed once a component of the try has started there."""
+        """Clusters closed when the try begins. A cluster on probation closes once a component of the try has started
+        there."""
         for component in sorted(unclaimed(job), key=lambda c: (-c.size, c.rank)):
             name, size, free = component.cluster, component.size, self._free_for(component)
             if free is not None and size <= free:
@@ -58,16 +59,16 @@ class ClaimTry:
 
     @property
     def fraction(self) -> float:
-        """The components that are started or can be, of all."""
+        """Return the fraction of components that are started or can be."""
         return (self._gang_size - len(self.blocked)) / self._gang_size
 
     @property
     def is_refused(self) -> bool:
-        """Whether a cluster has no room, and is in use: else no nodes were taken by others."""
+        """Return whether a usable cluster lacks nodes for a component."""
         return any(component.cluster not in self._closed for component in self.blocked)
 
     def free(self, cluster: ClusterName) -> int | None:
-        """Return the nodes left for another component; None where there may be none, as a second one on probation."""
+        """Return the nodes left for another component; None if there may be no other, as on a cluster on probation."""
         if self._taken[cluster] and self._grid[cluster].health.probation and not self._grid.has_no_trusted_cluster:
             return None
         return self._left(cluster)
@@ -78,7 +79,7 @@ class ClaimTry:
         return left if status.is_open else None
 
     def _free_for(self, component: Component) -> int | None:
-        """Return the nodes left for a component where it was placed, of its class if it asks for one."""
+        """Return the nodes left for a component where it was placed, of its class if it requests one."""
         cluster, name = component.cluster, component.node_class
         free = self._left(cluster)
         if free is None or not name:
@@ -87,7 +88,7 @@ class ClaimTry:
 
     @property
     def view(self) -> GridView:
-        """The grid as it is for another component."""
+        """Return the grid with the nodes left for another component."""
         view = self._grid.view()
         names = {name for name, nodes in self._taken.items() if nodes}
         names |= {cluster.name for cluster in self._grid.clusters() if cluster.reserved_for_others(self._job)}
@@ -95,7 +96,7 @@ class ClaimTry:
         return view.with_clusters([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in taken])
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:
-        """Note that a component which could not start, or only by preemption, can start on another cluster."""
+        """Move a component that can start on another cluster."""
         if any(component.index == moved.index for component in self.startable):
             self._taken[left_behind] -= moved.size  # it was of no class: none of those preempts
         for components in (self.startable, self.preempting, self.blocked):
@@ -103,7 +104,7 @@ class ClaimTry:
         self._take(moved)
 
     def preempted_nodes(self) -> dict[ClusterName, int]:
-        """The nodes that must be there, by cluster, where some of them are to come from others."""
+        """Return the nodes needed on each cluster where some must be freed by preemption."""
         names = sorted({component.cluster for component in self.preempting})
         return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
 
@@ -117,11 +118,11 @@ class ClaimTry:
 CLAIM_FAILED = "claim-failed"
 
 Nonces = Callable[[], Nonce]
-"""Gives another nonce each time."""
+"""Returns a new nonce with each call."""
 
 
 class Claiming:
-    """Decides when placed jobs are claimed for, and which of their components get nodes then."""
+    """Decides when placed jobs are claimed, and which of their components are started."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class Claiming:
     # The claiming queue
 
     def start_attempt(self, job: Job, placement: Placement, now: float) -> Job:
-        """Begin an attempt: a new generation, in the claiming queue at its first JCT, which may be at once."""
+        """Begin an attempt of a placed job, to be claimed at its first JCT, which may be now."""
         components = tuple(
             self._new_component(job, index, placed, now) for index, placed in enumerate(placement.components)
         )
@@ -189,7 +190,7 @@ class Claiming:
         )
 
     def restore(self, job: Job, now: float) -> None:
-        """Take up an attempt of an earlier life whose barrier is not open."""
+        """Restore an attempt of an earlier daemon run whose barrier is not open."""
         attempt = live(job)
         for component in attempt.gang:
             if component.state is ComponentState.WAITING:
@@ -201,7 +202,7 @@ class Claiming:
             self._attempts.set_barrier_timeout(job, now)
 
     def handle_due_claim(self, job: Job, at: float, now: float) -> Job:
-        """A JCT has come; an older one than the attempt's own means nothing any more."""
+        """Claim a job whose JCT has come, or set a later JCT if its transfers are late. Ignore an outdated JCT."""
         attempt = live(job)
         if attempt.claim_at != at or not unclaimed(job):
             return job
@@ -214,12 +215,12 @@ class Claiming:
         return self._claim_at(job, following)
 
     def estimate_start(self, job: Job, now: float) -> Job:
-        """Let the JST follow transfers that are slower than they were estimated; it is never sooner than that."""
+        """Move the JST to the end of transfers that are slower than estimated; never before the estimate."""
         end = expected_end_of_transfers(live(job), now)
         return job if end is None else self._set_transfer_end(job, end, now)
 
     def claim_after_transfers(self, job: Job, now: float) -> Job:
-        """Claim at once after the last transfer, unless a cluster has not reported since the daemon began."""
+        """Claim at once after the last transfer, unless a cluster has not reported in this daemon run."""
         job = self._set_transfer_end(job, now, now)
         claim_at, components = live(job).claim_at, unclaimed(job)
         is_early = bool(components) and claim_at is not None and claim_at > now
@@ -239,7 +240,7 @@ class Claiming:
     # A claiming try
 
     def try_claim(self, job: Job, now: float) -> Job:
-        """One claiming try (ICP), step by step as docs/scheduling.md has them."""
+        """Perform one claiming try (ICP). The steps are those of docs/scheduling.md."""
         job = self._ledger.change_job(job, claiming_tries=job.claiming_tries + 1)
         job = self._ledger.change_attempt(job, claim_at=now)
         this = ClaimTry(self._state, self._preemption_for(job), job)
@@ -259,7 +260,8 @@ class Claiming:
         return job
 
     def _threshold(self, job: Job) -> float:
-        """Return T, the fraction of components that must be able to start; naming one implies incremental claiming."""
+        """Return T, the fraction of components that must be able to start. A job's own threshold implies incremental
+        claiming."""
         if job.spec.claim_threshold is not None:
             return 1.0 if job.spec.claiming is ClaimingMode.ATOMIC else job.spec.claim_threshold
         mode = job.spec.claiming or self._rules.claiming
@@ -270,14 +272,14 @@ class Claiming:
         return self._rules.claim_factor if job.claim_factor is None else job.claim_factor
 
     def _next_try(self, job: Job, now: float) -> float | None:
-        """Return the JCT after a try at this moment, or None where it would be as good as the JST."""
+        """Return the next JCT after a try now; None if it would be within ``claim_epsilon`` of the JST."""
         start_estimate = live(job).start_estimate or now
         following = now + self._factor(job) * (start_estimate - now)
         later = following > now and start_estimate - following >= self._rules.claim_epsilon
         return following if later else None
 
     def _relocate(self, job: Job, this: ClaimTry, now: float) -> Job:
-        """Find other sites for components that cannot start, their transfers to be over by the JST."""
+        """Place components that cannot start on other clusters, if their transfers complete by the JST."""
         left = max(0.0, (live(job).start_estimate or now) - now)
         for component in [*this.blocked, *this.preempting]:
             site = self._other_site(job, component, this.view, left)
@@ -307,7 +309,8 @@ class Claiming:
     def _other_site(
         self, job: Job, component: Component, view: GridView, within: float
     ) -> tuple[ClusterName, Transfer] | None:
-        """Return a site with nodes enough for a component, and its transfer of at most ``within`` seconds."""
+        """Return a cluster with enough nodes for a component, and its transfer of at most ``within`` seconds; None if
+        there is none."""
         spec, policies = job.spec, self._state.policies
         if isinstance(spec.request, FixedRequest) or policies.capabilities(spec.policy).keeps_together:
             return None
@@ -333,13 +336,13 @@ class Claiming:
         return closest_site(component.size, files, view.restrict_to(open_to_it), within, self._rules.assumed_bandwidth)
 
     def _preemption_for(self, job: Job) -> Preemption | None:
-        """Return what makes room for a job: preemption for high priority, else what its home site takes back."""
+        """Return what frees nodes for a job: preemption for high priority, else reclaiming on its home site."""
         if job.spec.priority is Priority.HIGH and self._rules.preemption != "never":
             return self._preemption
         return self._reclaiming.get(self._state.sharing.reclaiming_site(job.spec.home_site))
 
     def _preempt(self, job: Job, this: ClaimTry, now: float) -> None:
-        """Make room for all components that are about to start on a cluster."""
+        """Preempt jobs for the components that are about to start."""
         if (by := this.preemption) is None or not this.preempting:
             return
         room = by.plan_preemption(this.preempted_nodes(), now)
@@ -355,7 +358,7 @@ class Claiming:
             self._preempt_one(by, victim, where, job, why, now)
 
     def preempt_overdue_jobs(self, job: Job, component: Component, now: float) -> None:
-        """Nodes that a component was promised of jobs that were about to end are late: these make room after all."""
+        """Preempt the jobs that should have ended by themselves for a component, and have not."""
         cluster, by = self._state.grid[component.cluster], self._preemption_for(job)
         if by is None:
             return
@@ -384,7 +387,7 @@ class Claiming:
     # What follows from a claim that has failed
 
     def _plan_next_try(self, job: Job, this: ClaimTry, now: float) -> Job:
-        """Another try, unless the job is to give up what it has."""
+        """Plan the next claiming try, or give up the claim."""
         for component in this.blocked:
             self._ledger.count_failed_claim(component.cluster, ClaimFailure.NO_ROOM)
         where, following = _clusters(this.blocked), self._next_try(job, now)
@@ -401,7 +404,7 @@ class Claiming:
     def replace_failed_component(
         self, job: Job, component: Component, why: ClaimFailure, reason: str, now: float
     ) -> Job:
-        """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
+        """Replace a component that got no nodes by another one for the next try, or give up the claim."""
         self._ledger.count_failed_claim(component.cluster, why)
         following = self._next_try(job, now)
         if not self._state.grid[component.cluster].is_in_reach:
@@ -416,7 +419,7 @@ class Claiming:
         return self._claim_at(job, following) if claim_at is None or claim_at <= now else job
 
     def _replace(self, job: Job, component: Component, reason: str) -> Job:
-        """A component ends, and another, to be claimed for, stands in for it."""
+        """Stop a component and add a replacement that has to be claimed."""
         if component.state is not ComponentState.ENDED:
             job = self._attempts.stop_component(job, component, reason)
         job = self._ledger.update_component(job, component.index, superseded=True, error=reason)
@@ -443,7 +446,7 @@ class Claiming:
         return job
 
     def _give_up(self, job: Job, reason: str, now: float) -> Job:
-        """The claim has failed: all components are aborted, L is lowered, and the job queues again if it may."""
+        """Fail the claim: stop all components, lower L, and requeue the job unless its tries are used up."""
         rules, factor = self._rules, self._factor(job)
         lowered = max(min(factor, rules.claim_factor_min), factor - rules.claim_factor_step)
         job = self._ledger.change_job(job, claim_factor=lowered)
@@ -452,11 +455,11 @@ class Claiming:
         return self._requeue(job, reason, now)
 
     def _requeue(self, job: Job, reason: str, now: float) -> Job:
-        """Nothing came of a claim: all components are aborted, and the job queues again."""
+        """End the attempt after a failed claim and requeue the job."""
         return self._attempts.end_attempt(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
 
     def _uncount_try(self, job: Job) -> Job:
-        """What a cluster that cannot be used has thwarted was no claiming try."""
+        """Do not count a claiming try that failed on an unusable cluster."""
         return self._ledger.change_job(job, claiming_tries=job.claiming_tries - 1)
 
 

@@ -1,4 +1,4 @@
-"""Which jobs make room for another (docs/scheduling.md; step 3 of a claiming try), with the least loss of work."""
+"""Choose the jobs to preempt for another job (docs/scheduling.md; step 3 of a claiming try) at the least cost."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +21,8 @@ PREEMPTED = "preempted"
 RECLAIMED = "reclaimed"
 HOUR = 3600
 STOP_DURATION_S = 5.0
-"""Seconds from the order to stop a job until its resource managers have its nodes back: a program has two of them
-between the signals, and its runner and the resource manager need a moment, too."""
+"""Seconds from the stop command until the nodes are released: two between the program's signals, the others for its
+runner and the resource manager."""
 
 Held = Mapping[JobId, Counter[ClusterName]]
 """Nodes of jobs, by cluster."""
@@ -31,23 +31,23 @@ Held = Mapping[JobId, Counter[ClusterName]]
 # Which jobs to stop
 
 MAX_STEPS = 20_000
-"""Ways to stop one more job that are looked at, which takes some 30 ms."""
+"""Combinations that the exact search visits, which takes about 30 ms."""
 
 
 class PreemptionCost(NamedTuple):
-    """What is lost with a job, or with several: the first part counts, each further one between equals only."""
+    """The cost of preempting one or several jobs, compared part by part."""
 
     work: int
-    """Node-seconds."""
+    """Lost work in node-seconds."""
     attempts: int
-    """How often it has been placed."""
+    """How often the jobs have been placed."""
     width: int
-    """Clusters that it is on: the more, the harder it is to place again."""
+    """The clusters they use: the more, the harder it is to place them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job that may be stopped; ``frees`` are the nodes that it gives back, by cluster."""
+    """A job that may be preempted; ``frees`` are the nodes that it releases, by cluster."""
 
     job: JobId
     frees: Mapping[ClusterName, int]
@@ -55,7 +55,7 @@ class Candidate:
 
 
 def total_cost(candidates: Iterable[Candidate]) -> PreemptionCost:
-    """What is lost with them in all."""
+    """Return the sum of the candidates' costs."""
     harms = [candidate.cost for candidate in candidates]
     return PreemptionCost(*(sum(part) for part in zip(*harms, strict=True))) if harms else PreemptionCost(0, 0, 0)
 
@@ -63,10 +63,10 @@ def total_cost(candidates: Iterable[Candidate]) -> PreemptionCost:
 def choose_victims(
     candidates: Sequence[Candidate], lacking: Mapping[ClusterName, int], max_steps: int = MAX_STEPS
 ) -> list[Candidate] | None:
-    """Return the jobs to stop for the lacking nodes, the least harmful first; None if all of them are too few.
+    """Return the cheapest jobs to preempt for the lacking nodes; None if all of them together are too few.
 
-    None is superfluous, and of equally harmful jobs the youngest is taken. After ``max_steps`` the best set found is
-    returned.
+    No victim is superfluous, and of equally expensive jobs the youngest is taken. After ``max_steps`` the best set so
+    far is returned.
     """
     lacks = {cluster: count for cluster, count in lacking.items() if count > 0}
     victims = _relevant_victims(_price_candidates(candidates, lacks), tuple(lacks.values()))
@@ -78,20 +78,20 @@ def choose_victims(
 
 
 Nodes = tuple[int, ...]
-"""On each cluster where some lack."""
+"""Node counts on each cluster that lacks some."""
 
 
 class _Victim(NamedTuple):
     candidate: Candidate
     frees: Nodes
     helps: int
-    """Nodes of those that it frees that may be of use."""
+    """The number of freed nodes that are lacking."""
     price: int
     """Its cost as one number."""
 
 
 def _price_candidates(candidates: Sequence[Candidate], lacks: Mapping[ClusterName, int]) -> Iterable[_Victim]:
-    """The candidates that help."""
+    """Yield the candidates that free lacking nodes, with their costs as single numbers."""
     # In a number system with bases that no sum reaches, sums compare as harms do.
     most = total_cost(candidates)
     for candidate in candidates:
@@ -103,7 +103,7 @@ def _price_candidates(candidates: Sequence[Candidate], lacks: Mapping[ClusterNam
 
 
 def _relevant_victims(victims: Iterable[_Victim], lacks: Nodes) -> list[_Victim]:
-    """The lowest price for each node that helps first. Of those that free the same, as many as could all be needed."""
+    """Return the victims by price per useful node. Of those that free the same nodes, keep as many as could be needed."""
     alike = defaultdict[Nodes, list[_Victim]](list)
     for victim in victims:
         alike[victim.frees].append(victim)
@@ -119,7 +119,7 @@ def _subtract(lacks: Nodes, frees: Nodes) -> Nodes:
 
 
 def _choose_greedily(victims: Sequence[_Victim], lacks: Nodes) -> list[_Victim] | None:
-    """The first ones that do, without superfluous ones; None if all of them do not."""
+    """Return the first victims that suffice, without superfluous ones; None if all do not suffice."""
     chosen: list[_Victim] = []
     left = lacks
     for victim in victims:
@@ -130,7 +130,7 @@ def _choose_greedily(victims: Sequence[_Victim], lacks: Nodes) -> list[_Victim] 
 
 
 def _drop_superfluous(chosen: Sequence[_Victim], lacks: Nodes) -> list[_Victim]:
-    """Without those that the others make superfluous, the dearest first."""
+    """Return the victims without those that the others make superfluous, the most expensive dropped first."""
     spare = [sum(victim.frees[place] for victim in chosen) - count for place, count in enumerate(lacks)]
     needed: list[_Victim] = []
     for victim in sorted(chosen, key=lambda victim: -victim.price):
@@ -143,7 +143,7 @@ def _drop_superfluous(chosen: Sequence[_Victim], lacks: Nodes) -> list[_Victim]:
 
 
 def _choose_exactly(victims: Sequence[_Victim], lacks: Nodes, known: list[_Victim], max_steps: int) -> list[_Victim]:
-    """The best of all, or of those that were looked at where all would be too many; no worse than the known one."""
+    """Return the cheapest set of victims, or the cheapest one visited within ``max_steps``."""
     best, least = known, sum(victim.price for victim in known)
     ways: dict[Nodes, tuple[int, list[_Victim]]] = {lacks: (0, [])}
     """Of those that leave so many lacking the one of the lowest price."""
@@ -168,71 +168,71 @@ def _choose_exactly(victims: Sequence[_Victim], lacks: Nodes, known: list[_Victi
 
 
 class Victim(NamedTuple):
-    """A job that makes room."""
+    """A job that is preempted."""
 
     job: Job
     where: str
-    """The clusters where it does."""
+    """The clusters on which its nodes are needed."""
     why: str
-    """Why this one and no other, after a reason; may be empty."""
+    """Why this job was chosen, appended to the reason; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionPlan:
-    """What makes room for components that are about to start."""
+    """The jobs that release nodes for components that are about to start."""
 
     victims: tuple[Victim, ...] = ()
     awaited: tuple[tuple[Job, float], ...] = ()
-    """Jobs that need not be stopped, for their nodes will be there as soon by themselves; and when."""
+    """Jobs that need not be preempted, since they end by themselves as soon; and when."""
 
 
 def is_preemptible(job: Job, rules: Rules, now: float) -> bool:
-    """Whether the live attempt of a job makes room for jobs of high priority, as long as it does not end anyway."""
+    """Return whether jobs of high priority may preempt the live attempt of a job."""
     return job.spec.priority is Priority.LOW and job.ending is None and not is_promised(job, rules, now)
 
 
 def within_limit(cluster: ClusterStatus, count: int) -> int:
-    """As many of these nodes as the resource manager takes of us."""
+    """Return the node count, reduced to what the resource manager's limit allows."""
     return count if cluster.limit is None else min(count, cluster.limit.size - 1)
 
 
 def capacity_with_preemption(cluster: ClusterStatus, more: int = 0) -> int:
     """Return the nodes that a job of high priority could have, if ``more`` were idle: idle, about to be, or held by
-    low-priority jobs, less those kept for a job that was promised its turn."""
+    low-priority jobs, less those reserved by the starvation guarantee."""
     return within_limit(cluster, cluster.expected + more + cluster.preemptible - cluster.reserved_for_others())
 
 
 class Preemption:
-    """Chooses victims; to end them is the claiming's business."""
+    """Chooses the jobs that a job of high priority preempts."""
 
     event = PREEMPTED
-    """What a victim's timeline calls it."""
+    """The name of the timeline entry of a victim."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid = state.rules, state.ledger, state.grid
 
     def available(self, cluster: ClusterStatus) -> int:
-        """Nodes that a job could have there if others make room for it."""
+        """Return the nodes that a job could have on a cluster with preemption."""
         return capacity_with_preemption(cluster)
 
     def _stoppable(self, cluster: ClusterStatus) -> Mapping[Token, int]:
-        """Components there whose jobs may be stopped, with their nodes."""
+        """Return the components on a cluster that may be preempted, with their nodes."""
         return cluster.preemptible_components
 
     def victim_reason(self, where: str, job: Job) -> str:
-        """What a victim is told."""
+        """Return the reason for the timeline of a victim."""
         return f"{PREEMPTED}: {where} {'are' if ',' in where else 'is'} needed for job {job.id} of high priority"
 
     def beneficiary_text(self, victims: Iterable[Victim]) -> str:
-        """What the job is told for which they made room; empty for nothing."""
+        """Return the timeline entry of the job that gets the nodes; empty for none."""
         return ""
 
     def prepare_victim(self, victim: Job) -> Job:
-        """A victim is about to be stopped."""
+        """Change a victim's record before it is stopped."""
         return victim
 
     def plan_preemption(self, needed: Mapping[ClusterName, int], now: float) -> PreemptionPlan:
-        """Choose victims for so many nodes on each cluster; none where all are too few, or need not be stopped."""
+        """Choose victims for the needed nodes per cluster. The plan is empty if they are too few or none is needed."""
         lacking = {}
         for name, size in needed.items():
             expected, kept = self._grid[name].expected, self._grid[name].reserved_for_others()
@@ -248,7 +248,7 @@ class Preemption:
         )
 
     def _stoppable_nodes(self, clusters: Mapping[ClusterName, int]) -> defaultdict[JobId, Counter[ClusterName]]:
-        """The nodes of each job there that may be stopped, and is not ending anyway."""
+        """Return the nodes of each job on the clusters that may be preempted."""
         held = defaultdict[JobId, Counter[ClusterName]](Counter)
         for name in clusters:
             for token, size in self._stoppable(self._grid[name]).items():
@@ -259,7 +259,7 @@ class Preemption:
     # The order of M05
 
     def _youngest_victims(self, held: Held, lacking: Mapping[ClusterName, int]) -> PreemptionPlan:
-        """Choose cluster by cluster in descending order of the JST, sparing the oldest superfluous ones."""
+        """Choose victims cluster by cluster in descending order of JST, and drop superfluous ones (M05)."""
         chosen: dict[JobId, ClusterName] = {}
         for name, count in lacking.items():
             freed = sum(held[job][name] for job in chosen)
@@ -302,7 +302,7 @@ class Preemption:
         return PreemptionPlan(tuple(victims), tuple((self._ledger.jobs[job], about_to_end[job]) for job in awaited))
 
     def _certain_ends(self, held: Held, now: float) -> dict[JobId, float]:
-        """Those that surely end by themselves as soon as if they were told to now, and when; the next first."""
+        """Return the jobs that certainly end by themselves as soon as a preempted one would, and when, the next first."""
         ends: dict[JobId, float] = {}
         for ident in held:
             job = self._ledger.jobs[ident]
@@ -313,8 +313,8 @@ class Preemption:
         return dict(sorted(ends.items(), key=lambda each: (each[1], each[0])))
 
     def _certain_end(self, job: Job) -> float:
-        """Return when a job ends by its walltime, or as its program is over; predictions are seldom right to the
-        second."""
+        """Return when a job ends by its walltime, or 0 if its program has ended; infinite if unknown. Predictions are
+        too inexact here."""
         if live(job).barrier_at is not None and is_program_over(job, self._grid):
             return 0.0
         end = walltime_ends(job)
@@ -330,7 +330,7 @@ def _victim_note(chosen: Sequence[Candidate]) -> str:
 
 
 def _preemption_cost(job: Job, now: float) -> PreemptionCost:
-    """What is lost if a job has to begin anew: all nodes have worked since the barrier opened."""
+    """Return the cost of restarting a job: the work of all its nodes since the barrier opened."""
     attempt = live(job)
     lasted = 0.0 if attempt.barrier_at is None else max(0.0, now - attempt.barrier_at)
     width = len({component.cluster for component in attempt.gang})
@@ -338,13 +338,13 @@ def _preemption_cost(job: Job, now: float) -> PreemptionCost:
 
 
 def capacity_with_reclaiming(cluster: ClusterStatus, more: int = 0) -> int:
-    """Return the nodes that a job could have on its home site, if ``more`` were idle: idle, about to be, or with
-    low-priority jobs of other sites, less those kept for a job that was promised its turn."""
+    """Return the nodes that a job could have on its home site, if ``more`` were idle: idle, about to be, or held by
+    low-priority jobs of other sites, less those reserved by the starvation guarantee."""
     return within_limit(cluster, cluster.expected + more + cluster.reclaimable - cluster.reserved_for_others())
 
 
 class Reclaiming(Preemption):
-    """The same for one site, and for its own users only: who makes room there are jobs of others."""
+    """Chooses the guest jobs that a home site stops for a job of its own users."""
 
     event = RECLAIMED
 

@@ -1,7 +1,7 @@
-"""Apply what clusters report of stages, from placement until the attempt is over (semantics 5 and 10).
+"""Apply the stage reports of clusters, from placement until the attempt is over (semantics 5 and 10).
 
-Transfers start when a job is placed; the barrier waits for them, and the JST is their estimated end. A stage is named
-by the rank of its component: a stand-in on the same cluster finds its files.
+Transfers start when a job is placed. The barrier waits for them, and the JST is their estimated end. A stage is named
+by the rank of its component, so a replacement on the same cluster finds its files.
 """
 
 from collections import OrderedDict, defaultdict
@@ -19,20 +19,21 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.state import SchedulerState
 
 MAX_REMEMBERED_STRAYS = 1000
-"""Of a cluster: nobody says when such a stage is gone. How many orders there are at a time, the outbox bounds."""
+"""Stray stages that are remembered per cluster, since their end is not reported. The outbox bounds the open commands.
+"""
 
 
 class Transfers:
-    """Takes in what clusters tell of stages; each may come twice, late, or for an attempt that is long over."""
+    """Applies stage reports. A report may arrive twice, late, or for an attempt that has ended."""
 
     def __init__(self, state: SchedulerState, attempts: Attempts, claiming: Claiming, failures: Failures) -> None:
         self._ledger = state.ledger
         self._attempts, self._claiming, self._failures = attempts, claiming, failures
         self._strays: defaultdict[ClusterName, OrderedDict[Token, None]] = defaultdict(OrderedDict)
-        """The last stages of no live attempt that were heard of, each of which was told to end once."""
+        """The last reported stages of no live attempt, each of which was ended once."""
 
     def update(self, cluster: ClusterName, status: StageStatus, now: float) -> None:
-        """Take in one snapshot of one stage."""
+        """Apply the report of a stage."""
         found = self._ledger.find_staged(status.token)
         if found is None or found[1].cluster != cluster:
             self._reject_stray(cluster, status)
@@ -51,7 +52,7 @@ class Transfers:
             self._claiming.estimate_start(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> None:
-        """Hold a cluster's inventory against what is known here: what it does not know of is ordered again."""
+        """Compare a cluster's inventory with the live attempts, and order missing stages again."""
         known = {status.token for status in event.inventory.stages}
         self._strays.pop(event.cluster, None)
         for status in event.inventory.stages:
@@ -80,7 +81,7 @@ class Transfers:
         self._attempts.open_barrier_if_complete(job, now)
 
     def _failed(self, job: Job, component: Component, status: StageStatus, now: float) -> None:
-        """Only the execution site's own trouble counts as its error; a bad replica is the catalogue's."""
+        """Retry the job of a failed transfer. Only problems of the execution site count as its error."""
         if status.fault == "site":
             self._failures.handle_infrastructure_failure(job, component, AttemptFailure.FILES, status.error, now)
             return
@@ -89,7 +90,7 @@ class Transfers:
         self._failures.restart_job(job, f"transfer-failure: {status.error}", now)
 
     def _reject_stray(self, cluster: ClusterName, status: StageStatus) -> None:
-        """Nothing of an attempt that is over may stay."""
+        """Remove a stage of an attempt that has ended."""
         strays = self._strays[cluster]
         if status.token not in strays:
             self._ledger.send_command(UnstageComponent(cluster, status.token, stray=True))
