@@ -18,7 +18,8 @@ def reporting_components(job: Job) -> tuple[Component, ...]:
 
 
 def program_result(job: Job) -> int | None:
-    """Return the program's exit code once it is certain: the first failure, or 0 when all have reported 0; else None."""
+    """Return the program's exit code once it is certain: the first failure, or 0 when all have reported 0;
+    else None."""
     codes = [c.exit_code for c in reporting_components(job)]
     failed = next((code for code in codes if code), None)
     if failed is not None:

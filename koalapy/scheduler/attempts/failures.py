@@ -202,7 +202,8 @@ class Failures:
         self._ledger.record_event(job, now, "error", error, component)
 
     def _is_error_of_cluster(self, job: Job, name: ClusterName, error: str, now: float) -> bool:
-        """Return whether jobs of several kinds were rejected with this message. If so, count an error of the cluster."""
+        """Return whether jobs of several kinds were rejected with this message. If so, count an error of the
+        cluster."""
         spec = job.spec
         names = spec.owner, self._accounts.local_user(spec.owner, name), spec.name, application_of(spec)
         kind = spec.owner, application_of(spec), spec.request

@@ -103,7 +103,8 @@ def _price_candidates(candidates: Sequence[Candidate], lacks: Mapping[ClusterNam
 
 
 def _relevant_victims(victims: Iterable[_Victim], lacks: Nodes) -> list[_Victim]:
-    """Return the victims by price per useful node. Of those that free the same nodes, keep as many as could be needed."""
+    """Return the victims by price per useful node. Of those that free the same nodes, keep as many as could
+    be needed."""
     alike = defaultdict[Nodes, list[_Victim]](list)
     for victim in victims:
         alike[victim.frees].append(victim)
@@ -302,7 +303,8 @@ class Preemption:
         return PreemptionPlan(tuple(victims), tuple((self._ledger.jobs[job], about_to_end[job]) for job in awaited))
 
     def _certain_ends(self, held: Held, now: float) -> dict[JobId, float]:
-        """Return the jobs that certainly end by themselves as soon as a preempted one would, and when, the next first."""
+        """Return the jobs that certainly end by themselves as soon as a preempted one would, and when, the
+        next first."""
         ends: dict[JobId, float] = {}
         for ident in held:
             job = self._ledger.jobs[ident]

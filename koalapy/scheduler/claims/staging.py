@@ -19,8 +19,8 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.state import SchedulerState
 
 MAX_REMEMBERED_STRAYS = 1000
-"""Stray stages that are remembered per cluster, since their end is not reported. The outbox bounds the open commands.
-"""
+"""Stray stages that are remembered per cluster, since their end is not reported. The outbox bounds the open
+commands."""
 
 
 class Transfers:

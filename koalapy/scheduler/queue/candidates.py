@@ -1,6 +1,6 @@
-"""Choose the jobs that are tried in a cycle, in the order of their queues (semantics 4), and count their tries.
+"""Choose the jobs that are tried in a cycle, in queue order (semantics 4), count their tries, and say why others wait.
 
-A job is tried when something has changed by which it may be placed, when it arrives, and in periodic scans.
+A job is tried when it arrives, when a change may allow its placement, and in periodic scans.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ from koalapy.scheduler.state import SchedulerState
 
 
 def refusal_text(refusal: ClusterRefusal, now: float) -> str:
-    """Return ``north has refused it, and is asked again at 10:00:30: no node hours left``."""
+    """Return a rejection as text: ``north has refused it, and is asked again at 10:00:30: no node hours left``."""
     again = "is not asked again"
     if refusal.until is not None:
         again = f"is asked again at {format_time(refusal.until, now, exact=True)}"
@@ -35,17 +35,17 @@ def refusal_text(refusal: ClusterRefusal, now: float) -> str:
 
 
 class WaitingReasons:
-    """The reasons of waiting jobs, worked out once for all jobs of a shape until something happens."""
+    """The reasons why jobs wait, cached per job group until the next event."""
 
     def __init__(self, state: SchedulerState, queues: PlacementQueues, evaluator: PolicyEvaluator) -> None:
         self._state, self._rules, self._grid = state, state.rules, state.grid
         self._queues, self._evaluator = queues, evaluator
         self._idle = state.grid.cached_view(lambda cluster: cluster.idle)
         self._refusals: dict[Shape, str] = {}
-        """Why jobs of a shape are refused; empty where they would be placed."""
+        """Why jobs of a shape are rejected; empty if they would be placed."""
 
     def invalidate(self) -> None:
-        """Forget what was worked out: something has happened."""
+        """Clear the cache after an event."""
         self._refusals.clear()
 
     def reason_of(self, job: Job) -> str:
@@ -75,7 +75,8 @@ class WaitingReasons:
         return "fits, and waits for the next scan"
 
     def _in_front_of(self, job: Job) -> JobId | None:
-        """Return the job that keeps one waiting by its place; None for the head, and for one that is passed over."""
+        """Return the job whose position keeps this one waiting; None for the head and for a job that scans
+        pass over."""
         queue = self._queues[job.spec.priority]
         if self._rules.queue == "scan" or (job.id in queue and queue.is_known_unplaceable(queue.group_of(job.id))):
             return None
@@ -83,7 +84,7 @@ class WaitingReasons:
         return head if head != job.id else None
 
     def _policy_refusal(self, job: Job, barred: frozenset[ClusterName]) -> str:
-        """Return why the job's policy does not place it; empty where it would."""
+        """Return why the job's policy does not place it; empty if it would."""
         answer = self._evaluator.evaluate(job.spec, self._grid.view(), barred)
         if isinstance(answer, Placement):
             return ""
@@ -97,12 +98,13 @@ class WaitingReasons:
 
 GetView = Callable[[], GridView]
 Clock = Callable[[], float]
-"""Returns seconds since any fixed moment."""
+"""Returns seconds since an arbitrary fixed time."""
 MAX_DOUBLINGS = 10
 
 
 class Budget:
-    """Limit how long a cycle places jobs. A scan that has to begin anew gets twice as long, so that it ends."""
+    """The time that a cycle may spend on placing jobs. It doubles for a scan that had to start over, so that the scan
+    completes."""
 
     def __init__(self, seconds: float, clock: Clock | None) -> None:
         """Without a clock there is no limit."""
@@ -111,16 +113,16 @@ class Budget:
         self._until = inf
 
     def begin(self) -> None:
-        """Begin a cycle."""
+        """Start the time of a cycle."""
         if self._clock is not None:
             self._until = self._clock() + self._seconds * 2**self._doublings
 
     def double(self) -> None:
-        """Double the budget: a scan that was left over begins anew."""
+        """Double the budget, as an unfinished scan starts over."""
         self._doublings = min(self._doublings + 1, MAX_DOUBLINGS)
 
     def reset(self) -> None:
-        """End the doubling: nothing is left over."""
+        """Restore the original budget, as no scan is unfinished."""
         self._doublings = 0
 
     @property
@@ -129,7 +131,7 @@ class Budget:
 
 
 class Offer:
-    """The nodes that are offered to jobs of one priority at the moment."""
+    """The nodes currently offered to jobs of one priority."""
 
     def __init__(
         self, see: GetView, see_with_preemption: GetView | None, see_taken_back: GetView, sharing: Sharing
@@ -144,16 +146,16 @@ class Offer:
 
     @property
     def with_preemption(self) -> GridView | None:
-        """The view if jobs of low priority were preempted; None where that is not allowed."""
+        """Return the view with low-priority jobs preempted; None if preemption is not allowed."""
         return None if self._see_with_preemption is None else self._see_with_preemption()
 
     def at_home(self, spec: JobSpec) -> GridView | None:
-        """Return a job's home site alone, as it would be if it took back its nodes; None where it may not."""
+        """Return a view of a job's home site after reclaiming its nodes; None if it may not reclaim."""
         home = self._sharing.reclaiming_site(spec.home_site)
         return self._see_taken_back().restrict_to(frozenset({home})) if home else None
 
     def idle_test(self) -> Callable[[Needs], bool]:
-        """Return a quick test whether there may be nodes enough for a job's needs now, which asks no policy."""
+        """Return a fast test, without a policy call, whether enough nodes may be idle for a job's needs."""
         widest = (self._see_with_preemption or self._see)()
         if widest is not self._idle.view:
             self._idle = IdleSummary(widest)
@@ -166,13 +168,13 @@ class Offer:
 
 
 class Offers:
-    """The offers of each priority: what is not kept for others, and everything for the job that nodes are kept for."""
+    """The offers of each priority: nodes not reserved for others, or all nodes for the job with the reservation."""
 
     def __init__(self, state: SchedulerState, reservation: Reservation) -> None:
         self._reservation, self._sharing = reservation, state.sharing
         self._preempts = state.rules.preemption == "placement"
         self.view_with_preemption = state.grid.cached_view(capacity_with_preemption).view
-        """Returns the grid as it would be if jobs of low priority made room for one of high priority."""
+        """Returns the grid as it would be if jobs of low priority were preempted."""
         self._taken_back = {
             kept_too: state.grid.cached_view(partial(self._left_if_taken_back, kept_too)).view
             for kept_too in (False, True)
@@ -192,24 +194,24 @@ class Offers:
 
 
 class Candidate(NamedTuple):
-    """A job that is to be tried."""
+    """A job to be tried."""
 
     job: JobId
     offer: Offer
     is_newcomer: bool = False
-    """Whether it is tried out of turn, since it has just arrived."""
+    """Whether it is tried out of turn, as it has just arrived."""
 
 
 @dataclass(slots=True)
 class Scan:
-    """One pass through a queue for the jobs that were woken_groups when it began, which may take several cycles."""
+    """One pass through a queue over the jobs woken when it began; it may take several cycles."""
 
     wakeup: Wakeup
     tries: Iterator[Candidate]
 
 
 class Candidates:
-    """The jobs that are left to be tried."""
+    """The jobs that are still to be tried."""
 
     def __init__(
         self,
@@ -226,22 +228,22 @@ class Candidates:
         self.is_unfinished = False
         """Whether jobs are left to be tried by the next cycle."""
         self._scans: dict[Priority, Scan] = {}
-        """The scans that are under way."""
+        """The scans in progress."""
         self._periodic: deque[Iterator[None]] = deque()
         self._scanned: Collection[Priority] = ()
-        """The queues of the periodic scan that is under way."""
+        """The queues of the periodic scan in progress."""
         self._high_scans = 0
         """Periodic scans of the high queue since the last one of the low queue."""
         self._refused_newcomers: set[Group] = set()
         self._woken_at = 0
-        """The moment of the grid up to which its changes have woken_groups jobs."""
+        """The version of the grid up to which changes have woken jobs."""
 
     def _never_fits(self, job_id: JobId) -> bool:
         spec = self._ledger.jobs[job_id].spec  # by the links as they are known
         return bool(self._evaluator.refusal_on_empty_grid(spec, assume_links=False))
 
     def begin_cycle(self) -> None:
-        """Wake the jobs that may be placed by what has changed, and begin the budget of a cycle."""
+        """Wake the jobs that may be placed after the latest changes, and start the time budget."""
         self._queues.failed_at_once.clear()
         self._refused_newcomers.clear()
         self._wake()
@@ -251,8 +253,8 @@ class Candidates:
         self.is_unfinished = True
 
     def plan_periodic_scan(self) -> None:
-        """Scan the high queue, and each S-th time the low one, too; a periodic scan that is under way counts as this
-        one."""
+        """Plan a scan of the high queue, and every S-th time also of the low one. Do nothing while one is in
+        progress."""
         if self.is_unfinished and self._periodic:
             return
         scanned = [Priority.HIGH]
@@ -263,7 +265,7 @@ class Candidates:
         self._periodic.append(self._periodic_scan(scanned))
 
     def _periodic_scan(self, scanned: Collection[Priority]) -> Iterator[None]:
-        """Do one part of a periodic scan after the other, each once no job is left to be tried."""
+        """Perform a periodic scan in parts; each part runs once no other candidate is left."""
         self._scanned = scanned
         self._queues.failed_at_once.clear()
         self.update_reservation()
@@ -309,7 +311,7 @@ class Candidates:
             queues.wake([Change("file", name) for name in files])
 
     def update_reservation(self) -> None:
-        """Choose the job that nodes are kept for, if that may have changed, and wake those that may now have them."""
+        """Choose again which job has the reservation if that may have changed, and wake jobs that gain by it."""
         if self._queues.reservation.update(self._evaluator.evaluate):
             self._queues.wake_all()
 
@@ -319,7 +321,7 @@ class Candidates:
         return self._rules.event_driven or priority in self._scanned
 
     def next_candidate(self) -> Candidate | None:
-        """Return the next candidate; None when none is left, or when the budget is spent with counting tries."""
+        """Return the next candidate; None if none is left, or if counting tries used up the budget."""
         while True:
             for priority in PRIORITIES:
                 is_due = priority in self._scans or self._queues.wakeups[priority]
@@ -338,7 +340,7 @@ class Candidates:
                 return None
 
     def _next_of_scan(self, priority: Priority) -> Candidate | None:
-        """Return the next job of a scan, which begins anew with the jobs that were woken_groups since it began."""
+        """Return the next job of a scan. The scan starts over if jobs were woken since it began."""
         if self._queues.wakeups[priority]:
             wakeup, scan = self._queues.take_wakeup(priority), self._scans.get(priority)
             if scan is not None:
@@ -352,7 +354,7 @@ class Candidates:
         return found
 
     def _scan(self, priority: Priority, wakeup: Wakeup) -> Iterator[Candidate]:
-        """Yield the jobs to be tried from head to tail, but first the one that nodes are kept for."""
+        """Yield the job with the reservation first, then the jobs to be tried from head to tail."""
         queue, reservation = self._queues[priority], self._queues.reservation
         while (reserved := reservation.job) is not None and reserved in queue:
             yield Candidate(reserved, self._offers.everything[priority])
@@ -374,7 +376,8 @@ class Candidates:
     # Tries
 
     def is_rejected_early(self, newcomer: Candidate) -> bool:
-        """Return whether a newcomer is refused without its policy: too few nodes are idle, or its shape was refused."""
+        """Return whether a newcomer is rejected without a policy call: too few idle nodes, or its group was
+        rejected."""
         group = self._queues[self._ledger.jobs[newcomer.job].spec.priority].group_of(newcomer.job)
         if group in self._refused_newcomers:
             return True
@@ -384,7 +387,7 @@ class Candidates:
         return True
 
     def count_newcomer_try(self, job: Job, now: float) -> None:
-        """Count the failed try of a newcomer; newcomers of its shape are refused for the rest of the cycle."""
+        """Count the failed try of a newcomer, and reject newcomers of its group for the rest of the cycle."""
         queue = self._queues[job.spec.priority]
         self._refused_newcomers.add(queue.group_of(job.id))
         self._count_try(job, now)
@@ -392,7 +395,7 @@ class Candidates:
             queue.check_placeable(job.id, self._never_fits)
 
     def _count_scan(self, priority: Priority) -> Iterator[JobId]:
-        """Count a failed try of all jobs that are left of a scan, and yield those whose tries are used up."""
+        """Count a failed try of all jobs that remain after a scan; yield those whose tries are used up."""
         queue = self._queues[priority]
         if not scan_tries_all(self._rules):
             for head in queue.heads():

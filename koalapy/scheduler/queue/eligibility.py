@@ -1,7 +1,7 @@
-"""Where a job may run, and how often it may be tried (semantics 4 and 5).
+"""Decide on which clusters a job may run, and how often it may be tried (semantics 4 and 5).
 
-A job may run where its owner may, where jobs of its home site go, where there are the folders that it needs, and on
-clusters together that share jobs: each allows the others, and under Open MPI they have one series of it.
+A job may run where its owner and its home site may, and where the required folders exist. Its clusters must share jobs:
+each allows the others, and with Open MPI they have the same series of it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ Reasons = dict[ClusterName, ClusterReason]
 
 
 class Demands(NamedTuple):
-    """What of a job decides where it may run, beside its request and its policy."""
+    """The properties of a job, other than request and policy, that decide where it may run."""
 
     one_series: bool = False
     folders: frozenset[str] = frozenset()
@@ -39,15 +39,15 @@ class Demands(NamedTuple):
     speed_ratio: float | None = None
     options: Environment = ()
     closed: frozenset[ClusterName] = NOWHERE
-    """Clusters that its owner may not use: a job is refused like those of others who may use the same ones."""
+    """Clusters that its owner may not use."""
     away: frozenset[ClusterName] = NOWHERE
-    """Clusters where jobs of its home site do not go."""
+    """Clusters closed to jobs of its home site."""
     sets: tuple[frozenset[ClusterName], ...] = ()
     """The largest sets of clusters that may share it; empty: all may."""
 
     @property
     def barred(self) -> frozenset[ClusterName]:
-        """Clusters where it may not run, whatever they have."""
+        """Return the clusters where it may not run, whatever they offer."""
         return self.closed | self.away if self.away else self.closed
 
     @property
@@ -56,7 +56,7 @@ class Demands(NamedTuple):
 
 
 class Eligibility:
-    """Knows the profiles of the grid's clusters and who may use them, which do not change while a daemon lives."""
+    """The profiles and permitted users of the clusters, which stay fixed during a daemon run."""
 
     def __init__(
         self, profiles: Mapping[ClusterName, ClusterProfile], accounts: Accounts, sharing: Sharing | None = None
@@ -65,12 +65,12 @@ class Eligibility:
         self._sets = {one_series: find_sharing_sets(profiles, one_series=one_series) for one_series in (False, True)}
         self._mixed = len({profile.mpi.series for profile in profiles.values()}) > 1
         self._grouped: tuple[GridView, object, list[GridView]] | None = None
-        """The last view and sets that were asked for, the same for a whole scan of like jobs, and the groups."""
+        """The last view and sets that were requested, and their groups; a scan of similar jobs repeats them."""
         self._demanded: tuple[JobSpec, Demands | tuple[()]] | None = None
-        """The last job that was asked for, and its demands."""
+        """The last job that was requested, and its demands."""
 
     def demands(self, spec: JobSpec) -> Demands | tuple[()]:
-        """What of a job decides where it may run, beside its request and policy; empty for almost every job."""
+        """Return the properties that decide where a job may run; empty for almost every job."""
         if self._demanded is None or self._demanded[0] is not spec:
             self._demanded = spec, self._demands(spec)
         return self._demanded[1]
@@ -86,6 +86,7 @@ class Eligibility:
         return ()
 
     def barred_reasons(self, spec: JobSpec, names: Iterable[ClusterName]) -> Reasons:
+        """Return for each cluster why the job's owner or home site may not use it."""
         reasons = {name: self._accounts.rejection_reason(spec.owner, name) for name in names}
         return {
             name: ClusterReason(name, why or self._sharing.rejection_reason(spec.home_site, name))
@@ -93,14 +94,14 @@ class Eligibility:
         }
 
     def barred_texts(self, demands: Demands, barred: Collection[ClusterName]) -> Iterator[str]:
-        """Why a job may not run on these clusters."""
+        """Yield why a job may not run on these clusters."""
         if closed := demands.closed.intersection(barred):
             yield owner_rejection_reason(closed)
         if away := demands.away.intersection(barred) - demands.closed:
             yield self._sharing.home_rejection_reason(away)
 
     def may_run_on(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
-        """Whether the job may run on these clusters together, whatever is idle there."""
+        """Return whether the job may run on these clusters together, whatever is idle there."""
         demands = self.demands(spec)
         if not demands:
             return True
@@ -116,7 +117,7 @@ class Eligibility:
         return demands.constraints.similar([cluster for cluster in view if cluster.name in names])
 
     def with_folders(self, folders: frozenset[str], view: GridView) -> tuple[GridView, list[ClusterName]]:
-        """The clusters that have all of these folders, and the names of the others."""
+        """Return the view of the clusters that have all of these folders, and the names of the others."""
         if not folders:
             return view, []
         lacking = [cluster.name for cluster in view if not folders <= self._profiles[cluster.name].folders]
@@ -136,7 +137,7 @@ class Eligibility:
         return self._grouped[2]
 
     def fixed_request_refusal(self, spec: JobSpec, request: FixedRequest, demands: Demands) -> Refusal | None:
-        """Why a fixed request's own clusters cannot serve it, whatever is idle."""
+        """Return why a fixed request's clusters can never serve it; None if they can."""
         if barred := demands.barred & {component.cluster for component in request.components}:
             return Refusal("; ".join(self.barred_texts(demands, barred)), RefusalKind.ELIGIBILITY)
         for index, component in enumerate(request.components):
@@ -149,11 +150,11 @@ class Eligibility:
         return None
 
     def conflict_text(self, names: Iterable[ClusterName], demands: Demands) -> str:
-        """``north has Open MPI 5, south 4: a job runs under one series``."""
+        """Return why clusters cannot share a job: ``north has Open MPI 5, south 4: a job runs under one series``."""
         return explain_conflict(names, self._profiles, one_series=demands.one_series)
 
     def partners_text(self, name: ClusterName, demands: Demands) -> str:
-        """Say which clusters may share a job with one that cannot serve it alone."""
+        """Return which clusters may share a job with one that cannot serve it alone."""
         if not self._sets[False]:
             return f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"
         others = sorted(partners(name, self._profiles, one_series=demands.one_series))
@@ -161,41 +162,41 @@ class Eligibility:
 
 
 def without_barred(barred: frozenset[ClusterName], view: GridView) -> tuple[GridView, list[ClusterName]]:
-    """The clusters where a job may run as far as its owner and its home site go, and the names of the others."""
+    """Return the view without the barred clusters, and their names."""
     if not barred or not (there := [cluster.name for cluster in view if cluster.name in barred]):
         return view, []
     return view.restrict_to(frozenset(cluster.name for cluster in view) - barred), there
 
 
 def scan_tries_all(rules: Rules) -> bool:
-    """Return whether a periodic scan is a failed try of all jobs that stay, not of the first only.
+    """Return whether a periodic scan counts as a failed try of all remaining jobs, not of the head only.
 
-    A scan that ends at the first refusal tries no job behind it. Where the narrowest come first, wide jobs would never
-    have tries so, and nodes would never be kept for them.
+    A scan that ends at the first rejection tries no job behind it. With the narrowest first, wide jobs would then never
+    count tries and never get a reservation.
     """
     return rules.queue == "scan" or rules.queue_order == "narrowest-first"
 
 
 def placement_limit(job: Job, rules: Rules) -> int | None:
-    """The most tries to place a job."""
+    """Return the maximum number of placement tries of a job; None: unlimited."""
     own = job.spec.max_placement_tries
     return own if own is not None else rules.max_placement_tries
 
 
 def claiming_limit(job: Job, rules: Rules) -> int | None:
-    """The most claiming tries of a job."""
+    """Return the maximum number of claiming tries of a job; None: unlimited."""
     own = job.spec.max_claiming_tries
     return own if own is not None else rules.max_claiming_tries
 
 
 def may_not_be_claimed(job: Job, rules: Rules) -> bool:
-    """Whether a job has had all its claiming tries."""
+    """Return whether a job has used up its claiming tries."""
     limit = claiming_limit(job, rules)
     return limit is not None and job.claiming_tries >= limit
 
 
 def tries_used_up(job: Job, rules: Rules) -> str:
-    """Which tries are used up of a job whose claim has failed, in words; empty when it may be tried again."""
+    """Return, after a failed claim, which tries of a job are used up; empty if it may be tried again."""
     if may_not_be_claimed(job, rules):
         return f"not claimed in {claiming_limit(job, rules)} tries"
     limit = placement_limit(job, rules)

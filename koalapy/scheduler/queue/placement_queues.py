@@ -1,6 +1,6 @@
-"""The jobs that wait to be placed: two queues, with a section for each home site (semantics 4 and 8), places and tries.
+"""The placement queues of both priorities, with a section for each home site (semantics 4 and 8).
 
-``docs/scheduling.md`` has a table of a job's place in its queue: ``_enter`` and ``leave`` are that table.
+The table of queue positions in ``docs/scheduling.md`` is implemented by ``_enter`` and ``remove``.
 """
 
 import heapq
@@ -22,7 +22,7 @@ MAX_SHARED_REQUESTS = 10_000
 
 
 class PlacementQueues:
-    """The queues of both priorities, the jobs that there is reason to try, and the job that nodes are kept for."""
+    """The queues of both priorities, the jobs that are to be tried, and the reservation."""
 
     def __init__(self, state: SchedulerState, eligibility: Eligibility) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
@@ -36,19 +36,19 @@ class PlacementQueues:
         self.reservation = Reservation(state, self._queues)
         self._last_seq = 0
         self._first_seq = 0
-        """The least one, of who stands before all others of its section."""
+        """The lowest number: that of the last job moved to the front of its section."""
         self._pausing: set[JobId] = set()
-        """Queued jobs that come back to their queues later."""
+        """Queued jobs that return to their queues after a pause."""
         self.newcomers: dict[Priority, list[Place]] = {priority: [] for priority in Priority}
         """Heaps of jobs that are to be tried out of turn, some of which may have left."""
         self._unknown: defaultdict[str, set[JobId]] = defaultdict(set)
-        """Jobs whose policies learn, by their applications, of which nothing is known yet."""
+        """Jobs with learning policies, by application, for applications without run-time statistics."""
         self.wakeups = {priority: Wakeup() for priority in Priority}
-        """Whom there is reason to try in a scan: who may be placed that could not be when it was tried last."""
+        """The jobs to be tried in a scan, as a change may allow their placement."""
         self.placing: JobId | None = None
-        """The job that is being placed at the moment, if any."""
+        """The job that is being placed now, if any."""
         self.failed_at_once: set[JobId] = set()
-        """Jobs whose claim failed in the moment in which they were placed: they are not placed again in that moment."""
+        """Jobs whose claim failed in the cycle in which they were placed. They are not placed again in that cycle."""
         self._requests: dict[Request, Request] = {}
 
     def __getitem__(self, priority: Priority) -> PlacementQueue:
@@ -58,7 +58,7 @@ class PlacementQueues:
         return len(self._pausing) + sum(len(queue) for queue in self._queues.values())
 
     def shape(self, spec: JobSpec, barred: Collection[ClusterName] = ()) -> Shape:
-        """What a policy's answer to a job depends on, beside the grid; ``barred``: clusters that have refused it."""
+        """Return everything about a job that its policy's answer depends on; ``barred``: clusters that rejected it."""
         learned: tuple[object, ...] = ()
         if self._learns(spec):
             learned = (*self._state.experience.shape(spec), spec.per_node_bandwidth, spec.memory)
@@ -71,66 +71,66 @@ class PlacementQueues:
         return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked, *site, *refused)
 
     def waiting_requests(self) -> Iterator[Request]:
-        """In the order of the queues, that of high priority first."""
+        """Yield the requests of waiting jobs in queue order, high priority first."""
         return (self._ledger.jobs[job].spec.request for queue in self._queues.values() for job in queue)
 
     def awaited_clusters(self) -> frozenset[ClusterName]:
-        """Where a job that waits might be placed, as far as its request says."""
+        """Return the clusters where a waiting job might be placed, as far as its request says."""
         named = frozenset[ClusterName]().union(*(queue.awaited for queue in self._queues.values()))
         anywhere = NODES_ANYWHERE.name in named
         return frozenset(cluster.name for cluster in self._state.grid.clusters()) if anywhere else named
 
     def position(self, job: Job) -> int | None:
-        """A queued job's place in its queue, that of its home site where there is one, counted from 1."""
+        """Return a queued job's position in its section, counted from 1; None if it is not in a queue."""
         queue = self._queues[job.spec.priority]
         return queue.position(job.id) + 1 if job.id in queue else None
 
     def positions(self, jobs: Iterable[Job]) -> dict[JobId, int]:
-        """The places of many at once, of those that are in a queue."""
+        """Return the positions of those of the jobs that are in a queue."""
         return {job.id: position for job in jobs if (position := self.position(job)) is not None}
 
     # Who comes and goes
 
     def add_new(self, job: Job) -> None:
-        """A new job. Equal requests become one object: a full queue is mostly requests."""
+        """Add a new job. Equal requests are replaced by one object, since they use most of the queue's memory."""
         if len(self._requests) > MAX_SHARED_REQUESTS:
             self._requests.clear()
         self._ledger.use_equal_request(job, self._requests.setdefault(job.spec.request, job.spec.request))
         self._enter(job, anew=True)
 
     def release(self, job: Job) -> None:
-        """A job that was held stands where a new one would."""
+        """Add a released job where a new one would be added."""
         self._enter(job, anew=True)
 
     def requeue(self, job: Job) -> None:
-        """A job whose attempt is over, or the pause after it, returns to its place."""
+        """Return a job to its old position after its attempt or pause."""
         self._enter(job, anew=False)
 
     def move_to_front(self, job: Job) -> Job:
-        """A job whose nodes were taken back is to return before all others of its home site, not to its place."""
+        """Let a job return before all others of its home site, after its nodes were reclaimed."""
         self._first_seq -= 1
         return self._ledger.change_job(job, queue_seq=self._first_seq)
 
     def head(self, spec: JobSpec) -> JobId | None:
-        """The first of those who wait where such a job does, as far as limits go."""
+        """Return the first job of the section of such a job, as far as limits go; None if there is none."""
         return self._queues[spec.priority].head(self._state.sharing.section_of(spec.home_site))
 
     def head_before(self, spec: JobSpec, without: JobId | None = None) -> JobId | None:
-        """The first of those, one left out, if such a job would stand behind it when it comes."""
+        """Return the first job that would be before such a new job, ``without`` one; None if there is none."""
         section = self._state.sharing.section_of(spec.home_site)
         return self._queues[spec.priority].head_before_new(section, spec.request.total_size, without)
 
     def count_before_new(self, spec: JobSpec) -> int:
-        """How many jobs would stand before such a one when it comes."""
+        """Return how many jobs would be before such a new job."""
         section = self._state.sharing.section_of(spec.home_site)
         return self._queues[spec.priority].count_before_new(section, spec.request.total_size)
 
     def pause(self, job: Job) -> None:
-        """Keep a queued job out of its queue until its ``retry_at``, when it is requeued."""
+        """Keep a queued job out of its queue until its ``retry_at``."""
         self._pausing.add(job.id)
 
     def restore(self, jobs: Collection[Job], scans: Mapping[Priority, int]) -> None:
-        """Jobs of an earlier life, to their old places, with their tries, which are counted by its ``scans``."""
+        """Return jobs of an earlier daemon run to their positions, with its scan counts."""
         for priority, count in scans.items():
             self._queues[priority].scans = count
         for job in jobs:
@@ -141,8 +141,7 @@ class PlacementQueues:
         self.reservation.restore(jobs)
 
     def _enter(self, job: Job, *, anew: bool) -> None:
-        """Put a job into its queue: ``anew`` at the tail, to be tried at once, or to its old place, to be tried by a
-        scan."""
+        """Add a job at the tail, to be tried at once, if ``anew``; else at its old position, to be tried by a scan."""
         self._pausing.discard(job.id)
         if anew:
             self._last_seq += 1
@@ -172,7 +171,7 @@ class PlacementQueues:
             self.reservation.invalidate()
 
     def remove(self, job: Job) -> Job:
-        """Take a job out of its queue; the scans it went through become tries of its own."""
+        """Remove a job from its queue, and count the scans it went through as its tries."""
         if job.id in self._pausing:
             self._pausing.remove(job.id)
             self._state.timers.cancel(job.id, 0, Deadline.RETRY)
@@ -197,7 +196,7 @@ class PlacementQueues:
         return self._state.policies.capabilities(spec.policy).learns
 
     def next_newcomer(self, priority: Priority) -> Job | None:
-        """The first of those who came to their queue's tail and were not tried since; each is told of once."""
+        """Return the first newcomer that was not tried yet, each only once; None if there is none."""
         queue, newcomers = self._queues[priority], self.newcomers[priority]
         while newcomers:
             place = heapq.heappop(newcomers)
@@ -206,7 +205,7 @@ class PlacementQueues:
         return None
 
     def change_priority(self, job: Job, priority: Priority) -> Job:
-        """Give a job another priority, and move it to its place in the other queue; its tries go with it."""
+        """Change a job's priority, and move it to its position in the other queue with its tries."""
         if not (job.is_in_queue and job.id in self._queues[job.spec.priority]):
             return self._ledger.change_job(job, spec=replace(job.spec, priority=priority))
         job = self.remove(job)
@@ -215,13 +214,13 @@ class PlacementQueues:
         return self._ledger.jobs[job.id]
 
     def regroup_jobs(self, known: Iterable[str]) -> None:
-        """Something is known of these applications: their jobs are not refused any more with those of unknown ones."""
+        """Regroup the jobs of applications for which run-time statistics now exist."""
         for application in known:
             for ident in self._unknown.pop(application, ()):
                 self._move_to_group(self._ledger.jobs[ident])
 
     def regroup_job(self, job: Job) -> None:
-        """Group a job anew, if it is in a queue: the clusters that have refused it may be others than before."""
+        """Regroup a queued job after the clusters that rejected it have changed."""
         if job.id in self._queues[job.spec.priority]:
             self._move_to_group(job)
 
@@ -233,29 +232,29 @@ class PlacementQueues:
     # Who may have got a chance
 
     def wake(self, changes: Iterable[Change], priorities: Iterable[Priority] = PRIORITIES) -> None:
-        """Something happened that those who wait for it may be placed by."""
+        """Wake the jobs that wait for one of these changes."""
         for priority in priorities:
             if self._queues[priority]:
                 self.wakeups[priority].changes.update(changes)
 
     def wake_all(self, priorities: Iterable[Priority] = PRIORITIES) -> None:
-        """Anybody may be placed now."""
+        """Wake all jobs of these priorities."""
         for priority in priorities:
             self.wakeups[priority].all_jobs |= bool(self._queues[priority])
 
     def take_wakeup(self, priority: Priority) -> Wakeup:
-        """Whom there is reason to try, and nobody from now on."""
+        """Return and reset the jobs of a priority that are to be tried."""
         taken, self.wakeups[priority] = self.wakeups[priority], Wakeup()
         return taken
 
     # Tries
 
     def tries(self, job: Job) -> int:
-        """How often a job was tried to be placed, scans that passed it over among them."""
+        """Return a job's placement tries, including scans that passed it over."""
         queue = self._queues[job.spec.priority]
         return job.placement_tries + (queue.scans - job.counted_scan if job.id in queue else 0)
 
     def record_tries(self, job: Job) -> None:
-        """Tell the queue how often a job was tried; where only the head is in each scan, scans use up no tries."""
+        """Pass a job's tries to its queue. Where scans try only the head, they use up no tries."""
         limit = placement_limit(job, self._rules) if scan_tries_all(self._rules) else None
         self._queues[job.spec.priority].set_tries(job.id, self.tries(job), limit)

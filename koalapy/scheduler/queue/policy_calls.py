@@ -1,4 +1,4 @@
-"""Calls of policies: what a job's policy answers on a view, call_policy, for a policy may be anybody's code."""
+"""Call policies on a view and validate their answers, since a policy may be foreign code."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from koalapy.scheduler.state import SchedulerState
 
 
 class BrokenPolicy(Exception):
-    """A policy answered what cannot be; ``message`` says which and what."""
+    """A policy returned an invalid answer; ``message`` names the policy and the problem."""
 
     def __init__(self, policy: str, problem: str) -> None:
         self.policy = policy
@@ -35,7 +35,7 @@ class BrokenPolicy(Exception):
 
 
 def inform_policy(policy: Policy, knowledge: Knowledge) -> Policy:
-    """A policy that learns, with what is known of a job."""
+    """Return a learning policy with the run-time statistics of a job."""
     try:
         answer: object = policy.informed(knowledge)  # type: ignore[attr-defined]
     except Exception as error:
@@ -48,7 +48,7 @@ def inform_policy(policy: Policy, knowledge: Knowledge) -> Policy:
 def place_within_constraints(
     policy: Policy, request: Request, view: GridView, constraints: Constraints
 ) -> Placement | Refusal:
-    """The policy's answer within the constraints; a refusal says if they are what is in the way."""
+    """Return the policy's answer within the constraints; a refusal names the constraint that prevents a placement."""
     answer = call_policy(policy, request, view)
     if not constraints or isinstance(answer, Refusal):
         return answer
@@ -66,7 +66,7 @@ def place_within_constraints(
 
 
 def call_policy(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
-    """The policy's answer, held against the request and the grid."""
+    """Return the policy's answer after checking it against the request and the view. Raise ``BrokenPolicy``."""
     try:
         answer: object = policy.place(request, view)
     except Exception as error:
@@ -82,7 +82,7 @@ def call_policy(policy: Policy, request: Request, view: GridView) -> Placement |
 
 
 def _shape_problem(placement: Placement) -> str:
-    """What keeps an answer of another's code from being a placement at all."""
+    """Return why an answer is not a placement at all; empty if it is one."""
     components: object = placement.components
     if not isinstance(components, tuple) or not components:
         return "it placed no components"
@@ -110,7 +110,7 @@ def _grid_problem(placement: Placement, view: GridView) -> str:
 
 
 def _class_problem(placement: Placement, view: GridView) -> str:
-    """Of an answer that keeps to the idle nodes of each cluster in all."""
+    """Return why an answer exceeds the idle nodes of a class; empty if it does not."""
     given: dict[tuple[ClusterName, str], int] = {}
     for component in placement.components:
         if component.node_class:
@@ -143,7 +143,7 @@ def _request_problem(placement: Placement, request: Request) -> str:
 
 
 def _flexible_sizes(placed: Sequence[PlacedComponent]) -> list[int]:
-    """What the request's bounds are held against: those of one cluster's classes count as one component."""
+    """Return the sizes that the request's bounds apply to: the classes of one cluster count as one component."""
     by_class: dict[ClusterName, int] = {}
     for component in placed:
         if component.node_class:
@@ -164,7 +164,7 @@ def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
 
 
 def explain_clusters(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Reasons:
-    """Of each cluster of the view; ``BrokenPolicy`` when the policy gives invalid reasons."""
+    """Return why each cluster of the view cannot serve the request. Raise ``BrokenPolicy`` for invalid reasons."""
     if not constraints:
         return _complete_reasons(_reasons(policy, request, view), policy, view)
     asked = request
@@ -200,13 +200,13 @@ def _reasons(policy: Policy, request: Request, view: GridView) -> Reasons:
 
 
 def _complete_reasons(reasons: Reasons, policy: Policy, view: GridView) -> Reasons:
-    """With a word on each cluster that the policy was silent about."""
+    """Add a reason for each cluster that the policy gave none for."""
     silent = f"policy {policy.name} does not say why not"
     return {c.name: reasons.get(c.name) or reason_for(c, silent, None) for c in view}
 
 
 def _combination_limits(cluster: ClusterView, part: GridView, view: GridView, constraints: Constraints) -> str:
-    """What the constraints leave to be combined with a cluster."""
+    """Return how the constraints limit combinations with a cluster, as text."""
     if constraints.at_most == 1:
         return "; coallocation allows one cluster only"
     told = []
@@ -219,13 +219,13 @@ def _combination_limits(cluster: ClusterView, part: GridView, view: GridView, co
 
 
 class PolicyCalls:
-    """Call policies within what a job may have: on the clusters where it may run, within its constraints."""
+    """Calls policies on the clusters where a job may run, within its constraints."""
 
     def __init__(self, eligibility: Eligibility) -> None:
         self._eligibility = eligibility
 
     def evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
-        """The policy's answer; ``BrokenPolicy`` when it is none."""
+        """Return the policy's answer. Raise ``BrokenPolicy`` if it is invalid."""
         request = spec.request
         if isinstance(request, FixedRequest):
             if cut_off := _fixed_transfer_problem(spec, request, view):
@@ -258,10 +258,10 @@ class PolicyCalls:
         return answer
 
     def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
-        """Return why each cluster cannot serve the job now, by name; empty when the job can be placed.
+        """Return why each cluster cannot serve the job now, by name; empty if the job can be placed.
 
-        Of a fixed request only the clusters that are in its way. ``missing`` is what would suffice within the
-        constraints. Of a broken policy each reason says that it is.
+        For a fixed request only the clusters that prevent its placement are returned. ``missing`` is the number of
+        nodes that would suffice within the constraints. A broken policy is the reason for every cluster.
         """
         try:
             if isinstance(self.evaluate(policy, spec, view), Placement):
@@ -316,7 +316,7 @@ class PolicyCalls:
     def _evaluate_by_sets(
         self, policy: Policy, request: Request, view: GridView, demands: Demands
     ) -> Placement | Refusal:
-        """Ask the policy with one set of clusters that share jobs after the other, most idle nodes first."""
+        """Call the policy with each set of clusters that share jobs, most idle nodes first."""
         constraints = demands.constraints
         groups = self._eligibility.sharing_groups(view, demands.sets)
         if len(groups) < 2:
@@ -335,7 +335,7 @@ class PolicyCalls:
 
 
 def _transfer_problems(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
-    """Return the clusters to which some input cannot be brought for want of a program, and why."""
+    """Return the clusters to which an input cannot be transferred for lack of a program, and why."""
     if not view.cut_off or not (files := spec.all_inputs):
         return {}
     found = {cluster.name: immovable_reason(cluster.name, files, view) for cluster in view}
@@ -343,7 +343,7 @@ def _transfer_problems(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
 
 
 def _fixed_transfer_problem(spec: JobSpec, request: FixedRequest, view: GridView) -> str:
-    """Why some input cannot be brought to the cluster that was named for its component; empty when all can."""
+    """Return why an input cannot be transferred to its component's named cluster; empty if all can."""
     if not view.cut_off:
         return ""
     needs = ((c.cluster or "", spec.inputs_of(index)) for index, c in enumerate(request.components))
@@ -351,11 +351,11 @@ def _fixed_transfer_problem(spec: JobSpec, request: FixedRequest, view: GridView
 
 
 LOOK_AHEAD = 50
-"""How many waiting requests a policy that looks ahead is shown."""
+"""Waiting requests that are passed to a policy that looks ahead."""
 
 
 class PolicyEvaluator:
-    """Policies by name, what jobs demand of clusters beside, and what clusters on probation are given."""
+    """Evaluates jobs with their policies, including the limits of clusters on probation."""
 
     def __init__(
         self, state: SchedulerState, eligibility: Eligibility, queues: PlacementQueues, knowledge: KnowledgeBuilder
@@ -365,12 +365,12 @@ class PolicyEvaluator:
         self._whole = self._grid.cached_view(lambda cluster: cluster.total - cluster.down)
         self._assumed_bandwidth = state.rules.assumed_bandwidth
         self._seen = self._empty = GridView(())
-        """The grid when it was last emptied, and so emptied."""
+        """The grid of which ``_empty`` was last computed."""
         self._broken: set[str] = set()
         """Policies whose invalid answers have been logged."""
 
     def evaluate(self, spec: JobSpec, view: GridView, barred: frozenset[ClusterName] = NOWHERE) -> Placement | Refusal:
-        """What the job's policy answers on a view, without the clusters that have refused the job (``barred``)."""
+        """Return the answer of the job's policy on a view, without the clusters that rejected it (``barred``)."""
         nowhere = _missing_input_reason(spec, view)
         if nowhere:
             return Refusal(nowhere, RefusalKind.FILES)
@@ -391,8 +391,8 @@ class PolicyEvaluator:
             return Refusal(error.message, RefusalKind.POLICY)
 
     def may_be_placed(self, spec: JobSpec, without: frozenset[ClusterName]) -> bool:
-        """Return whether a job could be placed on the empty grid ``without`` some clusters; unknown ones count as large
-        enough."""
+        """Return whether a job fits on the empty grid ``without`` some clusters. Clusters of unknown size count as
+        large enough."""
         if not without.isdisjoint(_named_clusters(spec)):
             return False
         view = self.empty_grid()
@@ -403,7 +403,7 @@ class PolicyEvaluator:
             return False
 
     def refusal_on_empty_grid(self, spec: JobSpec, *, assume_links: bool = True) -> str:
-        """Return why a job would not be placed on the empty grid; empty where it would be, or while that is not known.
+        """Return why a job would not be placed on the empty grid; empty if it would be, or while that is unknown.
 
         ``assume_links``: assume good values for links that were not measured yet.
         """
@@ -419,19 +419,19 @@ class PolicyEvaluator:
         return answer.summary if isinstance(answer, Refusal) and answer.kind is not RefusalKind.ADVICE else ""
 
     def _answer_with_links(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
-        """Return the same as ``_answer``; where that is a refusal, as if all links were known and good."""
+        """Return the policy's answer; if it is a refusal, the answer with all unmeasured links assumed good."""
         answer = self._answer(spec, view)
         if isinstance(answer, Placement):
             return answer
         return self._answer(spec, replace(view, links=_assumed_links(view, self._assumed_bandwidth)))
 
     def _answer(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
-        """Return the answer of the job's policy on a view, whatever clusters are on probation."""
+        """Return the answer of the job's policy on a view, ignoring probation."""
         policy = self._policy(spec, view)
         return self._calls.evaluate(policy, spec, self._with_waiting_requests(policy, spec, view))
 
     def empty_grid(self) -> GridView:
-        """Return the grid with all clusters usable, nodes idle and links free; the same object while it is the same."""
+        """Return the grid with all clusters usable, nodes idle and links free; the same object until it changes."""
         view = self._grid.view()
         if view is not self._seen:
             emptied = tuple(map(_empty_cluster, view))
@@ -441,7 +441,7 @@ class PolicyEvaluator:
         return self._empty
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
-        """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
+        """Return for each cluster why the job is not placed on a view; empty if it would be."""
         nowhere = _missing_input_reason(spec, view)
         if nowhere:
             return tuple(ClusterReason(cluster.name, nowhere) for cluster in view)
@@ -452,14 +452,14 @@ class PolicyEvaluator:
             return (ClusterReason("", error.message),)
 
     def _policy(self, spec: JobSpec, view: GridView) -> Policy:
-        """The job's policy; one that learns with what is known of the job."""
+        """Return the job's policy, with run-time statistics if it learns."""
         policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
         if not self._policies.capabilities(policy.name).learns:
             return policy
         return inform_policy(policy, self._knowledge.build(spec, view))
 
     def _with_waiting_requests(self, policy: Policy, spec: JobSpec, view: GridView) -> GridView:
-        """The view with the requests of others who wait, for the few policies that want to know."""
+        """Return the view with the requests of other waiting jobs, for policies that look ahead."""
         if not self._policies.capabilities(policy.name).looks_ahead:
             return view
 
@@ -472,9 +472,9 @@ class PolicyEvaluator:
         return view.compute_once(("waiting beside", spec.request), ahead)
 
     def _limit_trials(self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement) -> Placement | Refusal:
-        """Ask again where an answer gives a cluster on probation more than one component.
+        """Call the policy again if its answer gives a cluster on probation several components.
 
-        If that leaves no way, and would not if all nodes were idle, a job may bring all its components as one trial.
+        If only that prevents the placement, even on an idle grid, all components of the job may be one trial.
         """
         if len(answer.components) == 1:
             return answer
@@ -495,7 +495,8 @@ class PolicyEvaluator:
     def _may_fit_later(
         self, policy: Policy, spec: JobSpec, offered: GridView, at_most: Mapping[ClusterName, int]
     ) -> bool:
-        """Whether a job could be placed with so few nodes on these clusters if all others offered had theirs idle."""
+        """Return whether a job would fit with at most so many nodes on these clusters and all other offered
+        nodes idle."""
         if self._grid.has_no_trusted_cluster:
             return False
         view = self._whole.view().restrict_to(frozenset(cluster.name for cluster in offered))
@@ -506,14 +507,14 @@ class PolicyEvaluator:
 
 
 def _empty_cluster(cluster: ClusterView) -> ClusterView:
-    """A cluster as it would be if it was usable and nobody had nodes there."""
+    """Return a cluster as it would be if usable and idle."""
     total = cluster.total or MAX_NODES
     classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in cluster.node_classes)
     return ClusterView(cluster.name, total, total, speed=cluster.speed, node_classes=resize_classes(classes, total))
 
 
 def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Link]:
-    """Return all links, those of unknown latency or bandwidth as if they were measured and good."""
+    """Return all links, with good values for unknown latency and bandwidth."""
     links = dict(view.links)
     for one, other in product([cluster.name for cluster in view], repeat=2):
         known = view.link_between(one, other)
@@ -524,14 +525,14 @@ def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Lin
 
 
 def _named_clusters(spec: JobSpec) -> frozenset[ClusterName]:
-    """The clusters that a fixed request names; empty for others."""
+    """Return the clusters that a fixed request names; empty for others."""
     if not isinstance(spec.request, FixedRequest):
         return NOWHERE
     return frozenset(component.cluster or "" for component in spec.request.components)
 
 
 def _missing_input_reason(spec: JobSpec, view: GridView) -> str:
-    """Why an input of the job can be had from no cluster at all, whatever its policy; empty when all can."""
+    """Return why an input is available from no cluster, under any policy; empty if all are available."""
     for file in spec.all_inputs:
         sites = view.sites_of(file)
         if not sites:

@@ -1,4 +1,4 @@
-"""A placement queue: jobs in their order, and scans that cost distinct request shapes, not jobs (semantics 4)."""
+"""A placement queue. Its scans cost one test per distinct request shape, not per job (semantics 4)."""
 
 import heapq
 import sys
@@ -21,23 +21,23 @@ from koalapy.scheduler.rules import QueueMode, QueueOrder
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """In idle nodes; whatever the policy, each must be there."""
+    """The idle nodes that a request needs under every policy."""
 
     total: int
     largest: int
-    """On one cluster."""
+    """Nodes needed on one cluster."""
     least: int = 1
-    """Clusters with fewer are of no use."""
+    """Clusters with fewer idle nodes are not usable."""
     slots: tuple[tuple[int, int], ...] = ()
-    """So many components of at least that size: (size, how many), larger ones counted with the smaller."""
+    """Pairs (size, count): at least so many components of that size or larger."""
     wanted: tuple[tuple[ClusterName, int], ...] = ()
-    """On clusters that the request names."""
+    """Nodes needed on each named cluster."""
     home: ClusterName = ""
-    """The cluster that may take back nodes for it; there all of them would be."""
+    """The cluster that may reclaim nodes for the job, which then needs all of its nodes there."""
 
 
 def needs_of(request: Request, home: ClusterName = "") -> Needs:
-    """The needs of a request; ``home`` may take back nodes for it."""
+    """Return the needs of a request; ``home`` may reclaim nodes for it."""
     needs = _needs_of(request)
     return replace(needs, home=home) if home else needs
 
@@ -61,7 +61,7 @@ def _needs_of(request: Request) -> Needs:
 
 
 class IdleSummary:
-    """The idle nodes of one view; sums over them are worked out once for all who ask."""
+    """The idle nodes of a view, with cached sums."""
 
     def __init__(self, view: GridView) -> None:
         self.view = view
@@ -69,7 +69,7 @@ class IdleSummary:
         self._roomy: dict[int, int] = {}
 
     def may_fit(self, needs: Needs) -> bool:
-        """Whether nothing speaks against it yet."""
+        """Return whether a request may fit, as far as its needs tell."""
         by_idle = self.view.by_idle
         if not by_idle or needs.total > self.view.usable_idle or needs.largest > by_idle[0].idle:
             return False
@@ -80,7 +80,7 @@ class IdleSummary:
         return all(self._has_slots(count, size) for size, count in needs.slots)
 
     def may_take_back(self, needs: Needs) -> bool:
-        """The same where this is what sites may take back for their own."""
+        """Return whether a request may fit on its home site, if this view shows the nodes that sites may reclaim."""
         return bool(needs.home) and self._has_idle(needs.home, needs.total)
 
     def _has_idle(self, name: ClusterName, size: int) -> bool:
@@ -88,7 +88,7 @@ class IdleSummary:
         return cluster is not None and cluster.usable_idle >= size
 
     def _has_slots(self, wanted: int, size: int) -> bool:
-        """Whether there is room for so many components of a size; as a rule the first few clusters suffice."""
+        """Return whether so many components of a size fit. Usually the first few clusters suffice."""
         slots = self._slots.get(size)
         if slots is None:
             slots = 0
@@ -102,7 +102,7 @@ class IdleSummary:
         return wanted <= slots
 
     def _has_nodes(self, wanted: int, least: int) -> bool:
-        """The same for nodes on clusters with at least so many."""
+        """Return whether clusters with at least ``least`` idle nodes have so many together."""
         nodes = self._roomy.get(least)
         if nodes is None:
             nodes = 0
@@ -117,34 +117,33 @@ class IdleSummary:
 
 
 class Change(NamedTuple):
-    """Something that those who wait for it may be placed by."""
+    """A change after which the jobs that wait for it may be placed."""
 
     kind: Literal["nodes", "home", "file", "limits"]
-    """Nodes of a cluster are, or will be, available, or will be for those whose home site it is; a replica is known; an
-    owner has less than before."""
+    """More nodes on a cluster, more nodes there for its own users, a new replica, or less use by a limited owner."""
     name: str = ""
-    """Of the cluster or the file."""
+    """The cluster or the file."""
 
 
 NODES_ANYWHERE = Change("nodes")
-"""What those wait for who name no cluster."""
+"""Awaited by jobs that name no cluster."""
 LIMITS = Change("limits")
 
 
 @cache
 def nodes_of(cluster: ClusterName) -> tuple[Change, Change]:
-    """The changes when a cluster has more nodes for us."""
+    """Return the changes of a cluster that gains available nodes."""
     return Change("nodes", cluster), NODES_ANYWHERE
 
 
 @cache
 def at_home(cluster: ClusterName) -> Change:
-    """The change when a cluster will have more nodes for those whose home site it is."""
+    """Return the change of a cluster that gains nodes for its own users."""
     return Change("home", cluster)
 
 
 def awaited_by(spec: JobSpec, *, is_limited: bool, home: ClusterName = "") -> tuple[Change, ...]:
-    """All changes that a job like this one may be placed by; ``home`` may take back nodes for it."""
+    """Return all changes after which such a job may be placed; ``home`` may reclaim nodes for it."""
     names = {c.cluster or "": None for c in spec.request.components} if isinstance(spec.request, FixedRequest) else {}
     nodes = [Change("nodes", name) for name in names] or [NODES_ANYWHERE]
     files = [Change("file", file.name) for file in spec.all_inputs]
@@ -154,64 +153,64 @@ def awaited_by(spec: JobSpec, *, is_limited: bool, home: ClusterName = "") -> tu
 
 @dataclass(slots=True)
 class Wakeup:
-    """Whom there is reason to ask again, of one queue."""
+    """The jobs of one queue that are to be tried again."""
 
     all_jobs: bool = False
     changes: set[Change] = field(default_factory=set)
     jobs: set[JobId] = field(default_factory=set)
-    """Those that have come back to their places."""
+    """Jobs that returned to the queue."""
 
     def __bool__(self) -> bool:
         return self.all_jobs or bool(self.changes or self.jobs)
 
     def add(self, other: "Wakeup") -> None:
-        """There is reason to ask those of another, too."""
+        """Add the jobs of another wakeup."""
         self.all_jobs |= other.all_jobs
         self.changes |= other.changes
         self.jobs |= other.jobs
 
 
 Place = tuple[int, int, int, JobId]
-"""What jobs are ordered by: section, nodes where the narrowest come first, ``queue_seq`` (negative for a job that waits
-before all others, as its nodes were taken back), and the job itself."""
+"""The sort key of a job: section, nodes (if narrowest first), ``queue_seq`` (negative for a job moved to the front
+after its nodes were reclaimed), and the job."""
 Shape = tuple[object, ...]
-"""What a policy's answer to a job depends on, beside the grid."""
+"""Everything about a job that a policy's answer depends on."""
 WAKE_ALL = Wakeup(all_jobs=True)
 IdleTest = Callable[[], Callable[[Needs], bool]]
-"""Returns a test whether nodes enough may be idle for a job's needs, which asks no policy."""
+"""Returns a test, without a policy call, whether enough nodes may be idle for a job's needs."""
 NeverFits = Callable[[JobId], bool]
 """Returns whether a job would not be placed on the empty grid."""
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The waiting jobs of one shape, in order; there is no group without jobs."""
+    """The waiting jobs of one shape, in order; never empty."""
 
     shape: Shape
     needs: Needs
     awaits: tuple[Change, ...]
-    """By what its jobs may be placed."""
+    """The changes after which its jobs may be placed."""
     ask: LimitedDemand | None = None
-    """What each of its jobs would add to its owner's use; None where that is not limited."""
+    """What each job would add to its owner's use; None if the owner is not limited."""
     section: int = 0
     entries: "list[Entry]" = field(default_factory=list)
     behind_younger: "set[Entry]" = field(default_factory=set)
-    """Those that have waited longer, by their tries or since their submission, than the one before them: few."""
+    """Entries that have waited longer, by tries or since submission, than the entry before them."""
     refused_on: int = 0
-    """The number of the grid on which its jobs were refused last when nodes were to be kept for one of them."""
+    """The number of the grid on which its jobs were last rejected for a reservation."""
     checked_on: GridView | None = None
-    """The empty grid for which it was found out whether its jobs fit there, once the head was refused."""
+    """The empty grid for which ``never_fits`` was computed."""
     never_fits: bool = False
-    """Whether they do not, as of that."""
+    """Whether its jobs do not fit on that grid."""
 
     def index(self, place: Place) -> int:
-        """How many of its jobs stand before a place."""
+        """Return how many of its jobs are before a sort key."""
         if not self.entries or self.entries[-1].place < place:
             return len(self.entries)
         return bisect_left(self.entries, place, key=lambda entry: entry.place)
 
     def update_behind_younger(self, index: int) -> None:
-        """The entry at an index, and so the next one, may be behind one that has waited for less than before."""
+        """Update ``behind_younger`` for the entry at an index and the next one."""
         for at in range(index, min(index + 2, len(self.entries))):
             entry, before = self.entries[at], self.entries[max(at - 1, 0)]
             if entry.tried_since < before.tried_since or entry.submitted_at < before.submitted_at:
@@ -220,8 +219,7 @@ class Group:
                 self.behind_younger.discard(entry)
 
     def first_waiting(self, has_waited: "Callable[[Entry], bool]") -> "Entry | None":
-        """Return the first that has waited for long; as all before it have not, it is first of all or behind a younger
-        one."""
+        """Return the first entry that has waited long. It is the first entry of all or one behind a younger one."""
         if has_waited(first := self.entries[0]):
             return first
         if not self.behind_younger:  # as a rule, and asked of every shape in each scan
@@ -236,10 +234,10 @@ class Entry:
     place: Place
     group: Group
     tried_since: int
-    """The number of the scan that would have been the last before its first try, had all its tries been scans."""
+    """The number of the scan before its first try, as if all its tries had been scans."""
     submitted_at: float = 0.0
     last_scan: int | None = None
-    """The number of the scan with which its tries are used up."""
+    """The number of the scan that uses up its tries."""
 
     @property
     def job(self) -> JobId:
@@ -247,32 +245,32 @@ class Entry:
 
 
 class PlacementQueue:
-    """Jobs in the order of ``seq`` (or narrowest first), grouped by shape: jobs of one shape are refused alike.
+    """Waiting jobs in order of ``seq`` or narrowest first, grouped by shape. Jobs of one shape are rejected together.
 
-    Queues of home sites are its sections, one behind the other. It keeps nothing of jobs that have left it.
+    The queues of home sites are consecutive sections of it.
     """
 
     def __init__(
         self, order: QueueOrder = "fcfs", has_too_much: Callable[[LimitedDemand], bool] = lambda _: False
     ) -> None:
-        """``has_too_much``: whether an owner may not have what a job asks for just now; it is in nobody's way then."""
+        """``has_too_much``: whether a demand exceeds its owner's limits now; such jobs do not block others."""
         self._has_too_much = has_too_much
         self._narrowest_first = order == "narrowest-first"
         self._entries: dict[JobId, Entry] = {}
         self._order: SortedList[Place] = SortedList()
         self._groups: dict[Shape, Group] = {}
         self._awaiting: defaultdict[Change, set[Group]] = defaultdict(set)
-        """The shapes by what they wait for."""
+        """The groups by the changes they wait for."""
         self._last_scans: dict[int, set[JobId]] = {}
-        """Jobs by the number of the scan with which their tries are used up."""
+        """Jobs by the number of the scan that uses up their tries."""
         self._arrived: set[JobId] | None = None
-        """Jobs that were put in since the scan that is under way began; None while there is none."""
+        """Jobs added since the scan in progress began; None without a scan."""
         self._refusals: Counter[RefusalKind] = Counter()
-        """How many shapes scans have passed over, for they cannot be placed whatever their policies say."""
+        """Groups that scans passed over because they cannot be placed, by reason."""
         self.empty_grid = GridView(())
-        """The grid with all nodes idle, as it was last looked at."""
+        """The grid with all nodes idle, as last seen."""
         self.scans = 0
-        """Periodic scans so far: each is a failed try of every job that is still there."""
+        """Periodic scans so far. Each is a failed try of every job that remains."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -281,7 +279,7 @@ class PlacementQueue:
         return job in self._entries
 
     def __iter__(self) -> Iterator[JobId]:
-        """Jobs from head to tail, as long as none comes or leaves."""
+        """Yield jobs from head to tail. The queue must not change meanwhile."""
         return (job for *_, job in self._order)
 
     # Who comes and goes
@@ -297,7 +295,7 @@ class PlacementQueue:
         section: int = 0,
         submitted_at: float = 0.0,
     ) -> None:
-        """Put a job to its place in its section, by ``seq``; ``ask`` and ``home``, which takes back nodes, are of its
+        """Add a job to its section, ordered by ``seq``; ``ask`` and ``home``, which may reclaim nodes, belong to its
         shape."""
         group = self._groups.get(shape)
         if group is None:
@@ -315,7 +313,7 @@ class PlacementQueue:
         group.update_behind_younger(index)
 
     def remove(self, job: JobId) -> None:
-        """Take a job out, if it is there."""
+        """Remove a job if it is in the queue."""
         entry = self._entries.pop(job, None)
         if entry is None:
             return
@@ -336,7 +334,7 @@ class PlacementQueue:
     # Tries
 
     def set_tries(self, job: JobId, tries: int, limit: int | None) -> None:
-        """Say how often a job was tried, and after how many scans it is given up, if at all."""
+        """Set how often a job was tried, and after how many tries it is given up; None: never."""
         entry = self._entries[job]
         if entry.tried_since != self.scans - tries:
             entry.tried_since = self.scans - tries
@@ -354,32 +352,32 @@ class PlacementQueue:
         entry.last_scan = None
 
     def count_scan(self) -> list[JobId]:
-        """All that are here have failed once more; the answer is whose tries are used up, in order."""
+        """Count a failed try of all jobs here, and return those whose tries are used up, in order."""
         self.scans += 1
         jobs = self._last_scans.pop(self.scans, set())
         return sorted(jobs, key=self.place)
 
     def has_aged(self, tries: int, entry: Entry) -> bool:
-        """Return whether a job here was tried so often."""
+        """Return whether a job was tried at least so often."""
         return self.scans - entry.tried_since >= tries
 
     def first_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
-        """Return the first job of each shape that has waited for long, in order, but of owners at their limit."""
+        """Return the first job of each shape that has waited long, in order, without owners at their limit."""
         found = [entry for group in self._groups.values() if (entry := group.first_waiting(has_waited)) is not None]
         return sorted((entry for entry in found if not self._is_barred(entry.group)), key=lambda entry: entry.place[2])
 
     # Places
 
     def place(self, job: JobId) -> Place:
-        """What jobs are ordered by."""
+        """Return the sort key of a job."""
         return self._entries[job].place
 
     def group_of(self, job: JobId) -> Group:
-        """The jobs that are refused with this one."""
+        """Return the group of jobs that are rejected together with a job."""
         return self._entries[job].group
 
     def count_before_new(self, section: int, nodes: int) -> int:
-        """Return how many jobs would stand before a new one of so many nodes in a section."""
+        """Return how many jobs would be before a new one of so many nodes in a section."""
         new = self._place_of_new(section, nodes)
         return int(self._order.bisect_left(new) - self._order.bisect_left(_begin(section)))
 
@@ -387,22 +385,22 @@ class PlacementQueue:
         return (section, nodes if self._narrowest_first else 0, sys.maxsize, 0)
 
     def position(self, job: JobId) -> int:
-        """How many jobs stand before this one in its section."""
+        """Return how many jobs are before this one in its section."""
         place = self._entries[job].place
         return int(self._order.bisect_left(place) - self._order.bisect_left(_begin(place[0])))
 
     def head(self, section: int = 0) -> JobId | None:
-        """The first job of a section that may be placed as far as its owner's limits go."""
+        """Return the first job of a section that its owner's limits allow to be placed; None if there is none."""
         found = self._head(section, set())
         return None if found is None else found.job
 
     def head_before_new(self, section: int, nodes: int, without: JobId | None) -> JobId | None:
-        """The head, a job left out, if it would stand before a new one of so many nodes."""
+        """Return the head, without one job, if it would be before a new job of so many nodes; else None."""
         found = self._head(section, () if without is None else {without})
         return found.job if found is not None and found.place < self._place_of_new(section, nodes) else None
 
     def heads(self) -> list[JobId]:
-        """Return those of all sections, in their order; and those that stand before them and can never be placed."""
+        """Return the heads of all sections, and jobs before them that can never be placed."""
         found: list[JobId] = []
         for section in self._sections():
             first = self._head(section, (), self._is_barred)
@@ -411,7 +409,7 @@ class PlacementQueue:
         return found
 
     def first_jobs(self, section: int, mode: QueueMode) -> list[JobId]:
-        """Return the first job of each shape of a section, in order; where a scan ends at the head, the head."""
+        """Return the first job of each shape of a section, in order; only the head if scans end there."""
         if mode != "scan":
             head = self.head(section)
             return [] if head is None else [head]
@@ -419,7 +417,7 @@ class PlacementQueue:
         return [place[-1] for place in sorted(group.entries[0].place for group in groups)]
 
     def _sections(self) -> Iterator[int]:
-        """Those where jobs are, in order; one that is left empty meanwhile, or filled, is passed over or told of."""
+        """Yield the sections that have jobs, in order. They may change meanwhile."""
         at = 0
         while at < len(self._order):
             section = self._order[at][0]
@@ -429,7 +427,7 @@ class PlacementQueue:
     def _head(
         self, section: int, arrived: Collection[JobId], is_passed_over: Callable[[Group], bool] | None = None
     ) -> Entry | None:
-        """The first of a section who is not passed over, nor among those who ``arrived``."""
+        """Return the first entry of a section that is not passed over and has not ``arrived`` during the scan."""
         is_passed_over = is_passed_over or self._is_passed_over
         at = self._order.bisect_left(_begin(section))
         if at == len(self._order) or self._order[at][0] != section:
@@ -442,15 +440,15 @@ class PlacementQueue:
         return min(firsts, key=lambda entry: entry.place, default=None)
 
     def is_known_unplaceable(self, group: Group) -> bool:
-        """Return whether jobs of a shape were found not to fit on the empty grid."""
+        """Return whether jobs of a group were found not to fit on the empty grid."""
         return group.never_fits and group.checked_on is self.empty_grid
 
     def _is_passed_over(self, group: Group) -> bool:
-        """Return whether jobs of a shape keep nobody waiting, where a scan ends at the first that is refused."""
+        """Return whether jobs of a group do not block others where a scan ends at the first rejection."""
         return self.is_known_unplaceable(group) or self._is_barred(group)
 
     def check_placeable(self, job: JobId, never_fits: NeverFits) -> bool:
-        """Find out whether a refused job can ever be placed on the empty grid, and return whether it cannot."""
+        """Compute whether a rejected job fits on the empty grid; return True if it never fits."""
         group = self._entries[job].group
         if group.checked_on is not self.empty_grid:
             group.checked_on, group.never_fits = self.empty_grid, never_fits(job)
@@ -463,16 +461,16 @@ class PlacementQueue:
 
     @property
     def awaited(self) -> frozenset[ClusterName]:
-        """The clusters that jobs here name, and the empty name where one names none."""
+        """Return the clusters that jobs here name, and the empty name if a job names none."""
         return frozenset(change.name for change in self._awaiting if change.kind == NODES_ANYWHERE.kind)
 
     def take_refusals(self) -> Counter[RefusalKind]:
-        """How many shapes scans have passed over since this was last called, by what was in the way."""
+        """Return the groups that scans passed over since the last call, by reason."""
         taken, self._refusals = self._refusals, Counter()
         return taken
 
     def woken_groups(self, wakeup: Wakeup) -> Collection[Group]:
-        """The shapes that there is reason to ask again."""
+        """Return the groups that are to be tried again."""
         if wakeup.all_jobs:
             return self._groups.values()
         groups = {self._entries[job].group for job in wakeup.jobs if job in self._entries}
@@ -483,10 +481,11 @@ class PlacementQueue:
     def scan(
         self, mode: QueueMode, idle_test: IdleTest, wakeup: Wakeup = WAKE_ALL, never_fits: NeverFits = lambda _: False
     ) -> Iterator[JobId]:
-        """Yield jobs from head to tail; one that is still there when the next is asked for was refused.
+        """Yield jobs from head to tail. A job that is still here when the next is requested was rejected.
 
-        A shape refused once is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal
-        ends it for its section, but of jobs that can never be placed. Jobs that come meanwhile are not offered.
+        A group rejected once is rejected for the rest of the scan. In the modes ``head`` and ``fcfs`` the first
+        rejection ends the scan of its section, unless the job can never be placed. Jobs that arrive meanwhile are not
+        yielded.
         """
         arrived = self._arrived = set()
         try:
@@ -542,12 +541,12 @@ class PlacementQueue:
 
 
 def _begin(section: int) -> Place:
-    """A place before all of a section."""
+    """Return a sort key before all of a section."""
     return (section, -1, 0, 0)
 
 
 def _first(group: Group, arrived: Collection[JobId]) -> Entry | None:
-    """The first job of a shape that was there when a scan began."""
+    """Return the first entry of a group that did not arrive during the scan; None if there is none."""
     if not arrived:
         return group.entries[0] if group.entries else None
     return next((entry for entry in group.entries if entry.job not in arrived), None)

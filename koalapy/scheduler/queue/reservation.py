@@ -1,4 +1,4 @@
-"""Nodes are kept for a job that has waited for long: wide jobs do not starve (aging), nor do those of low priority."""
+"""Reserve nodes for a job that has waited long, so that wide and low-priority jobs do not starve."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,8 +17,11 @@ from koalapy.scheduler.state import SchedulerState
 
 
 def is_promised(job: Job, rules: Rules, now: float) -> bool:
-    """Return whether a job of low priority has waited so long, before it was placed, that jobs of high priority delay
-    it no more: it is not preempted, and nodes that are kept for it are offered to no other."""
+    """Return whether a low-priority job has the starvation guarantee: it waited ``low_patience`` before it was placed.
+
+    Jobs of high priority delay it no further: it is not preempted, and nodes reserved for it are offered to no other
+    job.
+    """
     if rules.low_patience is None or now - job.submitted_at < rules.low_patience:
         return False
     if job.spec.priority is not Priority.LOW or job.spec.internal:
@@ -29,17 +32,17 @@ def is_promised(job: Job, rules: Rules, now: float) -> bool:
 
 
 Evaluate = Callable[[JobSpec, GridView, frozenset[ClusterName]], Placement | Refusal]
-"""What a job's policy answers on a view, without the clusters that have refused the job."""
+"""Returns the answer of a job's policy on a view, without the clusters that rejected the job."""
 
 
 class Reservation:
-    """Keep nodes for one job: the one that has waited longest of those that could be placed on the grid without our
-    jobs; jobs that were promised their turn come first, then those of high priority.
+    """The nodes reserved for one job: the longest waiting one that would fit on the grid without the scheduler's jobs.
 
-    As many nodes as it would have on each cluster are not offered to jobs of low priority until it is placed, also when
-    an older job could be placed again meanwhile: else a job whose claims a limit refuses again and again would undo
-    what is kept. For a job that was promised its turn they are kept from all others until they are claimed. The
-    daemon's own jobs keep nothing.
+    Jobs with the starvation guarantee come first, then those of high priority. The nodes that it would get on each
+    cluster are not offered to low-priority jobs until it is placed. An older job that could be placed again meanwhile
+    does not replace it: a job whose claims are rejected repeatedly would undo the reservation. For a job with the
+    starvation guarantee the nodes are reserved against all others until they are claimed. The daemon's own jobs get no
+    reservation.
     """
 
     def __init__(self, state: SchedulerState, queues: Mapping[Priority, PlacementQueue]) -> None:
@@ -48,72 +51,72 @@ class Reservation:
         self._stale = False
         self._chosen: JobId | None = None
         self._placed: JobId | None = None
-        """Whom nodes were kept for before, until it was placed."""
+        """The previous holder of the reservation, which was placed."""
         self._kept: Counter[ClusterName] = Counter()
         self._is_promised = False
-        """Whether they are kept from jobs of high priority, too."""
+        """Whether the nodes are also reserved against jobs of high priority."""
         self._held: dict[JobId, Counter[ClusterName]] = {}
-        """Nodes that are kept from all_jobs else: for who was promised its turn, until they are claimed."""
+        """Nodes of jobs with the starvation guarantee, reserved against all others until they are claimed."""
         self._left = {priority: self._grid.cached_view(partial(self._left_to, priority)) for priority in Priority}
         self._own = self._grid.cached_view(
             lambda cluster: cluster.available - cluster.reserved_for_others(self._chosen)
         )
         self._without_own_jobs = self._grid.cached_view(lambda cluster: cluster.capacity_without_own_jobs)
         self._empty = GridView(())
-        """The grid without our jobs, as it was when it was last looked at."""
+        """The grid without the scheduler's jobs, as last seen."""
         self._grids = 0
-        """How many it has been."""
+        """The number of different such grids so far."""
 
     @property
     def job(self) -> JobId | None:
-        """The job nodes are kept for, while it waits."""
+        """Return the waiting job with the reservation; None if there is none."""
         if self._chosen is not None and not any(self._chosen in queue for queue in self._queues.values()):
             return None
         return self._chosen
 
     @property
     def kept_for(self) -> JobId | None:
-        """The same, or one that is placed and was promised its nodes until they are claimed."""
+        """Return the waiting job with the reservation, or a placed one whose guaranteed nodes are not claimed yet."""
         return self.job or next(iter(self._held), None)
 
     def keeper(self, job: JobId | None) -> JobId | None:
-        """Return the job that keeps nodes from this one, or from a new one."""
+        """Return the job whose reservation keeps nodes from this job, or from a new one."""
         if job is None or job != self.job:
             return self.kept_for
         first = next(iter(self._held), None)
         return first if first != job else None
 
     def is_kept_from(self, priority: Priority) -> bool:
-        """Whether jobs of a priority are offered less than there is."""
+        """Return whether jobs of a priority are offered less than is available."""
         return bool(self._held) or (priority is Priority.LOW and self.job is not None)
 
     def kept(self, cluster: ClusterName, priority: Priority) -> int:
-        """Nodes that are not offered to jobs of a priority there."""
+        """Return the nodes on a cluster that are not offered to jobs of a priority."""
         if not self.is_kept_from(priority):
             return 0
         return self._grid[cluster].reserved_for_others() + (self.aged(cluster) if priority is Priority.LOW else 0)
 
     def aged(self, cluster: ClusterName) -> int:
-        """Of these, nodes that are kept from jobs of low priority only: for who has aged, and waits."""
+        """Return the nodes on a cluster that are reserved only against low-priority jobs, by aging."""
         return 0 if self._is_promised or self.job is None else self._kept[cluster]
 
     def _left_to(self, priority: Priority, cluster: ClusterStatus) -> int:
         return cluster.available - self.kept(cluster.name, priority)
 
     def view(self, priority: Priority) -> GridView:
-        """The grid as jobs of a priority are offered it."""
+        """Return the grid as offered to jobs of a priority."""
         return self._left[priority].view() if self.is_kept_from(priority) else self._grid.view()
 
     def own_view(self) -> GridView:
-        """The grid as the job is offered it that nodes are kept for."""
+        """Return the grid as offered to the job with the reservation."""
         return self._own.view() if self._held else self._grid.view()
 
     def invalidate(self) -> None:
-        """Another job may be chosen, or other nodes be kept, by the next ``update``."""
+        """Let the next ``update`` choose again."""
         self._stale = True
 
     def update(self, evaluate: Evaluate) -> bool:
-        """Choose who has waited too long, and what is kept for it; whether somebody may now have what he could not."""
+        """Choose the job and its nodes again; return whether other jobs may gain nodes."""
         if not self._stale:
             return self._hold() if self._held else False
         self._stale = False
@@ -132,7 +135,7 @@ class Reservation:
         )
 
     def restore(self, jobs: Iterable[Job]) -> None:
-        """Of an earlier life: what is kept for who was promised its turn, and is placed."""
+        """Restore the reserved nodes of placed jobs with the starvation guarantee, after a restart."""
         active = [job for job in jobs if job.state.is_active and is_promised(job, self._rules, live(job).placed_at)]
         for job in sorted(active, key=lambda job: (live(job).placed_at, job.queue_seq)):
             if nodes := self._unclaimed(job.id):
@@ -141,7 +144,7 @@ class Reservation:
                     self._grid[name].reserve(job.id, count)
 
     def _hold(self) -> bool:
-        """Keep nodes for jobs that were promised their turn, until claimed; return whether one has fewer now."""
+        """Update the nodes reserved by the starvation guarantee; return whether a job has fewer now."""
         held = {job: nodes for job in self._held if (nodes := self._unclaimed(job))}
         if self._chosen is not None and self._is_promised:
             held[self._chosen] = self._kept
@@ -156,7 +159,7 @@ class Reservation:
         return is_less
 
     def _unclaimed(self, ident: JobId) -> Counter[ClusterName]:
-        """The nodes for which a placed job has still to claim."""
+        """Return the nodes that a placed job still has to claim."""
         nodes = Counter[ClusterName]()
         job = self._ledger.get(ident)
         if job is not None and job.state.is_active and job.ending is None:
@@ -165,7 +168,7 @@ class Reservation:
         return nodes
 
     def _choose(self, evaluate: Evaluate, turns: tuple[JobId | None, ...]) -> None:
-        """``turns``: whose turn it is, before all others of their kind."""
+        """Choose the job with the reservation; ``turns``: jobs that come first among equals."""
         idle: IdleSummary | None = None
         for entries in self._who_waited():
             for entry in sorted(entries, key=lambda entry: [entry.job != job for job in turns]):
@@ -190,7 +193,7 @@ class Reservation:
                     group.refused_on = self._grids
 
     def _who_waited(self) -> Iterator[Iterable[Entry]]:
-        """Who has waited for too long, one kind after the other."""
+        """Yield the entries that have waited too long, those with the starvation guarantee first."""
         if self._rules.low_patience is not None:
             yield self._queues[Priority.LOW].first_of_each_shape(self._was_promised)
         if self._rules.aging:
