@@ -1,4 +1,4 @@
-"""What is learned of applications: run times and slowdowns over clusters, for policies that learn (docs/advisor.md).
+"""Learn run times and slowdowns of applications over several clusters, for learning policies (docs/advisor.md).
 
-Start at ``experience.py``; ``knowledge.py`` hands policies what is known of one job.
+Start at ``experience.py``; ``knowledge.py`` prepares what a policy gets about one job.
 """

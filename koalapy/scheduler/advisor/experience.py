@@ -1,4 +1,4 @@
-"""What the scheduler has learned of applications: how long they ran, by size and clusters (semantics 9)."""
+"""Store the run times of applications by size and clusters (semantics 9)."""
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -15,30 +15,30 @@ from koalapy.policies.log_normal import LogNormal, combine, separate, spread_of
 from koalapy.scheduler.advisor.run_time_fit import MAX_DEVIATION, SINGLE_CLUSTER, Fit, RunSample, fit
 
 MAX_RETAINED_RUNS = 50
-"""So many of the last runs of an application count, for each size and set of clusters."""
+"""The last runs of an application that count, for each size and set of clusters."""
 MAX_RETAINED_GROUPS = 200
-"""Sizes on sets of clusters, of one application; those seen last."""
+"""Combinations of size and clusters kept per application, the most recent ones."""
 MAX_RETAINED_APPLICATIONS = 2000
 MAX_RETAINED_ANSWERS = 500
 MAX_POOLED_APPLICATIONS = 200
-"""Applications seen last, by which others are judged of which nothing is known."""
+"""The most recent applications, from which the prior of an unknown one is estimated."""
 MIN_RUN_SECONDS = 1e-3
-"""Seconds: what is shorter counts as this."""
+"""Shorter runs count as this long, in seconds."""
 APPLICATIONS_WEIGHT = 2.0
-"""Of how many applications what is assumed of the differences between them has the weight."""
+"""The weight of the assumed differences between applications, as a number of applications."""
 MIN_DIFFERENCE = 0.1
-"""Between applications: the standard deviation of the logarithms of their slowdowns is not taken to be less."""
+"""The lower bound of the standard deviation, over applications, of the logarithms of their slowdowns."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Runs of one size on one set of clusters, none where it was a single one; seconds at speed 1."""
+    """Statistics of the runs of one size on one set of clusters (empty: one cluster), in seconds at speed 1."""
 
     size: Size
     where: Where
     runs: int
     killed: int
-    """Of the runs, before their end."""
+    """The runs killed before their end."""
     seconds: LogNormal
 
 
@@ -71,7 +71,7 @@ class ApplicationRuns:
 
     @property
     def own_slowdown(self) -> LogNormal | None:
-        """What its own runs alone say of its slowdown."""
+        """Return the slowdown estimated from its own runs only; None without comparable runs."""
         if self._own_slowdown is None:
             told = self.fit.observed_slowdowns()
             self._own_slowdown = [combine(told)] if told else []
@@ -95,7 +95,7 @@ class ApplicationRuns:
         return RunTimes(alone, seen)
 
     def answer(self, size: Size, prior: LogNormal) -> tuple[Slowdowns, RunTimes]:
-        """Of a job of a size; asked again and again while it waits."""
+        """Return the slowdowns and run times of a size; cached, as waiting jobs ask repeatedly."""
         key = (size, prior)
         known = self._answers.get(key)
         if known is None:
@@ -107,10 +107,10 @@ class ApplicationRuns:
 
 
 class Experience:
-    """The runs of all applications, of bounded size: of each the last ones, and those applications seen last."""
+    """The latest runs of the latest applications, of bounded size."""
 
     def __init__(self, speeds: Mapping[ClusterName, float] | None = None, runs: Iterable[Run] = ()) -> None:
-        """``runs`` from the oldest to the newest; ``speeds`` of clusters, 1 where none is given."""
+        """``runs`` from the oldest to the newest; ``speeds`` of clusters, default 1."""
         self._speeds = speeds or {}
         self._applications: OrderedDict[str, ApplicationRuns] = OrderedDict()
         self._pool: Pool | None = None
@@ -119,7 +119,7 @@ class Experience:
             self.add(run)
 
     def add(self, run: Run) -> None:
-        """Take in a run."""
+        """Store a run."""
         application_runs = self._applications.setdefault(run.application, ApplicationRuns())
         seconds = max(MIN_RUN_SECONDS, run.seconds * self._speed(run.clusters))
         application_runs.add(
@@ -131,7 +131,7 @@ class Experience:
             self._applications.popitem(last=False)
 
     def learn(self, job: Job) -> None:
-        """Take in a job that is over, if it tells something."""
+        """Store the run of a finished job, if it is usable."""
         if (run := completed_run_of(job)) is None:
             return
         if not self.knows(run.application):
@@ -139,32 +139,33 @@ class Experience:
         self.add(run)
 
     def take_first_seen(self) -> set[str]:
-        """The applications of which the first run was learned since this was last called."""
+        """Return the applications whose first run was stored since the last call."""
         first_seen = self._first_seen
         if first_seen:
             self._first_seen = set()
         return first_seen
 
     def _speed(self, clusters: Collection[ClusterName]) -> float:
-        """That of the slowest, for which the others wait."""
+        """Return the speed of the slowest cluster, for which the others wait."""
         return min((self._speeds.get(name, 1.0) for name in clusters), default=1.0)
 
     # What it says
 
     def shape(self, spec: JobSpec) -> tuple[object, ...]:
-        """Return what its answers on a job depend on beside request and inputs; all unknown applications are alike."""
+        """Return what the statistics of a job depend on besides request and inputs; the same for all unknown
+        applications."""
         application = application_of(spec)
         return (application if self.knows(application) else "", spec.processes_per_node, spec.communication)
 
     def knows(self, application: str) -> bool:
-        """Whether a run of it was seen."""
+        """Return whether a run of an application is stored."""
         return application in self._applications
 
     def applications(self) -> list[str]:
         return sorted(self._applications)
 
     def runs(self) -> Iterator[Run]:
-        """All that it keeps, as at speed 1: another with the same speeds would learn the same of them."""
+        """Yield all stored runs, in the form that the constructor takes."""
         for name, application_runs in self._applications.items():
             for (size, where), group in application_runs.groups.items():
                 speed = self._speed(where)
@@ -172,7 +173,7 @@ class Experience:
                     yield Run(name, size, where, exp(ran.log) / speed, ran.killed)
 
     def seen(self, application: str) -> list[RunSummary]:
-        """By size and clusters."""
+        """Return the run statistics of an application, by size and clusters."""
         application_runs = self._applications.get(application)
         if application_runs is None:
             return []
@@ -184,29 +185,30 @@ class Experience:
         return found
 
     def single_cluster_runs(self, application: str) -> int:
-        """How often it ran on one cluster since it last ran on several."""
+        """Return how often an application ran on one cluster since it last ran on several."""
         application_runs = self._applications.get(application)
         return 0 if application_runs is None else application_runs.single_cluster_runs
 
     def answer(self, application: str, size: Size, communication: float | None = None) -> tuple[Slowdowns, RunTimes]:
-        """Its slowdowns, and how long a job of that size runs at speed 1."""
+        """Return an application's slowdowns, and the run time of a job of a size at speed 1."""
         prior = self._prior(application, communication)
         application_runs = self._applications.get(application)
         return (Slowdowns(prior), RunTimes()) if application_runs is None else application_runs.answer(size, prior)
 
     def slowdowns(self, application: str, communication: float | None = None) -> Slowdowns:
-        """How many times longer it runs on several clusters."""
+        """Return an application's slowdowns on several clusters."""
         return self.answer(application, Size(1), communication)[0]
 
     def expected(self, spec: JobSpec, clusters: Collection[ClusterName]) -> float | None:
-        """Seconds from the opened barrier to the end of a job on these clusters; None when nothing is known."""
+        """Return the expected run time of a job on these clusters in seconds; None if unknown."""
         slowdowns, times = self.answer(application_of(spec), run_size(spec), spec.communication)
         where = tuple(sorted(clusters))
         found = times.alone if len(where) < 2 else times.on(where, slowdowns.on(where))
         return None if found is None else found.value / self._speed(clusters)
 
     def _prior(self, application: str, communication: float | None) -> LogNormal:
-        """What is believed before its own runs: what it declares, or else what other applications do here."""
+        """Return the slowdown assumed before any runs: from the declared communication share, or from other
+        applications."""
         if communication is not None:
             return assumed(communication)
         if self._pool is None:
@@ -217,7 +219,7 @@ class Experience:
 
 
 class Pool:
-    """What the slowdowns of all applications say of one that is not known yet."""
+    """The slowdowns of all applications, as the prior of an unknown one."""
 
     def __init__(self, told: Mapping[str, LogNormal]) -> None:
         self._beliefs = told
@@ -228,7 +230,7 @@ class Pool:
         self._all = combine([usual, *(belief.times(self._between) for belief in told.values())])
 
     def prior_for(self, application: str) -> LogNormal:
-        """Of an application, by all others."""
+        """Return the prior of an application, from all others."""
         own, found = self._beliefs.get(application), self._all
         if own is not None:
             found = separate(found, own.times(self._between))

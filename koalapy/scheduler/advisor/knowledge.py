@@ -1,4 +1,4 @@
-"""What a policy that learns is told of a job: the experience with its application, and when nodes will be free."""
+"""Prepare what a learning policy gets about a job: run-time statistics, and when nodes will be released."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -23,32 +23,32 @@ from koalapy.scheduler.state import SchedulerState
 T = TypeVar("T")
 
 MAX_RETAINED_WAITS = 10_000
-"""Jobs of which is known for how long they might have been placed; those asked for last."""
+"""Jobs whose waiting time with enough idle nodes is kept, the most recent ones."""
 FREE_ODDS = 2.0
-"""The odds of harm up to which a job is co-allocated to find out how that goes when it disturbs nobody."""
+"""The highest odds of a slowdown at which a job is co-allocated as a probe on an idle grid."""
 MAX_RUNS_BETWEEN = 200
-"""Runs on one cluster after which one on several is tried at the latest, however little hope there is."""
+"""Runs on one cluster after which one on several is probed, however unlikely a benefit."""
 MAX_GAP_SECONDS = 120.0
-"""Seconds that count at most between two questions: what was possible meanwhile is not known."""
+"""The longest time between two evaluations that counts as waiting; the state in between is unknown."""
 
 
 @dataclass(slots=True)
 class IdleWait:
-    """How long there was room for one job, which is told by its spec: every job has one of its own."""
+    """How long enough nodes were idle for a waiting job, identified by its spec object."""
 
     spec: JobSpec
     asked: float
     had_nodes: bool = False
-    """Whether there were as many nodes idle in all, when it was last asked for."""
+    """Whether enough nodes were idle in total at the last evaluation."""
     seconds: float = 0.0
 
     def until(self, now: float) -> float:
-        """The seconds with those since it was last asked for."""
+        """Return the seconds including those since the last evaluation."""
         return self.seconds + min(now - self.asked, MAX_GAP_SECONDS) if self.had_nodes else self.seconds
 
 
 class PerCluster(Mapping[ClusterName, T]):
-    """What is worked out of each cluster when somebody asks for it, and kept until the cluster is touched."""
+    """Values computed per cluster on demand, cached until the cluster is touched."""
 
     def __init__(self, grid: GridStatus, work: Callable[[ClusterStatus], T]) -> None:
         self._grid, self._work = grid, work
@@ -56,7 +56,7 @@ class PerCluster(Mapping[ClusterName, T]):
         self._version = 0
 
     def forget(self) -> None:
-        """Times have passed, and jobs may stand differently."""
+        """Clear the cache, as time or jobs have changed."""
         self._known.clear()
 
     def __getitem__(self, name: ClusterName) -> T:
@@ -76,23 +76,23 @@ class PerCluster(Mapping[ClusterName, T]):
 
 
 class KnowledgeBuilder:
-    """Gathers what is known of a job at this moment; what holds for the whole grid once for each view."""
+    """Builds the knowledge about a job; values of the whole grid are computed once per view."""
 
     def __init__(self, state: SchedulerState, queues: PlacementQueues) -> None:
         self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
         self._queues = queues
         self._waits: OrderedDict[int, IdleWait] = OrderedDict()
         self.notes_waits = False
-        """Whether it is the scheduler that asks: by what others ask nothing changes."""
+        """Whether the scheduler itself evaluates; queries must change nothing."""
         self._capacities = PerCluster(state.grid, self._capacity)
         self._co_allocated = PerCluster(state.grid, self._co_allocated_on)
 
     def invalidate(self) -> None:
-        """Times have passed, and jobs may stand differently."""
+        """Clear the cached values, as time or jobs have changed."""
         self._capacities.forget()
 
     def build(self, spec: JobSpec, view: GridView) -> Knowledge:
-        """Of one job, as far as it bears on its placement on a view."""
+        """Return what is known about a job for its placement on a view."""
         application = application_of(spec)
         first_two = view.compute_once(
             ("first two that wait",), lambda view: tuple(islice(self._queues.waiting_requests(), 2))
@@ -115,8 +115,10 @@ class KnowledgeBuilder:
         )
 
     def _may_probe(self, spec: JobSpec, view: GridView, loaded: bool, probability: float) -> bool:
-        """Return whether to co-allocate a job to learn how that goes: the less often, the less hope there is. While
-        others wait only after runs on one cluster, which it is compared with; on the lesser part of all nodes."""
+        """Return whether to co-allocate a job as a probe, the less often the lower the ``probability`` of a benefit.
+
+        With other jobs waiting, only after runs on one cluster to compare with, and on a small part of all nodes.
+        """
         application, size = application_of(spec), spec.request.total_size
         under_way = view.compute_once(("probes",), lambda view: self._probes())
         between = runs_between(probability, loaded) * (1 + len(under_way.get(application, ())))
@@ -126,7 +128,7 @@ class KnowledgeBuilder:
         return sum(map(sum, under_way.values())) + size <= max(size, probability**2 * total)
 
     def _probes(self) -> dict[str, list[int]]:
-        """The nodes of each job that is co-allocated and of whose application it is not known whether that harms."""
+        """Return the nodes of each co-allocated job whose slowdown is still uncertain, by application."""
         found: dict[str, list[int]] = {}
         largest = max((cluster.total for cluster in self._grid.clusters()), default=0)
         for ident in set[JobId]().union(*self._co_allocated.values()):
@@ -142,12 +144,12 @@ class KnowledgeBuilder:
         return found
 
     def _co_allocated_on(self, cluster: ClusterStatus) -> set[JobId]:
-        """The jobs on several clusters that have nodes of this one."""
+        """Return the jobs on several clusters that have nodes of this one."""
         jobs = map(self._ledger.get, {parse_token(token).job for token in cluster.live})
         return {job.id for job in jobs if job is not None and len(_clusters_of(job)) > 1}
 
     def _update_wait(self, spec: JobSpec, view: GridView) -> float:
-        """Return the seconds for which a job was tried while as many nodes as it needs were idle."""
+        """Return the seconds for which a job waited while enough nodes were idle."""
         now, wait = self._state.now, self._waits.get(id(spec))
         if not self.notes_waits:
             return 0.0 if wait is None else wait.until(now)
@@ -162,7 +164,7 @@ class KnowledgeBuilder:
         return wait.seconds
 
     def _capacity(self, cluster: ClusterStatus) -> Capacity:
-        """Of one cluster, by its components."""
+        """Return the capacity of a cluster and when its components release nodes."""
         now, releases = self._state.now, []
         for token, size in cluster.live.items():
             job = self._ledger.get(parse_token(token).job)
@@ -172,7 +174,7 @@ class KnowledgeBuilder:
         return Capacity(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
 
     def _remaining_time(self, job: Job, now: float) -> tuple[float | None, float]:
-        """Seconds until a job gives its nodes back, None when nobody knows; and for how long it has run."""
+        """Return the seconds until a job releases its nodes (None if unknown) and how long it has run."""
         end = expected_end(job, self._experience, now)
         began = None if job.attempt is None or job.ending is not None else job.attempt.barrier_at
         return None if end is None else end - now, 0.0 if began is None else max(0.0, now - began)
@@ -183,7 +185,7 @@ def _clusters_of(job: Job) -> tuple[ClusterName, ...]:
 
 
 def expected_end(job: Job, experience: Experience, now: float) -> float | None:
-    """When a job gives its nodes back, by its walltime and by the runs of its application; None when nobody knows."""
+    """Return when a job releases its nodes, by walltime and run-time statistics; None if unknown."""
     attempt = job.attempt
     if attempt is None:
         return None
@@ -199,6 +201,7 @@ def expected_end(job: Job, experience: Experience, now: float) -> float | None:
 
 
 def runs_between(probability: float, loaded: bool) -> float:
-    """Of an application on one cluster before it is tried on several, by how probable it is that this does no harm."""
+    """Return the runs on one cluster between two probes, by the ``probability`` that co-allocation causes no
+    slowdown."""
     odds = 1.0 / max(probability, 1e-3) - 1.0
     return min(MAX_RUNS_BETWEEN, max(1.0, odds**2) if loaded else max(0.0, odds - FREE_ODDS))

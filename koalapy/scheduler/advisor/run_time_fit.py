@@ -1,7 +1,7 @@
-"""Estimate run times and slowdowns of one application from its runs, as intervals by how much the runs scatter.
+"""Estimate run times and slowdowns of one application from its runs, with confidence from their scatter.
 
-All is in logarithms: a run takes as long as its size does on one cluster, times the slowdown of where it ran. A run
-that was killed at its walltime says "at least this long".
+All values are logarithms: a run takes the time of its size on one cluster, times the slowdown of its clusters. A run
+that was killed at its walltime is a lower bound.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,26 +15,27 @@ from koalapy.policies.knowledge import Slowdowns, Where
 from koalapy.policies.log_normal import LogNormal, combine, spread_of
 
 SINGLE_CLUSTER: Where = ()
-"""In place of the clusters that a run was spread over, where it ran on a single one."""
+"""Stands for the set of clusters of runs on one cluster."""
 
 USUAL_SCATTER, SCATTER_WEIGHT = 0.3, 2.0
-"""The standard deviation that is assumed among runs that are alike, and of how many runs that has the weight."""
+"""The assumed standard deviation among equal runs, and its weight as a number of runs."""
 MIDDLE_EFFICIENCY = 0.84
-"""Of the mean of the middle half, held against that of all: the price for not minding odd runs."""
+"""The efficiency of the interquartile mean relative to the mean of all: the price of its robustness."""
 BETWEEN_SETS, SETS_WEIGHT = 0.1, 1.0
-"""The standard deviation that is assumed of an application's slowdowns between sets of clusters, and of how many sets
-that has the weight."""
+"""The assumed standard deviation of an application's slowdowns between sets of clusters, and its weight as a number of
+sets."""
 SPEED_UP, SPEED_UP_DEVIATION = 0.5, 0.5
-"""Run times fall with this power of the nodes: 0 where jobs take more nodes for more work, 1 where for the same."""
+"""The assumed exponent with which run times fall with nodes: 0 if jobs use more nodes for more work, 1 for the same
+work."""
 OTHER_LAYOUT = 0.5
-"""How much is not known of run times with another number of processes on each node: the standard deviation."""
+"""The standard deviation of run times with another number of processes per node."""
 MAX_DEVIATION = log(2.0)
-"""Run times known no better than within such a factor count as not known: the standard deviation of their mean."""
+"""Run times whose mean has a larger standard deviation count as unknown; a factor of two."""
 MIN_WEIGHT = 0.01
-"""Of what says next to nothing."""
+"""The lowest weight of a group."""
 MAX_ROUNDS, TOLERANCE = 8, 0.01
-"""How long runs that were killed would have taken depends on the slowdown, and that on them: so many rounds at most,
-until nothing moves by more than that part of the scatter."""
+"""The slowdown and the time of killed runs depend on each other: iterations at most, and the change, as a fraction of
+the scatter, at which to stop."""
 
 
 class RunSample(NamedTuple):
@@ -48,7 +49,7 @@ Groups = Mapping[tuple[Size, Where], Sequence[RunSample]]
 
 
 class Group(NamedTuple):
-    """What alike runs say together: a mean, and of how many runs to their end it has the weight."""
+    """The estimate from equal runs: their mean, and its weight as a number of completed runs."""
 
     mean: float
     weight: float
@@ -59,13 +60,13 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The runs of one application, with how much alike ones scatter."""
+    """The runs of one application by size and clusters, and the scatter of equal runs."""
 
     groups: Mapping[tuple[Size, Where], Group]
     scatter: float
 
     def observed_slowdowns(self) -> list[LogNormal]:
-        """Runs on several clusters held against those of the same size on one, by size."""
+        """Return the slowdown of each size that ran both on several clusters and on one."""
         by_size: dict[Size, list[Group]] = {}
         for (size, where), group in self.groups.items():
             if where and (size, SINGLE_CLUSTER) in self.groups:
@@ -78,7 +79,7 @@ class Fit:
         return found
 
     def slowdowns(self, prior: LogNormal) -> Slowdowns:
-        """By set of clusters: what is seen there, and what that of the application is by all that was seen."""
+        """Return the slowdown of each set of clusters, and that of other sets."""
         anywhere = combine([prior, *self.observed_slowdowns()])
         by_where: dict[Where, list[LogNormal]] = {}
         for (size, where), group in self.groups.items():
@@ -96,7 +97,7 @@ class Fit:
     # Run times
 
     def single_cluster_time(self, size: Size, slowdowns: Slowdowns) -> LogNormal | None:
-        """On one cluster; of a size that never ran by the nearest one, and by how run times fall with nodes."""
+        """Return the run time on one cluster; for a new size extrapolated from the nearest one. None without runs."""
         sizes = {size for size, _ in self.groups}
         if size in sizes or not sizes:
             return self._measured_time(size, slowdowns) if sizes else None
@@ -109,7 +110,7 @@ class Fit:
         return known[nearest].times(LogNormal(-power.log * more, sqrt((power.deviation * more) ** 2 + layout**2)))
 
     def _measured_time(self, size: Size, slowdowns: Slowdowns) -> LogNormal:
-        """A size that ran; where never on one cluster, as on several without the slowdown there."""
+        """Return the run time on one cluster of a size that ran, without slowdown if it only ran on several."""
         group = self.groups.get((size, SINGLE_CLUSTER))
         if group is not None:
             return group.belief(self.scatter)
@@ -120,7 +121,7 @@ class Fit:
         return combine(told)
 
     def multi_cluster_time(self, size: Size, where: Where, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
-        """On several clusters: by runs of this size there, and by those on one, slowed down."""
+        """Return the run time on several clusters, from runs there and from those on one, slowed down."""
         group = self.groups.get((size, where))
         told = [] if group is None else [group.belief(self.scatter)]
         found = combine([*told, alone.times(slowdowns.on(where))])
@@ -128,7 +129,7 @@ class Fit:
 
 
 def _estimate_speed_up(known: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
-    """The power of the nodes with which run times fall, as seen between sizes; not a logarithm, but as normal."""
+    """Return the exponent with which run times fall with nodes, as measured between sizes."""
     weights = [1.0 / (belief.deviation**2 + USUAL_SCATTER**2) for _, belief in known]
     total = sum(weights)
     nodes = [log(size.nodes) for size, _ in known]
@@ -166,7 +167,7 @@ def fit(groups: Groups, prior: LogNormal) -> Fit:
 
 
 def _expected_log(key: tuple[Size, Where], ran: Sequence[RunSample], so_far: Fit, slowdowns: Slowdowns) -> float:
-    """Where runs lie of which some were killed: by those that were not, and by those on one cluster."""
+    """Return the expected logarithm of a group with killed runs, from its other runs and those on one cluster."""
     size, where = key
     own, alone = so_far.groups[key].belief(so_far.scatter), so_far.groups.get((size, SINGLE_CLUSTER))
     by_alone = alone.belief(so_far.scatter).times(slowdowns.on(where)) if where and alone else None
@@ -176,7 +177,7 @@ def _expected_log(key: tuple[Size, Where], ran: Sequence[RunSample], so_far: Fit
 
 
 def _estimate_scatter(groups: Iterable[Sequence[RunSample]]) -> float:
-    """The standard deviation among runs that are alike, over all sizes and places."""
+    """Return the standard deviation among equal runs, over all sizes and clusters."""
     total, weight = SCATTER_WEIGHT * USUAL_SCATTER, SCATTER_WEIGHT
     for ran in groups:
         _, deviation, freedom = _completed_run_statistics(tuple(ran))
@@ -187,7 +188,7 @@ def _estimate_scatter(groups: Iterable[Sequence[RunSample]]) -> float:
 
 @lru_cache(maxsize=20_000)
 def _completed_run_statistics(ran: tuple[RunSample, ...]) -> tuple[float, float, int]:
-    """Return mean, standard deviation and degrees of freedom of the runs that ended; cached, as most groups stay."""
+    """Return mean, standard deviation and degrees of freedom of the completed runs; cached, as most groups stay."""
     logs = [run.log for run in ran if not run.killed]
     if not logs:
         return 0.0, 0.0, 0
@@ -196,7 +197,7 @@ def _completed_run_statistics(ran: tuple[RunSample, ...]) -> tuple[float, float,
 
 
 def _fit_group(ran: Sequence[RunSample], scatter: float, expected: float | None = None) -> Group:
-    """A run that was killed counts as one that took what it may have taken, the less the less that tells."""
+    """Return the estimate of a group. A killed run counts as its expected time, with a weight by its information."""
     bounds = [run.log for run in ran if run.killed]
     if not bounds:
         return Group(_completed_run_statistics(tuple(ran))[0], MIDDLE_EFFICIENCY * len(ran))
@@ -206,14 +207,14 @@ def _fit_group(ran: Sequence[RunSample], scatter: float, expected: float | None 
 
 
 def _censored_observation(bound: float, expected: float, scatter: float) -> tuple[float, float]:
-    """Of a run that lasted for longer than the bound: the observation that says as much, and its weight."""
+    """Return the observation equivalent to a run longer than ``bound``, and its weight."""
     above = (bound - expected) / scatter
     rate = exp(-0.5 * above**2) / sqrt(2 * pi) / (0.5 * erfc(above / sqrt(2.0))) if above < 8 else above + 1 / above
     return expected + scatter / (rate - above), max(rate * (rate - above), 1e-9)
 
 
 def _interquartile_mean(told: Sequence[tuple[float, float]]) -> float:
-    """The mean of the middle half: a few odd ones on either side do not count."""
+    """Return the weighted mean of the middle half, which ignores outliers on both sides."""
     ordered = sorted(told)
     total = sum(weight for _, weight in ordered)
     low, high, before, found = 0.25 * total, 0.75 * total, 0.0, 0.0

@@ -1,7 +1,7 @@
-"""Work out what would start now: the largest component and total, by policy, and after which end more would.
+"""Compute what would start now: the largest component and total for each policy, and when larger jobs would start.
 
-Sizes are searched by halves, as if whatever is smaller than what starts started, too; and sums of clusters' idle nodes
-are tried beside. Questions are many and short: generators yield between them.
+Sizes are found by binary search, as if every smaller size started too; sums of idle nodes are tried in addition.
+Policies are called often: generators yield between the calls so that other tasks run.
 """
 
 from collections import Counter
@@ -21,22 +21,22 @@ from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.queries import Queries
 
 MAX_ENDS = 200
-"""So many of the next expected ends are looked at."""
+"""The next expected ends that are considered."""
 MAX_SUMS = 12
-"""So many sums of idle nodes are tried beside the search by halves."""
+"""Sums of idle nodes that are tried in addition to the binary search."""
 
 MAX_LOOKED_AT = 1000
-"""Policies that look at each component of ours, to learn when it ends, are not asked when there are more."""
+"""Policies that examine when each component ends are skipped when there are more components."""
 
 Splits = Callable[[int, GridView], Iterable[Request]]
-"""The requests for so many nodes that a policy is asked, until it places one."""
+"""Yields the requests for so many nodes that are tried until the policy places one."""
 Answer = Generator[None, None, Placement | None]
-"""Where so many nodes would be; others may go on whenever it yields."""
+"""Returns the placement of so many nodes; yields between policy calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedEnd:
-    """A job that is expected to give back its nodes, as its walltime or the runs of its application have it."""
+    """The expected end of a job, by its walltime or run-time statistics, and the nodes it releases."""
 
     job: JobId
     at: float
@@ -46,27 +46,27 @@ class ExpectedEnd:
 
 @dataclass(frozen=True, slots=True)
 class SizeEstimate:
-    """The most nodes that would start at once, and where; 0 where nothing would."""
+    """The largest number of nodes that would start now, and on which clusters; 0 if none would."""
 
     nodes: int
     where: Mapping[ClusterName, int]
     larger_after: ExpectedEnd | None
-    """The first expected end after which more would; None where none that is known would do."""
+    """The first expected end after which more nodes would start; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyCapacity:
-    """What one policy would place."""
+    """The largest jobs that one policy would place."""
 
     policy: str
     component: SizeEstimate | None
-    """As one component; None where it was not asked."""
+    """As one component; None if it was not computed."""
     total: SizeEstimate | None
-    """As components on several clusters; None of a policy that never does that."""
+    """As components on several clusters; None if the policy never combines clusters."""
 
 
 def expected_end_of(job: Job, experience: Experience, now: float) -> ExpectedEnd | None:
-    """None of a job that has no nodes, or whose end nobody knows; what has been told to end ends now."""
+    """Return the expected end of a job; None if it has no nodes or its end is unknown."""
     held: Counter[ClusterName] = Counter()
     if job.attempt is not None and job.state.is_active:
         for component in job.attempt.components:
@@ -77,14 +77,15 @@ def expected_end_of(job: Job, experience: Experience, now: float) -> ExpectedEnd
 
 
 def next_ends(ends: Iterable[ExpectedEnd]) -> list[ExpectedEnd]:
-    """The next ones, by time."""
+    """Return the next expected ends, ordered by time."""
     return nsmallest(MAX_ENDS, ends, key=lambda end: (end.at, end.job))
 
 
 def estimate_capacities(
     queries: Queries, base: JobSpec, ends: Sequence[ExpectedEnd]
 ) -> Iterator[PolicyCapacity | None]:
-    """Yield the room of each policy, by name, and None whenever others may go on. ``base``: owner and priority."""
+    """Yield the capacity of each policy by name, and None whenever other tasks may run. ``base``: owner and
+    priority."""
     dry_run, policies = DryRun(queries), queries.policies
     if dry_run.may_preempt(base):
         # Whom such a job may preempt is out of its way already.
@@ -103,12 +104,12 @@ def estimate_capacities(
 
 
 class _FutureGrid:
-    """The grid as such a job is offered it now, and as it would be after the expected ends."""
+    """The grid as offered to a job now, and after the expected ends."""
 
     def __init__(self, dry_run: DryRun, base: JobSpec, ends: Sequence[ExpectedEnd]) -> None:
         self._now, self.ends = dry_run.widest_view(base), ends
         self._spare: dict[ClusterName, int] = {}
-        """Nodes beyond those promised, kept and in doubt; below 0 where others have a claim to what comes free."""
+        """Nodes beyond those promised, reserved and doubted; negative if others get the next released nodes."""
         self._most: dict[ClusterName, int] = {}
         for cluster in dry_run.queries.grid.clusters():
             offered = self._now.get(cluster.name)
@@ -118,7 +119,7 @@ class _FutureGrid:
         self._views: dict[int, GridView] = {0: self._now}
 
     def view(self, count: int) -> GridView:
-        """After so many of the ends."""
+        """Return the grid after the first ``count`` ends."""
         if count not in self._views:
             freed: Counter[ClusterName] = Counter()
             for end in self.ends[:count]:
@@ -132,14 +133,14 @@ class _FutureGrid:
 
 
 class _PolicySearch:
-    """Asks one policy."""
+    """Searches the largest sizes of one policy."""
 
     def __init__(self, dry_run: DryRun, spec: JobSpec, ahead: _FutureGrid) -> None:
         self._dry_run, self._spec, self._ahead = dry_run, spec, ahead
         self._serves = dry_run.queries.policies.get(spec.policy).serves
 
     def find_largest(self, splits: Splits) -> Generator[None, None, SizeEstimate]:
-        """The most that starts now as one of the splits."""
+        """Return the largest size that starts now as one of the splits."""
         now, answers = self._ahead.view(0), dict[int, Placement | None]()
 
         def starts(count: int) -> Answer:
@@ -153,7 +154,7 @@ class _PolicySearch:
         return SizeEstimate(found, where, (yield from self._first_larger_end(splits, found + 1)))
 
     def single_cluster_requests(self, count: int, view: GridView) -> Iterator[Request]:
-        """All nodes on one cluster."""
+        """Yield requests for all nodes on one cluster."""
         if "flexible" in self._serves:
             yield FlexibleRequest(count, max_components=1)
         elif "nonfixed" in self._serves:
@@ -164,7 +165,7 @@ class _PolicySearch:
                     yield FixedRequest((ComponentRequest(count, cluster.name),))
 
     def multi_cluster_requests(self, count: int, view: GridView) -> Iterator[Request]:
-        """Over as many clusters as there are: for policies that want to be told the sizes, on as few as may be."""
+        """Yield requests over as many clusters as needed; with sizes for policies that require them."""
         if "flexible" in self._serves:
             yield FlexibleRequest(count)
             return
@@ -186,7 +187,7 @@ class _PolicySearch:
         return None
 
     def _first_larger_end(self, splits: Splits, count: int) -> Generator[None, None, ExpectedEnd | None]:
-        """The first end after which so many start."""
+        """Return the first expected end after which so many nodes start; None if there is none."""
         ends = self._ahead.ends
 
         def start(after: int) -> Answer:
@@ -198,7 +199,7 @@ class _PolicySearch:
 
 
 def _largest(starts: Callable[[int], Answer], view: GridView) -> Generator[None, None, int]:
-    """The largest count that starts, or 0."""
+    """Return the largest count that starts, or 0."""
     top = view.usable_idle
     if (yield from starts(top)):
         return top
@@ -215,7 +216,7 @@ def _largest(starts: Callable[[int], Answer], view: GridView) -> Generator[None,
 
 
 def _first(low: int, high: int, holds: Callable[[int], Generator[None, None, object]]) -> Generator[None, None, int]:
-    """The first number of those up to ``high``, of which it holds, as if it held for all above it."""
+    """Return the first number up to ``high`` for which ``holds``, assuming that it holds for all larger ones."""
     while low < high:
         middle = (low + high) // 2
         if (yield from holds(middle)):

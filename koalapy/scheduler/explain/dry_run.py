@@ -1,4 +1,4 @@
-"""What would become of a submission now, without making it."""
+"""Compute what would happen to a submission now, without making it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,43 +17,43 @@ from koalapy.validation.limits import Limits
 from koalapy.validation.submission import check
 
 MAX_OTHERS = 100
-"""Waiting jobs of different shapes that are tried in place of one that is cancelled."""
+"""Waiting jobs of different shapes that are tried in place of a cancelled one."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSource:
-    """A way for a job to get nodes: those that are idle, or those that others make room with, too."""
+    """A source of nodes for a job: idle nodes, nodes of preempted jobs, or nodes that the home site reclaims."""
 
     view: GridView
-    """What it is offered so."""
+    """The grid as this source offers it."""
     offered: Callable[[ClusterStatus, int], int]
-    """How many nodes that would be on a cluster, were so many more idle there."""
+    """Returns the nodes offered on a cluster if so many more were idle there."""
     others: Callable[[ClusterStatus], int]
-    """How many of these are not idle: they are none that would be idle beside."""
+    """Returns how many of these are not idle now."""
     beside: str = ""
-    """What these are to the job."""
+    """A description of the nodes that are not idle."""
 
 
 class DryRun:
-    """Answers as the scheduler would, in place of one waiting job or beside all of them, and counts what it asks."""
+    """Evaluates submissions as the scheduler would, in addition to all waiting jobs or in place of one of them."""
 
     def __init__(self, queries: Queries, instead_of: Job | None = None, *, high_priority_allowed: bool = True) -> None:
-        """``high_priority_allowed``: whether high priority may be offered to the caller as a change."""
+        """``high_priority_allowed``: whether high priority may be suggested to the caller."""
         self.high_priority_allowed = high_priority_allowed
         self.queries = queries
         self.job = instead_of
         self._all_limits = queries.limits()
         self._limits = replace(self._all_limits, refusal_on_empty_grid=lambda _: "")
-        """Without the questions to policies: of many candidates few are placed."""
+        """The limits without policy calls: few of many candidates are placed."""
         self._barred = queries.barred(instead_of) if instead_of is not None else NOWHERE
-        """The clusters that have refused the job: a changed one may be refused there, too."""
+        """The clusters that rejected the job; they may also reject a changed one."""
         self._left: GridView | None = None
-        """What is left to a new job where others are tried before it, once the job is cancelled."""
+        """What is left for a new job once the job is cancelled and others were tried before it."""
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None
         self.asks = 0
-        """How many questions were put to policies."""
+        """The number of policy calls."""
 
     def instead(self) -> "DryRun | None":
         """Return a dry run of submissions after the job was cancelled and others were tried; None if too costly."""
@@ -70,7 +70,7 @@ class DryRun:
         return after
 
     def view(self, priority: Priority) -> GridView:
-        """What a job of that priority is offered; nodes kept for the job itself are its own."""
+        """Return the grid as offered to a priority, including nodes reserved for the job itself."""
         if self._left is not None:
             return self._left
         if priority not in self._views:
@@ -83,23 +83,23 @@ class DryRun:
         return self.job is not None and self.queries.reservation == self.job.id
 
     def kept(self, cluster: ClusterName, priority: Priority) -> int:
-        """Nodes that are not offered to such a job there, but kept for another."""
+        """Return the nodes on a cluster that are reserved for another job."""
         if self.job is not None and self._has_reservation:
             return self.queries.grid[cluster].reserved_for_others(self.job.id)
         return self.queries.kept(cluster, priority)
 
     @property
     def keeper(self) -> JobId | None:
-        """The other job that they are kept for."""
+        """Return the other job that nodes are reserved for; None if there is none."""
         return self.queries.queues.reservation.keeper(self.job.id if self.job is not None else None)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
-        """The answer of the job's policy on some view."""
+        """Return the answer of the job's policy on a view."""
         self.asks += 1
         return self.queries.evaluate(spec, view, self._barred)
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
-        """Return, cluster by cluster, why the job is not placed on some view."""
+        """Return for each cluster why the job is not placed on a view."""
         if not self._barred:
             return self.queries.policy_calls.reasons(spec, view)
         refused = {each.cluster: each for each in self.job.refusals} if self.job is not None else {}
@@ -110,7 +110,7 @@ class DryRun:
         return tuple(reasons[name] for name in sorted(reasons))
 
     def answer(self, spec: JobSpec) -> Placement | Refusal:
-        """Whether there is room for it now, if need be by preemption, or on what its home site may take back."""
+        """Return where the job fits now, if necessary with preemption or reclaimed nodes; else the refusal."""
         known = self._answers.get(spec)
         if known is not None:
             return known
@@ -124,7 +124,7 @@ class DryRun:
         return answer
 
     def node_sources(self, spec: JobSpec) -> Iterator[NodeSource]:
-        """In the order in which the scheduler tries them."""
+        """Yield the sources of nodes in the order in which the scheduler tries them."""
         priority, queries = spec.priority, self.queries
         yield NodeSource(
             self.view(priority),
@@ -153,7 +153,7 @@ class DryRun:
         return spec.priority is Priority.HIGH and self.queries.rules.preemption == "placement"
 
     def widest_view(self, spec: JobSpec) -> GridView:
-        """All that the job could be given, if need be by preemption."""
+        """Return all nodes that the job could get, if necessary by preemption."""
         if self._left is not None or not self.may_preempt(spec):
             return self.view(spec.priority)
         if self._preempting is None:
@@ -161,26 +161,26 @@ class DryRun:
         return self._preempting
 
     def preempts(self, spec: JobSpec, placement: Placement) -> bool:
-        """Whether others have to make room for it there."""
+        """Return whether a placement needs nodes of other jobs."""
         view = self.view(spec.priority)
         idle = {cluster.name: cluster.idle for cluster in view.by_idle}
         return any(placement.nodes_on(c.cluster) > idle.get(c.cluster, 0) for c in placement.components)
 
     def victims_text(self, spec: JobSpec) -> str:
-        """``it would preempt others``: who has to make room for it, where somebody has to."""
+        """Return, as text, which jobs would release nodes: ``it would preempt others``."""
         if self.may_preempt(spec) or not spec.home_site:
             return "it would preempt others"
         return f"{spec.home_site} would take back nodes from others"
 
     def placed_at_once(self, spec: JobSpec) -> Placement | None:
-        """Where it would go, if a submission of it were accepted, tried on arrival and placed."""
+        """Return where a job would be placed if its submission were accepted and tried now; None if it would not."""
         if not self._is_acceptable(spec, self._limits) or not self.is_tried_at_once(spec):
             return None
         answer = self.answer(spec)
         return answer if isinstance(answer, Placement) and self._is_acceptable(spec, self._all_limits) else None
 
     def is_tried_at_once(self, spec: JobSpec) -> bool:
-        """Whether a new job is not put behind others without being looked at."""
+        """Return whether a new job is tried on arrival instead of queuing behind others."""
         if self.queries.rules.queue != "fcfs":
             return True
         return self.queries.queues.head_before(spec, self.job.id if self.job is not None else None) is None
@@ -194,8 +194,10 @@ class DryRun:
 
 
 def _view_after_cancel(queries: Queries, cancelled: Job) -> GridView | None:
-    """Return what is offered to a new job once a job was cancelled and the others were tried; None where that is not
-    worked out. Return the same object as ``own_view`` where the others get nothing."""
+    """Return the grid offered to a new job after a job was cancelled and the others were tried.
+
+    Return None where that is too costly to compute, and the same object as ``own_view`` if the others get nothing.
+    """
     view, mode, tried = queries.own_view(), queries.rules.queue, 0
     for priority in Priority:
         refused, ended = set[object](), set[int]()
@@ -225,7 +227,7 @@ def _view_after_cancel(queries: Queries, cancelled: Job) -> GridView | None:
 
 
 def _would_preempt(queries: Queries, job: Job) -> bool:
-    """Return whether a waiting job would be placed if others made room for it."""
+    """Return whether a waiting job would be placed if others were preempted."""
     node_sources = DryRun(queries, job).node_sources(job.spec)
     next(node_sources)  # idle nodes
     return any(isinstance(queries.evaluate(job.spec, way.view, queries.barred(job)), Placement) for way in node_sources)

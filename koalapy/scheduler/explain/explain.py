@@ -1,4 +1,5 @@
-"""Why? The binding reason of a job that waits, what would suffice, and the smallest change that would place it now."""
+"""Explain where a job is: why it waits, what would suffice, the smallest change that places it, or its
+current state."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,18 +23,18 @@ from koalapy.scheduler.state import LrmWaits
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Nodes that are not offered to a job, by cluster, since they are kept for another one, if for any."""
+    """Nodes that are not offered to a job, by cluster, and the job they are reserved for, if there is one."""
 
     by: JobId | None
     nodes: Mapping[ClusterName, int]
 
 
 class Lack(NamedTuple):
-    """What more idle nodes on a cluster, on that one alone, would suffice."""
+    """The additional idle nodes on one cluster that alone would suffice."""
 
     nodes: int
     beside: str
-    """Which are to come beside these, where others make room; else empty."""
+    """The nodes of preempted jobs that are needed in addition; empty if none."""
 
 
 def finding_of(
@@ -63,7 +64,7 @@ def cluster_findings(
     lacking: Mapping[ClusterName, Lack],
     now: float,
 ) -> Iterator[ClusterFinding]:
-    """Of every cluster that the request could have to do with; ``kept``: what is kept from it."""
+    """Yield a finding for every cluster that concerns the request; ``kept``: nodes reserved for another job."""
     reasons = {reason.cluster: reason for reason in refused}
     named = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
     for cluster in clusters:
@@ -83,7 +84,7 @@ def cluster_findings(
 def lacking_by(
     way: NodeSource, refused: Sequence[ClusterReason], clusters: Iterable[ClusterStatus]
 ) -> Iterator[tuple[ClusterName, Lack]]:
-    """Cluster by cluster what is lacking if nodes are had in that way, by what the policy says of it."""
+    """Yield each cluster with the nodes that it lacks, by the reasons of the policy for one source of nodes."""
     missing = {reason.cluster: reason.missing for reason in refused if reason.missing is not None}
     for cluster in clusters:
         seen = way.view.get(cluster.name)
@@ -94,15 +95,14 @@ def lacking_by(
 
 
 def _more_idle(cluster: ClusterStatus, way: NodeSource, wanted: int) -> int | None:
-    """Return how many more idle nodes offer so many; None where they cannot come, as they are idle, kept, in doubt or
-    beyond a limit."""
+    """Return how many more idle nodes offer ``wanted`` nodes; None if that many cannot become idle."""
     counts = range(cluster.total - cluster.idle - way.others(cluster) + 1)
     more = bisect_left(counts, wanted, key=lambda more: way.offered(cluster, more))
     return more if more < len(counts) else None
 
 
 def not_usable(cluster: ClusterStatus, now: float) -> str:
-    """Why nothing is placed on a cluster, with since when; empty when it may be used."""
+    """Return why nothing is placed on a cluster, and since when; empty if it may be used."""
     if cluster.state is ClusterState.USABLE:
         return ""
     if cluster.drained is not None:
@@ -125,7 +125,7 @@ def _part_of(placement: Placement | None, gives: int) -> str:
 
 
 def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
-    """Who has the nodes that are not idle: ``local users have 2, our jobs 1, 1 is down``."""
+    """Return what uses the nodes that are not idle: ``local users have 2, our jobs 1, 1 is down``."""
     texts: list[str] = []
     for who, count in (("local users", cluster.background), ("our jobs", cluster.used)):
         if count:
@@ -140,7 +140,7 @@ def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
 
 
 def enough_idle(lacking: Mapping[ClusterName, Lack]) -> list[str]:
-    """What more idle nodes on one cluster would do, the fewest first."""
+    """Return which additional idle nodes on one cluster would suffice, the fewest first."""
     ordered = sorted((lack.nodes, name, lack.beside) for name, lack in lacking.items())
     return [
         f"{format_nodes(count, 'more idle')} in {name}{beside and f' beside {beside}'}"
@@ -149,7 +149,7 @@ def enough_idle(lacking: Mapping[ClusterName, Lack]) -> list[str]:
 
 
 def listed_where(placement: Placement) -> str:
-    """``north (4 nodes), south (2 nodes)``; components on one cluster together."""
+    """Return a placement as text: ``north (4 nodes), south (2 nodes)``."""
     names = dict.fromkeys(component.cluster for component in placement.components)
     return format_list([f"{name} ({format_nodes(placement.nodes_on(name))})" for name in names])
 
@@ -157,7 +157,7 @@ def listed_where(placement: Placement) -> str:
 def current_state(
     job: Job, timeline: Sequence[TimelineEntry], grid: GridStatus, waits: LrmWaits, rules: Rules, now: float
 ) -> Explanation:
-    """Of a job that is active, held or over; what came before is left to the caller."""
+    """Explain an active, held or finished job; its history is added by the caller."""
     attempt = job.attempt
     headline = _headline(job, attempt, grid, waits, rules, now)
     if attempt is None or job.state is JobState.HELD:
@@ -172,7 +172,7 @@ def current_state(
 
 
 def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement:
-    """Where the attempt is, and what the policy said when it was placed there."""
+    """Return where the attempt was placed, and the reason of the policy."""
     reasons = [e.reason for e in timeline if e.event == "placed" and e.generation == attempt.generation]
     components = tuple(
         PlacedComponent(c.size, c.cluster, c.request_index, node_class=c.node_class) for c in attempt.gang
@@ -226,13 +226,13 @@ def _out_of_reach(attempt: Attempt, now: float) -> str:
 
 
 def _lrm_problems(attempt: Attempt, grid: GridStatus) -> str:
-    """What the clusters of a gang that is not complete say is the matter with their resource managers."""
+    """Return the reported problems of the resource managers of an incomplete gang."""
     awaited = {c.cluster for c in attempt.gang if c.state is not ComponentState.CLAIMED}
     return "".join(f"; {name}: {grid[name].problem}" for name in sorted(awaited) if name in grid and grid[name].problem)
 
 
 def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
-    """What keeps the barrier closed: the components that are farthest from it."""
+    """Return what keeps the barrier closed: the components that are farthest from it."""
     by_state: dict[ComponentState, list[Component]] = {}
     for component in attempt.gang:
         by_state.setdefault(component.state, []).append(component)
@@ -254,12 +254,12 @@ def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
 
 
 def _awaited(attempt: Attempt) -> list[Component]:
-    """The components to which files are on their way."""
+    """Return the components to which files are being transferred."""
     return [component for component in attempt.gang if component.awaits_files]
 
 
 def _files(attempt: Attempt, now: float) -> str:
-    """How far the files are, and when they are expected."""
+    """Return the progress of the transfers, and their expected end."""
     awaited = _awaited(attempt)
     size, staged = sum(c.stage_size for c in awaited), sum(c.staged for c in awaited)
     far = f" ({format_bytes(staged)} of {format_bytes(size)} are there)" if size else ""
@@ -279,7 +279,7 @@ def _names(components: Sequence[Component]) -> str:
 
 NOT_CLAIMED = (ComponentState.PLACED, ComponentState.SUBMITTED, ComponentState.WAITING)
 MIN_CLAIMS, MIN_SHARE_IN_VAIN = 2.0, 0.1
-"""From so many claims on, and so large a part of them in vain, that is worth telling."""
+"""Claims, and the fraction of failed ones, from which on failed claims are reported."""
 
 STATE_TEXTS = {
     ComponentState.PLACED: "its nodes are not asked for yet",
@@ -294,7 +294,7 @@ STATE_TEXTS = {
 
 
 def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[ClusterFinding]:
-    """The clusters of the gang, and how its components stand there."""
+    """Yield the clusters of the gang with the states of its components there."""
     for name in dict.fromkeys(component.cluster for component in attempt.gang):
         there = [c for c in attempt.gang if c.cluster == name]
         texts = [f"component {c.rank}: {STATE_TEXTS[c.state]}{_since(c, now)}{_from(c)}" for c in there]
@@ -309,7 +309,7 @@ def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[Cluste
 
 
 def _shown_by_claims(cluster: ClusterStatus, components: Sequence[Component], now: float) -> list[str]:
-    """Return how claims fared there lately, if not all went well and a component has no nodes yet."""
+    """Return the recent failures of claims on a cluster, if there are many and a component has no nodes yet."""
     claims, consecutive_failures = cluster.evidence.claims(now), cluster.evidence.failed_fraction(now)
     awaits = any(c.state in NOT_CLAIMED for c in components)
     if not awaits or claims < MIN_CLAIMS or consecutive_failures < MIN_SHARE_IN_VAIN:
@@ -339,13 +339,14 @@ def _since(component: Component, now: float) -> str:
 
 MAX_HISTORY_LENGTH = 50
 MAX_CLOSED_CLUSTERS = 10
-"""Of so many clusters that are not usable it is worked out whether their return would do."""
+"""Unusable clusters for which it is computed whether their return would suffice."""
 
 
 def explain(
     queries: Queries, job: Job, timeline: Sequence[TimelineEntry], now: float, *, high_priority_allowed: bool = True
 ) -> Explanation:
-    """Explain why a job is where it is. ``high_priority_allowed``: whether the caller may be offered high priority."""
+    """Explain why a job is where it is. ``high_priority_allowed``: whether high priority may be suggested to the
+    caller."""
     known = queries.job(job.id) is not None
     if job.state is JobState.QUEUED and known:
         dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
@@ -366,7 +367,7 @@ def explain(
 def explain_submission(
     queries: Queries, spec: JobSpec, now: float, *, high_priority_allowed: bool = True
 ) -> Explanation:
-    """Where a job would go if it were submitted now, and why not elsewhere; or why it would wait."""
+    """Explain where a job would be placed if it were submitted now, or why it would wait."""
     dry_run = DryRun(queries, high_priority_allowed=high_priority_allowed)
     answer = dry_run.answer(spec)
     tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
@@ -402,7 +403,7 @@ def _queued_job(dry_run: DryRun, job: Job, timeline: Sequence[TimelineEntry], no
 
 
 def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headline: str, now: float) -> Explanation:
-    """What is common to a job that waits and to a submission that would."""
+    """Return the explanation of a waiting job, or of a submission that would wait."""
     queries, job = dry_run.queries, dry_run.job
     placement = answer if isinstance(answer, Placement) else None
     node_sources = tuple(dry_run.node_sources(spec)) if placement is None else ()
@@ -445,7 +446,7 @@ def _clusters(
     lacking: Mapping[ClusterName, Lack],
     now: float,
 ) -> tuple[tuple[ClusterFinding, ...], tuple[str, ...]]:
-    """Cluster by cluster, and the reasons that are of none of them."""
+    """Return the findings by cluster, and the reasons that belong to none."""
     view = dry_run.view(spec.priority)
     clusters = dry_run.queries.grid.clusters()
     kept = Kept(dry_run.keeper, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
@@ -457,7 +458,7 @@ def _clusters(
 def _lacking(
     node_sources: Sequence[NodeSource], refused: Sequence[Sequence[ClusterReason]], clusters: Sequence[ClusterStatus]
 ) -> dict[ClusterName, Lack]:
-    """What more idle nodes on each cluster would suffice: the fewest, in whichever way the rest is had."""
+    """Return the fewest additional idle nodes on each cluster that would suffice, over all sources of nodes."""
     lacking: dict[ClusterName, Lack] = {}
     for way, reasons in zip(node_sources, refused, strict=True):
         for name, lack in lacking_by(way, reasons, clusters):
@@ -466,7 +467,7 @@ def _lacking(
 
 
 def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
-    """Whether only the nodes kept for another job keep it from being placed."""
+    """Return whether only the nodes reserved for another job prevent the placement."""
     queries = dry_run.queries
     if not any(dry_run.kept(cluster.name, spec.priority) for cluster in queries.grid.clusters()):
         return False
@@ -474,7 +475,7 @@ def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
 
 
 def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
-    """The one job that has to be placed first."""
+    """Return the job that has to be placed first; None if there is none."""
     job, mode = dry_run.job, dry_run.queries.rules.queue
     if mode == "scan" or (job is None and mode == "head"):
         return None
@@ -485,7 +486,7 @@ def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
 
 
 def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[NodeSource]) -> list[str]:
-    """The clusters whose return, each alone, would do."""
+    """Return the clusters whose return alone would suffice, as text."""
     closed = [cluster for cluster in dry_run.queries.grid.clusters() if not cluster.is_open or cluster.doubted]
     texts = []
     for cluster in closed[:MAX_CLOSED_CLUSTERS]:
@@ -513,7 +514,7 @@ def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, way: NodeSource, cluste
 
 
 def _history(timeline: Sequence[TimelineEntry]) -> tuple[PastReason, ...]:
-    """The lines of the timeline that say why; of those that say the same one after the other the last."""
+    """Return the timeline entries with a reason; of consecutive equal reasons only the last."""
     past: list[PastReason] = []
     for entry in timeline:
         if past and past[-1].reason == entry.reason:

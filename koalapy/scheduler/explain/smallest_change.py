@@ -1,6 +1,6 @@
-"""Find the smallest change of a request with which the job would be placed at once.
+"""Find the smallest change of a request with which the job would be placed now.
 
-Candidates come in order of what they cost the user: the same nodes with fewer bounds, then high priority, then fewer
+Candidates are ordered by their cost for the user: the same nodes with fewer bounds, then high priority, then fewer
 nodes. The first that the scheduler would place is the answer.
 """
 
@@ -20,17 +20,17 @@ from koalapy.scheduler.grid import GridStatus
 
 MAX_QUESTIONS = 200
 RESERVED_FOR_FEWER_NODES = 90
-"""Of these, what is left for asking for fewer nodes, which is what helps in the end."""
+"""Policy calls of these that are reserved for requests with fewer nodes, which usually help."""
 LINEAR_STEPS = 12
-"""So many steps are tried one after the other, before the rest is searched by halves."""
+"""Steps that are tried one by one before the others are found by binary search."""
 MAX_MOVED_COMPONENTS = 8
 MAX_SITES_PER_COMPONENT = 5
-"""Of a fixed request: how many components are tried elsewhere, and on how many clusters each."""
+"""For a fixed request: components that are tried elsewhere, and clusters for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A change that may or may not do."""
+    """A change of a request that may suffice."""
 
     field: str
     value: ChangeValue
@@ -39,7 +39,7 @@ class Candidate:
 
 
 class Steps:
-    """A change in steps, from the smallest on: made when looked at, for there may be thousands."""
+    """A change in steps, the smallest first. Steps are created on access, as there may be thousands."""
 
     def __init__(self, values: Sequence[Any], candidate: Callable[[Any], Candidate]) -> None:
         self._values = values
@@ -53,12 +53,12 @@ class Steps:
 
 
 def single_step(field: str, value: ChangeValue, text: str, spec: JobSpec) -> Steps:
-    """A change without steps."""
+    """Return a change with a single step."""
     return Steps((spec,), lambda changed: Candidate(field, value, text, changed))
 
 
 def smallest_change(spec: JobSpec, dry_run: DryRun) -> Change | None:
-    """The first candidate that would be placed; None if there is none, or none within ``MAX_QUESTIONS`` questions."""
+    """Return the first candidate that would be placed; None if none is found in ``MAX_QUESTIONS`` policy calls."""
     same_nodes = _first_of(_same_node_changes(spec, dry_run), dry_run, MAX_QUESTIONS - RESERVED_FOR_FEWER_NODES)
     return same_nodes or _find_fewer_nodes(spec, dry_run)
 
@@ -72,7 +72,7 @@ def _first_of(families: Iterable[Steps], dry_run: DryRun, most: int) -> Change |
 
 
 def _first(steps: Steps, dry_run: DryRun, most: int) -> Change | None:
-    """The first step that is placed; far steps are searched as if all that follow a placed one were placed, too."""
+    """Return the first step that is placed. Distant steps are found by binary search."""
     for index in range(min(LINEAR_STEPS, len(steps))):
         if dry_run.asks >= most:
             return None
@@ -131,7 +131,7 @@ def _same_node_changes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
 
 
 def _other_clusters(request: FixedRequest, spec: JobSpec, view: GridView) -> Iterator[Steps]:
-    """One component of those that are in the way on another cluster, then all of them wherever there is room."""
+    """Yield one blocking component on another cluster, then all components on any cluster."""
     wanted = Counter[str]()
     for component in request.components:
         wanted[component.cluster or ""] += component.size
@@ -152,7 +152,7 @@ def _other_clusters(request: FixedRequest, spec: JobSpec, view: GridView) -> Ite
 
 
 def _relaxed_bounds(request: FlexibleRequest, spec: JobSpec, clusters: int) -> Iterator[Steps]:
-    """Each bound of a flexible request alone, as little as will do."""
+    """Yield each bound of a flexible request relaxed in steps."""
 
     def bound(field: str, value: int, text: str) -> Candidate:
         changed = replace(request, **{field: value})  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def _relaxed_bounds(request: FlexibleRequest, spec: JobSpec, clusters: int) -> I
 
 
 def _other_combinations(spec: JobSpec, grid: GridStatus) -> Iterator[Steps]:
-    """More clusters together, or less alike ones."""
+    """Yield more clusters together, and clusters with larger differences in speed."""
     clusters = grid.clusters()
     if spec.coallocation is not None:
         yield Steps(
@@ -189,7 +189,7 @@ def _other_combinations(spec: JobSpec, grid: GridStatus) -> Iterator[Steps]:
 
 
 def as_flexible(spec: JobSpec) -> JobSpec | None:
-    """The job with only its total given; None when its components are not alike."""
+    """Return the job as a flexible request of the same total; None if its components differ."""
     request = spec.request
     if isinstance(request, FlexibleRequest):
         return spec
@@ -199,7 +199,7 @@ def as_flexible(spec: JobSpec) -> JobSpec | None:
 
 
 def without_bounds(spec: JobSpec) -> JobSpec:
-    """Nothing but the nodes, in the default way."""
+    """Return a job for the same number of nodes with the default policy and without bounds."""
     request = FlexibleRequest(spec.request.total_size)
     return replace(spec, request=request, policy="", policy_options=(), coallocation=None, speed_ratio_min=None)
 
@@ -208,7 +208,7 @@ def without_bounds(spec: JobSpec) -> JobSpec:
 
 
 def _find_fewer_nodes(spec: JobSpec, dry_run: DryRun) -> Change | None:
-    """As many as there is room for, in the request's own way or without its bounds; else with a higher priority."""
+    """Return the largest request that would be placed: with its bounds, without them, or with high priority."""
     whole = as_flexible(spec)
     free = without_bounds(whole) if whole is not None else None
     found = [_first_of(_smaller(spec, dry_run.widest_view(spec)), dry_run, MAX_QUESTIONS)]
@@ -225,7 +225,7 @@ def _find_fewer_nodes(spec: JobSpec, dry_run: DryRun) -> Change | None:
 
 
 def _smaller(spec: JobSpec, view: GridView, also: str = "") -> Iterator[Steps]:
-    """Ways to ask for less; ``view`` says how much there is, and ``also`` what else is changed."""
+    """Yield smaller requests that fit on ``view``; ``also`` describes the other changes."""
     request = spec.request
     if isinstance(request, FlexibleRequest):
         yield _smaller_total(spec, request, view, also)
@@ -248,7 +248,7 @@ def _smaller_total(spec: JobSpec, request: FlexibleRequest, view: GridView, also
 
 
 def _smaller_components(spec: JobSpec, request: NonFixedRequest, also: str) -> Steps:
-    """The larger components cut down to one size, which is lowered step by step."""
+    """Return steps that cut the larger components down to one decreasing size."""
 
     def candidate(size: int) -> Candidate:
         components = tuple(replace(c, size=min(c.size, size)) for c in request.components)
@@ -268,7 +268,7 @@ def _resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: str) 
 
 
 def _idle_part(spec: JobSpec, request: FixedRequest, view: GridView, also: str) -> Iterator[Steps]:
-    """Each component as large as its cluster allows now; one for which nothing is left is left out."""
+    """Yield the request with each component reduced to the idle nodes of its cluster, without empty ones."""
     left = {cluster.name: cluster.idle for cluster in view.by_idle}
     components = []
     for component in request.components:
