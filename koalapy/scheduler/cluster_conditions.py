@@ -118,13 +118,13 @@ class UnknownRefusals:
     _by_words: dict[str, JobKind | None] = field(default_factory=dict)
     """The kind of the jobs rejected with each message; None if there were several kinds."""
 
-    def add(self, words: str, kind: JobKind) -> bool:
+    def add(self, message: str, kind: JobKind) -> bool:
         """Store a rejection; return whether jobs of several kinds were rejected with the same message."""
-        first = self._by_words.pop(words, kind)
-        self._by_words[words] = first if first == kind else None
+        first = self._by_words.pop(message, kind)
+        self._by_words[message] = first if first == kind else None
         if len(self._by_words) > MAX_WORDINGS:
             del self._by_words[next(iter(self._by_words))]
-        return self._by_words[words] is None
+        return self._by_words[message] is None
 
     def clear(self) -> None:
         """Forget all messages, as the resource manager accepts jobs again."""

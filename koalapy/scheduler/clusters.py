@@ -32,10 +32,18 @@ class NodeClasses:
 
     def report(self, classes: tuple[NodeClassReport, ...], speed: float) -> None:
         """Store the reported classes; ``speed`` is the power of classes without a reported power."""
-        known = {each.name: each for each in classes}.values()  # no two of one name, whatever an agent says
+        unique = {
+            node_class.name: node_class for node_class in classes
+        }.values()  # no two of one name, whatever an agent says
         self._classes = tuple(
-            NodeClass(each.name, min(each.idle, each.total), each.power or speed, each.memory, each.total)
-            for each in known
+            NodeClass(
+                node_class.name,
+                min(node_class.idle, node_class.total),
+                node_class.power or speed,
+                node_class.memory,
+                node_class.total,
+            )
+            for node_class in unique
         )
 
     def promise(self, token: Token, name: str) -> None:
@@ -52,7 +60,7 @@ class NodeClasses:
         return self._asked_for.get(token, "")
 
     def reported_idle(self, name: str) -> int:
-        return sum(each.idle for each in self._classes if each.name == name)
+        return sum(node_class.idle for node_class in self._classes if node_class.name == name)
 
     def idle(
         self, idle: int, awaiting: Mapping[Token, int], doubted: tuple[str, int] | None = None
@@ -64,17 +72,22 @@ class NodeClasses:
         promised = dict[str, int]((doubted,) if doubted else ())
         for token, name in self._asked_for.items():
             promised[name] = promised.get(name, 0) + awaiting.get(token, 0)
-        left = tuple(
-            replace(each, idle=max(0, each.idle - gone)) if (gone := promised.get(each.name, 0)) else each
-            for each in self._classes
+        remaining = tuple(
+            replace(node_class, idle=max(0, node_class.idle - taken))
+            if (taken := promised.get(node_class.name, 0))
+            else node_class
+            for node_class in self._classes
         )
-        return resize_classes(left, idle)
+        return resize_classes(remaining, idle)
 
 
-def has_more_nodes(now: tuple[NodeClass, ...], before: tuple[NodeClass, ...]) -> bool:
+def has_more_nodes(now: tuple[NodeClass, ...], previous: tuple[NodeClass, ...]) -> bool:
     """Return whether some class has more nodes than before, or is new."""
-    known = {(each.name, each.power, each.memory): each.idle for each in before}
-    return any(each.idle > known.get((each.name, each.power, each.memory), 0) for each in now)
+    previous_idle = {(node_class.name, node_class.power, node_class.memory): node_class.idle for node_class in previous}
+    return any(
+        node_class.idle > previous_idle.get((node_class.name, node_class.power, node_class.memory), 0)
+        for node_class in now
+    )
 
 
 NO_REPORT_YET = "its agent is connected, and has not told yet what runs there"
@@ -184,8 +197,8 @@ class ClusterStatus:
         self.reported_at, self.versions, self.calls = now, report.versions, report.calls
         self.capacity_gained |= bool(self.lacks - report.lacks)
         self.lacks, self.disks = report.lacks, report.disks
-        before, expected = (self.available if not self.problem or report.problem else 0), self.expected
-        known = () if self.problem else self.node_classes
+        available_before, expected = (self.available if not self.problem or report.problem else 0), self.expected
+        classes_before = () if self.problem else self.node_classes
         self.problem, self.notices, self.lost_records = report.problem, report.notices, report.lost_records
         if not report.problem:
             self.outdated_since = None
@@ -205,7 +218,7 @@ class ClusterStatus:
         self._take_holding(report.holding)
         for token in [token for token in self._leaving if token not in self.live and not self.holds(token)]:
             del self._leaving[token]
-        self.capacity_gained |= self.available > before or has_more_nodes(self.node_classes, known)
+        self.capacity_gained |= self.available > available_before or has_more_nodes(self.node_classes, classes_before)
         self.capacity_expected |= self.expected > expected
 
     def _take_holding(self, holding: frozenset[Token]) -> None:
@@ -294,8 +307,8 @@ class ClusterStatus:
         self._leave_by.pop(token, None)
         if by is not None and token in self.live:
             self._leave_by[token] = by
-            for other in (other for other, of in self._promised_from.items() if token in of):
-                self._release_deadlines[other] = max(self._release_deadlines[other], by)
+            for waiting in (waiting for waiting, leaving in self._promised_from.items() if token in leaving):
+                self._release_deadlines[waiting] = max(self._release_deadlines[waiting], by)
         if token in self.live:
             self.capacity_expected |= token not in self._leaving
             self._leaving[token] = self.live[token]
@@ -315,7 +328,7 @@ class ClusterStatus:
         """Remove an ended component. Nodes that the last report counts as its own stay unavailable until the next
         report."""
         self.on_change(self.name)
-        before, expected = self.available, self.expected
+        available_before, expected_before = self.available, self.expected
         self.delivering.discard(token)
         size = self.live.pop(token, 0)
         self.classes.release(token)
@@ -335,8 +348,8 @@ class ClusterStatus:
             self._trials.remove(token)
             self.capacity_gained |= not self._trials
         self.end_proof(token)
-        self.capacity_gained |= self.available > before
-        self.capacity_expected |= self.expected > expected
+        self.capacity_gained |= self.available > available_before
+        self.capacity_expected |= self.expected > expected_before
 
     def known_at(self, now: float) -> float | None:
         """Return the time as of which the node counts are valid; None if they were never reported."""
@@ -367,7 +380,7 @@ class ClusterStatus:
         """Return the available nodes of a class; all available nodes for an empty name."""
         if not node_class:
             return self.available
-        return sum(each.idle for each in self.node_classes if each.name == node_class)
+        return sum(idle_class.idle for idle_class in self.node_classes if idle_class.name == node_class)
 
     def reserve(self, job: JobId, nodes: int) -> None:
         """Reserve nodes for a job, in place of its previous reservation here."""
@@ -379,10 +392,10 @@ class ClusterStatus:
     def reserved_for_others(self, job: JobId | None = None) -> int:
         """Return the nodes reserved for other jobs. For a job with a reservation, only earlier ones count."""
         count = 0
-        for other, kept in self._kept.items():
-            if other == job:
+        for holder, nodes in self._kept.items():
+            if holder == job:
                 break
-            count += kept
+            count += nodes
         return count
 
     @property
@@ -416,38 +429,38 @@ class ClusterStatus:
 
         Return 0 if an earlier component waits for another class, since a strict queue may be held up by it.
         """
-        requested_class, asked, waiting = self.classes.requested_class, self.classes.requested_class(token), 0
-        for other in self.live:
-            if other == token:
+        requested_class, node_class, waiting = self.classes.requested_class, self.classes.requested_class(token), 0
+        for component in self.live:
+            if component == token:
                 break
-            if other not in self._holding and requested_class(other) not in ("", asked):
+            if component not in self._holding and requested_class(component) not in ("", node_class):
                 return 0
-        for other, size in self._awaiting.items():
-            if other not in self._leaving and (not asked or requested_class(other) == asked):
+        for component, size in self._awaiting.items():
+            if component not in self._leaving and (not node_class or requested_class(component) == node_class):
                 waiting += size
-        return (self.classes.reported_idle(asked) if asked else self._idle) - waiting
+        return (self.classes.reported_idle(node_class) if node_class else self._idle) - waiting
 
     def largest_queued(self, token: Token, size: int) -> int:
         """Return the size of the largest component without nodes that was submitted no later than this one."""
-        for other, its in self.live.items():
-            if other == token:
+        for component, its in self.live.items():
+            if component == token:
                 break
-            if other not in self._holding:
+            if component not in self._holding:
                 size = max(size, its)
         return size
 
     def forget_promised_nodes(self, token: Token) -> None:
         """Cancel the expected release of nodes promised to a component, as they were not released in time."""
         self.on_change(self.name)
-        for other in self._promised_from.pop(token, ()):
-            size = self._leaving.pop(other, 0)
-            if other in self.about_to_end:
-                del self.about_to_end[other]
-                self._make_preemptible(other, size)
+        for leaving in self._promised_from.pop(token, ()):
+            size = self._leaving.pop(leaving, 0)
+            if leaving in self.about_to_end:
+                del self.about_to_end[leaving]
+                self._make_preemptible(leaving, size)
 
     def overdue_components(self, token: Token, now: float) -> list[Token]:
         """Return the components that should have ended by now and whose nodes were promised to this one."""
-        return [other for other in self._promised_from.get(token, ()) if self.about_to_end.get(other, inf) <= now]
+        return [leaving for leaving in self._promised_from.get(token, ()) if self.about_to_end.get(leaving, inf) <= now]
 
     @property
     def preemptible_components(self) -> Mapping[Token, int]:
@@ -470,7 +483,7 @@ class ClusterStatus:
 
     def unreleased_nodes(self, token: Token) -> int:
         """Return the nodes promised to a component that leaving components have not released yet."""
-        return sum(self._leaving.get(other, 0) for other in self._promised_from.get(token, ()))
+        return sum(self._leaving.get(leaving, 0) for leaving in self._promised_from.get(token, ()))
 
     @property
     def expected(self) -> int:
@@ -527,8 +540,8 @@ class ClusterStatus:
     def state_reason(self) -> str:
         """Return why nothing is placed here, for operators; empty if the cluster is usable."""
         if self.drained is not None:
-            by = f"by {self.drained.by}" if self.drained.by else "by an operator"
-            return f"{by}: {self.drained.reason}" if self.drained.reason else by
+            author = f"by {self.drained.by}" if self.drained.by else "by an operator"
+            return f"{author}: {self.drained.reason}" if self.drained.reason else author
         if not self.contact.connected:
             return self.problem or self.absence or NO_REPORT_YET
         if self.health.unusable and not self.health.probation:
@@ -544,7 +557,7 @@ class ClusterStatus:
     @property
     def capacity_restriction(self) -> str:
         """Return the limit or doubt that reduces the available nodes; empty without any."""
-        return "; ".join(str(each) for each in (self.limit, self.doubt) if each is not None)
+        return "; ".join(str(condition) for condition in (self.limit, self.doubt) if condition is not None)
 
     @property
     def status_text(self) -> str:

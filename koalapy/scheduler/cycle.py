@@ -152,10 +152,10 @@ class Cycle:
                     if not may_be_tried or job_id in self._being_placed or group in self._refused_owners:
                         continue
                     owner, candidate = self._ledger.jobs[job_id], Candidate(job_id, offer)
-                    wanted = self._evaluate(owner, candidate, now) if offer.idle_test()(group.needs) else None
-                    if not isinstance(wanted, Placement):
+                    owner_answer = self._evaluate(owner, candidate, now) if offer.idle_test()(group.needs) else None
+                    if not isinstance(owner_answer, Placement):
                         self._refused_owners.add(group)
-                    elif _is_on(owner.spec.home_site, wanted) or self._needs_reclaimed_nodes(
+                    elif _is_on(owner.spec.home_site, owner_answer) or self._needs_reclaimed_nodes(
                         owner, candidate, placement, now
                     ):
                         answer = self._ask_policy(candidate, now)
@@ -175,9 +175,9 @@ class Cycle:
         home = offer.at_home(owner.spec)
         if home is None or isinstance(self._policies.evaluate(owner.spec, home, barred), Refusal):
             return False
-        taken = [cluster for cluster in offer.view if guest.nodes_on(cluster.name)]
-        left = offer.view.with_clusters([c.with_idle(max(0, c.idle - guest.nodes_on(c.name))) for c in taken])
-        return isinstance(self._policies.evaluate(owner.spec, left, barred), Refusal)
+        changed = [cluster for cluster in offer.view if guest.nodes_on(cluster.name)]
+        remaining = offer.view.with_clusters([c.with_idle(max(0, c.idle - guest.nodes_on(c.name))) for c in changed])
+        return isinstance(self._policies.evaluate(owner.spec, remaining, barred), Refusal)
 
     # Act on their answers
 

@@ -66,9 +66,9 @@ class EventHandler:
                 self._queues.release(self._ledger.change_state(job, JobState.QUEUED, now, "released", by=event.by))
             case ev.JobPriorityChanged():
                 job = self._job_of(event)
-                before = job.spec.priority
-                if before is not event.priority:
-                    text = f"{before} to {event.priority}" + (f": {event.reason}" if event.reason else "")
+                old_priority = job.spec.priority
+                if old_priority is not event.priority:
+                    text = f"{old_priority} to {event.priority}" + (f": {event.reason}" if event.reason else "")
                     job = self._queues.change_priority(job, event.priority)
                     self._ledger.record_event(job, now, "priority", text, by=event.by)
             case ev.ClusterConfirmed():
@@ -126,8 +126,8 @@ class EventHandler:
             self._attempts.settle_job_of(report.token, now)
 
     def _apply_cluster_report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
-        shown = report.total, report.problem, report.notices, report.lacks
-        if shown != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
+        reported = report.total, report.problem, report.notices, report.lacks
+        if reported != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
             self._ledger.mark_cluster_changed(cluster.name)
         doubt = cluster.doubt
         cluster.report(report, now)
@@ -180,9 +180,9 @@ class EventHandler:
         """Requeue all jobs that have nodes on a cluster. That does not count as a restart."""
         reason = f"drained: {event.cluster}" + (f": {event.reason}" if event.reason else " is to be empty")
         for token in list(self._grid[event.cluster].live):
-            found = self._ledger.find(token)
-            if found is None or found[1].superseded or found[0].ending is not None:
+            match = self._ledger.find(token)
+            if match is None or match[1].superseded or match[0].ending is not None:
                 continue
-            if not is_program_over(found[0], self._grid):
-                job = self._attempts.end_attempt(found[0], JobState.QUEUED, reason, now, by=event.by, warn=True)
+            if not is_program_over(match[0], self._grid):
+                job = self._attempts.end_attempt(match[0], JobState.QUEUED, reason, now, by=event.by, warn=True)
                 self._attempts.settle_job(job, now)

@@ -19,10 +19,10 @@ class ReplicaSites(Mapping[str, Sites]):
 
     __slots__ = ("_before", "_lately")
 
-    def __init__(self, before: Mapping[str, Sites] | None = None, lately: Mapping[str, Sites] | None = None) -> None:
+    def __init__(self, base: Mapping[str, Sites] | None = None, changes: Mapping[str, Sites] | None = None) -> None:
         """Take both maps, which the caller must not change any more."""
-        self._before = before or {}
-        self._lately = lately or {}
+        self._before = base or {}
+        self._lately = changes or {}
 
     def __getitem__(self, name: str) -> Sites:
         sites = self._lately.get(name)
@@ -196,9 +196,9 @@ class GridStatus:
         if link.unreachable:
             self._links = self._links | {(one, other): link, (other, one): link}
             return
-        before, links = self.link(one, other), dict(self._links)
-        latency = before.latency if link.latency is None else link.latency
-        bandwidth = before.bandwidth if link.bandwidth is None else link.bandwidth
+        previous, links = self.link(one, other), dict(self._links)
+        latency = previous.latency if link.latency is None else link.latency
+        bandwidth = previous.bandwidth if link.bandwidth is None else link.bandwidth
         links[one, other] = Link(latency, bandwidth)
         if (back := links.get((other, one))) is not None and back.unreachable:
             del links[other, one]
@@ -208,8 +208,8 @@ class GridStatus:
         """Store the current clusters of logical files; an empty tuple means that a file has no replica."""
         self._replicas = self._replicas.changed(sites)
         self.touch(NO_CLUSTER)
-        self._files_learned |= {name for name, where in sites.items() if where}
-        self.missing_files += sum(not each for each in sites.values())
+        self._files_learned |= {name for name, clusters in sites.items() if clusters}
+        self.missing_files += sum(not clusters for clusters in sites.values())
 
     def forget_files(self, wanted: Collection[str]) -> None:
         """Remove the files without a replica, except those ``wanted`` by jobs."""
@@ -220,12 +220,12 @@ class GridStatus:
 
 def _most_measured(links: Links) -> dict[ClusterName, float]:
     """Return the highest measured bandwidth between each cluster and another."""
-    most: dict[ClusterName, float] = {}
+    highest: dict[ClusterName, float] = {}
     for pair, link in links.items():
         if pair[0] != pair[1] and link.bandwidth is not None:
             for name in pair:
-                most[name] = max(most.get(name, 0.0), link.bandwidth)
-    return most
+                highest[name] = max(highest.get(name, 0.0), link.bandwidth)
+    return highest
 
 
 class CachedView:
@@ -257,8 +257,8 @@ class CachedView:
                 cut_off = cut_off ^ {cluster.name}
         if cut_off != last.cut_off:
             last = replace(last, cut_off=cut_off)
-        seen = map(self._see, touched)
-        return last.with_clusters([cluster for cluster in seen if cluster != last.get(cluster.name)])
+        views = map(self._see, touched)
+        return last.with_clusters([cluster for cluster in views if cluster != last.get(cluster.name)])
 
     def _see(self, cluster: ClusterStatus) -> ClusterView:
         return cluster.view(max(0, self._idle_of(cluster)))

@@ -155,16 +155,16 @@ class Ledger:
 
     def find(self, token: Token) -> tuple[Job, Component] | None:
         """Return the job and the component of a live attempt that a token names; None if there is none."""
-        named = self._tokens.get(token)
-        if named is None:
+        location = self._tokens.get(token)
+        if location is None:
             return None
-        job = self.jobs[named[0]]
-        return job, live(job).components[named[1]]
+        job = self.jobs[location[0]]
+        return job, live(job).components[location[1]]
 
     def find_staged(self, token: Token) -> tuple[Job, Component] | None:
         """Return the job and the component of a live attempt whose stage a token names; None if there is none."""
-        named = self._tokens.get(token)  # its rank was once the index of a component of that attempt
-        job = self.jobs[named[0]] if named is not None else None
+        location = self._tokens.get(token)  # its rank was once the index of a component of that attempt
+        job = self.jobs[location[0]] if location is not None else None
         component = job.staged_component_of(token) if job is not None else None
         return (job, component) if job is not None and component is not None else None
 
@@ -178,10 +178,10 @@ class Ledger:
 
     def store_job(self, job: Job) -> Job:
         """Store a job object that the caller keeps and that must not be changed in place."""
-        before = self.jobs.get(job.id)
+        previous = self.jobs.get(job.id)
         self.jobs[job.id] = job
         self._own.pop(job.id, None)
-        return self._changed(job, before.state if before is not None else None)
+        return self._changed(job, previous.state if previous is not None else None)
 
     def change_job(self, job: Job, **changes: Unpack[JobChanges]) -> Job:
         """Change fields of a job; a new ``attempt`` ends the previous one."""
@@ -223,21 +223,21 @@ class Ledger:
         """Change fields of the live attempt. Its number of components never decreases."""
         job = self._owned(job)
         attempt = live(job)
-        before = len(attempt.components)
+        count = len(attempt.components)
         for name, value in changes.items():
             _set(attempt, name, value)
-        if len(attempt.components) > before:
-            self._name_components(job, before)
+        if len(attempt.components) > count:
+            self._name_components(job, count)
         self._effects.jobs[job.id] = job
         return job
 
     def update_component(self, job: Job, index: int, **changes: Unpack[ComponentChanges]) -> Job:
         """Change fields of one component of the live attempt."""
         job = self._owned(job)
-        attempt, own = live(job), self._own[job.id]
+        attempt, owned = live(job), self._own[job.id]
         component = attempt.components[index]
-        if index not in own:
-            own.add(index)
+        if index not in owned:
+            owned.add(index)
             component = _copy_of_component(component)
             _set(attempt, "components", (*attempt.components[:index], component, *attempt.components[index + 1 :]))
         for name, value in changes.items():
@@ -297,8 +297,8 @@ class Ledger:
     def request_confirmation(self, cluster: str) -> None:
         self._effects.confirm.add(cluster)
 
-    def record_advised_placement(self, given: AdvisedPlacement) -> None:
-        self._effects.advised.append(given)
+    def record_advised_placement(self, placement: AdvisedPlacement) -> None:
+        self._effects.advised.append(placement)
 
     def record_scan_count(self, queue: Priority, scans: int) -> None:
         self._effects.scans[queue] = scans
@@ -306,11 +306,11 @@ class Ledger:
     def count_refusals(self, kind: RefusalKind, times: int = 1) -> None:
         _count(self._effects.refusals, kind, times)
 
-    def count_failed_claim(self, cluster: str, why: ClaimFailure) -> None:
-        _count(self._effects.claims_failed, (cluster, why))
+    def count_failed_claim(self, cluster: str, failure: ClaimFailure) -> None:
+        _count(self._effects.claims_failed, (cluster, failure))
 
-    def count_failed_attempt(self, cluster: str, why: AttemptFailure) -> None:
-        _count(self._effects.attempts_failed, (cluster, why))
+    def count_failed_attempt(self, cluster: str, failure: AttemptFailure) -> None:
+        _count(self._effects.attempts_failed, (cluster, failure))
 
     def warn(self, text: str) -> None:
         self._effects.warnings.append(text)
@@ -339,9 +339,9 @@ _set = object.__setattr__
 T = TypeVar("T")
 
 
-def _count(counts: dict[T, int], what: T, times: int = 1) -> None:
+def _count(counts: dict[T, int], key: T, times: int = 1) -> None:
     """Increment a counter. Plain dictionaries are faster here: each cycle creates three, and most stay empty."""
-    counts[what] = counts.get(what, 0) + times
+    counts[key] = counts.get(key, 0) + times
 
 
 def _copies(kind: type[T]) -> Callable[[T], T]:

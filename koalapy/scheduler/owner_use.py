@@ -87,8 +87,8 @@ class OwnerUse:
         if not self._counts_nodes or spec.internal:
             return None
         limited = [scope.limits for scope in self.limits.scopes(spec.owner)]
-        hours = any(each.node_hours_per_day is not None for each in limited)
-        if not hours and all(each.nodes is None for each in limited):
+        hours = any(limits.node_hours_per_day is not None for limits in limited)
+        if not hours and all(limits.nodes is None for limits in limited):
             return None
         return LimitedDemand(spec.owner, spec.request.total_size, _hours(spec) if hours else 0.0)
 
@@ -97,11 +97,11 @@ class OwnerUse:
         if ask is None:
             return None
         for scope in self.limits.scopes(ask.owner):
-            over = self.limits.find_excess(scope, NODES, self._nodes[scope.key], ask.nodes)
-            if over is None and scope.limits.node_hours_per_day is not None:
-                over = self.limits.find_excess(scope, HOURS, self._hours_used(scope.key, now), ask.hours)
-            if over is not None:
-                return over
+            excess = self.limits.find_excess(scope, NODES, self._nodes[scope.key], ask.nodes)
+            if excess is None and scope.limits.node_hours_per_day is not None:
+                excess = self.limits.find_excess(scope, HOURS, self._hours_used(scope.key, now), ask.hours)
+            if excess is not None:
+                return excess
         return None
 
     def find_excess(self, spec: JobSpec, now: float) -> Excess | None:
@@ -118,9 +118,9 @@ class OwnerUse:
                 (HOURS, 0, _hours(spec)),
                 (QUEUED, self._waiting[scope.key], 1),
             )
-            for name, used, asked in asks:
-                if over := self.limits.find_excess(scope, name, used, asked):
-                    over.raise_error()
+            for name, used, requested in asks:
+                if excess := self.limits.find_excess(scope, name, used, requested):
+                    excess.raise_error()
 
     def current_use(self, scope: Scope, now: float) -> dict[str, float]:
         """Return the counted use of a scope, by limit."""

@@ -48,8 +48,8 @@ class Queries:
 
     def job(self, job: JobId) -> Job | None:
         """Return a snapshot of an unfinished job; None if there is none."""
-        known = self._ledger.get(job)
-        return known and self._ledger.share(known)
+        unfinished = self._ledger.get(job)
+        return unfinished and self._ledger.share(unfinished)
 
     def jobs(self) -> list[Job]:
         """Return snapshots of all unfinished jobs."""
@@ -57,8 +57,8 @@ class Queries:
 
     def is_sent_to(self, cluster: ClusterName, bundle: str) -> bool:
         """Return whether a component on a cluster needs a bundle of its submitter's files."""
-        wanted = (job for job in self.jobs() if job.spec.bundle is not None and job.spec.bundle.id == bundle)
-        return any(c.cluster == cluster for job in wanted if job.attempt for c in job.attempt.components)
+        matching_jobs = (job for job in self.jobs() if job.spec.bundle is not None and job.spec.bundle.id == bundle)
+        return any(c.cluster == cluster for job in matching_jobs if job.attempt for c in job.attempt.components)
 
     def find(self, token: Token) -> tuple[Job, Component] | None:
         """Return the job and the component of a live attempt that a token names; None if there is none."""
@@ -68,10 +68,10 @@ class Queries:
         """Return the job and the component of a live attempt whose stage a token names; None if there is none."""
         return self._shared(self._ledger.find_staged(token))
 
-    def _shared(self, found: tuple[Job, Component] | None) -> tuple[Job, Component] | None:
-        if found is not None:
-            self._ledger.share(found[0])
-        return found
+    def _shared(self, match: tuple[Job, Component] | None) -> tuple[Job, Component] | None:
+        if match is not None:
+            self._ledger.share(match[0])
+        return match
 
     # The placement queues
 
@@ -104,17 +104,17 @@ class Queries:
 
     def position(self, job: JobId) -> int | None:
         """Return the position of a queued job, counted from 1; None if it is not queued."""
-        known = self._ledger.get(job)
-        return self.queues.position(known) if known else None
+        unfinished = self._ledger.get(job)
+        return self.queues.position(unfinished) if unfinished else None
 
     def tries(self, job: JobId) -> int:
         """Return the number of placement tries of an unfinished job, including scans that passed it over."""
-        known = self._ledger.get(job)
-        if known is None:
+        unfinished = self._ledger.get(job)
+        if unfinished is None:
             raise NotFoundError(
                 f"there is no unfinished job {job}", field="job", value=job, code=ProblemCode.JOB_NOT_FOUND
             )
-        return self.queues.tries(known)
+        return self.queues.tries(unfinished)
 
     def waiting_reason(self, job: Job) -> str:
         """Return why a queued job is not placed."""

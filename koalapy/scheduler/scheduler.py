@@ -109,8 +109,8 @@ class Scheduler:
         """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach."""
         for job in sorted(jobs, key=lambda job: job.queue_seq):
             self._ledger.restore(job)
-            if (after := corrected(job, now, self._state.rules.restart_pause_max)) != job:
-                self._ledger.store_job(after)
+            if (correction := corrected(job, now, self._state.rules.restart_pause_max)) != job:
+                self._ledger.store_job(correction)
         self._contact.began = now
         restored = list(self._ledger.jobs.values())
         self._queues.restore(restored, scans or {})
@@ -129,7 +129,7 @@ class Scheduler:
     def _restore_nodes(self, now: float) -> None:
         """Restore which components have nodes. Leaving components come first, since their nodes may be promised to
         others."""
-        held: list[tuple[Job, Component]] = []
+        assigned: list[tuple[Job, Component]] = []
         for job in (job for job in self._ledger.jobs.values() if job.state.is_active):
             for component in live(job).components:
                 cluster, token = self._grid[component.cluster], job.token(component.index)
@@ -139,8 +139,8 @@ class Scheduler:
                     cluster.promise(token, component.size, component.node_class)
                     self._attempts.expect_release_after_grace(job, component)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
-                    held.append((job, component))
-        for job, component in held:
+                    assigned.append((job, component))
+        for job, component in assigned:
             self._attempts.promise(job, component, now)
             if component.warned_at is not None:
                 self._attempts.expect_release_after_grace(job, component)
@@ -169,7 +169,9 @@ def corrected(job: Job, now: float, longest_pause: float) -> Job:
         started_at=_past(job.started_at, now),
         ended_at=_past(job.ended_at, now),
         retry_at=_past(job.retry_at, now + longest_pause),
-        refusals=tuple(replace(each, until=_past(each.until, now + MAX_REFUSAL_PAUSE)) for each in job.refusals),
+        refusals=tuple(
+            replace(refusal, until=_past(refusal.until, now + MAX_REFUSAL_PAUSE)) for refusal in job.refusals
+        ),
     )
 
 

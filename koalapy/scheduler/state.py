@@ -95,13 +95,13 @@ class Timers:
 
     def cancel(self, job: JobId, generation: int, *kinds: Deadline) -> None:
         """Cancel the deadlines of these kinds of an attempt, or all of them if no kind is given."""
-        of = self._of.pop((job, generation), None)
-        if of is None:
+        deadlines = self._of.pop((job, generation), None)
+        if deadlines is None:
             return
-        left = {seq: kind for seq, kind in of.items() if kind not in kinds} if kinds else {}
-        if left:
-            self._of[job, generation] = left
-        self._void.update(of.keys() - left.keys() if left else of)
+        remaining = {seq: kind for seq, kind in deadlines.items() if kind not in kinds} if kinds else {}
+        if remaining:
+            self._of[job, generation] = remaining
+        self._void.update(deadlines.keys() - remaining.keys() if remaining else deadlines)
         if len(self._void) > len(self._heap) // 2:
             self._heap = [timer for timer in self._heap if timer.seq not in self._void]
             heapq.heapify(self._heap)
@@ -116,9 +116,9 @@ class Timers:
     def pop_due(self, now: float) -> Iterator[Timer]:
         while self._heap and self._heap[0].at <= now and (at := self.next_at()) is not None and at <= now:
             timer = heapq.heappop(self._heap)
-            of = self._of[timer.job, timer.generation]
-            del of[timer.seq]
-            if not of:
+            deadlines = self._of[timer.job, timer.generation]
+            del deadlines[timer.seq]
+            if not deadlines:
                 del self._of[timer.job, timer.generation]
             yield timer
 
@@ -155,17 +155,17 @@ class LrmWaits:
         if status.state not in (ComponentState.SUBMITTED, ComponentState.WAITING):
             self.forget(status.token)
             return
-        before = self._waits.get(status.token, NONE_KNOWN)
-        if not (status.starting or before.starting) and status.pending == before.reason:
+        previous = self._waits.get(status.token, NONE_KNOWN)
+        if not (status.starting or previous.starting) and status.pending == previous.reason:
             return
-        up_by, first_up_by = before.up_by, before.first_up_by
-        if status.starting and not before.starting:
+        up_by, first_up_by = previous.up_by, previous.first_up_by
+        if status.starting and not previous.starting:
             up_by = first_up_by = first_up_by or now + status.starting
-        elif before.starting and not status.starting:
-            up_by = min(now, before.up_by or now)
-        after = LrmWait(status.pending, up_by, bool(status.starting), first_up_by)
-        if after != before:
-            self._waits[status.token] = after
+        elif previous.starting and not status.starting:
+            up_by = min(now, previous.up_by or now)
+        new = LrmWait(status.pending, up_by, bool(status.starting), first_up_by)
+        if new != previous:
+            self._waits[status.token] = new
 
     def forget(self, token: Token) -> None:
         """Remove a component that waits for nothing any more."""

@@ -53,13 +53,13 @@ class ApplicationRuns:
         self._own_slowdown: list[LogNormal] | None = None
         self._answers: dict[object, tuple[Slowdowns, RunTimes]] = {}
 
-    def add(self, size: Size, where: Where, ran: RunSample) -> None:
-        key = (size, where)
+    def add(self, size: Size, clusters: Where, ran: RunSample) -> None:
+        key = (size, clusters)
         self.groups.setdefault(key, deque(maxlen=MAX_RETAINED_RUNS)).append(ran)
         self.groups.move_to_end(key)
         if len(self.groups) > MAX_RETAINED_GROUPS:
             self.groups.popitem(last=False)
-        self.single_cluster_runs = 0 if where else self.single_cluster_runs + 1
+        self.single_cluster_runs = 0 if clusters else self.single_cluster_runs + 1
         self._fit = self._own_slowdown = None
         self._answers.clear()
 
@@ -73,13 +73,13 @@ class ApplicationRuns:
     def own_slowdown(self) -> LogNormal | None:
         """Return the slowdown estimated from its own runs only; None without comparable runs."""
         if self._own_slowdown is None:
-            told = self.fit.observed_slowdowns()
-            self._own_slowdown = [combine(told)] if told else []
+            beliefs = self.fit.observed_slowdowns()
+            self._own_slowdown = [combine(beliefs)] if beliefs else []
         return self._own_slowdown[0] if self._own_slowdown else None
 
     def slowdowns(self, prior: LogNormal) -> Slowdowns:
-        known = {size for size, where in self.groups if where == SINGLE_CLUSTER}
-        compared = [ran for (size, where), ran in self.groups.items() if where and size in known]
+        single_cluster_sizes = {size for size, clusters in self.groups if clusters == SINGLE_CLUSTER}
+        compared = [ran for (size, clusters), ran in self.groups.items() if clusters and size in single_cluster_sizes]
         killed = sum(run.killed for ran in compared for run in ran)
         return replace(self.fit.slowdowns(prior), runs=sum(map(len, compared)), killed=killed)
 
@@ -87,23 +87,23 @@ class ApplicationRuns:
         alone = self.fit.single_cluster_time(size, slowdowns)
         if alone is None or alone.deviation > MAX_DEVIATION:
             return RunTimes()
-        seen = {
-            where: self.fit.multi_cluster_time(size, where, alone, slowdowns)
-            for each, where in self.groups
-            if each == size and where
+        multi_cluster_times = {
+            clusters: self.fit.multi_cluster_time(size, clusters, alone, slowdowns)
+            for measured_size, clusters in self.groups
+            if measured_size == size and clusters
         }
-        return RunTimes(alone, seen)
+        return RunTimes(alone, multi_cluster_times)
 
     def answer(self, size: Size, prior: LogNormal) -> tuple[Slowdowns, RunTimes]:
         """Return the slowdowns and run times of a size; cached, as waiting jobs ask repeatedly."""
         key = (size, prior)
-        known = self._answers.get(key)
-        if known is None:
+        cached = self._answers.get(key)
+        if cached is None:
             if len(self._answers) >= MAX_RETAINED_ANSWERS:
                 self._answers.clear()
             slowdowns = self.slowdowns(prior)
-            known = self._answers[key] = slowdowns, self.times(size, slowdowns)
-        return known
+            cached = self._answers[key] = slowdowns, self.times(size, slowdowns)
+        return cached
 
 
 class Experience:
@@ -167,22 +167,22 @@ class Experience:
     def runs(self) -> Iterator[Run]:
         """Yield all stored runs, in the form that the constructor takes."""
         for name, application_runs in self._applications.items():
-            for (size, where), group in application_runs.groups.items():
-                speed = self._speed(where)
+            for (size, clusters), group in application_runs.groups.items():
+                speed = self._speed(clusters)
                 for ran in group:
-                    yield Run(name, size, where, exp(ran.log) / speed, ran.killed)
+                    yield Run(name, size, clusters, exp(ran.log) / speed, ran.killed)
 
     def seen(self, application: str) -> list[RunSummary]:
         """Return the run statistics of an application, by size and clusters."""
         application_runs = self._applications.get(application)
         if application_runs is None:
             return []
-        found = []
-        for size, where in sorted(application_runs.groups, key=lambda key: (key[0], len(key[1]), key[1])):
-            ran = application_runs.groups[size, where]
-            seconds = application_runs.fit.groups[size, where].belief(application_runs.fit.scatter)
-            found.append(RunSummary(size, where, len(ran), sum(run.killed for run in ran), seconds))
-        return found
+        summaries = []
+        for size, clusters in sorted(application_runs.groups, key=lambda key: (key[0], len(key[1]), key[1])):
+            ran = application_runs.groups[size, clusters]
+            seconds = application_runs.fit.groups[size, clusters].belief(application_runs.fit.scatter)
+            summaries.append(RunSummary(size, clusters, len(ran), sum(run.killed for run in ran), seconds))
+        return summaries
 
     def single_cluster_runs(self, application: str) -> int:
         """Return how often an application ran on one cluster since it last ran on several."""
@@ -202,9 +202,9 @@ class Experience:
     def expected(self, spec: JobSpec, clusters: Collection[ClusterName]) -> float | None:
         """Return the expected run time of a job on these clusters in seconds; None if unknown."""
         slowdowns, times = self.answer(application_of(spec), run_size(spec), spec.communication)
-        where = tuple(sorted(clusters))
-        found = times.alone if len(where) < 2 else times.on(where, slowdowns.on(where))
-        return None if found is None else found.value / self._speed(clusters)
+        names = tuple(sorted(clusters))
+        run_time = times.alone if len(names) < 2 else times.on(names, slowdowns.on(names))
+        return None if run_time is None else run_time.value / self._speed(clusters)
 
     def _prior(self, application: str, communication: float | None) -> LogNormal:
         """Return the slowdown assumed before any runs: from the declared communication share, or from other
@@ -213,25 +213,31 @@ class Experience:
             return assumed(communication)
         if self._pool is None:
             last = islice(reversed(self._applications.items()), MAX_POOLED_APPLICATIONS)
-            told = {name: own for name, application_runs in last if (own := application_runs.own_slowdown) is not None}
-            self._pool = Pool(told)
+            slowdowns = {
+                name: slowdown
+                for name, application_runs in last
+                if (slowdown := application_runs.own_slowdown) is not None
+            }
+            self._pool = Pool(slowdowns)
         return self._pool.prior_for(application)
 
 
 class Pool:
     """The slowdowns of all applications, as the prior of an unknown one."""
 
-    def __init__(self, told: Mapping[str, LogNormal]) -> None:
-        self._beliefs = told
+    def __init__(self, slowdowns: Mapping[str, LogNormal]) -> None:
+        self._beliefs = slowdowns
         usual = LogNormal(assumed().log, BETWEEN_APPLICATIONS)
-        center = combine([usual, *(belief.times(LogNormal(0.0, BETWEEN_APPLICATIONS)) for belief in told.values())])
-        spread = spread_of(told.values(), center.log, BETWEEN_APPLICATIONS, APPLICATIONS_WEIGHT)
+        center = combine(
+            [usual, *(belief.times(LogNormal(0.0, BETWEEN_APPLICATIONS)) for belief in slowdowns.values())]
+        )
+        spread = spread_of(slowdowns.values(), center.log, BETWEEN_APPLICATIONS, APPLICATIONS_WEIGHT)
         self._between = LogNormal(0.0, max(MIN_DIFFERENCE, spread))
-        self._all = combine([usual, *(belief.times(self._between) for belief in told.values())])
+        self._all = combine([usual, *(belief.times(self._between) for belief in slowdowns.values())])
 
     def prior_for(self, application: str) -> LogNormal:
         """Return the prior of an application, from all others."""
-        own, found = self._beliefs.get(application), self._all
-        if own is not None:
-            found = separate(found, own.times(self._between))
-        return found.times(self._between)
+        slowdown, belief = self._beliefs.get(application), self._all
+        if slowdown is not None:
+            belief = separate(belief, slowdown.times(self._between))
+        return belief.times(self._between)

@@ -129,19 +129,19 @@ class KnowledgeBuilder:
 
     def _probes(self) -> dict[str, list[int]]:
         """Return the nodes of each co-allocated job whose slowdown is still uncertain, by application."""
-        found: dict[str, list[int]] = {}
+        probes: dict[str, list[int]] = {}
         largest = max((cluster.total for cluster in self._grid.clusters()), default=0)
         for ident in set[JobId]().union(*self._co_allocated.values()):
             job = self._ledger.get(ident)
             if job is None or job.spec.request.total_size > largest:
                 continue
-            where = _clusters_of(job)
-            if len(where) > 1:
+            clusters = _clusters_of(job)
+            if len(clusters) > 1:
                 application = application_of(job.spec)
                 slowdowns, _ = self._experience.answer(application, run_size(job.spec), job.spec.communication)
-                if slowdowns.harmless(where) < SURE:
-                    found.setdefault(application, []).append(job.spec.request.total_size)
-        return found
+                if slowdowns.harmless(clusters) < SURE:
+                    probes.setdefault(application, []).append(job.spec.request.total_size)
+        return probes
 
     def _co_allocated_on(self, cluster: ClusterStatus) -> set[JobId]:
         """Return the jobs on several clusters that have nodes of this one."""
@@ -168,9 +168,11 @@ class KnowledgeBuilder:
         now, releases = self._state.now, []
         for token, size in cluster.live.items():
             job = self._ledger.get(parse_token(token).job)
-            left, age = (None, 0.0) if job is None else self._remaining_time(job, now)
-            releases.append(Release(left, size, age))
-        releases.sort(key=lambda each: (inf if each.seconds is None else each.seconds, each.age, each.nodes))
+            remaining, age = (None, 0.0) if job is None else self._remaining_time(job, now)
+            releases.append(Release(remaining, size, age))
+        releases.sort(
+            key=lambda release: (inf if release.seconds is None else release.seconds, release.age, release.nodes)
+        )
         return Capacity(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
 
     def _remaining_time(self, job: Job, now: float) -> tuple[float | None, float]:

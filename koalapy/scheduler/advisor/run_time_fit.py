@@ -68,27 +68,29 @@ class Fit:
     def observed_slowdowns(self) -> list[LogNormal]:
         """Return the slowdown of each size that ran both on several clusters and on one."""
         by_size: dict[Size, list[Group]] = {}
-        for (size, where), group in self.groups.items():
-            if where and (size, SINGLE_CLUSTER) in self.groups:
+        for (size, clusters), group in self.groups.items():
+            if clusters and (size, SINGLE_CLUSTER) in self.groups:
                 by_size.setdefault(size, []).append(group)
-        found = []
+        slowdowns = []
         for size, groups in by_size.items():
             weight = sum(group.weight for group in groups)
             mean = sum(group.mean * group.weight for group in groups) / weight
-            found.append(self._slowdown(size, Group(mean, weight)))
-        return found
+            slowdowns.append(self._slowdown(size, Group(mean, weight)))
+        return slowdowns
 
     def slowdowns(self, prior: LogNormal) -> Slowdowns:
         """Return the slowdown of each set of clusters, and that of other sets."""
         anywhere = combine([prior, *self.observed_slowdowns()])
         by_where: dict[Where, list[LogNormal]] = {}
-        for (size, where), group in self.groups.items():
-            if where and (size, SINGLE_CLUSTER) in self.groups:
-                by_where.setdefault(where, []).append(self._slowdown(size, group))
-        there = {where: combine(told) for where, told in by_where.items()}
-        between = spread_of(there.values(), anywhere.log, BETWEEN_SETS, SETS_WEIGHT)
+        for (size, clusters), group in self.groups.items():
+            if clusters and (size, SINGLE_CLUSTER) in self.groups:
+                by_where.setdefault(clusters, []).append(self._slowdown(size, group))
+        by_clusters = {clusters: combine(beliefs) for clusters, beliefs in by_where.items()}
+        between = spread_of(by_clusters.values(), anywhere.log, BETWEEN_SETS, SETS_WEIGHT)
         elsewhere = anywhere.times(LogNormal(0.0, between))
-        return Slowdowns(elsewhere, {where: combine([elsewhere, told]) for where, told in there.items()})
+        return Slowdowns(
+            elsewhere, {clusters: combine([elsewhere, beliefs]) for clusters, beliefs in by_clusters.items()}
+        )
 
     def _slowdown(self, size: Size, together: Group) -> LogNormal:
         alone = self.groups[size, SINGLE_CLUSTER]
@@ -101,43 +103,45 @@ class Fit:
         sizes = {size for size, _ in self.groups}
         if size in sizes or not sizes:
             return self._measured_time(size, slowdowns) if sizes else None
-        nearest = min(sizes, key=lambda other: (apart(size, other), other))
-        alike = sorted(each for each in sizes if each.per_node == nearest.per_node)
-        known = {each: self._measured_time(each, slowdowns) for each in alike}
-        power = _estimate_speed_up(list(known.items()))
-        more = log(size.nodes / nearest.nodes)
+        nearest = min(sizes, key=lambda candidate: (apart(size, candidate), candidate))
+        alike = sorted(similar for similar in sizes if similar.per_node == nearest.per_node)
+        times = {similar: self._measured_time(similar, slowdowns) for similar in alike}
+        power = _estimate_speed_up(list(times.items()))
+        log_ratio = log(size.nodes / nearest.nodes)
         layout = OTHER_LAYOUT * (size.per_node != nearest.per_node)
-        return known[nearest].times(LogNormal(-power.log * more, sqrt((power.deviation * more) ** 2 + layout**2)))
+        return times[nearest].times(
+            LogNormal(-power.log * log_ratio, sqrt((power.deviation * log_ratio) ** 2 + layout**2))
+        )
 
     def _measured_time(self, size: Size, slowdowns: Slowdowns) -> LogNormal:
         """Return the run time on one cluster of a size that ran, without slowdown if it only ran on several."""
         group = self.groups.get((size, SINGLE_CLUSTER))
         if group is not None:
             return group.belief(self.scatter)
-        told = []
-        for (each, where), group in self.groups.items():
-            if each == size:
-                told.append(group.belief(self.scatter).over(slowdowns.on(where)))
-        return combine(told)
+        beliefs = []
+        for (measured_size, clusters), group in self.groups.items():
+            if measured_size == size:
+                beliefs.append(group.belief(self.scatter).over(slowdowns.on(clusters)))
+        return combine(beliefs)
 
     def multi_cluster_time(self, size: Size, where: Where, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
         """Return the run time on several clusters, from runs there and from those on one, slowed down."""
         group = self.groups.get((size, where))
-        told = [] if group is None else [group.belief(self.scatter)]
-        found = combine([*told, alone.times(slowdowns.on(where))])
-        return found if found.log >= alone.log else alone  # what looks faster on several clusters was luck
+        beliefs = [] if group is None else [group.belief(self.scatter)]
+        belief = combine([*beliefs, alone.times(slowdowns.on(where))])
+        return belief if belief.log >= alone.log else alone  # what looks faster on several clusters was luck
 
 
-def _estimate_speed_up(known: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
+def _estimate_speed_up(times: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
     """Return the exponent with which run times fall with nodes, as measured between sizes."""
-    weights = [1.0 / (belief.deviation**2 + USUAL_SCATTER**2) for _, belief in known]
+    weights = [1.0 / (belief.deviation**2 + USUAL_SCATTER**2) for _, belief in times]
     total = sum(weights)
-    nodes = [log(size.nodes) for size, _ in known]
+    nodes = [log(size.nodes) for size, _ in times]
     middle = sum(w * x for w, x in zip(weights, nodes, strict=True)) / total
-    level = sum(w * belief.log for w, (_, belief) in zip(weights, known, strict=True)) / total
+    level = sum(w * belief.log for w, (_, belief) in zip(weights, times, strict=True)) / total
     squares = sum(w * (x - middle) ** 2 for w, x in zip(weights, nodes, strict=True))
     products = sum(
-        w * (x - middle) * (level - belief.log) for w, x, (_, belief) in zip(weights, nodes, known, strict=True)
+        w * (x - middle) * (level - belief.log) for w, x, (_, belief) in zip(weights, nodes, times, strict=True)
     )
     assumed = SPEED_UP_DEVIATION**-2
     return LogNormal((assumed * SPEED_UP + products) / (assumed + squares), 1.0 / sqrt(assumed + squares))
@@ -151,28 +155,28 @@ def apart(one: Size, other: Size) -> float:
 def fit(groups: Groups, prior: LogNormal) -> Fit:
     """What the runs say; of those that were killed, how long they would have taken is estimated with the rest."""
     scatter = _estimate_scatter(groups.values())
-    found = {key: _fit_group(ran, scatter) for key, ran in groups.items()}
+    estimates = {key: _fit_group(ran, scatter) for key, ran in groups.items()}
     killed = {key for key, ran in groups.items() if any(run.killed for run in ran)}
     for _ in range(MAX_ROUNDS if killed else 0):
-        so_far = Fit(found, scatter)
+        so_far = Fit(estimates, scatter)
         slowdowns = so_far.slowdowns(prior)
         again = {
             key: _fit_group(groups[key], scatter, _expected_log(key, groups[key], so_far, slowdowns)) for key in killed
         }
-        moved = max(abs(group.mean - found[key].mean) for key, group in again.items())
-        found = found | again
+        moved = max(abs(group.mean - estimates[key].mean) for key, group in again.items())
+        estimates = estimates | again
         if moved < TOLERANCE * scatter:
             break
-    return Fit(found, scatter)
+    return Fit(estimates, scatter)
 
 
 def _expected_log(key: tuple[Size, Where], ran: Sequence[RunSample], so_far: Fit, slowdowns: Slowdowns) -> float:
     """Return the expected logarithm of a group with killed runs, from its other runs and those on one cluster."""
-    size, where = key
-    own, alone = so_far.groups[key].belief(so_far.scatter), so_far.groups.get((size, SINGLE_CLUSTER))
-    by_alone = alone.belief(so_far.scatter).times(slowdowns.on(where)) if where and alone else None
+    size, clusters = key
+    belief, alone = so_far.groups[key].belief(so_far.scatter), so_far.groups.get((size, SINGLE_CLUSTER))
+    by_alone = alone.belief(so_far.scatter).times(slowdowns.on(clusters)) if clusters and alone else None
     if not all(run.killed for run in ran):
-        return combine(filter(None, (own, by_alone))).log
+        return combine(filter(None, (belief, by_alone))).log
     return max(run.log for run in ran) if by_alone is None else by_alone.log
 
 
@@ -192,8 +196,8 @@ def _completed_run_statistics(ran: tuple[RunSample, ...]) -> tuple[float, float,
     logs = [run.log for run in ran if not run.killed]
     if not logs:
         return 0.0, 0.0, 0
-    middle, freedom = _interquartile_mean([(each, 1.0) for each in logs]), len(logs) - 1
-    return middle, sqrt(pi / 2) * sum(abs(each - middle) for each in logs) / max(1, freedom), freedom
+    middle, freedom = _interquartile_mean([(value, 1.0) for value in logs]), len(logs) - 1
+    return middle, sqrt(pi / 2) * sum(abs(value - middle) for value in logs) / max(1, freedom), freedom
 
 
 def _fit_group(ran: Sequence[RunSample], scatter: float, expected: float | None = None) -> Group:
@@ -201,9 +205,11 @@ def _fit_group(ran: Sequence[RunSample], scatter: float, expected: float | None 
     bounds = [run.log for run in ran if run.killed]
     if not bounds:
         return Group(_completed_run_statistics(tuple(ran))[0], MIDDLE_EFFICIENCY * len(ran))
-    told = [(run.log, 1.0) for run in ran if not run.killed]
-    told += [(bound, 1.0) if expected is None else _censored_observation(bound, expected, scatter) for bound in bounds]
-    return Group(_interquartile_mean(told), MIDDLE_EFFICIENCY * sum(weight for _, weight in told))
+    observations = [(run.log, 1.0) for run in ran if not run.killed]
+    observations += [
+        (bound, 1.0) if expected is None else _censored_observation(bound, expected, scatter) for bound in bounds
+    ]
+    return Group(_interquartile_mean(observations), MIDDLE_EFFICIENCY * sum(weight for _, weight in observations))
 
 
 def _censored_observation(bound: float, expected: float, scatter: float) -> tuple[float, float]:
@@ -213,12 +219,12 @@ def _censored_observation(bound: float, expected: float, scatter: float) -> tupl
     return expected + scatter / (rate - above), max(rate * (rate - above), 1e-9)
 
 
-def _interquartile_mean(told: Sequence[tuple[float, float]]) -> float:
+def _interquartile_mean(observations: Sequence[tuple[float, float]]) -> float:
     """Return the weighted mean of the middle half, which ignores outliers on both sides."""
-    ordered = sorted(told)
+    ordered = sorted(observations)
     total = sum(weight for _, weight in ordered)
-    low, high, before, found = 0.25 * total, 0.75 * total, 0.0, 0.0
+    low, high, cumulated, weighted_sum = 0.25 * total, 0.75 * total, 0.0, 0.0
     for value, weight in ordered:
-        found += value * max(0.0, min(high, before + weight) - max(low, before))
-        before += weight
-    return found / (high - low)
+        weighted_sum += value * max(0.0, min(high, cumulated + weight) - max(low, cumulated))
+        cumulated += weight
+    return weighted_sum / (high - low)

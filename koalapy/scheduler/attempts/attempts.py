@@ -214,8 +214,8 @@ class Attempts:
         if job.spec.warning is None or component.warned_at is not None:
             return job
         warning = job.spec.warning
-        told = f"SIG{warning.signal}, {warning.grace:g} s before it is stopped"
-        self._ledger.record_event(job, now, "warned", told, component)
+        text = f"SIG{warning.signal}, {warning.grace:g} s before it is stopped"
+        self._ledger.record_event(job, now, "warned", text, component)
         job = self._ledger.update_component(job, component.index, warned_at=now)
         if job.ending is None:
             self.expect_release_after_grace(job, component)
@@ -224,12 +224,12 @@ class Attempts:
     def expect_release_after_grace(self, job: Job, component: Component) -> None:
         """Expect a warned component to keep its nodes until the end of its grace, or of its walltime."""
         attempt, warning = live(job), warning_of(job, self._rules)
-        by = None
+        deadline = None
         if job.ending is None:
-            by = walltime_ends(job)
+            deadline = walltime_ends(job)
         elif job.ending is JobState.QUEUED and attempt.ended_at is not None and warning is not None:
-            by = attempt.ended_at + warning.grace
-        self._grid[component.cluster].expect_release(job.token(component.index), by)
+            deadline = attempt.ended_at + warning.grace
+        self._grid[component.cluster].expect_release(job.token(component.index), deadline)
 
     def end_after_walltime(self, job: Job, now: float) -> Job:
         """Fail a job whose walltime has passed."""
@@ -243,17 +243,17 @@ class Attempts:
         if token in self._warned:
             self._warned.remove(token)
             if component.warned_at is None and component.exit_code is None and program_result(job) is None:
-                why = (
+                reason = (
                     f"{component.cluster} stopped it at once: its agent or runner is of an earlier version, or was away"
                 )
-                self._ledger.record_event(job, now, "not-warned", why, component)
+                self._ledger.record_event(job, now, "not-warned", reason, component)
 
-    def note_lost_output(self, job: Job, component: Component, why: str, now: float) -> None:
+    def note_lost_output(self, job: Job, component: Component, reason: str, now: float) -> None:
         """Record that the output of a started program that has not arrived yet is lost."""
         if live(job).launched_at is not None:
             kinds = "output and results" if job.spec.collect else "output"
-            what = f"of its {kinds} there is missing what had not come yet: {why}"
-            self._ledger.record_event(job, now, "output-missing", what, component)
+            text = f"of its {kinds} there is missing what had not come yet: {reason}"
+            self._ledger.record_event(job, now, "output-missing", text, component)
 
     # The stage: the folder to which a component's files are brought, on its own cluster
 
@@ -265,9 +265,11 @@ class Attempts:
         files = job.spec.inputs_of(component.request_index)
         away = [(f, s) for f, s in zip(files, component.sources, strict=False) if s != component.cluster]
         if away:
-            what = format_list([f"{file.name} ({format_bytes(file.size)}) from {source}" for file, source in away])
+            files_text = format_list(
+                [f"{file.name} ({format_bytes(file.size)}) from {source}" for file, source in away]
+            )
             about = f", about {component.transfer_time:.3g} s" if component.transfer_time else ""
-            self._ledger.record_event(job, now, "transfer", f"{what} to {component.cluster}{about}", component)
+            self._ledger.record_event(job, now, "transfer", f"{files_text} to {component.cluster}{about}", component)
 
     def end_staging(self, job: Job, component: Component) -> None:
         """Remove a component's files from its cluster."""
@@ -278,9 +280,9 @@ class Attempts:
 
     def settle_job_of(self, token: Token, now: float) -> None:
         """Settle the job whose component a token names, if there is one."""
-        found = self._ledger.find(token)
-        if found is not None:
-            self.settle_job(found[0], now)
+        match = self._ledger.find(token)
+        if match is not None:
+            self.settle_job(match[0], now)
 
     def settle_job(self, job: Job, now: float) -> None:
         """Move a job to its next state once no component of its ended attempt must be awaited."""

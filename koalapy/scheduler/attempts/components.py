@@ -45,12 +45,12 @@ class Components:
             return None
         if status.over and status.token in self._grid[cluster].live:
             self._grid[cluster].over.add(status.token)
-        found = self._ledger.find(status.token)
-        if found is None or found[1].state in NOT_THERE or found[1].cluster != cluster:
+        match = self._ledger.find(status.token)
+        if match is None or match[1].state in NOT_THERE or match[1].cluster != cluster:
             self._reject_stray(cluster, status)
-            return found and found[0]
+            return match and match[0]
         self._lrm_waits.update(status, now)
-        job, component = found
+        job, component = match
         job = self._record_details(job, component, status, now)
         component = live(job).components[component.index]
         job = self._advance_component(job, component, status, now)
@@ -78,9 +78,9 @@ class Components:
             if token in reported:
                 continue
             if token in undelivered:
-                if (found := self._ledger.find(token)) is not None and found[1].unknown_since is not None:
-                    job = self._ledger.update_component(found[0], found[1].index, unknown_since=None, lost_at=None)
-                    self._update_unknown_state(job, now, f"{found[1].cluster} is back")
+                if (match := self._ledger.find(token)) is not None and match[1].unknown_since is not None:
+                    job = self._ledger.update_component(match[0], match[1].index, unknown_since=None, lost_at=None)
+                    self._update_unknown_state(job, now, f"{match[1].cluster} is back")
             elif event.inventory.whole:
                 self.mark_lost(token, "the cluster knows nothing of it", now)
             yield token
@@ -88,10 +88,10 @@ class Components:
     def mark_lost(self, token: Token, error: str, now: float) -> None:
         """Mark a component as gone: its cluster will not report it again."""
         self._lrm_waits.forget(token)
-        found = self._ledger.find(token)
-        if found is None:
+        match = self._ledger.find(token)
+        if match is None:
             return
-        job, component = found
+        job, component = match
         delivers = component.state is ComponentState.DELIVERING
         self._attempts.note_lost_output(job, component, error, now)
         job = self._attempts.mark_ended(job, component, now)
@@ -100,10 +100,10 @@ class Components:
 
     def mark_unknown(self, token: Token, last_heard: float, lost_at: float | None, now: float) -> None:
         """Mark a component on an unreachable cluster: it may still run, and has certainly ended at ``lost_at``."""
-        found = self._ledger.find(token)
-        if found is None:
+        match = self._ledger.find(token)
+        if match is None:
             return
-        job, component = found
+        job, component = match
         is_news = component.unknown_since is None
         if not is_news and component.lost_at == lost_at:
             return
@@ -185,8 +185,8 @@ class Components:
             return job
         if live(job).launched_at is None and is_launched(job):
             job = self._attempts.mark_launched(job, now)
-            for other in live(job).gang:
-                self._failures.end_cluster_probation(other.cluster)
+            for launched in live(job).gang:
+                self._failures.end_cluster_probation(launched.cluster)
         result = program_result(job)
         if result in job.spec.retry_on_exit:
             return self._failures.restart_job(job, _exit_reason(result, status.error), now, exit_code=result)

@@ -158,10 +158,10 @@ class Contact:
             cluster.problem = ""
             self.mark_disconnected(cluster, now if heard is None else min(heard, now), now)
 
-    def _discount_downtime(self, now: float, before: float) -> None:
+    def _discount_downtime(self, now: float, last_call: float) -> None:
         """Do not count the time in which the scheduler was not called as silence."""
         wakeup = self._timers.next_at()
-        late = 0.0 if wakeup is None else now - max(wakeup, before)
+        late = 0.0 if wakeup is None else now - max(wakeup, last_call)
         if late > MAX_LATENESS:
             for cluster in self._grid.clusters():
                 self._confirmations.extend_timeout(cluster, late)
@@ -184,10 +184,10 @@ class Contact:
         ends: list[float] = []
         with self._health.group_errors(cluster.name):
             for token in cluster.awaited_components:
-                lost_at, why = self._lost_at(cluster, token)
+                lost_at, reason = self._lost_at(cluster, token)
                 if now >= lost_at:
                     silence = now - contact.last_heard
-                    self._components.mark_lost(token, f"not heard of for {silence:.0f} s, and {why}", now)
+                    self._components.mark_lost(token, f"not heard of for {silence:.0f} s, and {reason}", now)
                 else:
                     self._components.mark_unknown(token, contact.last_heard, None if lost_at == inf else lost_at, now)
                     ends.append(lost_at)
@@ -208,25 +208,25 @@ class Contact:
                 value=cluster.name,
                 hint=f"to have its jobs run elsewhere, use koala clusters drain {cluster.name} --requeue",
             )
-        told = f"{cluster.name} was declared lost" + (f": {event.reason}" if event.reason else "")
+        error = f"{cluster.name} was declared lost" + (f": {event.reason}" if event.reason else "")
         with self._health.group_errors(cluster.name):
             for token in cluster.awaited_components:
-                self._components.mark_lost(token, told, now)
+                self._components.mark_lost(token, error, now)
                 yield token
         cluster.contact.lost_by = None
         self._confirmations.retry_deadlines(cluster.name)
 
     def _lost_at(self, cluster: ClusterStatus, token: Token) -> tuple[float, str]:
         """Return when a component of a silent cluster has certainly ended, and why; infinite if no time is known."""
-        found, since = self._ledger.find(token), cluster.contact.silent_since
-        if found is None or since is None:
+        match, since = self._ledger.find(token), cluster.contact.silent_since
+        if match is None or since is None:
             return inf, ""
         ends = (
-            (_lease_over_at(*found, since), "its lease is over"),
-            (self._walltime_over_at(found[0]), "its walltime is over"),
+            (_lease_over_at(*match, since), "its lease is over"),
+            (self._walltime_over_at(match[0]), "its walltime is over"),
         )
-        at, why = min(ends)
-        return max(at, since + self._rules.unreachable_after, cluster.contact.silence_ignored_until), why
+        end, reason = min(ends)
+        return max(end, since + self._rules.unreachable_after, cluster.contact.silence_ignored_until), reason
 
     def _walltime_over_at(self, job: Job) -> float:
         """Return when every runner has counted the walltime down; timestamps of an earlier daemon run count as now."""

@@ -135,11 +135,11 @@ def _is_moot(timer: Timer, job: Job) -> bool:
         case Deadline.STOP:
             return False
         case Deadline.CLAIM_GRACE:
-            done = attempt.components[timer.component].state is not ComponentState.WAITING
+            is_over = attempt.components[timer.component].state is not ComponentState.WAITING
         case Deadline.BARRIER:
-            done = attempt.barrier_at is not None or timer.component != len(attempt.components)
+            is_over = attempt.barrier_at is not None or timer.component != len(attempt.components)
         case Deadline.LAUNCH:
-            done = attempt.launched_at is not None
+            is_over = attempt.launched_at is not None
         case _:
-            done = False
-    return done or job.ending is not None
+            is_over = False
+    return is_over or job.ending is not None

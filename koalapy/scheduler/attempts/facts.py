@@ -45,10 +45,10 @@ def walltime_ends(job: Job) -> float | None:
 
 def warning_of(job: Job, rules: Rules) -> StopWarning | None:
     """Return the warning for a job that is stopped now; None if it runs nowhere or requested none."""
-    wanted = job.spec.warning
-    if wanted is None or live(job).launched_at is None:
+    warning = job.spec.warning
+    if warning is None or live(job).launched_at is None:
         return None
-    return StopWarning(wanted.signal, min(wanted.grace, rules.warning_max))
+    return StopWarning(warning.signal, min(warning.grace, rules.warning_max))
 
 
 def unclaimed(job: Job) -> list[Component]:
@@ -58,12 +58,12 @@ def unclaimed(job: Job) -> list[Component]:
 
 def link_demand(job: Job, component: Component) -> float:
     """Return the bytes per second that a component exchanges with other clusters (semantics 7)."""
-    each = job.spec.per_node_bandwidth
-    if not each:
+    per_node = job.spec.per_node_bandwidth
+    if not per_node:
         return 0.0
     gang = live(job).gang
-    total, there = sum(c.size for c in gang), sum(c.size for c in gang if c.cluster == component.cluster)
-    return component.size * each * (total - there) / (total - 1) if total > there else 0.0
+    total, same_cluster = sum(c.size for c in gang), sum(c.size for c in gang if c.cluster == component.cluster)
+    return component.size * per_node * (total - same_cluster) / (total - 1) if total > same_cluster else 0.0
 
 
 def unknown_reason(job: Job, now: float) -> str:
@@ -96,9 +96,9 @@ def expected_end_of_transfers(attempt: Attempt, now: float) -> float | None:
     for component in attempt.gang:
         if component.staging_since is None or component.staged_at is not None:
             continue
-        passed, there, size = now - component.staging_since, component.staged, component.stage_size
-        if passed >= MIN_MEASURED_SECONDS and 0 < there < size:
-            ends.append(now + passed * (size - there) / there)
+        passed, staged, size = now - component.staging_since, component.staged, component.stage_size
+        if passed >= MIN_MEASURED_SECONDS and 0 < staged < size:
+            ends.append(now + passed * (size - staged) / staged)
     return max(ends, default=None)
 
 

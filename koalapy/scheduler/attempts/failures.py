@@ -36,12 +36,12 @@ MAX_WORDS_LENGTH = 500
 _WITH_DIGITS = re.compile(r"\S*\d\S*")
 
 
-def normalize_words(words: str, names: tuple[str, ...]) -> str:
+def normalize_words(message: str, names: tuple[str, ...]) -> str:
     """Return a rejection message without what differs between jobs: words with digits, and ``names``."""
-    words = _WITH_DIGITS.sub("#", words.casefold())
+    message = _WITH_DIGITS.sub("#", message.casefold())
     for name in filter(None, names):
-        words = re.sub(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", "#", words)
-    return " ".join(words.split())[:MAX_WORDS_LENGTH]
+        message = re.sub(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", "#", message)
+    return " ".join(message.split())[:MAX_WORDS_LENGTH]
 
 
 class Failures:
@@ -63,10 +63,10 @@ class Failures:
         state.ledger.on_job_removed.append(lambda job: self._timers.cancel(job, 0, Deadline.REFUSAL))
 
     def handle_infrastructure_failure(
-        self, job: Job, component: Component, why: AttemptFailure, error: str, now: float
+        self, job: Job, component: Component, failure: AttemptFailure, error: str, now: float
     ) -> Job:
         """End an attempt that failed without a fault of its program, count the error, and retry the job."""
-        self._ledger.count_failed_attempt(component.cluster, why)
+        self._ledger.count_failed_attempt(component.cluster, failure)
         if component.claimed_at is None:
             self._grid[component.cluster].evidence.record_failed(now)
         self._ledger.record_event(job, now, "error", error, component)
@@ -79,8 +79,8 @@ class Failures:
         if (job.ending, job.reason) == (JobState.FAILED, reason):
             return job
         self._ledger.record_event(job, now, "error", error, component)
-        for each in live(job).gang:
-            self._health.count_success(each.cluster)
+        for member in live(job).gang:
+            self._health.count_success(member.cluster)
         job = self._ledger.change_job(job, retry_at=None)
         # Without an exit code, so that no infrastructure failure that is told later overrides it.
         return self._attempts.end_attempt(job, JobState.FAILED, reason, now)
@@ -108,23 +108,29 @@ class Failures:
         cluster."""
         cluster, token = component.cluster, job.token(component.index)
         if reason := self._lrm_problems([component]):
-            why = ClaimFailure.RESOURCE_MANAGER
+            failure = ClaimFailure.RESOURCE_MANAGER
         elif pending := self._lrm_waits.reason(token):
-            why, reason = ClaimFailure.NOT_STARTED, f"{cluster} did not start it: {pending}"
-        elif kept := self._grid[cluster].unreleased_nodes(token):
-            why, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {format_nodes(kept)}"
+            failure, reason = ClaimFailure.NOT_STARTED, f"{cluster} did not start it: {pending}"
+        elif unreleased := self._grid[cluster].unreleased_nodes(token):
+            failure, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {format_nodes(unreleased)}"
         else:
-            why, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
-        job = self._claiming.replace_failed_component(job, component, why, reason, now)
+            failure, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
+        job = self._claiming.replace_failed_component(job, component, failure, reason, now)
         self._health.record_failed_claim(cluster, token, component.size, now, component.submitted_at or now)
         return job
 
     def handle_timeout(
-        self, job: Job, component: Component, why: AttemptFailure, error: str, silent: Sequence[Component], now: float
+        self,
+        job: Job,
+        component: Component,
+        failure: AttemptFailure,
+        error: str,
+        silent: Sequence[Component],
+        now: float,
     ) -> Job:
         """Handle an event that has not happened in time, possibly for problems of the clusters of ``silent``."""
-        said = "; ".join(filter(None, (error, self._lrm_problems(silent))))
-        return self.handle_infrastructure_failure(job, component, why, said, now)
+        message = "; ".join(filter(None, (error, self._lrm_problems(silent))))
+        return self.handle_infrastructure_failure(job, component, failure, message, now)
 
     def _lrm_problems(self, components: Sequence[Component]) -> str:
         """Return the reported problems of the components' resource managers."""
@@ -155,23 +161,23 @@ class Failures:
         """
         self._note_refusal(job, component, error, now)
         is_error_of_cluster = not for_good and self._is_error_of_cluster(job, component.cluster, error, now)
-        before = {refusal.cluster: refusal for refusal in job.refusals}
-        times = before[component.cluster].times + 1 if component.cluster in before else 1
+        previous = {refusal.cluster: refusal for refusal in job.refusals}
+        times = previous[component.cluster].times + 1 if component.cluster in previous else 1
         pause = backoff_pause(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
         until = None if for_good else now + pause
         refusal = ClusterRefusal(component.cluster, error[:MAX_WORDS_LENGTH], until, times)
-        refusals = tuple(each for _, each in sorted((before | {component.cluster: refusal}).items()))
+        refusals = tuple(entry for _, entry in sorted((previous | {component.cluster: refusal}).items()))
         job = self._ledger.change_job(job, refusals=refusals, claiming_tries=max(0, job.claiming_tries - 1))
         self._set_timer(job, refusal)
         reason = f"{REFUSED}: {refusal_text(refusal, now)}"
-        if self._evaluator.may_be_placed(job.spec, frozenset(each.cluster for each in refusals)):
+        if self._evaluator.may_be_placed(job.spec, frozenset(entry.cluster for entry in refusals)):
             return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
-        unknown = [each for each in refusals if each.until is not None]
-        if not unknown or (not is_error_of_cluster and sum(each.times for each in unknown) >= MAX_REFUSALS):
-            words = "; ".join(f"{each.cluster}: {each.words}" for each in refusals)
-            reason = f"every cluster that could take it has refused it: {words}"
+        unknown = [entry for entry in refusals if entry.until is not None]
+        if not unknown or (not is_error_of_cluster and sum(entry.times for entry in unknown) >= MAX_REFUSALS):
+            messages = "; ".join(f"{entry.cluster}: {entry.words}" for entry in refusals)
+            reason = f"every cluster that could take it has refused it: {messages}"
             return self._attempts.end_attempt(job, JobState.FAILED, reason, now)
-        retry_at = max(now, min(each.until for each in unknown if each.until is not None))
+        retry_at = max(now, min(entry.until for entry in unknown if entry.until is not None))
         job = self._ledger.change_job(job, retry_at=retry_at if retry_at > now else None)
         return self._attempts.end_attempt(job, JobState.QUEUED, reason, now)
 
@@ -184,13 +190,13 @@ class Failures:
     def forget_refusals(self, cluster: ClusterName, *, unknown_only: bool = False) -> None:
         """Forget the jobs that a repaired cluster rejected, or only its unrecognized rejections."""
         for job in list(self._ledger.jobs.values()):
-            left = tuple(
+            remaining = tuple(
                 refusal
                 for refusal in job.refusals
                 if refusal.cluster != cluster or (unknown_only and refusal.until is None)
             )
-            if left != job.refusals:
-                self._queues.regroup_job(self._ledger.change_job(job, refusals=left))
+            if remaining != job.refusals:
+                self._queues.regroup_job(self._ledger.change_job(job, refusals=remaining))
 
     def restore_timers(self, job: Job) -> None:
         """Restore the pauses after rejections of a job of an earlier daemon run."""

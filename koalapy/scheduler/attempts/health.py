@@ -144,19 +144,19 @@ class ClusterHealth:
             status.evidence.record_failed(now)
         status.forget_promised_nodes(token)
         ahead = status.largest_queued(token, size)
-        surplus, before = status.idle_reported_for(token) - (ahead - 1), status.doubt
+        surplus, doubt = status.idle_reported_for(token) - (ahead - 1), status.doubt
         if surplus <= 0 or status.problem or not status.contact.connected:
             return  # it does not say that it could have started
-        if before is not None:
-            surplus, ahead = max(surplus, before.nodes), min(ahead, before.size)
-        if before is None or submitted_at > before.since:
+        if doubt is not None:
+            surplus, ahead = max(surplus, doubt.nodes), min(ahead, doubt.size)
+        if doubt is None or submitted_at > doubt.since:
             pause = backoff_pause(DOUBT_PAUSE, status.evidence.consecutive_failures, MAX_DOUBT_PAUSE)
             status.evidence.consecutive_failures += 1
-            asked = status.classes.requested_class(token)
-            status.doubt = Doubt(surplus, ahead, now, now + pause, node_class=asked)
+            node_class = status.classes.requested_class(token)
+            status.doubt = Doubt(surplus, ahead, now, now + pause, node_class=node_class)
             self._timers.add(now + pause, Deadline.DOUBT, cluster=cluster)
         else:  # one of several claims that were made before anything was known
-            status.doubt = replace(before, nodes=surplus, size=ahead)
+            status.doubt = replace(doubt, nodes=surplus, size=ahead)
         self._ledger.mark_cluster_changed(cluster)
 
     def record_successful_claim(self, cluster: ClusterName, token: Token, size: int, waited: float, now: float) -> None:

@@ -75,8 +75,8 @@ class ClaimTry:
 
     def _left(self, cluster: ClusterName) -> int | None:
         status = self._grid[cluster]
-        left = max(0, status.available - status.reserved_for_others(self._job)) - self._taken[cluster]
-        return left if status.is_open else None
+        remaining = max(0, status.available - status.reserved_for_others(self._job)) - self._taken[cluster]
+        return remaining if status.is_open else None
 
     def _free_for(self, component: Component) -> int | None:
         """Return the nodes left for a component where it was placed, of its class if it requests one."""
@@ -92,8 +92,8 @@ class ClaimTry:
         view = self._grid.view()
         names = {name for name, nodes in self._taken.items() if nodes}
         names |= {cluster.name for cluster in self._grid.clusters() if cluster.reserved_for_others(self._job)}
-        taken = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
-        return view.with_clusters([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in taken])
+        changed = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
+        return view.with_clusters([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in changed])
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:
         """Move a component that can start on another cluster."""
@@ -232,8 +232,8 @@ class Claiming:
         attempt = live(job)
         estimates = (c.staging_since + c.transfer_time for c in attempt.gang if c.staging_since is not None)
         first = max(estimates, default=attempt.placed_at)
-        end, before = max(end, first), attempt.start_estimate or now
-        if attempt.barrier_at is not None or abs(end - before) <= self._rules.claim_epsilon:
+        end, previous_end = max(end, first), attempt.start_estimate or now
+        if attempt.barrier_at is not None or abs(end - previous_end) <= self._rules.claim_epsilon:
             return job
         return self._ledger.change_attempt(job, start_estimate=end)
 
@@ -280,9 +280,9 @@ class Claiming:
 
     def _relocate(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Place components that cannot start on other clusters, if their transfers complete by the JST."""
-        left = max(0.0, (live(job).start_estimate or now) - now)
+        remaining_s = max(0.0, (live(job).start_estimate or now) - now)
         for component in [*this.blocked, *this.preempting]:
-            site = self._other_site(job, component, this.view, left)
+            site = self._other_site(job, component, this.view, remaining_s)
             if site is None:
                 continue
             cluster, transfer = site
@@ -315,24 +315,24 @@ class Claiming:
         if isinstance(spec.request, FixedRequest) or policies.capabilities(spec.policy).keeps_together:
             return None
         if spec.priority is not Priority.HIGH:
-            kept = {cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.aged(cluster.name))}
+            reserved = {cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.aged(cluster.name))}
             view = view.with_clusters(
-                [cluster.with_idle(max(0, cluster.idle - nodes)) for cluster, nodes in kept.items()]
+                [cluster.with_idle(max(0, cluster.idle - nodes)) for cluster, nodes in reserved.items()]
             )
-        asked = spec.component(component.request_index)
+        component_request = spec.component(component.request_index)
         barred = job.barred_clusters(self._state.now)
-        others = {other.cluster for other in live(job).gang if other.index != component.index}
+        other_clusters = {member.cluster for member in live(job).gang if member.index != component.index}
         open_to_it = frozenset(
             cluster.name
             for cluster in view.by_idle
             if cluster.idle >= component.size
             and cluster.name != component.cluster
             and cluster.name not in barred
-            and self._eligibility.may_run_on(spec, frozenset({cluster.name, *others}), view)
+            and self._eligibility.may_run_on(spec, frozenset({cluster.name, *other_clusters}), view)
         )
         if not open_to_it:
             return None
-        files = asked.inputs if asked else spec.inputs
+        files = component_request.inputs if component_request else spec.inputs
         return closest_site(component.size, files, view.restrict_to(open_to_it), within, self._rules.assumed_bandwidth)
 
     def _preemption_for(self, job: Job) -> Preemption | None:
@@ -343,34 +343,34 @@ class Claiming:
 
     def _preempt(self, job: Job, this: ClaimTry, now: float) -> None:
         """Preempt jobs for the components that are about to start."""
-        if (by := this.preemption) is None or not this.preempting:
+        if (preemption := this.preemption) is None or not this.preempting:
             return
-        room = by.plan_preemption(this.preempted_nodes(), now)
+        room = preemption.plan_preemption(this.preempted_nodes(), now)
         if room.awaited:
-            jobs = format_list([f"job {other.id}" for other, _ in room.awaited])
+            jobs = format_list([f"job {ending.id}" for ending, _ in room.awaited])
             self._ledger.record_event(job, now, "awaits", f"{jobs}, about to end: nobody is preempted for those nodes")
-        for other, until in room.awaited:
-            for component in live(other).components:
-                self._state.grid[component.cluster].await_end(other.token(component.index), until)
-        if room.victims and (told := by.beneficiary_text(room.victims)):
-            self._ledger.record_event(job, now, "reclaims", told)
-        for victim, where, why in room.victims:
-            self._preempt_one(by, victim, where, job, why, now)
+        for ending, until in room.awaited:
+            for component in live(ending).components:
+                self._state.grid[component.cluster].await_end(ending.token(component.index), until)
+        if room.victims and (text := preemption.beneficiary_text(room.victims)):
+            self._ledger.record_event(job, now, "reclaims", text)
+        for victim, clusters, note in room.victims:
+            self._preempt_one(preemption, victim, clusters, job, note, now)
 
     def preempt_overdue_jobs(self, job: Job, component: Component, now: float) -> None:
         """Preempt the jobs that should have ended by themselves for a component, and have not."""
-        cluster, by = self._state.grid[component.cluster], self._preemption_for(job)
-        if by is None:
+        cluster, preemption = self._state.grid[component.cluster], self._preemption_for(job)
+        if preemption is None:
             return
         for token in cluster.overdue_components(job.token(component.index), now):
-            if (found := self._ledger.find(token)) is not None:
-                why = ", and it has not ended by itself as was expected"
-                self._preempt_one(by, found[0], cluster.name, job, why, now)
+            if (match := self._ledger.find(token)) is not None:
+                note = ", and it has not ended by itself as was expected"
+                self._preempt_one(preemption, match[0], cluster.name, job, note, now)
 
-    def _preempt_one(self, by: Preemption, victim: Job, where: str, job: Job, why: str, now: float) -> None:
-        reason = by.victim_reason(where, job)
-        self._ledger.record_event(victim, now, by.event, reason + why)
-        self._attempts.end_attempt(by.prepare_victim(victim), JobState.QUEUED, reason, now, warn=True)
+    def _preempt_one(self, preemption: Preemption, victim: Job, clusters: str, job: Job, note: str, now: float) -> None:
+        reason = preemption.victim_reason(clusters, job)
+        self._ledger.record_event(victim, now, preemption.event, reason + note)
+        self._attempts.end_attempt(preemption.prepare_victim(victim), JobState.QUEUED, reason, now, warn=True)
 
     def _submit(self, job: Job, this: ClaimTry, now: float) -> Job:
         starting = ", ".join(f"{c.size} on {c.cluster}" for c in sorted(this.startable, key=lambda c: c.rank))
@@ -390,22 +390,22 @@ class Claiming:
         """Plan the next claiming try, or give up the claim."""
         for component in this.blocked:
             self._ledger.count_failed_claim(component.cluster, ClaimFailure.NO_ROOM)
-        where, following = _clusters(this.blocked), self._next_try(job, now)
+        clusters, following = _clusters(this.blocked), self._next_try(job, now)
         if not this.is_refused:
             job = self._uncount_try(job)
             if following is None:
-                return self._requeue(job, f"{where} cannot be used", now)
+                return self._requeue(job, f"{clusters} cannot be used", now)
         elif may_not_be_claimed(job, self._rules):
-            return self._give_up(job, f"no room on {where}", now)
+            return self._give_up(job, f"no room on {clusters}", now)
         elif following is None:
-            return self._give_up(job, f"no room on {where} before its start time", now)
+            return self._give_up(job, f"no room on {clusters} before its start time", now)
         return self._claim_at(job, following)
 
     def replace_failed_component(
-        self, job: Job, component: Component, why: ClaimFailure, reason: str, now: float
+        self, job: Job, component: Component, failure: ClaimFailure, reason: str, now: float
     ) -> Job:
         """Replace a component that got no nodes by another one for the next try, or give up the claim."""
-        self._ledger.count_failed_claim(component.cluster, why)
+        self._ledger.count_failed_claim(component.cluster, failure)
         following = self._next_try(job, now)
         if not self._state.grid[component.cluster].is_in_reach:
             if following is None:

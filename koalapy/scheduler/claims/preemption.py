@@ -93,12 +93,12 @@ class _Victim(NamedTuple):
 def _price_candidates(candidates: Sequence[Candidate], lacks: Mapping[ClusterName, int]) -> Iterable[_Victim]:
     """Yield the candidates that free lacking nodes, with their costs as single numbers."""
     # In a number system with bases that no sum reaches, sums compare as harms do.
-    most = total_cost(candidates)
+    total = total_cost(candidates)
     for candidate in candidates:
         frees = tuple(candidate.frees.get(cluster, 0) for cluster in lacks)
         if helps := sum(map(min, frees, lacks.values())):
             cost = candidate.cost
-            price = (cost.work * (most.attempts + 1) + cost.attempts) * (most.width + 1) + cost.width
+            price = (cost.work * (total.attempts + 1) + cost.attempts) * (total.width + 1) + cost.width
             yield _Victim(candidate, frees, helps, price)
 
 
@@ -108,11 +108,11 @@ def _relevant_victims(victims: Iterable[_Victim], lacks: Nodes) -> list[_Victim]
     alike = defaultdict[Nodes, list[_Victim]](list)
     for victim in victims:
         alike[victim.frees].append(victim)
-    found: list[_Victim] = []
-    for frees, some in alike.items():
-        most = max(-(-count // freed) for count, freed in zip(lacks, frees, strict=True) if freed)
-        found += sorted(some, key=lambda victim: (victim.price, -victim.candidate.job))[:most]
-    return sorted(found, key=lambda victim: (Fraction(victim.price, victim.helps), -victim.candidate.job))
+    relevant: list[_Victim] = []
+    for frees, group in alike.items():
+        needed = max(-(-count // freed) for count, freed in zip(lacks, frees, strict=True) if freed)
+        relevant += sorted(group, key=lambda victim: (victim.price, -victim.candidate.job))[:needed]
+    return sorted(relevant, key=lambda victim: (Fraction(victim.price, victim.helps), -victim.candidate.job))
 
 
 def _subtract(lacks: Nodes, frees: Nodes) -> Nodes:
@@ -122,12 +122,12 @@ def _subtract(lacks: Nodes, frees: Nodes) -> Nodes:
 def _choose_greedily(victims: Sequence[_Victim], lacks: Nodes) -> list[_Victim] | None:
     """Return the first victims that suffice, without superfluous ones; None if all do not suffice."""
     chosen: list[_Victim] = []
-    left = lacks
+    lacking = lacks
     for victim in victims:
-        if (after := _subtract(left, victim.frees)) != left:
+        if (reduced := _subtract(lacking, victim.frees)) != lacking:
             chosen.append(victim)
-            left = after
-    return None if any(left) else _drop_superfluous(chosen, lacks)
+            lacking = reduced
+    return None if any(lacking) else _drop_superfluous(chosen, lacks)
 
 
 def _drop_superfluous(chosen: Sequence[_Victim], lacks: Nodes) -> list[_Victim]:
@@ -135,33 +135,37 @@ def _drop_superfluous(chosen: Sequence[_Victim], lacks: Nodes) -> list[_Victim]:
     spare = [sum(victim.frees[place] for victim in chosen) - count for place, count in enumerate(lacks)]
     needed: list[_Victim] = []
     for victim in sorted(chosen, key=lambda victim: -victim.price):
-        rest = [count - freed for count, freed in zip(spare, victim.frees, strict=True)]
-        if min(rest) < 0:
+        remaining = [count - freed for count, freed in zip(spare, victim.frees, strict=True)]
+        if min(remaining) < 0:
             needed.append(victim)
         else:
-            spare = rest
+            spare = remaining
     return needed
 
 
-def _choose_exactly(victims: Sequence[_Victim], lacks: Nodes, known: list[_Victim], max_steps: int) -> list[_Victim]:
+def _choose_exactly(victims: Sequence[_Victim], lacks: Nodes, initial: list[_Victim], max_steps: int) -> list[_Victim]:
     """Return the cheapest set of victims, or the cheapest one visited within ``max_steps``."""
-    best, least = known, sum(victim.price for victim in known)
-    ways: dict[Nodes, tuple[int, list[_Victim]]] = {lacks: (0, [])}
+    best, lowest_price = initial, sum(victim.price for victim in initial)
+    combinations: dict[Nodes, tuple[int, list[_Victim]]] = {lacks: (0, [])}
     """Of those that leave so many lacking the one of the lowest price."""
     steps = 0
     for victim in victims:
         # Each node that still lacks costs as much as one of this victim's at least: the later ones are dearer. What is
         # given up is so before any is added: a better way may come to leave as many as one that is not worth its price.
-        ways = {left: way for left, way in ways.items() if (least - way[0]) * victim.helps > sum(left) * victim.price}
-        for left, (price, chosen) in list(ways.items()):
+        combinations = {
+            lacking: combination
+            for lacking, combination in combinations.items()
+            if (lowest_price - combination[0]) * victim.helps > sum(lacking) * victim.price
+        }
+        for lacking, (price, chosen) in list(combinations.items()):
             if (steps := steps + 1) > max_steps:
                 return _drop_superfluous(best, lacks)
-            after, price = _subtract(left, victim.frees), price + victim.price
-            if not any(after):
-                if price < least:
-                    best, least = [*chosen, victim], price
-            elif after not in ways or price < ways[after][0]:
-                ways[after] = price, [*chosen, victim]
+            reduced, price = _subtract(lacking, victim.frees), price + victim.price
+            if not any(reduced):
+                if price < lowest_price:
+                    best, lowest_price = [*chosen, victim], price
+            elif reduced not in combinations or price < combinations[reduced][0]:
+                combinations[reduced] = price, [*chosen, victim]
     return best
 
 
@@ -220,9 +224,9 @@ class Preemption:
         """Return the components on a cluster that may be preempted, with their nodes."""
         return cluster.preemptible_components
 
-    def victim_reason(self, where: str, job: Job) -> str:
+    def victim_reason(self, clusters: str, job: Job) -> str:
         """Return the reason for the timeline of a victim."""
-        return f"{PREEMPTED}: {where} {'are' if ',' in where else 'is'} needed for job {job.id} of high priority"
+        return f"{PREEMPTED}: {clusters} {'are' if ',' in clusters else 'is'} needed for job {job.id} of high priority"
 
     def beneficiary_text(self, victims: Iterable[Victim]) -> str:
         """Return the timeline entry of the job that gets the nodes; empty for none."""
@@ -236,83 +240,83 @@ class Preemption:
         """Choose victims for the needed nodes per cluster. The plan is empty if they are too few or none is needed."""
         lacking = {}
         for name, size in needed.items():
-            expected, kept = self._grid[name].expected, self._grid[name].reserved_for_others()
-            if (count := size - expected + min(kept, max(0, expected))) > 0:
+            expected, reserved = self._grid[name].expected, self._grid[name].reserved_for_others()
+            if (count := size - expected + min(reserved, max(0, expected))) > 0:
                 lacking[name] = count
         if not lacking:
             return PreemptionPlan()
-        held = self._stoppable_nodes(lacking)
+        stoppable = self._stoppable_nodes(lacking)
         return (
-            self._youngest_victims(held, lacking)
+            self._youngest_victims(stoppable, lacking)
             if self._rules.preemption_order == "jst"
-            else self._cheapest_victims(held, lacking, now)
+            else self._cheapest_victims(stoppable, lacking, now)
         )
 
     def _stoppable_nodes(self, clusters: Mapping[ClusterName, int]) -> defaultdict[JobId, Counter[ClusterName]]:
         """Return the nodes of each job on the clusters that may be preempted."""
-        held = defaultdict[JobId, Counter[ClusterName]](Counter)
+        stoppable = defaultdict[JobId, Counter[ClusterName]](Counter)
         for name in clusters:
             for token, size in self._stoppable(self._grid[name]).items():
-                if (found := self._ledger.find(token)) is not None:
-                    held[found[0].id][name] += size
-        return held
+                if (match := self._ledger.find(token)) is not None:
+                    stoppable[match[0].id][name] += size
+        return stoppable
 
     # The order of M05
 
-    def _youngest_victims(self, held: Held, lacking: Mapping[ClusterName, int]) -> PreemptionPlan:
+    def _youngest_victims(self, stoppable: Held, lacking: Mapping[ClusterName, int]) -> PreemptionPlan:
         """Choose victims cluster by cluster in descending order of JST, and drop superfluous ones (M05)."""
         chosen: dict[JobId, ClusterName] = {}
         for name, count in lacking.items():
-            freed = sum(held[job][name] for job in chosen)
-            others = {job: nodes[name] for job, nodes in held.items() if nodes[name] and job not in chosen}
-            chosen |= dict.fromkeys(self._youngest_on_cluster(others, count - freed), name)
+            freed = sum(stoppable[job][name] for job in chosen)
+            remaining = {job: nodes[name] for job, nodes in stoppable.items() if nodes[name] and job not in chosen}
+            chosen |= dict.fromkeys(self._youngest_on_cluster(remaining, count - freed), name)
         return PreemptionPlan(tuple(Victim(self._ledger.jobs[job], name, "") for job, name in chosen.items()))
 
-    def _youngest_on_cluster(self, held: Mapping[JobId, int], lacking: int) -> list[JobId]:
-        if sum(held.values()) < lacking:
+    def _youngest_on_cluster(self, stoppable: Mapping[JobId, int], lacking: int) -> list[JobId]:
+        if sum(stoppable.values()) < lacking:
             return []
         chosen: list[JobId] = []
-        for job in sorted(held, key=lambda job: (-(live(self._ledger.jobs[job]).start_estimate or 0.0), -job)):
+        for job in sorted(stoppable, key=lambda job: (-(live(self._ledger.jobs[job]).start_estimate or 0.0), -job)):
             if lacking <= 0:
                 break
             chosen.append(job)
-            lacking -= held[job]
+            lacking -= stoppable[job]
         for job in reversed(chosen):
-            if lacking + held[job] <= 0:
+            if lacking + stoppable[job] <= 0:
                 chosen.remove(job)
-                lacking += held[job]
+                lacking += stoppable[job]
         return chosen
 
     # Least cost
 
-    def _cheapest_victims(self, held: Held, lacking: Mapping[ClusterName, int], now: float) -> PreemptionPlan:
+    def _cheapest_victims(self, stoppable: Held, lacking: Mapping[ClusterName, int], now: float) -> PreemptionPlan:
         lacks, awaited = Counter(lacking), list[JobId]()
-        about_to_end = self._certain_ends(held, now)
+        about_to_end = self._certain_ends(stoppable, now)
         for job in about_to_end:
-            if any(lacks[name] > 0 for name in held[job]):
+            if any(lacks[name] > 0 for name in stoppable[job]):
                 awaited.append(job)
-                lacks.subtract(held[job])
-        others = [job for job in held if job not in about_to_end]
+                lacks.subtract(stoppable[job])
+        candidates = [job for job in stoppable if job not in about_to_end]
         chosen = choose_victims(
-            [Candidate(job, held[job], _preemption_cost(self._ledger.jobs[job], now)) for job in others], lacks
+            [Candidate(job, stoppable[job], _preemption_cost(self._ledger.jobs[job], now)) for job in candidates], lacks
         )
         if chosen is None:
             return PreemptionPlan()
-        why = _victim_note(chosen)
-        victims = (Victim(self._ledger.jobs[each.job], format_list(sorted(each.frees)), why) for each in chosen)
+        note = _victim_note(chosen)
+        victims = (Victim(self._ledger.jobs[victim.job], format_list(sorted(victim.frees)), note) for victim in chosen)
         return PreemptionPlan(tuple(victims), tuple((self._ledger.jobs[job], about_to_end[job]) for job in awaited))
 
-    def _certain_ends(self, held: Held, now: float) -> dict[JobId, float]:
+    def _certain_ends(self, stoppable: Held, now: float) -> dict[JobId, float]:
         """Return the jobs that certainly end by themselves as soon as a preempted one would, and when, the
         next first."""
         ends: dict[JobId, float] = {}
-        for ident in held:
+        for ident in stoppable:
             job = self._ledger.jobs[ident]
             grace = job.spec.warning.grace if job.spec.warning else 0.0
             # Where a claim waits for less, as all times are short, so does this.
             if (end := self._certain_end(job)) <= now + min(STOP_DURATION_S, self._rules.claim_grace) + grace:
                 ends[ident] = max(now, end)
-        return dict(sorted(ends.items(), key=lambda each: (each[1], each[0])))
+        return dict(sorted(ends.items(), key=lambda item: (item[1], item[0])))
 
     def _certain_end(self, job: Job) -> float:
         """Return when a job ends by its walltime, or 0 if its program has ended; infinite if unknown. Predictions are
@@ -360,8 +364,8 @@ class Reclaiming(Preemption):
     def _stoppable(self, cluster: ClusterStatus) -> Mapping[Token, int]:
         return cluster.reclaimable_components
 
-    def victim_reason(self, where: str, job: Job) -> str:
-        return f"{RECLAIMED}: {where} takes back its nodes for job {job.id} of its own users"
+    def victim_reason(self, clusters: str, job: Job) -> str:
+        return f"{RECLAIMED}: {clusters} takes back its nodes for job {job.id} of its own users"
 
     def beneficiary_text(self, victims: Iterable[Victim]) -> str:
         jobs = [victim.job for victim in victims]

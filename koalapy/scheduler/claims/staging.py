@@ -34,11 +34,11 @@ class Transfers:
 
     def update(self, cluster: ClusterName, status: StageStatus, now: float) -> None:
         """Apply the report of a stage."""
-        found = self._ledger.find_staged(status.token)
-        if found is None or found[1].cluster != cluster:
+        match = self._ledger.find_staged(status.token)
+        if match is None or match[1].cluster != cluster:
             self._reject_stray(cluster, status)
             return
-        job, component = found
+        job, component = match
         if not component.awaits_files or job.ending is not None:
             return
         if status.state == "failed":
@@ -53,7 +53,7 @@ class Transfers:
 
     def reconcile(self, event: InventoryReceived, now: float) -> None:
         """Compare a cluster's inventory with the live attempts, and order missing stages again."""
-        known = {status.token for status in event.inventory.stages}
+        reported = {status.token for status in event.inventory.stages}
         self._strays.pop(event.cluster, None)
         for status in event.inventory.stages:
             self.update(event.cluster, status, now)
@@ -61,7 +61,11 @@ class Transfers:
             if job.ending is not None or live(job).barrier_at is not None:
                 continue
             for component in live(job).gang:
-                if component.cluster == event.cluster and component.staging and job.stage_token(component) not in known:
+                if (
+                    component.cluster == event.cluster
+                    and component.staging
+                    and job.stage_token(component) not in reported
+                ):
                     job = self._ledger.update_component(
                         job, component.index, staging_since=now, staged=0, staged_at=None
                     )
@@ -75,7 +79,7 @@ class Transfers:
             self._ledger.record_event(
                 job, now, "staged", f"{format_bytes(component.stage_size)} in {took:.3g} s ({speed})", component
             )
-        if any(other.awaits_files for other in live(job).gang):
+        if any(member.awaits_files for member in live(job).gang):
             return
         job = self._claiming.claim_after_transfers(job, now)
         self._attempts.open_barrier_if_complete(job, now)

@@ -67,13 +67,13 @@ class PolicyCapacity:
 
 def expected_end_of(job: Job, experience: Experience, now: float) -> ExpectedEnd | None:
     """Return the expected end of a job; None if it has no nodes or its end is unknown."""
-    held: Counter[ClusterName] = Counter()
+    nodes: Counter[ClusterName] = Counter()
     if job.attempt is not None and job.state.is_active:
         for component in job.attempt.components:
             if not component.has_ended:
-                held[component.cluster] += component.size
-    at = expected_end(job, experience, now) if held else None
-    return None if at is None else ExpectedEnd(job.id, at, job.spec.priority, dict(held))
+                nodes[component.cluster] += component.size
+    end = expected_end(job, experience, now) if nodes else None
+    return None if end is None else ExpectedEnd(job.id, end, job.spec.priority, dict(nodes))
 
 
 def next_ends(ends: Iterable[ExpectedEnd]) -> list[ExpectedEnd]:
@@ -148,10 +148,10 @@ class _PolicySearch:
                 answers[count] = yield from self._placed(splits, count, now)
             return answers[count]
 
-        found = yield from _largest(starts, now)
-        placement = answers.get(found)
-        where = {} if placement is None else {c.cluster: placement.nodes_on(c.cluster) for c in placement.components}
-        return SizeEstimate(found, where, (yield from self._first_larger_end(splits, found + 1)))
+        largest = yield from _largest(starts, now)
+        placement = answers.get(largest)
+        clusters = {} if placement is None else {c.cluster: placement.nodes_on(c.cluster) for c in placement.components}
+        return SizeEstimate(largest, clusters, (yield from self._first_larger_end(splits, largest + 1)))
 
     def single_cluster_requests(self, count: int, view: GridView) -> Iterator[Request]:
         """Yield requests for all nodes on one cluster."""
@@ -172,9 +172,9 @@ class _PolicySearch:
         usual = replace(self._spec, policy=DEFAULTS["flexible"], request=FlexibleRequest(count))
         answer = self._dry_run.ask(usual, view)
         if isinstance(answer, Placement):
-            named = "nonfixed" not in self._serves
-            parts = tuple(ComponentRequest(c.size, c.cluster if named else None) for c in answer.components)
-            yield FixedRequest(parts) if named else NonFixedRequest(parts)
+            is_fixed = "nonfixed" not in self._serves
+            parts = tuple(ComponentRequest(c.size, c.cluster if is_fixed else None) for c in answer.components)
+            yield FixedRequest(parts) if is_fixed else NonFixedRequest(parts)
 
     def _placed(self, splits: Splits, count: int, view: GridView) -> Answer:
         for request in splits(count, view) if count > 0 else ():
@@ -190,8 +190,8 @@ class _PolicySearch:
         """Return the first expected end after which so many nodes start; None if there is none."""
         ends = self._ahead.ends
 
-        def start(after: int) -> Answer:
-            return self._placed(splits, count, self._ahead.view(after))
+        def start(end_count: int) -> Answer:
+            return self._placed(splits, count, self._ahead.view(end_count))
 
         if not ends or not (yield from start(len(ends))):
             return None
@@ -207,12 +207,12 @@ def _largest(starts: Callable[[int], Answer], view: GridView) -> Generator[None,
     def does_not(count: int) -> Generator[None, None, bool]:
         return (yield from starts(count)) is None
 
-    found = (yield from _first(1, top, does_not)) - 1
+    largest = (yield from _first(1, top, does_not)) - 1
     idle = [cluster.idle for cluster in view.by_idle]
     for count in sorted({*idle, *accumulate(idle)}, reverse=True)[:MAX_SUMS]:
-        if count > found and (yield from starts(count)):
+        if count > largest and (yield from starts(count)):
             return (yield from _first(count + 1, top, does_not)) - 1
-    return found
+    return largest
 
 
 def _first(low: int, high: int, holds: Callable[[int], Generator[None, None, object]]) -> Generator[None, None, int]:

@@ -65,9 +65,9 @@ class DryRun:
         view = _view_after_cancel(queries, job)
         if view is None or view is queries.own_view():
             return None if view is None else self
-        after = DryRun(queries, job, high_priority_allowed=self.high_priority_allowed)
-        after._left = view
-        return after
+        dry_run = DryRun(queries, job, high_priority_allowed=self.high_priority_allowed)
+        dry_run._left = view
+        return dry_run
 
     def view(self, priority: Priority) -> GridView:
         """Return the grid as offered to a priority, including nodes reserved for the job itself."""
@@ -102,7 +102,7 @@ class DryRun:
         """Return for each cluster why the job is not placed on a view."""
         if not self._barred:
             return self.queries.policy_calls.reasons(spec, view)
-        refused = {each.cluster: each for each in self.job.refusals} if self.job is not None else {}
+        refused = {refusal.cluster: refusal for refusal in self.job.refusals} if self.job is not None else {}
         offered = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in self._barred))
         reasons = {reason.cluster: reason for reason in self.queries.policy_calls.reasons(spec, offered)}
         now = self.queries.now
@@ -111,12 +111,12 @@ class DryRun:
 
     def answer(self, spec: JobSpec) -> Placement | Refusal:
         """Return where the job fits now, if necessary with preemption or reclaimed nodes; else the refusal."""
-        known = self._answers.get(spec)
-        if known is not None:
-            return known
+        cached = self._answers.get(spec)
+        if cached is not None:
+            return cached
         refusal: Refusal | None = None
-        for way in self.node_sources(spec):
-            answer = self.ask(spec, way.view)
+        for source in self.node_sources(spec):
+            answer = self.ask(spec, source.view)
             if isinstance(answer, Placement):
                 break
             answer = refusal = refusal or answer
@@ -134,9 +134,9 @@ class DryRun:
         if self._left is not None:
             return  # those that others would make room with may be taken, too
         if self.may_preempt(spec):
-            others = "those that it would have of others by preemption"
+            description = "those that it would have of others by preemption"
             yield NodeSource(
-                self.widest_view(spec), capacity_with_preemption, lambda c: c.leaving + c.preemptible, others
+                self.widest_view(spec), capacity_with_preemption, lambda c: c.leaving + c.preemptible, description
             )
         if (home := queries.view_at_home(spec, everything=self._has_reservation)) is not None:
             takes_all = self._has_reservation or priority is Priority.HIGH
@@ -215,8 +215,8 @@ def _view_after_cancel(queries: Queries, cancelled: Job) -> GridView | None:
                     return None
                 answer = queries.evaluate(job.spec, view, queries.barred(job))
             if isinstance(answer, Placement):
-                taken = [c for c in view if answer.nodes_on(c.name)]
-                view = view.with_clusters([c.with_idle(max(0, c.idle - answer.nodes_on(c.name))) for c in taken])
+                changed = [c for c in view if answer.nodes_on(c.name)]
+                view = view.with_clusters([c.with_idle(max(0, c.idle - answer.nodes_on(c.name))) for c in changed])
                 continue
             if queries.has_waited_long(job) or _would_preempt(queries, job):
                 return None
@@ -230,4 +230,6 @@ def _would_preempt(queries: Queries, job: Job) -> bool:
     """Return whether a waiting job would be placed if others were preempted."""
     node_sources = DryRun(queries, job).node_sources(job.spec)
     next(node_sources)  # idle nodes
-    return any(isinstance(queries.evaluate(job.spec, way.view, queries.barred(job)), Placement) for way in node_sources)
+    return any(
+        isinstance(queries.evaluate(job.spec, source.view, queries.barred(job)), Placement) for source in node_sources
+    )

@@ -66,38 +66,40 @@ def cluster_findings(
 ) -> Iterator[ClusterFinding]:
     """Yield a finding for every cluster that concerns the request; ``kept``: nodes reserved for another job."""
     reasons = {reason.cluster: reason for reason in refused}
-    named = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
+    requested_clusters = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
     for cluster in clusters:
-        if named is not None and cluster.name not in named:
+        if requested_clusters is not None and cluster.name not in requested_clusters:
             continue
-        seen = view.get(cluster.name)
-        idle = seen.idle if seen is not None else 0
+        offered = view.get(cluster.name)
+        idle = offered.idle if offered is not None else 0
         gives = placement.nodes_on(cluster.name) if placement is not None else 0
         refusal = reasons.get(cluster.name)
-        why = not_usable(cluster, now) or (refusal.reason if refusal is not None else "") or _part_of(placement, gives)
+        reason = (
+            not_usable(cluster, now) or (refusal.reason if refusal is not None else "") or _part_of(placement, gives)
+        )
         if cluster.is_open and (holders := _holders(cluster, idle, kept.by)):
-            why = f"{why or f'{idle} of {cluster.total} nodes idle'} ({holders})"
+            reason = f"{reason or f'{idle} of {cluster.total} nodes idle'} ({holders})"
         missing = lacking[cluster.name].nodes if cluster.name in lacking else None
-        yield finding_of(cluster, idle, gives=gives, reason=why, missing=missing)
+        yield finding_of(cluster, idle, gives=gives, reason=reason, missing=missing)
 
 
 def lacking_by(
-    way: NodeSource, refused: Sequence[ClusterReason], clusters: Iterable[ClusterStatus]
+    source: NodeSource, refused: Sequence[ClusterReason], clusters: Iterable[ClusterStatus]
 ) -> Iterator[tuple[ClusterName, Lack]]:
     """Yield each cluster with the nodes that it lacks, by the reasons of the policy for one source of nodes."""
     missing = {reason.cluster: reason.missing for reason in refused if reason.missing is not None}
     for cluster in clusters:
-        seen = way.view.get(cluster.name)
-        if cluster.is_open and cluster.name in missing and seen is not None:
-            more = _more_idle(cluster, way, seen.idle + missing[cluster.name])
-            if more is not None:
-                yield cluster.name, Lack(more, way.beside if way.others(cluster) else "")
+        offered = source.view.get(cluster.name)
+        if cluster.is_open and cluster.name in missing and offered is not None:
+            lacking_nodes = _more_idle(cluster, source, offered.idle + missing[cluster.name])
+            if lacking_nodes is not None:
+                yield cluster.name, Lack(lacking_nodes, source.beside if source.others(cluster) else "")
 
 
-def _more_idle(cluster: ClusterStatus, way: NodeSource, wanted: int) -> int | None:
+def _more_idle(cluster: ClusterStatus, source: NodeSource, required: int) -> int | None:
     """Return how many more idle nodes offer ``wanted`` nodes; None if that many cannot become idle."""
-    counts = range(cluster.total - cluster.idle - way.others(cluster) + 1)
-    more = bisect_left(counts, wanted, key=lambda more: way.offered(cluster, more))
+    counts = range(cluster.total - cluster.idle - source.others(cluster) + 1)
+    more = bisect_left(counts, required, key=lambda more: source.offered(cluster, more))
     return more if more < len(counts) else None
 
 
@@ -132,7 +134,7 @@ def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
             texts.append(f"{who} {'' if texts else 'have '}{count}")
     if cluster.down:
         texts.append(f"{cluster.down} {'is' if cluster.down == 1 else 'are'} down")
-    texts += [f"{cluster.name} {each}" for each in (cluster.limit, cluster.doubt) if each is not None]
+    texts += [f"{cluster.name} {condition}" for condition in (cluster.limit, cluster.doubt) if condition is not None]
     texts += cluster.notices
     if idle < cluster.available and kept_for is not None:
         texts.append(f"{cluster.available - idle} kept for job {kept_for}")
@@ -238,9 +240,9 @@ def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
         by_state.setdefault(component.state, []).append(component)
     if placed := by_state.get(ComponentState.PLACED):
         at = attempt.claim_at if attempt.claim_at is not None else now
-        what = "its nodes" if len(placed) == len(attempt.gang) else f"the nodes of {_components(placed)}"
+        nodes_text = "its nodes" if len(placed) == len(attempt.gang) else f"the nodes of {_components(placed)}"
         awaited = f"; {_files(attempt, now)}" if _awaited(attempt) else ""
-        return f"placed on {_where(attempt.gang)}{awaited}; asks for {what} at {format_time(at, now, exact=True)}"
+        return f"placed on {_where(attempt.gang)}{awaited}; asks for {nodes_text} at {format_time(at, now, exact=True)}"
     if waiting := by_state.get(ComponentState.WAITING):
         return (
             f"waits in the resource manager of {_names(waiting)} behind local users with {_components(waiting)}, "
@@ -296,14 +298,14 @@ STATE_TEXTS = {
 def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[ClusterFinding]:
     """Yield the clusters of the gang with the states of its components there."""
     for name in dict.fromkeys(component.cluster for component in attempt.gang):
-        there = [c for c in attempt.gang if c.cluster == name]
-        texts = [f"component {c.rank}: {STATE_TEXTS[c.state]}{_since(c, now)}{_from(c)}" for c in there]
+        members = [c for c in attempt.gang if c.cluster == name]
+        texts = [f"component {c.rank}: {STATE_TEXTS[c.state]}{_since(c, now)}{_from(c)}" for c in members]
         if name in grid:
-            texts += _shown_by_claims(grid[name], there, now)
+            texts += _shown_by_claims(grid[name], members, now)
             yield finding_of(
                 grid[name],
                 grid[name].available,
-                gives=sum(c.size for c in there),
+                gives=sum(c.size for c in members),
                 reason=format_list(texts, separator="; "),
             )
 
@@ -347,8 +349,8 @@ def explain(
 ) -> Explanation:
     """Explain why a job is where it is. ``high_priority_allowed``: whether high priority may be suggested to the
     caller."""
-    known = queries.job(job.id) is not None
-    if job.state is JobState.QUEUED and known:
+    is_unfinished = queries.job(job.id) is not None
+    if job.state is JobState.QUEUED and is_unfinished:
         dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
         explanation = _queued_job(dry_run, job, timeline, now)
     else:
@@ -360,7 +362,7 @@ def explain(
             else:
                 note = f"released now it would wait: {answer.summary}"
             explanation = replace(explanation, notes=(note,), suffices=(f"its release (koala release {job.id})",))
-    tries = queries.tries(job.id) if known else job.placement_tries
+    tries = queries.tries(job.id) if is_unfinished else job.placement_tries
     return replace(explanation, tries=tries, reasons=_history(timeline))
 
 
@@ -373,8 +375,8 @@ def explain_submission(
     tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
     if isinstance(answer, Placement) and tried and excess is None:
         clusters, notes = _clusters(dry_run, spec, answer, (), {}, now)
-        others = f", where {dry_run.victims_text(spec)}" if dry_run.preempts(spec, answer) else ""
-        headline = f"would be placed at once on {listed_where(answer)}{others}"
+        victims = f", where {dry_run.victims_text(spec)}" if dry_run.preempts(spec, answer) else ""
+        headline = f"would be placed at once on {listed_where(answer)}{victims}"
         return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
     if excess is not None:
         headline = excess.waiting_reason
@@ -407,7 +409,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
     queries, job = dry_run.queries, dry_run.job
     placement = answer if isinstance(answer, Placement) else None
     node_sources = tuple(dry_run.node_sources(spec)) if placement is None else ()
-    refused = [dry_run.reasons(spec, way.view) for way in node_sources]
+    refused = [dry_run.reasons(spec, source.view) for source in node_sources]
     lacking = _lacking(node_sources, refused, queries.grid.clusters())
     clusters, notes = _clusters(dry_run, spec, placement, refused[0] if refused else (), lacking, now)
     if placement is not None:
@@ -460,8 +462,8 @@ def _lacking(
 ) -> dict[ClusterName, Lack]:
     """Return the fewest additional idle nodes on each cluster that would suffice, over all sources of nodes."""
     lacking: dict[ClusterName, Lack] = {}
-    for way, reasons in zip(node_sources, refused, strict=True):
-        for name, lack in lacking_by(way, reasons, clusters):
+    for source, reasons in zip(node_sources, refused, strict=True):
+        for name, lack in lacking_by(source, reasons, clusters):
             lacking[name] = min(lack, lacking.get(name, lack))
     return lacking
 
@@ -490,7 +492,7 @@ def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[Nod
     closed = [cluster for cluster in dry_run.queries.grid.clusters() if not cluster.is_open or cluster.doubted]
     texts = []
     for cluster in closed[:MAX_CLOSED_CLUSTERS]:
-        if any(_is_enough_if_usable(dry_run, spec, way, cluster) for way in node_sources):
+        if any(_is_enough_if_usable(dry_run, spec, source, cluster) for source in node_sources):
             if cluster.state is ClusterState.DRAINED:
                 texts.append(f"{cluster.name} resumed (koala clusters resume {cluster.name})")
             elif cluster.state is ClusterState.UNUSABLE:
@@ -504,13 +506,13 @@ def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[Nod
     return texts
 
 
-def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, way: NodeSource, cluster: ClusterStatus) -> bool:
-    idle = max(0, way.offered(cluster, cluster.doubted))
+def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, source: NodeSource, cluster: ClusterStatus) -> bool:
+    idle = max(0, source.offered(cluster, cluster.doubted))
     opened = tuple(
         replace(c.with_idle(idle), state=ClusterState.USABLE) if c.name == cluster.name else c
-        for c in way.view.clusters
+        for c in source.view.clusters
     )
-    return isinstance(dry_run.ask(spec, replace(way.view, clusters=opened)), Placement)
+    return isinstance(dry_run.ask(spec, replace(source.view, clusters=opened)), Placement)
 
 
 def _history(timeline: Sequence[TimelineEntry]) -> tuple[PastReason, ...]:

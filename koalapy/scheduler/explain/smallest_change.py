@@ -63,39 +63,39 @@ def smallest_change(spec: JobSpec, dry_run: DryRun) -> Change | None:
     return same_nodes or _find_fewer_nodes(spec, dry_run)
 
 
-def _first_of(families: Iterable[Steps], dry_run: DryRun, most: int) -> Change | None:
+def _first_of(families: Iterable[Steps], dry_run: DryRun, max_calls: int) -> Change | None:
     for steps in families:
-        change = _first(steps, dry_run, most)
-        if change is not None or dry_run.asks >= most:
+        change = _first(steps, dry_run, max_calls)
+        if change is not None or dry_run.asks >= max_calls:
             return change
     return None
 
 
-def _first(steps: Steps, dry_run: DryRun, most: int) -> Change | None:
+def _first(steps: Steps, dry_run: DryRun, max_calls: int) -> Change | None:
     """Return the first step that is placed. Distant steps are found by binary search."""
     for index in range(min(LINEAR_STEPS, len(steps))):
-        if dry_run.asks >= most:
+        if dry_run.asks >= max_calls:
             return None
         if change := _tried(steps[index], dry_run):
             return change
     low, high = LINEAR_STEPS, len(steps) - 1
-    found = _tried(steps[high], dry_run) if high >= low else None
-    while found is not None and low < high and dry_run.asks < most:
+    nearest = _tried(steps[high], dry_run) if high >= low else None
+    while nearest is not None and low < high and dry_run.asks < max_calls:
         middle = (low + high) // 2
         nearer = _tried(steps[middle], dry_run)
         if nearer is not None:
-            found, high = nearer, middle
+            nearest, high = nearer, middle
         else:
             low = middle + 1
-    return found
+    return nearest
 
 
 def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
     placement = dry_run.placed_at_once(candidate.spec)
     if placement is None:
         return None
-    others = f": {dry_run.victims_text(candidate.spec)}" if dry_run.preempts(candidate.spec, placement) else ""
-    return Change(candidate.field, candidate.value, f"{candidate.text}{others}", candidate.spec, placement)
+    victims = f": {dry_run.victims_text(candidate.spec)}" if dry_run.preempts(candidate.spec, placement) else ""
+    return Change(candidate.field, candidate.value, f"{candidate.text}{victims}", candidate.spec, placement)
 
 
 # The same nodes, with fewer bounds
@@ -112,14 +112,17 @@ def _same_node_changes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
     for name in sorted(queries.policies.names(), key=lambda name: (name != usual, name)):
         if name != (spec.policy or usual):
             yield single_step("policy", name, f"use the policy {name}", replace(spec, policy=name, policy_options=()))
-    whole = as_flexible(spec)
-    if whole is not None and not isinstance(spec.request, FlexibleRequest):
+    flexible = as_flexible(spec)
+    if flexible is not None and not isinstance(spec.request, FlexibleRequest):
         yield single_step(
-            "request.type", "flexible", f"let the scheduler split the {format_nodes(whole.request.total_size)}", whole
+            "request.type",
+            "flexible",
+            f"let the scheduler split the {format_nodes(flexible.request.total_size)}",
+            flexible,
         )
     yield from _other_combinations(spec, queries.grid)
-    if whole is not None:
-        free = without_bounds(whole)
+    if flexible is not None:
+        free = without_bounds(flexible)
         yield single_step(
             "request",
             {"type": "flexible", "total_size": free.request.total_size},
@@ -132,20 +135,22 @@ def _same_node_changes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
 
 def _other_clusters(request: FixedRequest, spec: JobSpec, view: GridView) -> Iterator[Steps]:
     """Yield one blocking component on another cluster, then all components on any cluster."""
-    wanted = Counter[str]()
+    needed = Counter[str]()
     for component in request.components:
-        wanted[component.cluster or ""] += component.size
-    short = {name for name, size in wanted.items() if size > (there.usable_idle if (there := view.get(name)) else 0)}
+        needed[component.cluster or ""] += component.size
+    short = {
+        name for name, size in needed.items() if size > (cluster.usable_idle if (cluster := view.get(name)) else 0)
+    }
     moved = [index for index, component in enumerate(request.components) if component.cluster in short]
     for index in moved[:MAX_MOVED_COMPONENTS]:
         component = request.components[index]
-        which = f"component {index}" if len(request.components) > 1 else "it"
+        component_text = f"component {index}" if len(request.components) > 1 else "it"
         roomy = [c.name for c in view.by_idle if c.idle >= component.size and c.name != component.cluster]
         for name in roomy[:MAX_SITES_PER_COMPONENT]:
             components = list(request.components)
             components[index] = replace(component, cluster=name)
             changed = replace(spec, request=FixedRequest(tuple(components)))
-            yield single_step(f"request.components[{index}].cluster", name, f"run {which} on {name}", changed)
+            yield single_step(f"request.components[{index}].cluster", name, f"run {component_text} on {name}", changed)
     anywhere = NonFixedRequest(tuple(replace(component, cluster=None) for component in request.components))
     free = replace(spec, request=anywhere, policy="", policy_options=())
     yield single_step("request.type", "nonfixed", "let the scheduler choose the clusters", free)
@@ -159,8 +164,8 @@ def _relaxed_bounds(request: FlexibleRequest, spec: JobSpec, clusters: int) -> I
         return Candidate(f"request.{field}", value, text, replace(spec, request=changed))
 
     if request.max_components is not None:
-        more = range(request.max_components + 1, min(clusters, request.total_size) + 1)
-        yield Steps(more, lambda n: bound("max_components", n, f"allow {n} components"))
+        component_counts = range(request.max_components + 1, min(clusters, request.total_size) + 1)
+        yield Steps(component_counts, lambda n: bound("max_components", n, f"allow {n} components"))
     less = range(request.min_component_size - 1, 0, -1)
     yield Steps(less, lambda n: bound("min_component_size", n, f"allow components of {format_nodes(n)}"))
     if request.split_options:
@@ -209,19 +214,19 @@ def without_bounds(spec: JobSpec) -> JobSpec:
 
 def _find_fewer_nodes(spec: JobSpec, dry_run: DryRun) -> Change | None:
     """Return the largest request that would be placed: with its bounds, without them, or with high priority."""
-    whole = as_flexible(spec)
-    free = without_bounds(whole) if whole is not None else None
-    found = [_first_of(_smaller(spec, dry_run.widest_view(spec)), dry_run, MAX_QUESTIONS)]
+    flexible = as_flexible(spec)
+    free = without_bounds(flexible) if flexible is not None else None
+    changes = [_first_of(_smaller(spec, dry_run.widest_view(spec)), dry_run, MAX_QUESTIONS)]
     if free is not None:
-        found.append(
+        changes.append(
             _first_of(_smaller(free, dry_run.widest_view(free), " without any bounds"), dry_run, MAX_QUESTIONS)
         )
-    if spec.priority is Priority.LOW and dry_run.high_priority_allowed and not any(found):
+    if spec.priority is Priority.LOW and dry_run.high_priority_allowed and not any(changes):
         high = replace(free or spec, priority=Priority.HIGH)
-        found.append(
+        changes.append(
             _first_of(_smaller(high, dry_run.widest_view(high), " with high priority"), dry_run, MAX_QUESTIONS)
         )
-    return max((change for change in found if change), key=lambda c: c.spec.request.total_size, default=None)
+    return max((change for change in changes if change), key=lambda c: c.spec.request.total_size, default=None)
 
 
 def _smaller(spec: JobSpec, view: GridView, also: str = "") -> Iterator[Steps]:
@@ -236,7 +241,7 @@ def _smaller(spec: JobSpec, view: GridView, also: str = "") -> Iterator[Steps]:
 
 
 def _smaller_total(spec: JobSpec, request: FlexibleRequest, view: GridView, also: str) -> Steps:
-    most = min(request.total_size - 1, view.usable_idle)
+    largest = min(request.total_size - 1, view.usable_idle)
 
     def candidate(total: int) -> Candidate:
         least = min(request.min_component_size, total)
@@ -244,7 +249,7 @@ def _smaller_total(spec: JobSpec, request: FlexibleRequest, view: GridView, also
         text = f"ask for {format_nodes(total)}{also}"
         return Candidate("request.total_size", total, text, replace(spec, request=changed))
 
-    return Steps(range(most, 0, -1), candidate)
+    return Steps(range(largest, 0, -1), candidate)
 
 
 def _smaller_components(spec: JobSpec, request: NonFixedRequest, also: str) -> Steps:
@@ -258,23 +263,23 @@ def _smaller_components(spec: JobSpec, request: NonFixedRequest, also: str) -> S
 
 
 def _resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: str) -> Candidate:
-    named = isinstance(request, FixedRequest)
+    is_fixed = isinstance(request, FixedRequest)
     sizes = [f"{c.size} on {c.cluster}" if c.cluster else str(c.size) for c in request.components]
-    shown = format_list(sizes, separator=" and " if named else "+")
+    sizes_text = format_list(sizes, separator=" and " if is_fixed else "+")
     value: list[object] = [
-        {"size": c.size, "cluster": c.cluster} if named else {"size": c.size} for c in request.components
+        {"size": c.size, "cluster": c.cluster} if is_fixed else {"size": c.size} for c in request.components
     ]
-    return Candidate("request.components", value, f"ask for {shown} nodes{also}", replace(spec, request=request))
+    return Candidate("request.components", value, f"ask for {sizes_text} nodes{also}", replace(spec, request=request))
 
 
 def _idle_part(spec: JobSpec, request: FixedRequest, view: GridView, also: str) -> Iterator[Steps]:
     """Yield the request with each component reduced to the idle nodes of its cluster, without empty ones."""
-    left = {cluster.name: cluster.idle for cluster in view.by_idle}
+    remaining = {cluster.name: cluster.idle for cluster in view.by_idle}
     components = []
     for component in request.components:
-        size = min(component.size, left.get(component.cluster or "", 0))
+        size = min(component.size, remaining.get(component.cluster or "", 0))
         if size > 0:
-            left[component.cluster or ""] -= size
+            remaining[component.cluster or ""] -= size
             components.append(replace(component, size=size))
         elif component.command or component.environment:
             return  # it is a part of its own: without it the job would be another

@@ -51,7 +51,7 @@ class WaitingReasons:
     def reason_of(self, job: Job) -> str:
         """Return why a queued job is not placed."""
         now = self._state.now
-        refusals = "; ".join(refusal_text(each, now) for each in job.refusals if each.bars(now))
+        refusals = "; ".join(refusal_text(refusal, now) for refusal in job.refusals if refusal.bars(now))
         if job.retry_at is not None:
             again = f"is tried again at {format_time(job.retry_at, job.retry_at, exact=True)}"
             if refusals:
@@ -325,8 +325,8 @@ class Candidates:
         while True:
             for priority in PRIORITIES:
                 is_due = priority in self._scans or self._queues.wakeups[priority]
-                if is_due and self.may_scan(priority) and (found := self._next_of_scan(priority)) is not None:
-                    return found
+                if is_due and self.may_scan(priority) and (candidate := self._next_of_scan(priority)) is not None:
+                    return candidate
                 if self._queues.newcomers[priority] and (job := self._queues.next_newcomer(priority)) is not None:
                     if self._rules.queue != "fcfs" or self._queues.head(job.spec) == job.id:
                         return Candidate(job.id, self._offers.ordinary[priority], is_newcomer=True)
@@ -348,10 +348,10 @@ class Candidates:
             self._scans[priority] = Scan(wakeup, self._scan(priority, wakeup))
         if (scan := self._scans.get(priority)) is None:
             return None
-        found = next(scan.tries, None)
-        if found is None:
+        candidate = next(scan.tries, None)
+        if candidate is None:
             del self._scans[priority]
-        return found
+        return candidate
 
     def _scan(self, priority: Priority, wakeup: Wakeup) -> Iterator[Candidate]:
         """Yield the job with the reservation first, then the jobs to be tried from head to tail."""

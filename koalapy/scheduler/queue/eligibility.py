@@ -89,8 +89,8 @@ class Eligibility:
         """Return for each cluster why the job's owner or home site may not use it."""
         reasons = {name: self._accounts.rejection_reason(spec.owner, name) for name in names}
         return {
-            name: ClusterReason(name, why or self._sharing.rejection_reason(spec.home_site, name))
-            for name, why in reasons.items()
+            name: ClusterReason(name, reason or self._sharing.rejection_reason(spec.home_site, name))
+            for name, reason in reasons.items()
         }
 
     def barred_texts(self, demands: Demands, barred: Collection[ClusterName]) -> Iterator[str]:
@@ -107,10 +107,10 @@ class Eligibility:
             return True
         if not demands.barred.isdisjoint(names):
             return False
-        known = names & self._profiles.keys()
-        if not all(demands.folders <= self._profiles[name].folders for name in known):
+        profiled = names & self._profiles.keys()
+        if not all(demands.folders <= self._profiles[name].folders for name in profiled):
             return False
-        if demands.sets and not any(known <= together for together in demands.sets):
+        if demands.sets and not any(profiled <= together for together in demands.sets):
             return False
         if demands.at_most is not None and len(names) > demands.at_most:
             return False
@@ -130,7 +130,7 @@ class Eligibility:
         if self._grouped is None or self._grouped[0] is not view or self._grouped[1] is not sets:
             usable = {cluster.name for cluster in view.by_idle}
             inside = {together & usable: together for together in sets}
-            largest = [names for names in inside if names and not any(names < other for other in inside)]
+            largest = [names for names in inside if names and not any(names < candidate for candidate in inside)]
             groups = [view.restrict_to(inside[names]) for names in largest]
             groups.sort(key=lambda group: (-group.usable_idle, sorted(cluster.name for cluster in group)))
             self._grouped = (view, sets, groups)
@@ -144,9 +144,9 @@ class Eligibility:
             name = component.cluster or ""
             if name in self._profiles and (missing := component_folders(spec, index) - self._profiles[name].folders):
                 return Refusal(describe_missing_folders([name], missing), RefusalKind.ELIGIBILITY)
-        named = {component.cluster or "" for component in request.components} & self._profiles.keys()
-        if demands.sets and not any(named <= together for together in demands.sets):
-            return Refusal(self.conflict_text(named, demands), RefusalKind.ELIGIBILITY)
+        clusters = {component.cluster or "" for component in request.components} & self._profiles.keys()
+        if demands.sets and not any(clusters <= together for together in demands.sets):
+            return Refusal(self.conflict_text(clusters, demands), RefusalKind.ELIGIBILITY)
         return None
 
     def conflict_text(self, names: Iterable[ClusterName], demands: Demands) -> str:
@@ -157,15 +157,17 @@ class Eligibility:
         """Return which clusters may share a job with one that cannot serve it alone."""
         if not self._sets[False]:
             return f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"
-        others = sorted(partners(name, self._profiles, one_series=demands.one_series))
-        return f"only {format_list(others)} may share a job with it" if others else "no cluster may share a job with it"
+        allowed = sorted(partners(name, self._profiles, one_series=demands.one_series))
+        return (
+            f"only {format_list(allowed)} may share a job with it" if allowed else "no cluster may share a job with it"
+        )
 
 
 def without_barred(barred: frozenset[ClusterName], view: GridView) -> tuple[GridView, list[ClusterName]]:
     """Return the view without the barred clusters, and their names."""
-    if not barred or not (there := [cluster.name for cluster in view if cluster.name in barred]):
+    if not barred or not (barred_here := [cluster.name for cluster in view if cluster.name in barred]):
         return view, []
-    return view.restrict_to(frozenset(cluster.name for cluster in view) - barred), there
+    return view.restrict_to(frozenset(cluster.name for cluster in view) - barred), barred_here
 
 
 def scan_tries_all(rules: Rules) -> bool:
@@ -179,14 +181,14 @@ def scan_tries_all(rules: Rules) -> bool:
 
 def placement_limit(job: Job, rules: Rules) -> int | None:
     """Return the maximum number of placement tries of a job; None: unlimited."""
-    own = job.spec.max_placement_tries
-    return own if own is not None else rules.max_placement_tries
+    limit = job.spec.max_placement_tries
+    return limit if limit is not None else rules.max_placement_tries
 
 
 def claiming_limit(job: Job, rules: Rules) -> int | None:
     """Return the maximum number of claiming tries of a job; None: unlimited."""
-    own = job.spec.max_claiming_tries
-    return own if own is not None else rules.max_claiming_tries
+    limit = job.spec.max_claiming_tries
+    return limit if limit is not None else rules.max_claiming_tries
 
 
 def may_not_be_claimed(job: Job, rules: Rules) -> bool:

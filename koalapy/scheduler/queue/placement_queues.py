@@ -62,13 +62,23 @@ class PlacementQueues:
         learned: tuple[object, ...] = ()
         if self._learns(spec):
             learned = (*self._state.experience.shape(spec), spec.per_node_bandwidth, spec.memory)
-        own = ("internal",) if spec.internal else ()
+        internal = ("internal",) if spec.internal else ()
         # Whom a limit keeps from being placed keeps nobody else from it.
-        asked = () if (ask := self._use.demand_of(spec)) is None else (ask,)
+        demand = () if (ask := self._use.demand_of(spec)) is None else (ask,)
         site = ("site", site) if (site := self._state.sharing.site_of(spec.home_site)) else ()
         demands = self._eligibility.demands(spec)
         refused = ("refused", *sorted(barred)) if barred else ()
-        return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked, *site, *refused)
+        return (
+            spec.policy,
+            *shape_of(spec.request),
+            *demands,
+            *spec.inputs,
+            *learned,
+            *internal,
+            *demand,
+            *site,
+            *refused,
+        )
 
     def waiting_requests(self) -> Iterator[Request]:
         """Yield the requests of waiting jobs in queue order, high priority first."""
@@ -76,9 +86,9 @@ class PlacementQueues:
 
     def awaited_clusters(self) -> frozenset[ClusterName]:
         """Return the clusters where a waiting job might be placed, as far as its request says."""
-        named = frozenset[ClusterName]().union(*(queue.awaited for queue in self._queues.values()))
-        anywhere = NODES_ANYWHERE.name in named
-        return frozenset(cluster.name for cluster in self._state.grid.clusters()) if anywhere else named
+        names = frozenset[ClusterName]().union(*(queue.awaited for queue in self._queues.values()))
+        anywhere = NODES_ANYWHERE.name in names
+        return frozenset(cluster.name for cluster in self._state.grid.clusters()) if anywhere else names
 
     def position(self, job: Job) -> int | None:
         """Return a queued job's position in its section, counted from 1; None if it is not in a queue."""
@@ -213,9 +223,9 @@ class PlacementQueues:
         self._enter(job, anew=False)
         return self._ledger.jobs[job.id]
 
-    def regroup_jobs(self, known: Iterable[str]) -> None:
+    def regroup_jobs(self, applications: Iterable[str]) -> None:
         """Regroup the jobs of applications for which run-time statistics now exist."""
-        for application in known:
+        for application in applications:
             for ident in self._unknown.pop(application, ()):
                 self._move_to_group(self._ledger.jobs[ident])
 
@@ -244,8 +254,8 @@ class PlacementQueues:
 
     def take_wakeup(self, priority: Priority) -> Wakeup:
         """Return and reset the jobs of a priority that are to be tried."""
-        taken, self.wakeups[priority] = self.wakeups[priority], Wakeup()
-        return taken
+        wakeup, self.wakeups[priority] = self.wakeups[priority], Wakeup()
+        return wakeup
 
     # Tries
 

@@ -56,12 +56,12 @@ def place_within_constraints(
     if not broken:
         return answer
     refused = ""
-    for asked, part in parts(request, answer, view, constraints):
-        other = call_policy(policy, asked, part)
-        if isinstance(other, Refusal):
-            refused = refused or f"{other.summary}; "
-        elif not constraints.broken(other, view):
-            return other
+    for part_request, part in parts(request, answer, view, constraints):
+        part_answer = call_policy(policy, part_request, part)
+        if isinstance(part_answer, Refusal):
+            refused = refused or f"{part_answer.summary}; "
+        elif not constraints.broken(part_answer, view):
+            return part_answer
     return Refusal(f"{refused}{broken}", RefusalKind.ELIGIBILITY)
 
 
@@ -95,10 +95,10 @@ def _shape_problem(placement: Placement) -> str:
 
 
 def _grid_problem(placement: Placement, view: GridView) -> str:
-    given: dict[ClusterName, int] = {}
+    placed: dict[ClusterName, int] = {}
     for component in placement.components:
-        given[component.cluster] = given.get(component.cluster, 0) + component.size
-    for name, size in given.items():
+        placed[component.cluster] = placed.get(component.cluster, 0) + component.size
+    for name, size in placed.items():
         cluster = view.get(name)
         if cluster is None:
             return f"it placed {format_nodes(size)} on {name}, which it was not offered"
@@ -111,17 +111,17 @@ def _grid_problem(placement: Placement, view: GridView) -> str:
 
 def _class_problem(placement: Placement, view: GridView) -> str:
     """Return why an answer exceeds the idle nodes of a class; empty if it does not."""
-    given: dict[tuple[ClusterName, str], int] = {}
+    placed: dict[tuple[ClusterName, str], int] = {}
     for component in placement.components:
         if component.node_class:
             key = component.cluster, component.node_class
-            given[key] = given.get(key, 0) + component.size
-    for (name, node_class), size in given.items():
+            placed[key] = placed.get(key, 0) + component.size
+    for (name, node_class), size in placed.items():
         cluster = view.get(name)
-        idle = {each.name: each.idle for each in cluster.node_classes} if cluster else {}
+        idle = {idle_class.name: idle_class.idle for idle_class in cluster.node_classes} if cluster else {}
         if size > idle.get(node_class, 0):
-            where = f"where {idle[node_class]} are idle" if node_class in idle else "which it has none of"
-            return f"it placed {format_nodes(size)} on {name}'s class {node_class}, {where}"
+            problem = f"where {idle[node_class]} are idle" if node_class in idle else "which it has none of"
+            return f"it placed {format_nodes(size)} on {name}'s class {node_class}, {problem}"
     return ""
 
 
@@ -134,11 +134,11 @@ def _request_problem(placement: Placement, request: Request) -> str:
         return f"it placed {len(placed)} components that are not the request's {count}, each once"
     for component in placed:
         index = component.request_index or 0
-        asked = request.components[index]
-        if component.size != asked.size:
-            return f"it placed component {index} with {format_nodes(component.size)} in place of {asked.size}"
-        if asked.cluster is not None and asked.cluster != component.cluster:
-            return f"it placed component {index} on {component.cluster} in place of {asked.cluster}"
+        requested = request.components[index]
+        if component.size != requested.size:
+            return f"it placed component {index} with {format_nodes(component.size)} in place of {requested.size}"
+        if requested.cluster is not None and requested.cluster != component.cluster:
+            return f"it placed component {index} on {component.cluster} in place of {requested.cluster}"
     return ""
 
 
@@ -167,20 +167,20 @@ def explain_clusters(policy: Policy, request: Request, view: GridView, constrain
     """Return why each cluster of the view cannot serve the request. Raise ``BrokenPolicy`` for invalid reasons."""
     if not constraints:
         return _complete_reasons(_reasons(policy, request, view), policy, view)
-    asked = request
+    capped_request = request
     if constraints.at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
-        asked = capped(request, constraints.at_most)
-    known: dict[frozenset[ClusterName], Reasons] = {}
+        capped_request = capped(request, constraints.at_most)
+    cached: dict[frozenset[ClusterName], Reasons] = {}
     reasons: Reasons = {}
     for cluster in view:
         part = part_with(cluster, request, view, constraints)
         names = frozenset(c.name for c in part)
-        if names not in known:
-            known[names] = _reasons(policy, asked, part)
-        found = known[names].get(cluster.name)
-        if found is not None:
+        if names not in cached:
+            cached[names] = _reasons(policy, capped_request, part)
+        reason = cached[names].get(cluster.name)
+        if reason is not None:
             beside = _combination_limits(cluster, part, view, constraints)
-            reasons[cluster.name] = replace(found, reason=f"{found.reason}{beside}")
+            reasons[cluster.name] = replace(reason, reason=f"{reason.reason}{beside}")
     return _complete_reasons(reasons, policy, view)
 
 
@@ -209,13 +209,13 @@ def _combination_limits(cluster: ClusterView, part: GridView, view: GridView, co
     """Return how the constraints limit combinations with a cluster, as text."""
     if constraints.at_most == 1:
         return "; coallocation allows one cluster only"
-    told = []
+    texts = []
     if constraints.at_most is not None:
-        told.append(f"coallocation allows {constraints.at_most} clusters")
+        texts.append(f"coallocation allows {constraints.at_most} clusters")
     unlike = sorted(c.name for c in view.by_idle if not constraints.similar([c, cluster]))
     if unlike:
-        told.append(f"speed_ratio_min of {constraints.speed_ratio:g} rules out {format_list(unlike)} beside it")
-    return "".join(f"; {text}" for text in told)
+        texts.append(f"speed_ratio_min of {constraints.speed_ratio:g} rules out {format_list(unlike)} beside it")
+    return "".join(f"; {text}" for text in texts)
 
 
 class PolicyCalls:
@@ -233,8 +233,8 @@ class PolicyCalls:
         elif unmoved := _transfer_problems(spec, view):
             view = view.restrict_to(frozenset(c.name for c in view if c.name not in unmoved))
             answer = self._evaluate(policy, spec, view)
-            said = "; ".join(dict.fromkeys(unmoved.values()))
-            return Refusal(f"{answer.summary}; {said}", RefusalKind.FILES) if isinstance(answer, Refusal) else answer
+            reasons = "; ".join(dict.fromkeys(unmoved.values()))
+            return Refusal(f"{answer.summary}; {reasons}", RefusalKind.FILES) if isinstance(answer, Refusal) else answer
         return self._evaluate(policy, spec, view)
 
     def _evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
@@ -252,9 +252,9 @@ class PolicyCalls:
         else:
             answer = place_within_constraints(policy, request, view, constraints)
         if isinstance(answer, Refusal) and (lacking or barred):
-            why = [describe_missing_folders(lacking, demands.folders)] if lacking else []
-            said = [answer.summary, *why, *self._eligibility.barred_texts(demands, barred)]
-            return Refusal("; ".join(said), RefusalKind.ELIGIBILITY)
+            folder_texts = [describe_missing_folders(lacking, demands.folders)] if lacking else []
+            texts = [answer.summary, *folder_texts, *self._eligibility.barred_texts(demands, barred)]
+            return Refusal("; ".join(texts), RefusalKind.ELIGIBILITY)
         return answer
 
     def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
@@ -282,25 +282,26 @@ class PolicyCalls:
         reasons |= self._eligibility.barred_reasons(spec, barred)
         if unmoved := _transfer_problems(spec, view):
             able = able.restrict_to(frozenset(c.name for c in able if c.name not in unmoved))
-        for name, why in unmoved.items():
-            reasons.setdefault(name, ClusterReason(name, why))
+        for name, reason in unmoved.items():
+            reasons.setdefault(name, ClusterReason(name, reason))
         for name in lacking:
             reasons.setdefault(name, ClusterReason(name, describe_missing_folders([name], demands.folders)))
         groups = self._eligibility.sharing_groups(able, demands.sets) if demands.sets else [able]
         for group in groups:
-            found = explain_clusters(policy, spec.request, group, demands.constraints)
-            for name in found.keys() - reasons.keys():
-                reasons[name] = found[name]
+            group_reasons = explain_clusters(policy, spec.request, group, demands.constraints)
+            for name in group_reasons.keys() - reasons.keys():
+                reasons[name] = group_reasons[name]
                 if len(groups) > 1:
                     reasons[name] = replace(
-                        found[name], reason=f"{found[name].reason}; {self._eligibility.partners_text(name, demands)}"
+                        group_reasons[name],
+                        reason=f"{group_reasons[name].reason}; {self._eligibility.partners_text(name, demands)}",
                     )
         return reasons
 
     def _fixed_request_reasons(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
         demands = self._eligibility.demands(spec) or Demands()
-        named = {component.cluster or "" for component in request.components}
-        if barred := demands.barred & named:
+        clusters = {component.cluster or "" for component in request.components}
+        if barred := demands.barred & clusters:
             return self._eligibility.barred_reasons(spec, barred)
         refusal: Placement | Refusal | None
         refusal = self._eligibility.fixed_request_refusal(spec, request, demands)
@@ -311,7 +312,7 @@ class PolicyCalls:
             if reasons:
                 return reasons
             refusal = place_within_constraints(policy, request, view, demands.constraints)
-        return {name: ClusterReason(name, str(refusal)) for name in named}
+        return {name: ClusterReason(name, str(refusal)) for name in clusters}
 
     def _evaluate_by_sets(
         self, policy: Policy, request: Request, view: GridView, demands: Demands
@@ -338,8 +339,8 @@ def _transfer_problems(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
     """Return the clusters to which an input cannot be transferred for lack of a program, and why."""
     if not view.cut_off or not (files := spec.all_inputs):
         return {}
-    found = {cluster.name: immovable_reason(cluster.name, files, view) for cluster in view}
-    return {name: why for name, why in found.items() if why}
+    problems = {cluster.name: immovable_reason(cluster.name, files, view) for cluster in view}
+    return {name: reason for name, reason in problems.items() if reason}
 
 
 def _fixed_transfer_problem(spec: JobSpec, request: FixedRequest, view: GridView) -> str:
@@ -375,8 +376,8 @@ class PolicyEvaluator:
         if nowhere:
             return Refusal(nowhere, RefusalKind.FILES)
         if barred:
-            if named := sorted(barred.intersection(_named_clusters(spec))):
-                return Refusal(f"{format_list(named)} has refused it", RefusalKind.ELIGIBILITY)
+            if barred_names := sorted(barred.intersection(_named_clusters(spec))):
+                return Refusal(f"{format_list(barred_names)} has refused it", RefusalKind.ELIGIBILITY)
             view = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in barred))
         try:
             policy = self._policy(spec, view)
@@ -478,7 +479,7 @@ class PolicyEvaluator:
         """
         if len(answer.components) == 1:
             return answer
-        whole = answer
+        single_trial = answer
         for narrow in (True, False):
             count = Counter(component.cluster for component in answer.components)
             crowded = {name for name, many in count.items() if many > 1 and self._grid[name].health.probation}
@@ -488,7 +489,7 @@ class PolicyEvaluator:
             view = view.with_clusters([c.with_idle(largest[c.name]) for c in view if c.name in largest])
             another = self._calls.evaluate(policy, spec, self._with_waiting_requests(policy, spec, view))
             if isinstance(another, Refusal):
-                return another if self._may_fit_later(policy, spec, view, largest) else whole
+                return another if self._may_fit_later(policy, spec, view, largest) else single_trial
             answer = another
         return answer
 
@@ -509,18 +510,20 @@ class PolicyEvaluator:
 def _empty_cluster(cluster: ClusterView) -> ClusterView:
     """Return a cluster as it would be if usable and idle."""
     total = cluster.total or MAX_NODES
-    classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in cluster.node_classes)
+    classes = tuple(
+        replace(node_class, idle=max(node_class.total, node_class.idle)) for node_class in cluster.node_classes
+    )
     return ClusterView(cluster.name, total, total, speed=cluster.speed, node_classes=resize_classes(classes, total))
 
 
 def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Link]:
     """Return all links, with good values for unknown latency and bandwidth."""
     links = dict(view.links)
-    for one, other in product([cluster.name for cluster in view], repeat=2):
-        known = view.link_between(one, other)
-        if not known.unreachable:
-            latency = 0.0 if known.latency is None else known.latency
-            links[one, other] = Link(latency, bandwidth if known.bandwidth is None else known.bandwidth)
+    for source, target in product([cluster.name for cluster in view], repeat=2):
+        link = view.link_between(source, target)
+        if not link.unreachable:
+            latency = 0.0 if link.latency is None else link.latency
+            links[source, target] = Link(latency, bandwidth if link.bandwidth is None else link.bandwidth)
     return links
 
 

@@ -44,20 +44,20 @@ def needs_of(request: Request, home: ClusterName = "") -> Needs:
 
 def _needs_of(request: Request) -> Needs:
     if isinstance(request, FlexibleRequest):
-        least, largest = request.min_component_size, request.min_component_size
+        minimum, largest = request.min_component_size, request.min_component_size
         if request.split_options:
-            least, largest = 1, min(max(option, default=1) for option in request.split_options)
+            minimum, largest = 1, min(max(option, default=1) for option in request.split_options)
         elif request.max_components is not None:
             largest = max(largest, -(-request.total_size // request.max_components))
-        return Needs(request.total_size, largest, least)
+        return Needs(request.total_size, largest, minimum)
     sizes = [component.size for component in request.components]
     if isinstance(request, FixedRequest):
-        wanted: Counter[ClusterName] = Counter()
+        by_cluster: Counter[ClusterName] = Counter()
         for component in request.components:
-            wanted[component.cluster or ""] += component.size
-        return Needs(sum(sizes), max(sizes, default=0), wanted=tuple(wanted.items()))
-    counted = ((size, sum(1 for other in sizes if other >= size)) for size in sorted(set(sizes), reverse=True))
-    return Needs(sum(sizes), max(sizes, default=0), slots=tuple(each for each in counted if each[1] > 1))
+            by_cluster[component.cluster or ""] += component.size
+        return Needs(sum(sizes), max(sizes, default=0), wanted=tuple(by_cluster.items()))
+    counted = ((size, sum(1 for larger in sizes if larger >= size)) for size in sorted(set(sizes), reverse=True))
+    return Needs(sum(sizes), max(sizes, default=0), slots=tuple(slot for slot in counted if slot[1] > 1))
 
 
 class IdleSummary:
@@ -87,7 +87,7 @@ class IdleSummary:
         cluster = self.view.get(name)
         return cluster is not None and cluster.usable_idle >= size
 
-    def _has_slots(self, wanted: int, size: int) -> bool:
+    def _has_slots(self, required: int, size: int) -> bool:
         """Return whether so many components of a size fit. Usually the first few clusters suffice."""
         slots = self._slots.get(size)
         if slots is None:
@@ -96,24 +96,24 @@ class IdleSummary:
                 if cluster.idle < size:
                     break
                 slots += cluster.idle // size
-                if slots >= wanted:
+                if slots >= required:
                     return True
             self._slots[size] = slots
-        return wanted <= slots
+        return required <= slots
 
-    def _has_nodes(self, wanted: int, least: int) -> bool:
+    def _has_nodes(self, required: int, minimum: int) -> bool:
         """Return whether clusters with at least ``least`` idle nodes have so many together."""
-        nodes = self._roomy.get(least)
+        nodes = self._roomy.get(minimum)
         if nodes is None:
             nodes = 0
             for cluster in self.view.by_idle:
-                if cluster.idle < least:
+                if cluster.idle < minimum:
                     break
                 nodes += cluster.idle
-                if nodes >= wanted:
+                if nodes >= required:
                     return True
-            self._roomy[least] = nodes
-        return wanted <= nodes
+            self._roomy[minimum] = nodes
+        return required <= nodes
 
 
 class Change(NamedTuple):
@@ -211,9 +211,9 @@ class Group:
 
     def update_behind_younger(self, index: int) -> None:
         """Update ``behind_younger`` for the entry at an index and the next one."""
-        for at in range(index, min(index + 2, len(self.entries))):
-            entry, before = self.entries[at], self.entries[max(at - 1, 0)]
-            if entry.tried_since < before.tried_since or entry.submitted_at < before.submitted_at:
+        for position in range(index, min(index + 2, len(self.entries))):
+            entry, previous = self.entries[position], self.entries[max(position - 1, 0)]
+            if entry.tried_since < previous.tried_since or entry.submitted_at < previous.submitted_at:
                 self.behind_younger.add(entry)
             else:
                 self.behind_younger.discard(entry)
@@ -363,8 +363,10 @@ class PlacementQueue:
 
     def first_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
         """Return the first job of each shape that has waited long, in order, without owners at their limit."""
-        found = [entry for group in self._groups.values() if (entry := group.first_waiting(has_waited)) is not None]
-        return sorted((entry for entry in found if not self._is_barred(entry.group)), key=lambda entry: entry.place[2])
+        entries = [entry for group in self._groups.values() if (entry := group.first_waiting(has_waited)) is not None]
+        return sorted(
+            (entry for entry in entries if not self._is_barred(entry.group)), key=lambda entry: entry.place[2]
+        )
 
     # Places
 
@@ -391,22 +393,22 @@ class PlacementQueue:
 
     def head(self, section: int = 0) -> JobId | None:
         """Return the first job of a section that its owner's limits allow to be placed; None if there is none."""
-        found = self._head(section, set())
-        return None if found is None else found.job
+        entry = self._head(section, set())
+        return None if entry is None else entry.job
 
     def head_before_new(self, section: int, nodes: int, without: JobId | None) -> JobId | None:
         """Return the head, without one job, if it would be before a new job of so many nodes; else None."""
-        found = self._head(section, () if without is None else {without})
-        return found.job if found is not None and found.place < self._place_of_new(section, nodes) else None
+        entry = self._head(section, () if without is None else {without})
+        return entry.job if entry is not None and entry.place < self._place_of_new(section, nodes) else None
 
     def heads(self) -> list[JobId]:
         """Return the heads of all sections, and jobs before them that can never be placed."""
-        found: list[JobId] = []
+        jobs: list[JobId] = []
         for section in self._sections():
             first = self._head(section, (), self._is_barred)
             head = self._head(section, ())
-            found += dict.fromkeys(entry.job for entry in (first, head) if entry is not None)
-        return found
+            jobs += dict.fromkeys(entry.job for entry in (first, head) if entry is not None)
+        return jobs
 
     def first_jobs(self, section: int, mode: QueueMode) -> list[JobId]:
         """Return the first job of each shape of a section, in order; only the head if scans end there."""
@@ -418,21 +420,21 @@ class PlacementQueue:
 
     def _sections(self) -> Iterator[int]:
         """Yield the sections that have jobs, in order. They may change meanwhile."""
-        at = 0
-        while at < len(self._order):
-            section = self._order[at][0]
+        index = 0
+        while index < len(self._order):
+            section = self._order[index][0]
             yield section
-            at = self._order.bisect_left(_begin(section + 1))
+            index = self._order.bisect_left(_begin(section + 1))
 
     def _head(
         self, section: int, arrived: Collection[JobId], is_passed_over: Callable[[Group], bool] | None = None
     ) -> Entry | None:
         """Return the first entry of a section that is not passed over and has not ``arrived`` during the scan."""
         is_passed_over = is_passed_over or self._is_passed_over
-        at = self._order.bisect_left(_begin(section))
-        if at == len(self._order) or self._order[at][0] != section:
+        index = self._order.bisect_left(_begin(section))
+        if index == len(self._order) or self._order[index][0] != section:
             return None
-        first = self._entries[self._order[at][-1]]
+        first = self._entries[self._order[index][-1]]
         if first.job not in arrived and not is_passed_over(first.group):
             return first
         groups = [group for group in self._groups.values() if group.section == section and not is_passed_over(group)]
@@ -466,8 +468,8 @@ class PlacementQueue:
 
     def take_refusals(self) -> Counter[RefusalKind]:
         """Return the groups that scans passed over since the last call, by reason."""
-        taken, self._refusals = self._refusals, Counter()
-        return taken
+        refusals, self._refusals = self._refusals, Counter()
+        return refusals
 
     def woken_groups(self, wakeup: Wakeup) -> Collection[Group]:
         """Return the groups that are to be tried again."""

@@ -120,18 +120,20 @@ class Reservation:
         if not self._stale:
             return self._hold() if self._held else False
         self._stale = False
-        job, kept = self.job, self._kept
+        job, previous = self.job, self._kept
         if job is None and self._chosen is not None:
             self._placed = self._chosen
         self._chosen, self._kept, self._is_promised = None, Counter(), False
         self._choose(evaluate, turns=(self._placed, job))
         if self._placed is not None and any(self._placed in queue for queue in self._queues.values()):
             self._placed = None  # it has its turn again, or has lost it
-        for cluster in set[ClusterName]().union(kept, self._kept, *self._held.values()):
+        for cluster in set[ClusterName]().union(previous, self._kept, *self._held.values()):
             self._grid.touch(cluster)
         is_less_held = self._hold()
         return (
-            is_less_held or self._chosen != job or any(self._kept[cluster] < count for cluster, count in kept.items())
+            is_less_held
+            or self._chosen != job
+            or any(self._kept[cluster] < count for cluster, count in previous.items())
         )
 
     def restore(self, jobs: Iterable[Job]) -> None:
@@ -145,17 +147,17 @@ class Reservation:
 
     def _hold(self) -> bool:
         """Update the nodes reserved by the starvation guarantee; return whether a job has fewer now."""
-        held = {job: nodes for job in self._held if (nodes := self._unclaimed(job))}
+        reserved = {job: nodes for job in self._held if (nodes := self._unclaimed(job))}
         if self._chosen is not None and self._is_promised:
-            held[self._chosen] = self._kept
+            reserved[self._chosen] = self._kept
         is_less = False
-        for job in dict.fromkeys([*held, *self._held]):  # who was placed first, as its turn came before
-            before, after = self._held.get(job, Counter()), held.get(job, Counter())
-            for name in {*before, *after}:
-                if before[name] != after[name]:
-                    self._grid[name].reserve(job, after[name])
-                    is_less |= after[name] < before[name]
-        self._held = held
+        for job in dict.fromkeys([*reserved, *self._held]):  # who was placed first, as its turn came before
+            nodes_before, nodes_after = self._held.get(job, Counter()), reserved.get(job, Counter())
+            for name in {*nodes_before, *nodes_after}:
+                if nodes_before[name] != nodes_after[name]:
+                    self._grid[name].reserve(job, nodes_after[name])
+                    is_less |= nodes_after[name] < nodes_before[name]
+        self._held = reserved
         return is_less
 
     def _unclaimed(self, ident: JobId) -> Counter[ClusterName]:
