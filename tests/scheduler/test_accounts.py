@@ -72,14 +72,14 @@ def test_no_component_goes_where_its_owner_has_no_account(request: Request, view
     closed = ACCOUNTS.closed_to(owner)
     if isinstance(answer, Placement):
         assert closed.isdisjoint(component.cluster for component in answer.components)
-        assert ELIGIBILITY.allows(job, frozenset(c.cluster for c in answer.components), view)
+        assert ELIGIBILITY.may_run_on(job, frozenset(c.cluster for c in answer.components), view)
     told = PolicyCalls(ELIGIBILITY).explain(builtin().resolve("", request), job, view)
     assert isinstance(answer, Refusal) or not told
     for name in closed & {reason.cluster for reason in told}:
         (reason,) = (each for each in told if each.cluster == name)
         assert "account" in reason.reason or view.get(name) is None or str(view.get(name).state) in reason.reason  # type: ignore[union-attr]
     for one, other in product(closed, NAMES):
-        assert not ELIGIBILITY.allows(job, frozenset({one, other}), view)
+        assert not ELIGIBILITY.may_run_on(job, frozenset({one, other}), view)
 
 
 def world() -> World:

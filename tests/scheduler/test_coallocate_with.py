@@ -85,7 +85,7 @@ def test_eligibility_allows_clusters_together_exactly_if_each_pair_does(
     """This is what a component's new place is held against while nodes are claimed."""
     spec = JobSpec(flexible(1), ("true",), launcher=launcher)
     expected = allows_pairwise(frozenset(names), profiles, launcher)
-    assert Eligibility(profiles, Accounts()).allows(spec, frozenset(names), view) == expected
+    assert Eligibility(profiles, Accounts()).may_run_on(spec, frozenset(names), view) == expected
 
 
 @given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher))

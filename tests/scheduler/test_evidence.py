@@ -14,7 +14,7 @@ from tests.scheduler.requests import fixed
 from tests.scheduler.world import World
 
 SECONDS = st.floats(0, 1e6)
-EVENTS = st.one_of(st.tuples(st.just("started"), SECONDS), st.tuples(st.just("failed")))
+EVENTS = st.one_of(st.tuples(st.just("record_started"), SECONDS), st.tuples(st.just("record_failed")))
 
 
 def evidence_of(*story: tuple[float, tuple[Any, ...]]) -> ClaimEvidence:
@@ -34,12 +34,12 @@ def test_evidence_without_claims_is_as_assumed() -> None:
 
 
 def test_evidence_of_three_runners_of_ten_in_vain_gives_three_in_ten() -> None:
-    evidence = evidence_of(*[(0.0, ("failed",))] * 3, *[(0.0, ("started", 2.0))] * 7)
+    evidence = evidence_of(*[(0.0, ("record_failed",))] * 3, *[(0.0, ("record_started", 2.0))] * 7)
     assert answers(evidence, 0.0) == pytest.approx((10, 0.3, 2.0))
 
 
 def test_evidence_weighs_half_after_its_half_life_and_fades_to_nothing() -> None:
-    evidence = evidence_of(*[(0.0, ("failed",))] * 8, (HALF_LIFE, ("started", 3.0)))
+    evidence = evidence_of(*[(0.0, ("record_failed",))] * 8, (HALF_LIFE, ("record_started", 3.0)))
     assert answers(evidence, HALF_LIFE) == pytest.approx((5, 0.8, 3.0))
     assert evidence.claims(1e12) == pytest.approx(0)
 

@@ -73,7 +73,7 @@ def test_who_waits_for_that_is_told_so_and_goes_on_when_it_is_mended() -> None:
         r.cluster: r.reason
         for r in world.queries.policy_calls.reasons(world.job(job).spec, world.queries.view(Priority.LOW))
     }["north"] == why  # type: ignore[arg-type]
-    assert "has no rsync" in world.queries.grid["north"].said
+    assert "has no rsync" in world.queries.grid["north"].status_text
     lacks_rsync(world.sites["north"], lacks=False)
     world.settle()
     world.advance(1)

@@ -41,7 +41,7 @@ def inform_policy(policy: Policy, knowledge: Knowledge) -> Policy:
     except Exception as error:
         raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
     if type(answer) is not type(policy) and not isinstance(answer, Policy):  # a look at a protocol takes long
-        raise BrokenPolicy(policy.name, f"inform_policy, it was {repr(answer)[:80]}, which is no policy")
+        raise BrokenPolicy(policy.name, f"informed, it was {repr(answer)[:80]}, which is no policy")
     return answer
 
 
@@ -195,7 +195,7 @@ def _reasons(policy: Policy, request: Request, view: GridView) -> Reasons:
     except Exception as error:
         raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
     if not isinstance(answer, tuple) or not all(isinstance(reason, ClusterReason) for reason in answer):
-        raise BrokenPolicy(policy.name, f"it explain_clusters with {repr(answer)[:80]}, which are no reasons")
+        raise BrokenPolicy(policy.name, f"it explained with {repr(answer)[:80]}, which are no reasons")
     return {reason.cluster: reason for reason in answer}
 
 
