@@ -85,10 +85,10 @@ def check_owners(world: "World") -> None:
     assert world.limits is not None
     fresh = OwnerUse(world.limits)
     for job in world.queries.jobs():
-        fresh.changed(job, None)
+        fresh.update(job, None)
     for owner in {job.spec.owner for job in world.queries.jobs()}:
         for scope in world.limits.scopes(owner):
-            now, counted = use.used(scope, world.now), fresh.used(scope, world.now)
+            now, counted = use.current_use(scope, world.now), fresh.current_use(scope, world.now)
             assert (now[NODES], now[QUEUED]) == (counted[NODES], counted[QUEUED]), scope.display_name
             assert now[HOURS] >= counted[HOURS] - 1e-6, "what has run counts as well"
             if scope.limits.nodes is not None:

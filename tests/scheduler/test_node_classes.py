@@ -87,7 +87,7 @@ def test_who_waited_behind_a_claim_for_a_class_casts_no_doubt() -> None:
     assert cluster.idle_reported_for("2.1.0") == 0
     assert cluster.idle_reported_for("3.1.0") == 0
     assert cluster.idle_reported_for("1.1.0") == -2
-    cluster.leave("1.1.0")
+    cluster.expect_release("1.1.0")
     cluster.release("1.1.0")
     assert cluster.idle_reported_for("3.1.0") == 3
 

@@ -191,7 +191,7 @@ def test_the_use_of_before_counts_for_the_next_daemon() -> None:
     # Of what began before the day only the day counts.
     use = OwnerUse(limits(UserLimits(node_hours_per_day=10)), [NodeUse("alice", 1, -10 * DAY, 3600.0)])
     (scope,) = use.limits.scopes("alice")
-    assert 23 <= use.used(scope, 3600.0)["node_hours_per_day"] <= 24
+    assert 23 <= use.current_use(scope, 3600.0)["node_hours_per_day"] <= 24
 
 
 def test_high_priority_is_above_no_limit() -> None:

@@ -271,7 +271,7 @@ def test_victims_suffice_are_all_needed_and_are_the_youngest_that_do(lows: list[
         world.submit(flexible(size), lasts=500)
         world.advance(1)
     chooser = Preemption(world.scheduler._state)
-    room = chooser.make_room({"north": wanted}, world.now)
+    room = chooser.plan_preemption({"north": wanted}, world.now)
     freed = {victim.job.id: lows[victim.job.id - 1] for victim in room.victims}
     if wanted > total:
         assert not freed
