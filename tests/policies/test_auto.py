@@ -17,7 +17,7 @@ from koalapy.policies.auto import MAX_WAIT, Auto
 from koalapy.policies.knowledge import PAYS_UP_TO, SURE, Capacity, Knowledge, Release, RunTimes, Slowdowns, assumed
 from koalapy.policies.log_normal import LogNormal
 from koalapy.policies.registry import builtin
-from koalapy.scheduler.queue.policy_calls import checked
+from koalapy.scheduler.queue.policy_calls import call_policy
 from tests.policies.grids import (
     NAMES,
     fewest_missing,
@@ -84,7 +84,7 @@ requests = choosing | st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4),
 def test_a_placement_is_always_valid_and_tells_what_was_compared(
     request: Request, view: GridView, known: Knowledge
 ) -> None:
-    answer = checked(Auto().informed(known), request, view)
+    answer = call_policy(Auto().informed(known), request, view)
     if isinstance(answer, Placement):
         assert answer.advice is not None
         assert set(answer.advice.chosen_option.clusters) == {component.cluster for component in answer.components}
