@@ -51,7 +51,7 @@ def test_now_tells_who_has_the_nodes_and_why_the_oldest_job_waits(visit: Visit, 
 
 def test_an_operator_drains_and_resumes_a_cluster_with_a_reason(visit: Visit, grid: Embedded, olga: str) -> None:
     page = visit(olga).open("/clusters/south")
-    page.get_by_label("Why south is drained").fill("new <b>switch</b>")
+    page.get_by_label("Reason to drain south").fill("new <b>switch</b>")
     page.get_by_role("button", name="Drain south").click()
     page.get_by_text("by olga: new <b>switch</b>").first.wait_for()
     assert grid.cluster("south")["drained"]["reason"] == "new <b>switch</b>"
@@ -62,7 +62,7 @@ def test_an_operator_drains_and_resumes_a_cluster_with_a_reason(visit: Visit, gr
 
 def test_what_is_typed_stays_while_the_page_changes_below_it(visit: Visit, grid: Embedded) -> None:
     page = visit().open("/clusters/south")
-    field = page.get_by_label("Why south is drained")
+    field = page.get_by_label("Reason to drain south")
     field.fill("half a sen")
     field.blur()
     job = grid.submit({"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}, *(gate := grid.gate()).hold)
@@ -74,7 +74,7 @@ def test_what_is_typed_stays_while_the_page_changes_below_it(visit: Visit, grid:
 def test_without_scripts_a_form_does_what_it_says(visit: Visit, grid: Embedded, olga: str) -> None:
     visitor = visit(olga, java_script_enabled=False)
     page = visitor.open("/clusters/south", live=False)
-    page.get_by_label("Why south is drained").fill("by hand")
+    page.get_by_label("Reason to drain south").fill("by hand")
     page.get_by_role("button", name="Drain south").click()
     page.get_by_text("by olga: by hand").first.wait_for()
     page.get_by_role("button", name="Resume south").click()

@@ -224,7 +224,7 @@ def test_without_a_script_the_queue_is_filtered_and_a_job_held(visit: Visit, gri
     page = visitor.open("/queue", live=False)
     page.get_by_label("Filter", exact=True).fill("user:fred")
     page.get_by_role("button", name="Filter").click()
-    page.get_by_label(f"choose job {job}").check()
+    page.get_by_label(f"select job {job}").check()
     page.get_by_role("button", name="Hold…").click()
     page.get_by_role("button", name="Hold 1 job of 1 user").click()
     page.get_by_role("link", name=str(job)).click()

@@ -120,7 +120,7 @@ def test_it_tells_what_was_decided_and_stays_true(visit: Visit, grid: Embedded) 
         picture = page.locator(f"section#{each['what']} svg")
         assert picture.get_attribute("aria-label").startswith(f"{each['what']}: ")
     assert page.locator("#parameters tbody tr").count() == len(Rules.__dataclass_fields__)
-    assert page.locator("#parameters").get_by_text("set here").count() == 0
+    assert page.locator("#parameters").get_by_text("configured").count() == 0
 
 
 def test_every_number_of_its_head_leads_somewhere(visit: Visit, grid: Embedded) -> None:
@@ -135,7 +135,7 @@ def test_every_number_of_its_head_leads_somewhere(visit: Visit, grid: Embedded) 
 
 def test_it_reads_without_scripts_and_on_a_phone(visit: Visit) -> None:
     page = visit(java_script_enabled=False, viewport={"width": 390, "height": 800}).open("/scheduler", live=False)
-    assert page.get_by_role("heading", name="Parameters in force").is_visible()
+    assert page.get_by_role("heading", name="Rules").is_visible()
     assert page.locator("#parameters tbody tr").count() == len(Rules.__dataclass_fields__)
 
 

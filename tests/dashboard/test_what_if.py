@@ -53,7 +53,7 @@ def test_an_operator_asks_what_if(visit: Visit, grid: Embedded) -> None:
     page.get_by_role("button", name="Simulate").click()
     row = page.locator("section[aria-label=Jobs] tbody tr")
     row.get_by_role("link", name=str(waits)).wait_for()
-    assert "never start" in page.locator("section[aria-label='All jobs'] th").all_inner_texts()[4].lower()
+    assert "not started" in page.locator("section[aria-label='All jobs'] th").all_inner_texts()[4].lower()
     page.get_by_role("checkbox", name="north").check()
     page.get_by_label("Rules").fill("queue=fcfs")
     page.get_by_role("button", name="Simulate").click()
