@@ -68,7 +68,7 @@ def parse(text: Iterable[str], name: str) -> Workload:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise UsageError(f"{where} is no JSON: {error}", field="FILE", hint=HINT) from None
+            raise UsageError(f"{where} is not JSON: {error}", field="FILE", hint=HINT) from None
         if header is None:
             header = _header(value, where)
         else:
@@ -76,7 +76,7 @@ def parse(text: Iterable[str], name: str) -> Workload:
     if header is None:
         raise UsageError(f"{name} is empty", field="FILE", hint=HINT)
     if not jobs:
-        raise UsageError(f"{name} holds no jobs", field="FILE", hint=HINT)
+        raise UsageError(f"{name} contains no jobs", field="FILE", hint=HINT)
     return Workload(header, tuple(sorted(jobs, key=lambda arrival: arrival.at)))
 
 

@@ -103,7 +103,7 @@ def parse(text: Iterable[str], name: str, *, lenient: bool = False) -> Trace:
                 raise
             trace.malformed.append(error.message)
     if not trace.jobs:
-        raise UsageError(f"{name} holds no jobs", field="--swf", hint="give a file in SWF, plain, .gz or .xz")
+        raise UsageError(f"{name} contains no jobs", field="--swf", hint="give a file in SWF, plain, .gz or .xz")
     trace.jobs.sort(key=lambda job: (job.submitted, job.number))
     return trace
 

@@ -180,7 +180,7 @@ def test_top_with_a_revoked_token_ends(koala: Koala, server: Server) -> None:
         server.end()
         server.identities = administrators("another")
         server.start()
-        top.shows("NO VALID TOKEN WAS SHOWN")
+        top.shows("NO VALID TOKEN WAS SENT")
         assert top.top.is_over
         assert top.top.feed.ended is not None
         assert top.top.feed.ended.code is Exit.NOT_ALLOWED
