@@ -61,7 +61,7 @@ def test_a_daemon_ends_when_told_though_its_database_hangs(tmp_path: Path) -> No
         check=False,
     )
     assert told.returncode == 1, told.stderr
-    assert "ending as if killed: the database does not answer" in told.stdout + told.stderr
+    assert "without a clean stop: the database does not answer" in told.stdout + told.stderr
     assert "the audit is in the log" in told.stderr
 
 
