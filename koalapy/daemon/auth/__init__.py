@@ -1,6 +1,6 @@
-"""Authentication: tokens, logins by head node and browser, OpenID providers, and the rate of attempts.
+"""Authentication: tokens, logins from head nodes and browsers, OpenID providers, and rate limits.
 
-Start at ``identities.py``. ``login.py`` maps an account that an agent vouches for to a user and issues a short-lived
-token; ``oidc.py`` verifies tokens of a provider; ``pace.py`` limits guesses. What a token may do is decided in
-``api/access.py``.
+Start at ``identities.py``. ``login.py`` maps an account that an agent attests to a user and issues a short-lived
+token; ``oidc.py`` verifies tokens of a provider; ``pace.py`` limits requests and guesses of tokens. ``api/access.py``
+authorizes what a token may do.
 """

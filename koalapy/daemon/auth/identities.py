@@ -1,4 +1,4 @@
-"""Who somebody is by the token that they show: the daemon's own, the configuration's, and those that were asked for."""
+"""Authenticate callers by token: the daemon's own token, configured, stored and OpenID provider tokens."""
 
 import asyncio
 import secrets
@@ -29,15 +29,15 @@ from koalapy.ports import StoredToken, TokenStore
 log = structlog.get_logger()
 
 PREFIX = "koala_"
-"""By which tokens are found where they should not be, such as in a repository."""
+"""Start of every token, by which secret scanners find leaked tokens, such as in a repository."""
 DEFAULT_SPAN = 30 * 86400.0
-"""Seconds for which a token holds whose order does not say."""
+"""Default lifetime of a token in seconds."""
 RETENTION = 7 * 86400.0
-"""Seconds for which a token is listed that has expired, or was revoked."""
+"""Seconds for which an expired or revoked token stays listed."""
 MAX_TOKENS_OF_ONE = 1000
-"""Tokens that hold, of one user."""
+"""Maximum number of valid tokens of a user."""
 LAST_USE_INTERVAL = 60.0
-"""Seconds between two times that it is stored when tokens were used."""
+"""Seconds between two writes of the times at which tokens were last used."""
 
 ROLES = frozenset(str(role) for role in Role)
 
@@ -45,47 +45,53 @@ End = Callable[[], None]
 
 
 class Verifier(Protocol):
-    """Knows the tokens of an OpenID provider."""
+    """A verifier of the tokens of an OpenID provider."""
 
     def known(self, token: str) -> Verified | None:
-        """Of one that was verified before, and holds."""
+        """Return the result of an earlier verification, or None if there is none or the token has expired."""
 
     async def verify(self, token: str) -> Verified:
-        """``TokenRejected``, and ``SiteUnavailable`` while that cannot be told."""
+        """Verify a token.
+
+        Raise ``TokenRejected`` for an invalid token, and ``SiteUnavailable`` while the provider's keys are unavailable.
+        """
 
     def role_of(self, user: str) -> Role:
-        """Return the highest role that its tokens may give a user."""
+        """Return the highest role that the provider's tokens may give a user."""
 
 
 def agent_of(cluster: ClusterName) -> str:
-    """Who has made a token that is a login from a cluster."""
+    """Return the ``created_by`` of tokens issued for logins from a cluster."""
     return f"the agent of {cluster}"
 
 
 def vouched_by(token: StoredToken) -> tuple[str, ClusterName]:
-    """The account of a login, and the cluster whose agent vouched for it; both empty of other tokens."""
+    """Return the account of a login and the cluster of the agent that attested it; both empty for other tokens."""
     account, _, cluster = token.how.rpartition(" on ")
     return (account, cluster) if account and token.created_by == agent_of(cluster) else ("", "")
 
 
 def digest_of_token(token: str) -> str:
-    """How a token is kept; whoever reads that has no token."""
+    """Return the SHA-256 digest under which a token is stored, so that the store holds no usable token."""
     return sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOrder:
-    """A token that somebody wants; None of ``expires`` is for ever."""
+    """A request for a new token."""
 
     user: str
     role: Role
     expires: float | None = DEFAULT_SPAN
-    """Seconds from now."""
+    """Lifetime in seconds; None for a token that does not expire."""
     note: str = ""
 
 
 class Identities:
-    """Knows tokens by their digests only, so that neither a look at them nor the time that one takes tells a token."""
+    """The valid tokens and their identities.
+
+    Tokens are kept and compared by digest only, so that neither the memory nor the time of a comparison reveals one.
+    """
 
     def __init__(
         self,
@@ -97,8 +103,8 @@ class Identities:
         reserved: Collection[str] = (),
         max_tokens: int = MAX_TOKENS_OF_ONE,
     ) -> None:
-        """``fixed``: tokens that hold while the daemon lives; ``reserved``: names of the daemon's own, which no other
-        source may give to a caller; ``max_tokens``: valid tokens that one user may have."""
+        """``fixed``: tokens that are valid while the daemon runs; ``reserved``: users that the daemon itself acts as,
+        which no other source of tokens may name; ``max_tokens``: maximum number of valid tokens of a user."""
         self._max_tokens = max_tokens
         self._provider, self._reserved = provider, frozenset(reserved)
         self._fixed = {digest_of_token(token): identity for token, identity in fixed.items()}
@@ -108,18 +114,18 @@ class Identities:
         for token in self._stored.values():
             self._admit(token)
         self._last_used: dict[int, float] = {}
-        """Uses that are not stored yet."""
+        """Times of last use that are not stored yet, by token number."""
         self._open: dict[int, set[End]] = {}
-        """What ends with each token."""
+        """Callbacks that cancel the running requests of each token, by token number."""
         self._changing = asyncio.Lock()
-        """Held while tokens are written, so that no later row is overwritten by an earlier one."""
+        """Held while tokens are written, so that an earlier row never overwrites a later one."""
 
     def role_of(self, user: str) -> Role:
         """Return the highest role that a user has by any source.
 
-        The sources are the settings ``users`` and ``tokens``, stored tokens that hold, the OpenID provider, and the
-        names of the daemon's own. An account that no user is mapped to (``ACCOUNT@CLUSTER``) has the role of the user
-        of the account's name as well, since it may be the same person's.
+        The sources are the settings ``users`` and ``tokens``, valid stored tokens, the OpenID provider, and the
+        reserved names. An account that is not mapped to a user (``ACCOUNT@CLUSTER``) also has the role of the user
+        ``ACCOUNT``, since both may be the same person.
         """
         names, now = {user, user.rpartition("@")[0] or user}, self._clock()
         if names & self._reserved:
@@ -141,7 +147,10 @@ class Identities:
             )
 
     def of(self, token: str) -> Identity | None:
-        """None when nobody has such a token, or not any more."""
+        """Return the identity of a token, or None if it is unknown, expired or revoked.
+
+        A provider token is known only after ``verify``.
+        """
         digest = digest_of_token(token)
         if (fixed := self._fixed.get(digest)) is not None:
             return fixed
@@ -156,9 +165,9 @@ class Identities:
         return found
 
     async def verify(self, token: str) -> Identity | None:
-        """As ``of``, for one that an OpenID provider may have signed and that is seen for the first time.
+        """Verify a token with the OpenID provider's keys and return its identity, or None if it is no provider token.
 
-        ``TokenRejected``, and ``SiteUnavailable`` while that cannot be told.
+        Raise ``TokenRejected`` for an invalid token, and ``SiteUnavailable`` while the provider's keys are unavailable.
         """
         if self._provider is None or not is_provider_token(token):
             return None
@@ -178,7 +187,7 @@ class Identities:
 
     @contextmanager
     def using(self, identity: Identity, end: End) -> Iterator[None]:
-        """While something is open that ``end`` is to end with the token that it was opened by."""
+        """Call ``end`` when the identity's token expires or is revoked before the context exits."""
         number, expiry = identity.token, None
         if identity.expires_at is not None:
             expiry = asyncio.get_running_loop().call_later(max(0.0, identity.expires_at - self._clock()), end)
@@ -194,12 +203,13 @@ class Identities:
                 if not ends:
                     del self._open[number]
 
-    # Making
+    # Create tokens
 
     async def create(self, order: TokenOrder, by: Identity) -> tuple[StoredToken, str]:
-        """A token for who asks, or for anybody where an administrator asks; it is told here and never again.
+        """Create a token; return its stored record and its text, which cannot be retrieved later.
 
-        Others than administrators get none that can do more, or lasts longer, than the one that they show.
+        Raise ``ForbiddenError`` if a caller other than an administrator orders a token for another user or with a
+        higher role. Such a caller's new token expires no later than the token used for the request.
         """
         now = self._clock()
         if order.user in self._reserved and by.user not in self._reserved:
@@ -224,7 +234,11 @@ class Identities:
         note: str = "",
         made_by: int | None = None,
     ) -> tuple[StoredToken, str]:
-        """A new token, and what is kept of it; whether it may be had is the caller's matter."""
+        """Store a new token without checking permission; return its stored record and its text.
+
+        Raise ``StoreUnavailable`` if the daemon stores no tokens, ``ConflictError`` if the user has too many, and
+        ``ForbiddenError`` if the token ``made_by`` is no longer valid.
+        """
         if self._store is None:
             raise StoreUnavailable("this daemon keeps no tokens")
         async with self._changing:
@@ -246,7 +260,7 @@ class Identities:
             token = StoredToken(
                 number, digest_of_token(shown), user, str(role), how, note, now, created_by, expires_at, made_by=made_by
             )
-            # Known before it is written, so that who revokes the one that was shown meanwhile ends this one, too.
+            # Register the token before writing it: if its maker is revoked during the write, this token is revoked too.
             self._stored[number] = token
             try:
                 await run_in_database(self._store.save_tokens, [token])
@@ -258,14 +272,17 @@ class Identities:
             self._admit(token)
         return token, shown
 
-    # Looking
+    # List tokens
 
     @staticmethod
     def is_valid(token: StoredToken, now: float) -> bool:
         return token.revoked_at is None and (token.expires_at is None or token.expires_at > now)
 
     def list(self, by: Identity, user: str | None = None, *, every: bool = False) -> Sequence[StoredToken]:
-        """Those that hold, or ``every`` one that is known: all for administrators, and for others their own."""
+        """Return the valid tokens, with ``every`` the expired and revoked ones as well.
+
+        Administrators get the tokens of ``user``, or of all users if it is None; other callers get only their tokens.
+        """
         now = self._clock()
         if not by.has_role(Role.ADMIN):
             user = by.user if user in (None, by.user) else ""
@@ -276,13 +293,14 @@ class Identities:
         used = self._last_used.get(token.id)
         return token if used is None else replace(token, last_used_at=used)
 
-    # Ending
+    # Revoke tokens
 
     async def revoke(self, tokens: Collection[int], by: Identity) -> Sequence[StoredToken]:
-        """Have tokens hold no longer, with all that were made by them, and end what is open by them, at once.
+        """Revoke tokens and all tokens made by them, and cancel their running requests at once.
 
-        ``NotFoundError`` where one is not there, or somebody else's; then none is revoked. ``StoreUnavailable`` when
-        that is not stored: they hold no longer until the daemon ends, and it must be said again.
+        Raise ``NotFoundError`` if a token does not exist or belongs to another user; then none is revoked. Raise
+        ``StoreUnavailable`` if the change cannot be stored: the tokens are revoked only until the daemon ends, and must
+        be revoked again.
         """
         for number in tokens:
             found = self._stored.get(number)
@@ -297,7 +315,7 @@ class Identities:
         return await self._revoke(self._with_those_made_by(tokens))
 
     async def revoke_all(self) -> Sequence[StoredToken]:
-        """All that were ever asked for; the daemon's own and the configuration's stay."""
+        """Revoke all valid stored tokens; the daemon's own token and the configured tokens stay valid."""
         now = self._clock()
         return await self._revoke({number for number, token in self._stored.items() if self.is_valid(token, now)})
 
@@ -315,17 +333,17 @@ class Identities:
         return revoked
 
     def _with_those_made_by(self, tokens: Iterable[int]) -> set[int]:
-        """A token may have been shown to make others, by whoever had it."""
+        """Return the tokens and all tokens made by them, directly or indirectly."""
         found, more = set[int](), set(tokens)
         while more:
             found |= more
             more = {number for number, token in self._stored.items() if token.made_by in more} - found
         return found
 
-    # What comes by the calendar
+    # Periodic work
 
     async def store_last_uses(self) -> None:
-        """Once in a while for all, and never at a request."""
+        """Store the times of last use of all tokens; called periodically, so that no request waits for it."""
         used, self._last_used = self._last_used, {}
         for number, at in used.items():
             if (token := self._stored.get(number)) is not None:
@@ -336,14 +354,17 @@ class Identities:
             log.warning("when tokens were used is not stored", action="token-not-stored", error=error.message)
 
     async def tidy(self) -> int:
-        """Forget those that ended a while ago; how many. The newest stays, so that no number is given twice."""
+        """Remove tokens that ended more than ``RETENTION`` ago and return their number.
+
+        The newest token stays, so that no number is used twice.
+        """
         before, newest = self._clock() - RETENTION, max(self._stored, default=0)
         old = {
             number
             for number, token in self._stored.items()
             if number != newest and min(_moments(token), default=before) < before
         }
-        # By one of which there is more, what it has made is found when the one that made it is revoked.
+        # Keep an old token that made a token that stays: revocation follows these links.
         kept = self._stored.keys() - old
         while kept:
             kept = {made_by for number in kept if (made_by := self._stored[number].made_by) in old}
@@ -363,7 +384,7 @@ class Identities:
 
 
 def _moments(token: StoredToken) -> list[float]:
-    """When a token ended, or will."""
+    """Return the times at which a token expires and was revoked, as far as they exist."""
     return [at for at in (token.expires_at, token.revoked_at) if at is not None]
 
 

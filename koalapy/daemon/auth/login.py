@@ -1,7 +1,7 @@
-"""Logins for which a cluster's agent vouches: who an account's person is, and a token for a few hours.
+"""Log in accounts that a cluster's agent attests: map them to users, and issue short-lived tokens.
 
-An agent is believed in one thing only: which account of its own cluster asks. Whose that is, and what they may do, says
-the daemon's configuration.
+An agent is trusted only to attest which account of its cluster requests a login. The daemon's configuration maps the
+account to a user and a role.
 """
 
 import re
@@ -27,16 +27,16 @@ log = structlog.get_logger()
 
 ROOT, NOBODY = 0, 65534
 MAX_LOGINS = 20
-"""Logins of one account that hold at a time; of more the oldest end."""
+"""Maximum number of valid logins of an account; the oldest ones are revoked."""
 ACCOUNT = re.compile(r"[A-Za-z0-9_.+-]{1,80}(@[A-Za-z0-9.-]{1,80})?\$?", re.ASCII)
-"""Accounts that may come though nobody has named them."""
+"""Names of accounts that may log in without an entry in the configuration."""
 _ANYBODY = 2**31 - 1
-"""The number of an account that is nobody's in particular, and none of the system's."""
+"""A uid above those of all system accounts, for checks where the real one is unknown."""
 _DAEMON = Identity("", Role.ADMIN, "the daemon itself")
 
 
 class TokenMaker(Protocol):
-    """Makes, lists and revokes tokens."""
+    """An issuer of tokens that also lists and revokes them."""
 
     async def issue(
         self, user: str, role: Role, expires_at: float | None, created_by: str, *, how: str = ""
@@ -49,23 +49,23 @@ class TokenMaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoginRules:
-    """What the configuration says of logins."""
+    """The configured rules for logins."""
 
     users: Users
     domains: Mapping[ClusterName, Domain]
     lifetime: float
-    """Seconds."""
+    """Lifetime of a login's token in seconds."""
     trusted: frozenset[ClusterName] = frozenset()
-    """Clusters whose agents may vouch for others than mere users."""
+    """Clusters from which logins get the user's configured role; logins from other clusters get ``user``."""
     min_uids: Mapping[ClusterName, int] | None = None
-    """The least number of an account that is a person's, by cluster."""
+    """Lowest uid that is no system account, by cluster; 1000 for clusters that are missing."""
     refused: Mapping[ClusterName, Collection[str]] = field(default_factory=dict)
-    """Accounts that get no login, by cluster."""
+    """Accounts that are rejected, by cluster."""
     reserved: Collection[str] = frozenset()
-    """Names of the daemon's own, as which no agent's account logs in."""
+    """Users that the daemon itself acts as; an account mapped to one is rejected."""
 
     def user_of(self, cluster: ClusterName, account: str, uid: int) -> str:
-        """Return the user of an account; raise ``Refused`` if it gets no login, or its user is the daemon's own."""
+        """Return the user of an account. Raise ``Refused`` if it may not log in, or its user is reserved."""
         user = self._mapped_user(cluster, account, uid)
         if user in self.reserved:
             raise Refused(
@@ -97,12 +97,12 @@ class LoginRules:
         return user
 
     def role_of(self, user: str, cluster: ClusterName) -> Role:
-        """A site may not make anybody more than a user, unless it is trusted to."""
+        """Return the role of a login: the configured one if the cluster is trusted, otherwise ``user``."""
         return self.users.configured_role(user) if cluster in self.trusted else Role.USER
 
 
 class Refused(Exception):
-    """No login; ``hint`` is the way out."""
+    """The rejection of a login, with a hint for the user."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -110,7 +110,7 @@ class Refused(Exception):
 
 
 class Logins:
-    """Answers the agents that vouch."""
+    """Logins of accounts that agents attest, limited in rate by cluster and by account."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Logins:
         self._by_account = Throttle(burst=12, interval=5.0)
 
     async def vouched(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
-        """The answer to a cluster's agent, which vouches for accounts of that cluster and no other."""
+        """Log in an account of ``cluster`` that its agent attests; return a token, or why the login is rejected."""
         try:
             return await self._log_in(cluster, vouch)
         except Refused as refusal:
@@ -141,7 +141,7 @@ class Logins:
         now, account = self._monotonic(), vouch.account
         if wait := self._by_cluster.count_if_allowed(cluster, now):
             raise Refused(f"too many logins from {cluster}", f"try again in {wait:.0f} s")
-        # Of whom is refused nothing is remembered.
+        # Rejected accounts are not counted by account, so that they take no memory.
         user = self._rules.user_of(cluster, account, vouch.uid)
         if vouch.runs_jobs and self._rules.users.configured_user_of(cluster, account) is None:
             raise Refused(
@@ -167,13 +167,13 @@ class Logins:
             await self._audit.record("login", by, origin=origin, target=target[:100], outcome=outcome, detail=detail)
 
     async def _end_oldest(self, user: str, how: str) -> None:
-        """Who logs in again and again has not more and more tokens."""
+        """Revoke the oldest logins of an account beyond ``MAX_LOGINS``."""
         held = sorted(token.id for token in self._tokens.list(_DAEMON, user) if token.how == how)
         if excess := held[:-MAX_LOGINS]:
             await self._tokens.revoke(excess, _DAEMON)
 
     async def end_what_is_over(self) -> None:
-        """Have logins hold no longer that the configuration of today would not give: to be called at the start."""
+        """Revoke the logins that the present configuration would not grant; called when the daemon starts."""
         over = [token.id for token in self._tokens.list(_DAEMON) if self._is_over(token)]
         if over:
             log.info("logins of an earlier configuration are over", action="logins-over", tokens=over)
@@ -191,20 +191,20 @@ class Logins:
 
 
 LOGIN_CODE_TTL_S = 60.0
-"""Seconds for which a code holds."""
+"""Lifetime of a code in seconds."""
 MAX_CODES = 1000
-"""That hold at once."""
+"""Maximum number of valid codes."""
 
 
 class LoginCodes:
-    """Kept in memory only: a daemon that begins anew knows none."""
+    """One-time codes that log a browser in, kept in memory only: a restart of the daemon invalidates them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._codes: dict[str, tuple[Identity, float]] = {}
 
     def make(self, identity: Identity) -> str:
-        """A code that logs its user in, who can do no more than by what he shows now; ``BusyError``."""
+        """Return a new code that logs in with the given identity. Raise ``BusyError`` if there are too many codes."""
         now = self._clock()
         self._codes = {code: (who, until) for code, (who, until) in self._codes.items() if until > now}
         if len(self._codes) >= MAX_CODES:
@@ -214,12 +214,12 @@ class LoginCodes:
         return code
 
     def whose(self, code: str) -> Identity | None:
-        """Who would be logged in; the code still holds after that."""
+        """Return the identity of a code without using it up, or None if the code is unknown or expired."""
         who, until = self._codes.get(code, (None, 0.0))
         return who if until > self._clock() else None
 
     def take(self, code: str) -> Identity | None:
-        """Who is logged in, once."""
+        """Return the identity of a code and invalidate the code; None if it is unknown or expired."""
         who = self.whose(code)
         self._codes.pop(code, None)
         return who

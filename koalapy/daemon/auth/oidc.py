@@ -1,4 +1,4 @@
-"""Verify bearer tokens of an OpenID provider: signature, issuer, audience and times, by the keys of the provider."""
+"""Verify bearer tokens of an OpenID provider: signature, issuer, audience and times, with the provider's keys."""
 
 import asyncio
 import json
@@ -24,23 +24,23 @@ from koalapy.system.tls import require_tls_1_2
 log = structlog.get_logger()
 
 MAX_AGE = 3600.0
-"""Seconds for which keys are believed that could not be fetched again."""
+"""Seconds for which keys are used after the last successful fetch."""
 MIN_PAUSE = 10.0
-"""Seconds between two fetches for keys that are not known: anybody can name one."""
+"""Minimum seconds between two fetches for unknown key ids, since any caller can invent an id."""
 FETCH_TIMEOUT = 5.0
-"""Seconds in all."""
+"""Timeout of a whole fetch in seconds."""
 MAX_SIZE = 256 * 1024
-"""Bytes of a set of keys."""
+"""Maximum size of a key set in bytes."""
 MIN_RSA_BITS = 2048
 
 Fetch = Callable[[], Awaitable[bytes]]
 
 
 class ProviderKeys:
-    """Public keys by their ids, as far as they may sign; ``SiteUnavailable`` while there are none to be had."""
+    """The provider's public signing keys, fetched again when an unknown key id is requested."""
 
     def __init__(self, fetch: Fetch, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """``changed`` is called when what was verified by the keys before may not hold any more."""
+        """Call ``changed`` whenever the keys change, since earlier verifications may no longer be valid."""
         self._fetch, self._changed, self._clock = fetch, changed, clock
         self._keys = KeySet([])
         self._fetched_at = self._tried_at = -float("inf")
@@ -48,7 +48,10 @@ class ProviderKeys:
         self._problem = ""
 
     async def for_id(self, kid: str | None) -> KeySet:
-        """Those that there are, fetched again where none has that id, though not for everybody who asks."""
+        """Return all keys; fetch them first if none has the id ``kid``, at most once in ``MIN_PAUSE``.
+
+        Raise ``SiteUnavailable`` if there are no keys.
+        """
         if not self._has(kid):
             async with self._fetching:
                 if not self._has(kid) and self._clock() - self._tried_at >= MIN_PAUSE:
@@ -62,7 +65,7 @@ class ProviderKeys:
         return self._keys
 
     async def refresh(self) -> None:
-        """Take them anew; those that could not be for too long are not believed any more."""
+        """Fetch the keys again. If that fails, drop keys that are older than ``MAX_AGE``."""
         async with self._fetching:
             await self._take()
 
@@ -92,7 +95,7 @@ class ProviderKeys:
 
 
 def signing_keys(content: bytes) -> KeySet:
-    """Of a set of keys in JSON those that may sign and are strong enough; ``ValueError`` when there are none."""
+    """Return the usable signing keys of a JSON key set. Raise ``ValueError`` if it is invalid or has none."""
     if len(content) > MAX_SIZE:
         raise ValueError(f"they are more than {MAX_SIZE} bytes")
     told = json.loads(content)
@@ -106,7 +109,10 @@ def signing_keys(content: bytes) -> KeySet:
 
 
 def _signing_key(told: Any) -> Key | None:
-    """None for one that is none, or of a kind that is not taken; secrets that both sides know are never."""
+    """Return a public signing key, or None if it is invalid, too weak or of an unsupported type.
+
+    Symmetric keys are never accepted.
+    """
     if not isinstance(told, dict) or told.get("use", "sig") != "sig" or "verify" not in told.get("key_ops", ["verify"]):
         return None
     if told.get("kty") not in ("RSA", "EC", "OKP") or told.get("crv") not in (None, "P-256", "Ed25519"):
@@ -125,7 +131,7 @@ _PUBLIC = ("kty", "kid", "alg", "use", "n", "e", "crv", "x", "y")
 
 
 def source_of(provider: Provider) -> Fetch:
-    """How the keys of a provider are had."""
+    """Return the function that fetches a provider's key set, from its file or its URI."""
     if provider.jwks_file is not None:
         path = Path(provider.jwks_file)
         return lambda: asyncio.to_thread(_read, path)
@@ -139,7 +145,10 @@ def _read(path: Path) -> bytes:
 
 
 async def fetch(uri: str) -> bytes:
-    """What is there, as far as a set of keys may be large; no redirection is followed, and no proxy asked."""
+    """Fetch a URI without redirects and proxies; stop reading once the content is larger than ``MAX_SIZE``.
+
+    Raise ``ValueError`` for any status but 200.
+    """
     context = require_tls_1_2(ssl.create_default_context())
     async with (
         httpx2.AsyncClient(verify=context, trust_env=False, timeout=FETCH_TIMEOUT) as client,
@@ -156,20 +165,20 @@ async def fetch(uri: str) -> bytes:
 
 
 ALGORITHMS = ("RS256", "ES256", "EdDSA", "Ed25519")
-"""Those by which a provider alone can sign: never ``none``, and no secret that both sides know."""
+"""Accepted signature algorithms: asymmetric ones only, so that only the provider can sign."""
 LEEWAY = 30
-"""Seconds by which clocks may differ."""
+"""Tolerated difference of clocks in seconds."""
 MAX_TOKEN_LENGTH = 16 * 1024
-"""Characters."""
+"""Maximum length of a token in characters."""
 MAX_HEADER_LENGTH = 2048
 MAX_KNOWN = 10_000
-"""Verified tokens that are remembered."""
+"""Maximum number of cached verifications."""
 MAX_SPAN = 86400.0
-"""Seconds after which a token that says to be good for longer is verified again, and what is open by it ends."""
+"""Maximum seconds for which a verification is valid; then the token's running requests are cancelled."""
 
 
 class Oidc:
-    """Verifies tokens, each once: until it expires, or the provider's keys change, it is known by its digest."""
+    """A verifier of provider tokens that caches each result by digest until the token expires or the keys change."""
 
     def __init__(
         self,
@@ -183,12 +192,12 @@ class Oidc:
         self._clock = clock
         self._known: dict[bytes, Verified] = {}
         self._latest: dict[str, Verified] = {}
-        """By user: of the tokens that hold, the one with the highest role; of those that have expired, the last."""
+        """By user, the valid token with the highest role; if none is valid, the last one."""
         self._registry = JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
         self._registry.max_header_length = MAX_HEADER_LENGTH
 
     def known(self, token: str) -> Verified | None:
-        """Of a token that was verified before, and has not expired."""
+        """Return the cached verification of a token, or None if there is none or it has expired."""
         found = self._known.get(digest := sha256(token.encode()).digest())
         if found is not None and found.expires_at <= self._clock():
             del self._known[digest]
@@ -196,12 +205,15 @@ class Oidc:
         return found
 
     def role_of(self, user: str) -> Role:
-        """Return the role that a user's tokens gave, or the highest that they may give if the user has shown none."""
+        """Return the role that a user's tokens gave, or the highest possible role if none was verified yet."""
         seen = self._latest.get(user)
         return self.provider.possible_role(user) if seen is None else seen.role or Role.USER
 
     async def verify(self, token: str) -> Verified:
-        """``TokenRejected``, and ``SiteUnavailable`` while the provider's keys cannot be had."""
+        """Verify a token, or return the cached result.
+
+        Raise ``TokenRejected`` for an invalid token, and ``SiteUnavailable`` while the provider's keys are unavailable.
+        """
         if found := self.known(token):
             return found
         if len(token) > MAX_TOKEN_LENGTH:
@@ -216,13 +228,13 @@ class Oidc:
             self._check(claims)
         except JoseError as error:
             raise TokenRejected(error.description or error.error.replace("_", " ")) from error
-        # What it holds is not ours: joserfc stumbles over some of what is no token at all.
+        # The content is untrusted, and joserfc raises these errors for some malformed tokens.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise TokenRejected("it is no signed token") from error
         return self._remember(token, claims)
 
     def _check(self, claims: dict[str, Any]) -> None:
-        """Raises ``JoseError``."""
+        """Check issuer, audience and times. Raise ``JoseError`` if one does not match."""
         now = int(self._clock())
         JWTClaimsRegistry(
             now=now,

@@ -1,4 +1,4 @@
-"""How fast requests may come: those of a user, and those that show no token which is known, by where they come from."""
+"""Limit the rate of requests, by user, and of requests with unknown tokens, by network address."""
 
 import time
 from collections.abc import Callable
@@ -9,26 +9,29 @@ from koalapy.model.throttle import Throttle
 
 RATE = "requests_per_second"
 BURST_SECONDS = 5.0
-"""As much may come at once as in so many seconds."""
+"""Size of a burst: as many requests as the rate allows in this many seconds."""
 FAILURES_AT_ONCE = 20.0
-"""Requests with tokens that nobody has, from one address."""
+"""Requests with unknown tokens that are allowed at once from one address."""
 FAILURE_INTERVAL = 2.0
-"""Seconds after which there may be one more."""
+"""Seconds after which one more is allowed."""
 
 
 class Pace:
-    """Counts requests; ``limits`` are of users and groups."""
+    """A rate limiter of requests by the limits of users and groups, and of unknown tokens by address."""
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits or Limits()
         self._is_limited = self._limits.has_any(RATE)
         self._clock = clock
         self._requests: dict[float, Throttle] = {}
-        """By the rate that is the limit: of these there are as many as the configuration names."""
+        """By rate in requests per second; there are only as many as the configuration has different rates."""
         self._failures = Throttle(FAILURES_AT_ONCE, FAILURE_INTERVAL)
 
     def excess(self, user: str) -> tuple[Excess, float] | None:
-        """The limit that a user has reached, and seconds until the next request may come; else one more is counted."""
+        """Return the limit that a user has reached and the seconds until the next request is allowed.
+
+        Return None, and count the request, if it is allowed.
+        """
         if not self._is_limited:
             return None
         now = self._clock()
@@ -47,29 +50,29 @@ class Pace:
         return throttle
 
     def guessing(self, address: str) -> float:
-        """Seconds for which nothing is said to an address that has shown too many tokens which nobody has."""
+        """Return the seconds for which an address is blocked after too many unknown tokens; 0 if it is not."""
         return self._failures.wait_time(_network(address), self._clock())
 
     def failed(self, address: str) -> None:
-        """A token was shown that nobody has."""
+        """Count a request with an unknown token."""
         self._failures.count(_network(address), self._clock())
 
 
 class AgentAttempts:
-    """Bound the wrong agents' tokens that are looked at: from one address, and for one cluster from all addresses.
+    """A rate limiter of wrong agent tokens, by address and by cluster.
 
-    A token that cannot be guessed is always looked at, and so is every token from the address of the cluster's last
-    agent, so that guesses from elsewhere keep no agent out.
+    Unguessable tokens are always checked. The limit by cluster does not apply to the address of the cluster's last
+    agent, so that guesses from other addresses do not lock the agent out.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failures = Throttle(FAILURES_AT_ONCE, FAILURE_INTERVAL)
         self._admitted: dict[str, str] = {}
-        """By cluster: where the right token came from last."""
+        """By cluster, the network from which the right token was last received."""
 
     def wait(self, cluster: str, address: str) -> float:
-        """Return the seconds for which no token that could be guessed is looked at; 0 if one is."""
+        """Return the seconds for which guessable tokens are not checked; 0 if they are."""
         network, now = _network(address), self._clock()
         of_cluster = (
             0.0 if self._admitted.get(cluster) == network else self._failures.wait_time(("cluster", cluster), now)
@@ -77,18 +80,18 @@ class AgentAttempts:
         return max(of_cluster, self._failures.wait_time(("address", network), now))
 
     def failed(self, cluster: str, address: str) -> None:
-        """Count a wrong token."""
+        """Count a wrong token for the address and the cluster."""
         now = self._clock()
         for key in (("address", _network(address)), ("cluster", cluster)):
             self._failures.count(key, now)
 
     def admitted(self, cluster: str, address: str) -> None:
-        """Note where the right token came from."""
+        """Record the network from which the right token was received."""
         self._admitted[cluster] = _network(address)
 
 
 def _network(address: str) -> str:
-    """What is one party's: of IPv6 whoever has one address has 2^64 of them."""
+    """Return the key by which an address is counted: for IPv6 its /64 network, which one party holds as a whole."""
     try:
         known = ip_address(address)
     except ValueError:

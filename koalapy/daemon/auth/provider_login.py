@@ -1,4 +1,4 @@
-"""Logging browsers in at an OpenID provider: its authorization code flow with PKCE (RFC 7636)."""
+"""Log browsers in at an OpenID provider by the authorization code flow with PKCE (RFC 7636)."""
 
 import base64
 import json
@@ -19,36 +19,36 @@ from koalapy.model.identity import Identity, Provider
 from koalapy.system.tls import require_tls_1_2
 
 SPAN = 600.0
-"""Seconds that somebody has at the provider."""
+"""Seconds within which a user must complete a login at the provider."""
 MAX_LOGINS = 1000
-"""That are under way at once; of more the oldest are given up."""
+"""Maximum number of unfinished logins; the oldest ones are dropped."""
 TIMEOUT = 10.0
 MAX_ANSWER = 256 * 1024
-"""Bytes."""
+"""Maximum size of the provider's answer in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoginUnderWay:
-    """Somebody who was sent to the provider."""
+    """An unfinished login of a browser that was sent to the provider."""
 
     nonce: str
     verifier: str
     back: str
-    """Where the provider sends him back to."""
+    """The URL to which the provider redirects the browser."""
     then: str
-    """The page that he wanted."""
+    """The page to show after the login."""
     until: float
 
 
 class ProviderLogins:
-    """What the browser brings back is believed by its ``state`` alone, which only it has, in a cookie too."""
+    """Logins of browsers at a provider, each identified by its ``state``, which the browser also has in a cookie."""
 
     def __init__(self, provider: Provider, identities: Identities, clock: Callable[[], float] = time.monotonic) -> None:
         self._provider, self._identities, self._clock = provider, identities, clock
         self._under_way: dict[str, LoginUnderWay] = {}
 
     def begin(self, back: str, then: str) -> tuple[str, str]:
-        """The address at the provider, and the state that the browser is to bring back."""
+        """Begin a login; return the provider's URL and the state that the browser must send back."""
         now = self._clock()
         self._under_way = {state: login for state, login in self._under_way.items() if login.until > now}
         while len(self._under_way) >= MAX_LOGINS:
@@ -70,13 +70,17 @@ class ProviderLogins:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}", state
 
     async def finish(self, state: str, code: str) -> tuple[Identity, str]:
-        """Who was logged in, and the page that he wanted; ``TokenRejected``, ``SiteUnavailable``."""
+        """Finish a login; return the user's identity and the page to show.
+
+        Raise ``TokenRejected`` if the state or the ID token is invalid, and ``SiteUnavailable`` if the provider does
+        not answer.
+        """
         login = self._under_way.pop(state, None)
         if login is None or login.until <= self._clock():
             raise TokenRejected("this login was not begun here, or took too long")
         token = await self._id_token(login, code)
         identity = await self._identities.verify(token)
-        # It is verified: what it says is the provider's word.
+        # The claims can be trusted, since the token was verified above.
         if identity is None or _claims(token).get("nonce") != login.nonce:
             raise TokenRejected("the provider's ID token is of another login")
         return identity, login.then
@@ -109,7 +113,7 @@ class ProviderLogins:
 
 
 async def _post(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | None) -> bytes:
-    """No redirection is followed, and no proxy asked; ``ValueError`` for an answer that is too large."""
+    """Post a form without redirects and proxies. Raise ``ValueError`` if the answer is too large."""
     async with (
         httpx2.AsyncClient(
             verify=require_tls_1_2(ssl.create_default_context()), trust_env=False, timeout=TIMEOUT
