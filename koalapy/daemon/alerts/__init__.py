@@ -1,5 +1,5 @@
-"""Alerts: checks that find what is wrong, alerts that last until it is over, health, and notifications.
+"""Alerts: checks for problems, alerts that last while a problem does, health, and notifications.
 
-Start at ``alerts.py``, which asks every check of ``*_checks.py`` every two seconds. ``health.py`` decides whether the
+Start at ``alerts.py``, which runs every check of ``*_checks.py`` every two seconds. ``health.py`` decides whether the
 daemon is ready. ``notifications.py`` sends mail and webhooks to configured recipients only.
 """

@@ -1,4 +1,4 @@
-"""What is wrong now: looked for every two seconds, told once it has held for a moment, and until it is over for one."""
+"""Run the checks every two seconds, and begin and end alerts with a delay, so that they do not flap."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -24,23 +24,23 @@ from koalapy.scheduler.queries import Queries
 log = structlog.get_logger()
 
 LOOK_INTERVAL = 2.0
-"""Seconds between two looks."""
+"""Seconds between two runs of the checks."""
 MAX_ALERTS = 500
-"""Of more, the most urgent are told."""
+"""Maximum number of alerts that are reported, the most urgent first."""
 SQLITE_REMEDY = (
     "see who else holds the file, and that it lies on a disk of this machine: fuser -v {file}; many users are served "
     "better by PostgreSQL"
 )
 SERVER_REMEDY = "see what it does: psql -c 'select pid, state, wait_event, query from pg_stat_activity'"
 Check = Callable[[float], AsyncIterator[Alert]]
-"""What is wrong at a moment, as far as one check knows; gives way to others where it has much to look at."""
+"""A check that yields the alerts as of a time; it lets other tasks run if it examines many items."""
 Changed = Callable[[Alert, bool], None]
-"""Told of an alert that begins (True) or ends (False)."""
+"""A function that is called with an alert that begins (True) or ends (False)."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """Something that is wrong, or was a moment ago."""
+    """An alert found by a check, with the times of its first and last finding, and whether it has begun."""
 
     alert: Alert
     first: float
@@ -49,34 +49,34 @@ class Seen:
 
 
 class Alerts:
-    """Asks every check in turn, and keeps what they found from flapping."""
+    """The present alerts, kept from flapping: each begins and ends after the delays in ``rules``."""
 
     def __init__(
         self, checks: Sequence[Check], rules: AlertRules, clock: Callable[[], float], observers: Sequence[Changed] = ()
     ) -> None:
-        """``observers`` are called with each alert that begins or ends."""
+        """Call ``observers`` with each alert that begins or ends."""
         self._checks, self._rules, self._clock, self._observers = checks, rules, clock, observers
         self._seen: dict[tuple[AlertKind, str], Seen] = {}
         self.looked_at: float | None = None
-        """When it was last looked at; None before the first time."""
+        """Time of the last run of the checks; None before the first."""
 
     def current(self) -> Sequence[Alert]:
-        """What is wrong now, the most urgent first."""
+        """Return the present alerts, the most urgent first."""
         return sorted((seen.alert for seen in self._seen.values() if seen.told), key=urgency_key)[:MAX_ALERTS]
 
     def visible_to(self, identity: Identity) -> Sequence[Alert]:
-        """The same, as far as it concerns somebody."""
+        """Return the present alerts that a caller may see, with the details that the caller may see."""
         return [told for alert in self.current() if (told := alert.visible_to(identity)) is not None]
 
     async def look(self) -> None:
-        """Ask all checks; others go on between two of them."""
+        """Run all checks and update the alerts; other tasks run between two checks."""
         now, found = self._clock(), dict[tuple[AlertKind, str], Alert]()
         for check in self._checks:
             try:
                 async for alert in check(now):
                     found.setdefault(alert.key, alert)
             except Exception as error:
-                # One that breaks keeps no other from being told.
+                # A failing check must not hide the alerts of the others.
                 log.error("a check for alerts failed", action="alert-check-failed", exc_info=error)
             await asyncio.sleep(0)
         self._take(found.values(), now)
@@ -87,7 +87,7 @@ class Alerts:
             seen = self._seen.get(alert.key)
             if seen is None:
                 seen = self._seen[alert.key] = Seen(alert, now, now)
-            # What began before we looked says so itself; it does not begin anew while it lasts.
+            # A check may report a start before the first finding; the start never moves while the alert lasts.
             seen.alert = replace(alert, since=min(alert.since, seen.alert.since))
             seen.last = now
             if not seen.told and now - seen.first >= self._rules.hold:

@@ -37,8 +37,8 @@ class ClusterChecks:
         embedded: Collection[ClusterName],
         rejections: Mapping[ClusterName, Rejection] = MappingProxyType({}),
     ) -> None:
-        """``embedded``: the clusters whose agents the daemon starts itself; ``rejections``: the last connection that
-        was rejected as the agent of a cluster."""
+        """``embedded``: the clusters with agents that the daemon starts itself; ``rejections``: the last connection
+        that was rejected as the agent of a cluster."""
         self._clusters, self._embedded, self._rejections = clusters, embedded, rejections
         self._started_at: float | None = None
         self._silent_since: dict[ClusterName, float] = {}

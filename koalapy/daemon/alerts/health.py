@@ -1,4 +1,4 @@
-"""Whether the daemon is well: its database, its lease, its loop, the room on its disks, and its clusters."""
+"""Determine the daemon's health: its database, lease, engine, disks and clusters."""
 
 import asyncio
 import tempfile
@@ -22,13 +22,13 @@ from koalapy.system.files import file_identity, measure_disks
 log = structlog.get_logger()
 
 DISK_INTERVAL = 2.0
-"""Seconds between two looks at the disks."""
+"""Seconds between two checks of the disks."""
 DISK_TIMEOUT = 2.0
-"""Seconds that these may take to tell of their room, and to take a file."""
+"""Seconds within which the disks must report their free space and accept a file."""
 ROUND_TIMEOUT = 3.0
-"""Seconds after which a round of the engine is told as one that does not end."""
+"""Seconds after which an engine cycle is reported as hanging."""
 LEASE_OVERDUE = 10.0
-"""Seconds since the last renewal after which the lease may soon be another's."""
+"""Seconds since the last renewal after which another daemon may soon take the lease."""
 PROBE = bytes(16384)
 FOR_USERS = "who shows a token is told why"
 
@@ -37,51 +37,51 @@ CheckName = Literal["database", "lease", "engine", "disk", "agent", "resource ma
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one health check."""
 
     name: CheckName
     ok: bool
     reason: str = ""
-    """What is wrong with it, or soon will be."""
+    """The present or impending problem; empty if there is none."""
     needed: bool = True
-    """Whether the daemon is not ready without: one of its own, and not one cluster's."""
+    """Whether readiness depends on it: true for checks of the daemon, false for those of a cluster."""
     cluster: ClusterName | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether jobs and actions are taken, and what that was seen by."""
+    """Whether the daemon accepts jobs and actions, and the checks by which that is decided."""
 
     ready: bool
     checks: Sequence[Check]
 
     @property
     def reasons(self) -> list[str]:
-        """Why not, the daemon's own checks first."""
+        """Return the reasons of the daemon's failed checks or, if there are none, those of the clusters."""
         faults = [check for check in self.checks if not check.ok]
         own = [check.reason for check in faults if check.needed]
         return own or [f"{check.name} of {check.cluster}: {check.reason}" for check in faults]
 
     def for_strangers(self) -> "Readiness":
-        """Without what agents say of their sites."""
+        """Return the readiness for unauthenticated callers, without the reasons that agents report."""
         return Readiness(
             self.ready, [replace(c, reason=FOR_USERS) if c.cluster and c.reason else c for c in self.checks]
         )
 
     @property
     def status(self) -> str:
-        """In one line for people."""
+        """Return the readiness and its reasons in one line of text."""
         told = "; ".join(self.reasons)
         return "; ".join(filter(None, ("ready" if self.ready else "not ready", told)))
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """``problems`` are those of the daemon itself; jobs are counted as they are stored."""
+    """The daemon's health, with its own problems and the numbers of stored queued and active jobs."""
 
     status: Literal["ok", "degraded"]
     ready: bool
-    """Whether jobs and actions are taken."""
+    """Whether the daemon accepts jobs and actions."""
     problems: Sequence[str]
     disks: Sequence[Disk]
     version: str
@@ -92,21 +92,24 @@ class HealthReport:
 
 
 class HealthMonitor:
-    """Of the disks it is known what there was when they were last looked at."""
+    """The daemon's health; the state of the disks is that of the last check."""
 
     def __init__(self, engine: Engine, queries: Queries, folders: Mapping[str, Path], limits: DiskLimits) -> None:
-        """``folders``: where the daemon writes, by what it has there."""
+        """``folders``: the folders that the daemon writes to, by the name of their content."""
         self._engine, self._queries, self._folders, self._limits = engine, queries, folders, limits
         self._identities: dict[Path, tuple[int, int]] = {}
-        """Device and inode of each folder since it was first seen."""
+        """Device and inode of each folder when it was first seen."""
         self._disks: Sequence[Disk] = ()
         self._disk_problems: Sequence[str] = ()
         """One line for each disk that is low or full."""
         self._disk_fault = ""
-        """Why nothing can be kept there; empty when it can."""
+        """Why nothing can be written; empty if the disks accept files."""
 
     async def look_at_disks(self) -> None:
-        """Told at the latest when they have not answered for ``DISK_TIMEOUT``, and once they have."""
+        """Check the disks and update their state.
+
+        Disks that do not answer within ``DISK_TIMEOUT`` are reported as a fault; the check still waits for them.
+        """
         looking = asyncio.ensure_future(asyncio.to_thread(self._look))
         await asyncio.wait({looking}, timeout=DISK_TIMEOUT)
         if not looking.done():
@@ -121,7 +124,7 @@ class HealthMonitor:
         self._tell(low, "; ".join(full) or fault)
 
     def _look(self) -> tuple[Sequence[Disk], str]:
-        """The disks, and why one takes no file though it says that it has room. ``OSError``."""
+        """Return the disks, and why one accepts no file despite free space (empty if all do). Raise ``OSError``."""
         disks = measure_disks(self._folders)
         for what, folder in self._folders.items():
             if fault := self._folder_fault(folder):
@@ -154,7 +157,7 @@ class HealthMonitor:
             log.info("there is room again", action="disk-back")
 
     def readiness(self, *, of_clusters: bool = False) -> Readiness:
-        """``of_clusters``: with every agent and resource manager counted as needed."""
+        """Return the daemon's readiness; with ``of_clusters``, agents and resource managers are needed as well."""
         checks = list(self._checks())
         return Readiness(all(check.ok or not (check.needed or of_clusters) for check in checks), checks)
 
@@ -188,14 +191,14 @@ class HealthMonitor:
 
     @property
     def disks(self) -> Sequence[Disk]:
-        """Those where the daemon writes."""
+        """Return the disks that the daemon writes to."""
         return self._disks
 
     def report(self) -> HealthReport:
         engine = self._engine
         states = {cluster.name: cluster.state for cluster in self._queries.grid.clusters()}
         database = engine.database.problem
-        # While the database takes nothing, lease and engine follow from that.
+        # While the database rejects writes, faults of lease and engine only follow from that.
         own = [database] if database else [self._lease_fault(), self._engine_fault()]
         problems = [*filter(None, own), *self._disk_problems]
         is_well = not problems and set(states.values()) <= {ClusterState.USABLE, ClusterState.DRAINED}
@@ -213,7 +216,7 @@ class HealthMonitor:
 
 
 def _try_to_write(folder: Path) -> None:
-    """``OSError``: also where there is room for others only, or the disk may only be read."""
+    """Write a temporary file. Raise ``OSError`` if the disk is full for this account or read-only."""
     while not folder.exists():
         folder = folder.parent
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -230,7 +233,7 @@ def _check_of(name: CheckName, cluster: ClusterStatus, fault: str) -> Check:
 
 
 def _lrm_fault(cluster: ClusterStatus) -> str:
-    """What is not known of it counts as a fault."""
+    """Return the fault of a resource manager, empty if there is none; an unknown state counts as a fault."""
     if not cluster.has_agent:
         return "nothing is known of it while the agent is away"
     return cluster.problem or ("" if cluster.contact.connected and cluster.reported else NO_REPORT_YET)

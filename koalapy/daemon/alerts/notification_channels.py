@@ -1,4 +1,4 @@
-"""How something is told: by mail in threads of its own, by webhooks without redirections, both within seconds."""
+"""Send notifications by mail, in separate threads, and by webhooks, without redirects; both with timeouts."""
 
 import asyncio
 import hashlib
@@ -24,12 +24,12 @@ from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.model.notification import Notification, host_of
 
 MAX_HANGING = 8
-"""Threads that a mail server may keep waiting, by answers that never come to their end."""
+"""Maximum number of threads that wait for a mail server, which may never finish its answers."""
 SIGNATURE = "X-Koala-Signature"
 
 
 class NotTold(Exception):
-    """It was not told; ``for_good`` where another try would fare no better."""
+    """A notification was not delivered; ``for_good`` if a retry would fail as well."""
 
     def __init__(self, reason: str, *, for_good: bool = False) -> None:
         super().__init__(reason)
@@ -37,15 +37,15 @@ class NotTold(Exception):
 
 
 class Sender(Protocol):
-    """Tells something at one place."""
+    """A channel that delivers notifications."""
 
     async def tell(self, notification: Notification) -> None:
-        """``NotTold``."""
+        """Deliver a notification. Raise ``NotTold`` if that fails."""
         ...
 
 
 class Webhooks:
-    """Posts JSON, signed by the secret of the host that is asked."""
+    """A channel that posts JSON to a URL, signed with the secret of the URL's host."""
 
     def __init__(
         self, secrets: Mapping[str, str], context: ssl.SSLContext, timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS
@@ -79,13 +79,13 @@ class Webhooks:
 
 
 def signature(secret: str, url: str, content: bytes, at: int) -> str:
-    """Of what is posted, where, and when, so that it is of no use elsewhere or later."""
+    """Return the signature of a webhook's content, URL and time, so that the request cannot be replayed."""
     signed = f"{at}\n{url}\n".encode() + content
     return f"t={at},v1={hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()}"
 
 
 class Mail:
-    """Hands mail to a server, in threads that nobody waits for longer than some seconds, nor at the daemon's end."""
+    """A channel that sends mail through a server, in threads that delay neither other tasks nor the daemon's end."""
 
     def __init__(
         self,

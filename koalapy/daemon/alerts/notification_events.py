@@ -1,4 +1,4 @@
-"""What is told: of a job that has changed, or waits for long, and of alerts."""
+"""Build the notifications of jobs that change or wait for long, and of alerts."""
 
 import secrets
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _RAN = (JobState.RUNNING, JobState.UNKNOWN)
 
 
 def happened(job: Job, before: JobState | None) -> Iterator[MailType]:
-    """What has become of a job since it was stored in the state ``before``, as far as its owner wants to know."""
+    """Yield the events of a job since the state ``before`` that its owner wants to be notified of."""
     if not (job.spec.mail_user or job.spec.webhook):
         return
     wanted = frozenset(job.spec.mail_type) or {MailType.END}
@@ -29,7 +29,10 @@ def happened(job: Job, before: JobState | None) -> Iterator[MailType]:
 
 
 def waits_since(job: Job) -> float | None:
-    """When a job has begun to wait for nodes, if it does and its owner wants to know of long waiting."""
+    """Return the time since which a job has been queued.
+
+    Return None if it is not queued, or its owner wants no notification of long waits.
+    """
     if job.state is not JobState.QUEUED or MailType.WAITING not in job.spec.mail_type:
         return None
     ended = job.attempt.ended_at if job.attempt else None
@@ -44,9 +47,9 @@ def places(job: Job) -> Places:
 
 
 def of_job(event: MailType, job: Job, at: float) -> dict[str, Any]:
-    """What is told of a job; ``id`` tells whether the same is told twice.
+    """Return the body of a notification of a job; its ``id`` lets the recipient detect duplicates.
 
-    Of one that is over before its beginning is told, that is told as it was then, without what is of the end.
+    The begin of a job that has already ended is reported without its final state, reason and exit code.
     """
     begins = event is MailType.BEGIN
     clusters: dict[str, int] = {}
@@ -71,7 +74,7 @@ def of_job(event: MailType, job: Job, at: float) -> dict[str, Any]:
 
 
 def of_alert(alert: Alert, at: float, *, begins: bool) -> dict[str, Any]:
-    """What operators are told of an alert that begins, or is over."""
+    """Return the body of a notification to operators of an alert that begins or ends."""
     told = {name: getattr(alert, name) for name in ("target", "summary", "cause", "remedy", "since", "cluster", "job")}
     kind = {"kind": str(alert.kind), "severity": str(alert.severity)}
     event = "alert" if begins else "alert-over"
@@ -79,7 +82,7 @@ def of_alert(alert: Alert, at: float, *, begins: bool) -> dict[str, Any]:
 
 
 def text_of(body: dict[str, Any]) -> tuple[str, str]:
-    """The subject of a mail, and its text."""
+    """Return the subject and the text of a mail for a notification body."""
     if body["event"].startswith("alert"):
         over = "over: " if body["event"] == "alert-over" else f"{body['severity']}: "
         lines = [body["summary"], "", f"cause:  {body['cause']}", f"remedy: {body['remedy']}"]
@@ -101,5 +104,5 @@ def text_of(body: dict[str, Any]) -> tuple[str, str]:
 
 
 def _line(text: str) -> str:
-    """One that is a header: whatever there is in a name stays in its line."""
+    """Return a text as a header of one line, so that names with line breaks cannot add headers."""
     return "".join(sign if sign.isprintable() else " " for sign in text)[:200]

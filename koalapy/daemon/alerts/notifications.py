@@ -1,4 +1,4 @@
-"""What is on its way: kept until it is told, tried again ever later, and nobody waits for it."""
+"""Queue notifications in the store until they are delivered, and retry with growing pauses in the background."""
 
 import asyncio
 from collections import Counter
@@ -26,21 +26,21 @@ from koalapy.system.tls import Trust
 log = structlog.get_logger()
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 3600.0
-"""Seconds before something is tried again; each further time twice as long."""
+"""Seconds before the first retry, doubled for each further one, up to the maximum."""
 MAX_WAITING = 20_000
-"""Of all users together."""
+"""Maximum number of undelivered notifications of all users together."""
 MIN_PAUSE = 0.05
-"""Seconds between two looks at what may be told."""
+"""Minimum seconds between two passes over the queue."""
 AT_ONCE = 8
-"""Places that are told at the same time."""
+"""Recipients that are notified at the same time."""
 SLICE = 200
-"""Jobs that are looked at before others go on."""
+"""Jobs that are examined before other tasks run."""
 LOOK_INTERVAL = 30.0
-"""Seconds between two looks for jobs that wait for long."""
+"""Seconds between two searches for jobs that wait for long."""
 
 
 class Notifications:
-    """Makes notifications, and tells them."""
+    """The queue of undelivered notifications, and their delivery."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Notifications:
         self._clock, self._jobs = clock, jobs
         self._waiting: dict[int, Notification] = {}
         self._at: dict[str, dict[int, None]] = {}
-        """The same by place, in order: what comes first there is told first, however often it takes."""
+        """Ids by recipient: each recipient gets its notifications in order, however many retries one needs."""
         self._of_owner: Counter[str] = Counter()
         self._last_id = 0
         for each in store.notifications():
@@ -62,22 +62,22 @@ class Notifications:
             self._last_id = each.id
         self._pace = Throttle(section.per_hour, 3600 / section.per_hour)
         self._paced: set[int] = set()
-        """Those that the pace has let through once: a further try is none more."""
+        """Notifications that the rate limit has let through once; their retries are not counted again."""
         self._telling: dict[str, asyncio.Task[None]] = {}
-        """By place: one at a time at each."""
+        """The running delivery of each recipient; one at a time."""
         self._told: set[int] = set()
-        """Those of which the store is to know no more."""
+        """Ids of finished notifications that must still be removed from the store."""
         self._wake = asyncio.Event()
         self._looked_at = clock()
         self._task: asyncio.Task[None] | None = None
         self._saving: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
-        """One change of the store after the other."""
+        """Held while the store is changed, so that changes are made in order."""
 
-    # What is to be told
+    # Create notifications
 
     def of(self, job: Job, before: JobState | None, now: float) -> list[Notification]:
-        """Of a job that changes: to be stored with it, and then to be handed to ``send``."""
+        """Return the notifications of a job's change. The caller stores them with the job, then calls ``send``."""
         return [each for event in happened(job, before) for each in self._of_job(event, job, now)]
 
     def _of_job(self, event: MailType, job: Job, now: float) -> list[Notification]:
@@ -97,7 +97,7 @@ class Notifications:
         return Notification(self._last_id, now, channel, to, owner, body)
 
     def send(self, notifications: Iterable[Notification]) -> None:
-        """These are stored: tell them."""
+        """Queue notifications for delivery; the caller has stored them, or stores them afterwards."""
         for each in notifications:
             self._add(each)
         self._wake.set()
@@ -108,7 +108,10 @@ class Notifications:
         self._of_owner[each.owner] += 1
 
     def alert_changed(self, alert: Alert, begins: bool) -> None:
-        """Operators are told of an alert, whatever the store does: that may be what it is about."""
+        """Notify operators of an alert that begins or ends.
+
+        It is sent before it is stored, since the alert may be about the store.
+        """
         operators, now = self._section.operators, self._clock()
         if operators.severity is Severity.CRITICAL and alert.severity is not Severity.CRITICAL:
             return
@@ -122,7 +125,7 @@ class Notifications:
             self._keep(found)
 
     async def look(self) -> None:
-        """Tell of the jobs that have waited for long since this was last called."""
+        """Notify owners of the jobs that have become long-waiting since the last call."""
         before, self._looked_at = self._looked_at, self._clock()
         found: list[Notification] = []
         async for some in iterate_in_slices(self._jobs(), SLICE):
@@ -134,13 +137,13 @@ class Notifications:
             self.send(found)
             self._keep(found)
 
-    # Telling it
+    # Deliver notifications
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="notifications")
 
     async def stop(self) -> None:
-        """What is not told is left to the next daemon."""
+        """Stop the delivery; the next daemon run delivers the rest from the store."""
         tasks = [task for task in (self._task, *self._telling.values(), *self._saving) if task is not None]
         for task in (self._task, *self._telling.values()):
             if task is not None:
@@ -153,11 +156,11 @@ class Notifications:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
-            await asyncio.sleep(MIN_PAUSE)  # for company: there may be many places
+            await asyncio.sleep(MIN_PAUSE)  # Collect further wake-ups: there may be many recipients.
             self._wake.clear()
 
     def _begin_what_is_due(self) -> float | None:
-        """Begin to tell what may be told now; seconds until something else may be, None while nothing will."""
+        """Start the deliveries that are due; return the seconds until the next one is due, None if there is none."""
         now, next_at = self._clock(), None
         for place, waiting in self._at.items():
             if place in self._telling:
@@ -183,7 +186,7 @@ class Notifications:
             "what": each.body.get("event"),
             "job": each.body.get("job"),
         }
-        # Whatever becomes of this try, the next one is not at once.
+        # The pause before a retry is set first, so that it applies however this try ends.
         pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(each.tries, 20))
         later = replace(each, tries=each.tries + 1, next_at=self._clock() + pause)
         self._waiting[each.id] = later
@@ -206,7 +209,7 @@ class Notifications:
             self._wake.set()
 
     def _why_not(self, each: Notification) -> str:
-        """What the configuration of today has against it."""
+        """Return why the present configuration does not allow a notification; empty if it does."""
         reachable, operators = self._section.reachable, self._section.operators
         if not each.owner:
             return "" if each.to in (*operators.mail, *operators.webhooks) else "it is told operators no more"
@@ -224,10 +227,13 @@ class Notifications:
         self._told.add(each.id)
         self._keep([])
 
-    # Keeping it
+    # Store notifications
 
     def _keep(self, changed: Iterable[Notification]) -> None:
-        """Store what has changed, in the background; where that fails it is told all the same, or once more."""
+        """Store changed notifications in the background.
+
+        If that fails, they are still delivered, or delivered again after a restart.
+        """
         saving = asyncio.create_task(self._save(list(changed)))
         self._saving.add(saving)
         saving.add_done_callback(self._saving.discard)
@@ -235,7 +241,7 @@ class Notifications:
     async def _save(self, changed: list[Notification]) -> None:
         async with self._turn:
             try:
-                # What was told meanwhile is not to come back.
+                # Notifications that were delivered in the meantime must not be stored again.
                 if still := [each for each in changed if each.id in self._waiting]:
                     await query(self._store.save_notifications, still)
                 if told := frozenset(self._told):
@@ -246,7 +252,7 @@ class Notifications:
 
     @staticmethod
     async def _told_by(sender: Sender, each: Notification) -> None:
-        """``NotTold``, also for what no sender has foreseen: nothing is tried for ever."""
+        """Deliver a notification. Raise ``NotTold`` for unexpected errors as well, so that retries end."""
         try:
             await sender.tell(each)
         except NotTold:
@@ -262,9 +268,9 @@ def build_notifications(
     clock: Callable[[], float],
     jobs: Callable[[], Sequence[Job]],
 ) -> Notifications:
-    """Return the notifications by the channels that are configured.
+    """Return the notifications with the configured channels.
 
-    Raise ``UsageError`` for certificates that cannot be read.
+    Raise ``UsageError`` if ``notifications.ca_file`` cannot be read.
     """
     try:
         context = Trust(Path(section.ca_file) if section.ca_file else None).create_context()
