@@ -1,6 +1,7 @@
-"""Archives that come over HTTP: kept in a file as they come, and looked at before anybody trusts them.
+"""Receive archives over HTTP: write them to a file and check them before they are used.
 
-A good one is an uncompressed tar of regular files and folders, with relative names below the folder it is unpacked in.
+A valid archive is an uncompressed tar of regular files and folders. Their names are relative and stay below the folder
+that the archive is unpacked in.
 """
 
 import asyncio
@@ -24,25 +25,25 @@ from koalapy.model.wording import escape_surrogates, format_bytes
 log = structlog.get_logger()
 
 PIECE_TIMEOUT = 120.0
-"""Seconds until the next bytes."""
+"""Seconds within which the next bytes must arrive."""
 PIECE_SIZE = 1024 * 1024
-"""Bytes that are written at a time."""
+"""Bytes that are read or written at a time."""
 INCOMING = ".incoming-"
-"""How the names of files begin that are not whole yet."""
+"""Prefix of the names of files that are still being received."""
 MAX_NAMES = 100_000
-"""Files and folders in an archive."""
+"""Maximum number of files and folders in an archive."""
 MAX_PAX_HEADERS = 100
-"""Facts that an archive may state for all of its members at once."""
+"""Maximum number of global pax headers of an archive."""
 MAX_NAME_LENGTH = 1000
-"""Characters of a file's name with the folders that it is in."""
+"""Maximum length of a file's path in characters."""
 MAX_HEADER_SIZE = 256 * 1024
-"""Bytes by which an archive may describe one member."""
+"""Maximum size of the headers of one member in bytes."""
 WAY_OUT = "send an uncompressed tar of regular files and folders with relative names"
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An archive that came whole: its SHA-256, its bytes, and the names of what is in it, true for folders."""
+    """A completely received archive: its SHA-256, its size in bytes, and its entries by name, true for folders."""
 
     digest: str
     size: int
@@ -50,12 +51,12 @@ class Archive:
 
     @property
     def files(self) -> int:
-        """How many regular files."""
+        """Return the number of regular files."""
         return sum(not is_folder for is_folder in self.names.values())
 
 
 def discard(directory: Path, known: Container[str]) -> None:
-    """Remove what an earlier daemon did not get whole, or did not come to write down; what stays the next one does."""
+    """Remove files that an earlier daemon run received only in part or did not register; log a failure."""
     for path in directory.glob("*"):
         if path.is_file() and path.name not in known:
             try:
@@ -66,7 +67,7 @@ def discard(directory: Path, known: Container[str]) -> None:
 
 @contextmanager
 def incoming(directory: Path) -> Iterator[Path]:
-    """A new file's path in a folder; what is still there at the end is removed."""
+    """Yield the path of a new file in a folder, and remove the file at the end if it was not moved."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / f"{INCOMING}{uuid.uuid4().hex}"
     try:
@@ -78,8 +79,8 @@ def incoming(directory: Path) -> Iterator[Path]:
 async def receive(content: AsyncIterator[bytes], path: Path, limit: int, hold: QuotaHold) -> Archive:
     """Write an archive to a file and check it.
 
-    ``TooLargeError`` for more than ``limit`` bytes, ``FullError`` for more than there is room for, ``UsageError`` for
-    what is no good archive, ``StoreUnavailable`` when it cannot be kept, ``TimeoutError`` when it does not go on.
+    Raise ``TooLargeError`` for more than ``limit`` bytes, ``FullError`` if the quota is exceeded, ``UsageError`` for an
+    invalid archive, ``StoreUnavailable`` if it cannot be written, and ``TimeoutError`` if the sender stalls.
     """
     digest, size = hashlib.sha256(), 0
     with _create(path) as file:
@@ -93,7 +94,7 @@ async def receive(content: AsyncIterator[bytes], path: Path, limit: int, hold: Q
 
 
 def check_size(size: int, limit: int) -> None:
-    """``TooLargeError`` for more bytes than are taken."""
+    """Raise ``TooLargeError`` if a size in bytes exceeds the limit of an archive."""
     if size > limit:
         hint = f"send at most {format_bytes(limit)}; files on clusters can be added with koala replicas add"
         raise TooLargeError(f"the archive is larger than {format_bytes(limit)}", field="body", hint=hint)
@@ -101,7 +102,7 @@ def check_size(size: int, limit: int) -> None:
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """What the disk says against it, in words for who sent it."""
+    """Convert an ``OSError`` in the context to ``StoreUnavailable``, with a hint for the sender of the archive."""
     try:
         yield
     except OSError as error:
@@ -115,10 +116,10 @@ def _create(path: Path) -> io.FileIO:
 
 
 async def _pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in larger pieces, for each costs a change of threads."""
+    """Yield the same bytes in larger pieces, since writing each costs a change of threads."""
     held = bytearray()
     while True:
-        # Who has gone without a word would take up room for ever.
+        # A client that vanished without closing the connection must not occupy the quota indefinitely.
         async with asyncio.timeout(PIECE_TIMEOUT):
             piece = await anext(content, None)
         if piece is None:
@@ -145,14 +146,17 @@ def _sync(file: io.FileIO) -> None:
 
 
 def check(path: Path) -> dict[str, bool]:
-    """The names of everything in an archive, and whether it is a folder; ``UsageError`` when it is no good one."""
+    """Check an archive; return the names of its entries and whether each is a folder.
+
+    Raise ``UsageError`` if the archive is invalid, and ``TooLargeError`` if it has too many entries.
+    """
     kinds: dict[str, bool] = {}
     try:
         with path.open("rb") as file, tarfile.TarFile(fileobj=(headers := _Headers(file))) as archive:
             for member in archive:
                 _check_member(member, kinds)
                 headers.allow_more()
-                archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
+                archive.members.clear()  # type: ignore[attr-defined] # tarfile keeps all members otherwise
                 if len(kinds) > MAX_NAMES or len(archive.pax_headers) > MAX_PAX_HEADERS:
                     raise TooLargeError(
                         f"the archive has more than {MAX_NAMES:,} files and folders",
@@ -168,14 +172,14 @@ def check(path: Path) -> dict[str, bool]:
 
 
 class _Headers(io.RawIOBase):
-    """An archive of which no more is read than what is said of its members: whoever made it may say very much."""
+    """A file object of an archive that bounds the bytes read for the headers of each member."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._left = MAX_HEADER_SIZE
 
     def allow_more(self) -> None:
-        """The next member comes."""
+        """Reset the limit for the next member."""
         self._left = MAX_HEADER_SIZE
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -218,7 +222,10 @@ def _refuse(member: tarfile.TarInfo, problem: str) -> None:
 
 
 def plain_name(name: str) -> str | None:
-    """A member's name without leading ``./``; empty for the folder itself, None for one that leads elsewhere."""
+    """Return a member's name without leading ``./``.
+
+    Return an empty text for the folder itself, and None for a name that is invalid or leads outside of the folder.
+    """
     while name.startswith("./"):
         name = name[2:]
     if name in ("", "."):

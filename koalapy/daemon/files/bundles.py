@@ -1,4 +1,4 @@
-"""The submitters' own files (``--stage``): archives under their SHA-256, kept while a job may need them."""
+"""Store the files that users submit with jobs (``--stage``) as archives named by SHA-256, while jobs may need them."""
 
 import asyncio
 import re
@@ -17,13 +17,13 @@ from koalapy.model.wording import escape_surrogates, is_utf8
 from koalapy.ports import FileStore, StoredBundle
 
 RETENTION = 86400.0
-"""Seconds for which a bundle is kept after it was last wanted, when no unfinished job needs it."""
+"""Seconds for which a bundle is kept after its last use, if no unfinished job needs it."""
 MIN_RETENTION = 3600.0
-"""The same when there is no room for others: time to submit the job that it was sent for."""
+"""The same when the quota is exceeded; it leaves time to submit the job that the bundle was uploaded for."""
 
 
 class Bundles:
-    """Takes archives, hands them out, and throws away what nobody needs."""
+    """The stored bundles, with their owners and quotas; unneeded ones are removed."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Bundles:
         self._limit = limits.archive
         self._clock = clock
         self._needed = needed
-        """The bundles of unfinished jobs."""
-        # One that was wanted later than now was so before the clock was set back.
+        """Returns the bundles of unfinished jobs."""
+        # A time of use in the future means that the clock was set back.
         found = (replace(bundle, used_at=min(bundle.used_at, clock())) for bundle in store.bundles())
         self._known = {bundle.id: bundle for bundle in found}
         self._touched: set[str] = set()
-        """Those whose time of use is newer here than in the store."""
+        """Bundles with a time of use that is newer in memory than in the store."""
         self._tops: dict[str, frozenset[str]] = {}
         self._changing = asyncio.Lock()
-        """Held while a bundle comes or goes."""
+        """Held while a bundle is added or removed."""
         used = sum(bundle.size for bundle in self._known.values())
         why = "all it has is needed by unfinished jobs, or was wanted within the last hour"
         self._quota = Quota("bundles_quota", limits.quota, used, self._free, why)
@@ -57,12 +57,13 @@ class Bundles:
     async def put(
         self, content: AsyncIterator[bytes], announced: int = 0, owner: str = ""
     ) -> tuple[StoredBundle, bool]:
-        """Keep a user's archive, of as many bytes as were announced if they were; False when he had sent it already.
+        """Store an archive of a user; return its bundle, and False if the user had uploaded it already.
 
-        Of several users' archives of the same bytes one is kept, of which none is told that there are others.
-        ``LimitReached`` and ``NeverAllowed`` when ``owner`` may not have so much.
+        ``announced`` is its size in bytes, 0 if unknown. Equal archives of several users are stored once; no user
+        learns of the other owners. Raise ``UsageError`` for an invalid or empty archive, and ``LimitReached`` or
+        ``NeverAllowed`` if ``owner`` exceeds a limit.
         """
-        # Nothing is to make way for what is refused in the end.
+        # Check limits first, so that no bundle is removed for an archive that is rejected in the end.
         check_size(announced, self._limit)
         self._owners.check(owner, "bundle_bytes", announced)
         with incoming(self._directory) as path, self._quota.hold() as hold:
@@ -79,16 +80,16 @@ class Bundles:
                 bundle = StoredBundle(archive.digest, archive.size, archive.files, self._clock(), (owner,))
                 with keeping():
                     path.rename(self._directory / bundle.id)
-                # Known only when that is written: after a restart nobody would know of it.
+                # Add the bundle to memory only once it is stored, so that a restart does not lose it.
                 await run_in_database(self._store.save_bundles, [bundle])
-                # One whose file was lost is counted, until it is back or thrown away.
+                # A bundle with a lost file still counts, so its size is replaced and not added.
                 hold.keep(replaced_size=self._known[bundle.id].size if bundle.id in self._known else 0)
                 self._known[bundle.id] = bundle
                 self._tops[bundle.id] = _tops(archive.names)
         return bundle, True
 
     async def _give_to(self, owner: str, bundle: str) -> tuple[StoredBundle, bool]:
-        """One that is there, and whether it is new to its sender."""
+        """Add an owner to a stored bundle; return the bundle and whether the owner is new."""
         found = self.touch(bundle)
         if owner in found.owners:
             return found, False
@@ -103,7 +104,7 @@ class Bundles:
         return self._quota.use
 
     def seen_by(self, by: Identity) -> Sequence[StoredBundle]:
-        """Those that somebody may have, those first that were wanted last; users are told of no other senders."""
+        """Return the bundles that a caller may see, the last used first; users see no other owners."""
         if by.has_role(Role.OPERATOR):
             found = list(self._known.values())
         else:
@@ -112,14 +113,18 @@ class Bundles:
         return sorted(found, key=lambda bundle: -bundle.used_at)
 
     def size_of(self, scope: Scope) -> int:
-        """Bytes that are kept of a user, or of a group's members."""
+        """Return the bytes stored for a user, or for the members of a group."""
         return sum(bundle.size for bundle in self._known.values() if self._is_of(scope, any, bundle))
 
     def _is_of(self, scope: Scope, how: Callable[[Iterable[bool]], bool], bundle: StoredBundle) -> bool:
         return how(self._owners.applies_to(scope, owner) for owner in bundle.owners)
 
     async def _make_room_of(self, owner: str, size: int) -> None:
-        """What an owner has too much of goes, as far as nobody else sent it and no job needs it; else no more comes."""
+        """Remove unneeded bundles of an owner until ``size`` more bytes are within the owner's limits.
+
+        Bundles with owners outside of a limit's scope stay. Raise ``LimitReached`` or ``NeverAllowed`` if removing is
+        not enough.
+        """
         for scope in self._owners.scopes(owner):
             if scope.limits.bundle_bytes is None:
                 continue
@@ -136,13 +141,16 @@ class Bundles:
                 excess.raise_error()
 
     def wanted_by(self, by: Identity, bundle: str) -> StoredBundle:
-        """``touch`` for somebody who may have it: to know its digest is not enough. ``NotFoundError`` as for none."""
+        """Touch a bundle for a caller that is its owner or an operator, and return it.
+
+        Raise ``NotFoundError`` for any other caller, since knowing the digest gives no access.
+        """
         if not by.has_role(Role.OPERATOR) and (bundle not in self._known or by.user not in self._known[bundle].owners):
             raise _no_bundle(bundle)
         return self.touch(bundle)
 
     def get(self, bundle: str) -> StoredBundle:
-        """A bundle that is whole and there; ``NotFoundError`` otherwise."""
+        """Return a stored bundle. Raise ``NotFoundError`` if it or its file is missing."""
         if not self._is_there(bundle):
             raise _no_bundle(bundle)
         return self._known[bundle]
@@ -151,14 +159,14 @@ class Bundles:
         return bundle in self._known and self.path(bundle).is_file()
 
     def touch(self, bundle: str) -> StoredBundle:
-        """A bundle that is wanted now, and so is kept for a while."""
+        """Set a bundle's time of use to now, so that it is kept for a while, and return it."""
         found = replace(self.get(bundle), used_at=self._clock())
         self._known[bundle] = found
         self._touched.add(bundle)
         return found
 
     async def tops(self, bundle: str) -> frozenset[str]:
-        """What lies directly in a component's folder of a bundle that is there."""
+        """Return the names at the top level of a stored bundle."""
         if bundle not in self._tops:
             self._tops[bundle] = _tops(await asyncio.to_thread(check, self.path(bundle)))
         return self._tops[bundle]
@@ -167,8 +175,10 @@ class Bundles:
         return self._directory / bundle
 
     async def tidy(self) -> list[str]:
-        """Remove those that are not needed and were not wanted for long; their names. ``OSError`` at the end when the
-        files of some stay."""
+        """Remove unneeded bundles that were not used for ``RETENTION``; return their ids.
+
+        Raise ``OSError`` at the end if some files could not be removed.
+        """
         for ident in self._needed():
             if self._is_there(ident):
                 self.touch(ident)
@@ -195,24 +205,24 @@ class Bundles:
         return gone
 
     async def _free(self, excess: Excess) -> None:
-        """Remove some that are not needed, those first that were wanted last the longest time ago."""
+        """Remove unneeded bundles, the least recently used first, until the quota is no longer exceeded."""
         async with self._changing:
             needed, before = self._needed(), self._clock() - MIN_RETENTION
             for bundle in sorted(self._known.values(), key=lambda bundle: bundle.used_at):
                 if excess() <= 0:
                     return
                 if bundle.id not in needed and self._is_old(bundle.id, before):
-                    with suppress(OSError):  # one that cannot be removed keeps no other
+                    with suppress(OSError):  # a bundle that cannot be removed must not keep the others
                         await self._remove(bundle.id)
 
     def _is_old(self, bundle: str, before: float) -> bool:
-        """Whether it was not wanted since, also not while others were removed."""
+        """Check whether a bundle still exists and was last used before a time; both may change between removals."""
         return bundle in self._known and self._known[bundle].used_at < before
 
     async def _remove(self, bundle: str) -> None:
-        """``OSError`` when its file stays: then it is known and counted as before, and tried again."""
+        """Remove a bundle. Raise ``OSError`` if its file cannot be removed; the bundle then stays and still counts."""
         self.path(bundle).unlink(missing_ok=True)
-        # First out of the catalogue, then out of the store, so that nobody is promised what is on its way out.
+        # Remove it from memory before the store, so that no request gets a bundle that is being removed.
         self._quota.used -= self._known.pop(bundle).size
         self._tops.pop(bundle, None)
         await run_in_database(self._store.remove_bundle, bundle)

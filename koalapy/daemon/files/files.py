@@ -1,4 +1,4 @@
-"""The replica catalogue as users and submissions see it: what it says is what the agents of the clusters saw."""
+"""Maintain the replica catalogue for users and submissions; agents report the state of each replica."""
 
 import asyncio
 from collections.abc import Sequence
@@ -37,25 +37,25 @@ from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inp
 log = structlog.get_logger()
 
 READ_TIMEOUT = 6 * 3600.0
-"""Seconds for an agent to read a file from end to end; an agent that goes away ends the wait at once."""
+"""Seconds for an agent to read a whole file; the wait ends at once if the agent disconnects."""
 MAX_NAME_LENGTH = 1000
-"""Characters of a logical name."""
+"""Maximum length of a logical name in characters."""
 FIRST = ("", "")
-"""What every replica comes after, in the order of name and cluster."""
+"""A key before those of all replicas in the order of name and cluster."""
 STATES = {SiteFault.MISSING: ReplicaState.MISSING, SiteFault.CHANGED: ReplicaState.CHANGED}
-"""What an agent's word for a fault makes of a replica; any other makes it unreadable."""
+"""The state of a replica by the fault that an agent reports; any other fault makes it unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A replica after it was looked at; ``problem`` says why it could not be, and is empty when it was."""
+    """A replica after verification; ``problem`` is why it could not be verified, empty if it was."""
 
     replica: Replica
     problem: str = ""
 
 
 class Files:
-    """Keeps the catalogue in the store, in memory and before the scheduler's eyes, the same everywhere."""
+    """The replica catalogue, kept the same in the store, in memory and in the scheduler."""
 
     def __init__(self, engine: Engine, store: FileStore, questions: Questions, bundles: Bundles) -> None:
         self._engine = engine
@@ -64,15 +64,18 @@ class Files:
         self._questions = questions
         self._bundles = bundles
         self._changing = asyncio.Lock()
-        """Held from a look at the catalogue until what follows from it is stored."""
+        """Held from reading the catalogue until the resulting change is stored."""
         self._background: set[asyncio.Task[None]] = set()
 
-    # What users do
+    # Requests of users
 
     def list(
         self, name: str | None = None, after: tuple[str, ClusterName] = FIRST, limit: int | None = None
     ) -> Sequence[Replica]:
-        """In order of name and cluster, those behind ``after``; ``NotFoundError`` for a name that is not there."""
+        """Return at most ``limit`` replicas in the order of name and cluster, those after the key ``after``.
+
+        Raise ``NotFoundError`` if no replica has the name ``name``.
+        """
         if name is None:
             return list(islice(self._catalogue.replicas_after(*after), limit))
         found = self._catalogue.replicas_of(name)
@@ -88,9 +91,10 @@ class Files:
         return [replica for replica in found if (name, replica.cluster) > after][:limit]
 
     async def add(self, name: str, cluster: ClusterName, path: str) -> Replica:
-        """Have a cluster's agent look at a file or folder, and enter it in the catalogue.
+        """Add a file or folder to the catalogue after the cluster's agent has read it.
 
-        ``ConflictError`` when the good replicas of that name are another file.
+        Raise ``ConflictError`` if its content differs from the good replicas of that name, ``UsageError`` if the agent
+        cannot read the path, and ``SiteUnavailable`` if the agent cannot answer.
         """
         return await self._engine.database.await_outcome(self._add(name, cluster, path))
 
@@ -123,7 +127,10 @@ class Files:
         return seen
 
     async def verify(self, name: str | None = None, cluster: ClusterName | None = None) -> Sequence[Verified]:
-        """Have agents look again at replicas, and keep what they saw; of a cluster out of reach, what was known."""
+        """Verify replicas by their agents and store the results.
+
+        Replicas on unreachable clusters are returned unchanged, with the problem.
+        """
         return await self._engine.database.await_outcome(self._verify(name, cluster))
 
     async def _verify(self, name: str | None, cluster: ClusterName | None) -> Sequence[Verified]:
@@ -135,7 +142,7 @@ class Files:
         return sorted(found, key=lambda verified: (verified.replica.name, verified.replica.cluster))
 
     async def remove(self, name: str, cluster: ClusterName | None = None) -> Sequence[Replica]:
-        """Forget replicas, whose files stay where they are; answers what was forgotten."""
+        """Remove replicas from the catalogue, but not their files; return the removed replicas."""
         return await self._engine.database.await_outcome(self._remove(name, cluster))
 
     async def _remove(self, name: str, cluster: ClusterName | None) -> Sequence[Replica]:
@@ -150,7 +157,10 @@ class Files:
         return gone
 
     def _chosen(self, name: str | None, cluster: ClusterName | None) -> Sequence[Replica]:
-        """All replicas, or those of a name, on a cluster or on any; there must be one if a name is given."""
+        """Return the replicas of a name and of a cluster; None selects all.
+
+        Raise ``NotFoundError`` if a name is given and no replica matches.
+        """
         if cluster is not None:
             self._engine.check_cluster(cluster, "cluster")
         found = self.list(name)
@@ -166,12 +176,12 @@ class Files:
             )
         return chosen
 
-    # What transfers tell
+    # Reports of transfers
 
     def spoiled(self, file: str, cluster: ClusterName, error: str) -> tuple[Event, ...]:
-        """A transfer found that a replica is not what the catalogue says; what the scheduler is to know of it.
+        """Mark a replica as unreadable after a transfer has found that it differs from the catalogue.
 
-        It is not used any more from now on, and its agent is asked what it has become.
+        Return the events for the scheduler. The replica is verified in the background.
         """
         replica = self._catalogue.get(file, cluster)
         if replica is None or replica.state is not ReplicaState.GOOD:
@@ -182,7 +192,7 @@ class Files:
         return (self._changed(file),)
 
     async def _look_after(self, file: str, cluster: ClusterName) -> None:
-        """Store that a replica is spoiled, and then what exactly is wrong with it."""
+        """Store that a replica is bad, then verify it and store the exact state."""
         async with self._changing:
             if replica := self._catalogue.get(file, cluster):
                 await self._save([replica])
@@ -206,10 +216,10 @@ class Files:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    # Looking
+    # Verification by agents
 
     async def _verify_all(self, replicas: Sequence[Replica], *, spoiled: bool = False) -> Sequence[Verified]:
-        """Replicas of one cluster, one after the other. A spoiled one does not become good by this."""
+        """Verify replicas of one cluster one after the other. With ``spoiled``, none becomes good again."""
         found = []
         for replica in replicas:
             try:
@@ -220,14 +230,14 @@ class Files:
                 now = self._same_everywhere(now)
                 current = self._catalogue.get(replica.name, replica.cluster)
                 if current is not None and (current.path, current.added_at) != (replica.path, replica.added_at):
-                    now = current  # added again meanwhile: that was a newer look
+                    now = current  # The replica was added again during the verification; that result is newer.
                 elif current is not None and not problem and not (spoiled and now.state is ReplicaState.GOOD):
                     await self._save([now])
             found.append(Verified(now, problem))
         return found
 
     def _same_everywhere(self, replica: Replica) -> Replica:
-        """A replica that was bad while another file took its name does not become a good one of that name."""
+        """Return a replica, marked as changed if it would be good but differs from good replicas of that name."""
         others = [r for r in self._good(replica.name) if r.cluster != replica.cluster]
         if replica.state is not ReplicaState.GOOD or not others or others[0].checksum == replica.checksum:
             return replica
@@ -235,7 +245,10 @@ class Files:
         return replace(replica, state=ReplicaState.CHANGED, reason=why)
 
     async def _seen(self, replica: Replica) -> Replica:
-        """A replica as its cluster's agent sees it now."""
+        """Return a replica with the state that its cluster's agent reports now.
+
+        Raise ``SiteUnavailable`` if the agent cannot answer.
+        """
         now = self._engine.clock()
         try:
             seen = await self._look(replica.name, replica.cluster, replica.path)
@@ -250,7 +263,10 @@ class Files:
         return replace(replica, state=ReplicaState.CHANGED, reason=why, verified_at=now)
 
     async def _look(self, name: str, cluster: ClusterName, path: str) -> Replica:
-        """What a cluster's agent finds at a path."""
+        """Return a replica of the file or folder that a cluster's agent reads at a path.
+
+        Raise ``SiteRejected`` if the agent cannot read it, and ``SiteUnavailable`` if the agent cannot answer.
+        """
         payload: dict[str, object] = {"path": path, "checksum": True}
         try:
             answer = await self._questions.ask(cluster, "stat", payload, READ_TIMEOUT)
@@ -271,23 +287,26 @@ class Files:
         return [replica for replica in self._catalogue.replicas_of(name) if replica.state is ReplicaState.GOOD]
 
     async def _save(self, replicas: Sequence[Replica]) -> None:
-        """To the store, to memory, and then before the scheduler."""
+        """Write replicas to the store and to memory, then notify the scheduler."""
         await run_in_database(self._store.save_replicas, replicas)
         for replica in replicas:
             self._catalogue.put(replica)
         await self._tell(*sorted({replica.name for replica in replicas}))
 
     async def _tell(self, *names: str) -> None:
-        """The scheduler of what is stored: that comes about even where nobody can be kept waiting for it."""
+        """Notify the scheduler of stored changes; the notification happens even if the caller cannot wait for it."""
         await self._engine.commit(WorkItem(events=tuple(self._changed(name) for name in names), decided=True))
 
     def _changed(self, name: str) -> ReplicasChanged:
         return ReplicasChanged(name, self._catalogue.good_sites(name))
 
-    # What submissions need
+    # Submissions
 
     async def resolve(self, spec: JobSpec, by: Identity) -> JobSpec:
-        """A submission with what the catalogue says of its inputs; ``UsageError`` for what it does not know."""
+        """Return a submission with its inputs and bundle resolved from the catalogue.
+
+        Raise ``UsageError`` if an input or the bundle is unknown, or both contain a file of the same name.
+        """
         if spec.bundle is None:
             return self._fill_in(spec)
         try:
@@ -311,7 +330,7 @@ class Files:
 
 
 def _check_name(name: str) -> None:
-    """A logical name is a text of one line whose last part can be a file's name."""
+    """Raise ``UsageError`` unless a logical name is a text of one line with a valid file name as its last part."""
     problem = "longer than 1000 characters" if len(name) > MAX_NAME_LENGTH else ""
     if not problem and name.strip() != name:
         problem = "with blanks around it"

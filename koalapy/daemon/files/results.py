@@ -1,4 +1,4 @@
-"""What components brought (``--collect``): one archive for each, and one of all for who asks."""
+"""Store the files that components return (``--collect``), and serve those of a job as one archive."""
 
 import asyncio
 import shutil
@@ -19,17 +19,17 @@ from koalapy.model.request import ClusterName
 from koalapy.ports import FileStore, StoredResult
 
 MIN_RETENTION = 86400.0
-"""Seconds after a job's end for which its results are kept though there is no room for others."""
+"""Seconds after a job's end for which its results are kept even if the quota is exceeded."""
 MAX_STUCK = 100
-"""Jobs whose files cannot be removed that are passed over at once: with more it is the disk's trouble."""
+"""Maximum number of jobs with unremovable files that one pass skips; more mean a fault of the disk."""
 MAX_MTIME = 2**33
-"""Seconds since the epoch that a file can have been changed at, as far as file systems know."""
+"""Latest modification time of a file in seconds since the epoch, since file systems support no later one."""
 Attempts = Callable[[JobId], Awaitable[tuple[JobRecord, Sequence[Attempt]]]]
-"""A job and all its attempts; ``NotFoundError`` when there is no such job."""
+"""Returns a job and all its attempts; raises ``NotFoundError`` if there is no such job."""
 
 
 class Results:
-    """Takes the archives of components, and puts them together."""
+    """The stored results of components, with quotas and limits; they are served as one archive for each job."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Results:
         attempts: Attempts,
         owners: Limits | None = None,
     ) -> None:
-        """``owners``: what each may have."""
+        """``owners``: the limits of users and groups on stored results."""
         self._owners = owners or Limits()
         self._store = store
         self._directory = directory
@@ -48,20 +48,20 @@ class Results:
         self._clock = clock
         self._attempts = attempts
         self._changing = asyncio.Lock()
-        """Held while a result comes or goes."""
+        """Held while a result is added or removed."""
         why = "all it has is of jobs that are not over, or ended within the last day"
         self._quota = Quota("results_quota", limits.quota, sum(store.results_sizes().values()), self._free, why)
         discard(directory, ())
 
     async def put(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
-        """Keep what a component brought, in place of what it brought before; ``token`` is that of its stage."""
+        """Store the archive of a component in place of an earlier one; ``token`` is that of its stage."""
         job, generation, rank, owner = await self._component(cluster, token)
         with incoming(self._directory) as path, self._quota.hold() as hold:
             archive = await receive(content, path, self._limit, hold)
             result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
             async with self._changing:
                 await self._make_room_of(owner, archive.size)
-                # Written down first: a file that nobody knows of would stay for ever.
+                # Store the entry first: a file without an entry would never be removed.
                 hold.keep(replaced_size=await run_in_database(self._store.save_result, result))
                 await asyncio.to_thread(_keep, path, self._path(result), generation)
         return result
@@ -71,16 +71,19 @@ class Results:
         return self._quota.use
 
     async def sizes(self) -> dict[str, int]:
-        """Bytes that are kept of each user."""
+        """Return the bytes stored for each user."""
         return await query(self._store.results_sizes)
 
     async def size_of(self, scope: Scope) -> int:
-        """Bytes that are kept of a user, or of a group's members."""
+        """Return the bytes stored for a user, or for the members of a group."""
         sizes = await self.sizes()
         return sum(size for owner, size in sizes.items() if self._owners.applies_to(scope, owner))
 
     async def _make_room_of(self, owner: str, size: int) -> None:
-        """What an owner has too much of goes, that of jobs that ended first; ``FullError`` where that is not enough."""
+        """Remove results of an owner, of the oldest jobs first, until ``size`` more bytes are within the limits.
+
+        Raise ``FullError`` if that is not enough.
+        """
         for scope in self._owners.scopes(owner):
             most = scope.limits.result_bytes
             if most is None:
@@ -95,7 +98,10 @@ class Results:
                 raise FullError(excess.text, field="limits.result_bytes", value=excess.value, hint=excess.hint)
 
     async def _component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int, str]:
-        """The job, generation and rank of a stage on this very cluster from which files are collected; whose it is."""
+        """Return the job, generation, rank and owner of a component that a stage's token on ``cluster`` names.
+
+        Raise ``NotFoundError`` if there is no such component, and ``ConflictError`` if its job collects no files.
+        """
         try:
             job, generation, rank, nonce = parse_token(token)
         except ValueError:
@@ -117,15 +123,15 @@ class Results:
         return job, generation, rank, record.job.spec.owner
 
     async def archive(self, job: JobId) -> Iterator[bytes]:
-        """One archive of all that the last attempt brought: a folder ``RANK-CLUSTER`` for each component.
+        """Return the bytes of one archive of the last attempt's results, with a folder ``RANK-CLUSTER`` by component.
 
-        ``NotFoundError`` when there is nothing, with the reason.
+        Raise ``NotFoundError`` with the reason if there are none.
         """
         record, _ = await self._attempts(job)
         spec, state = record.job.spec, record.job.state
         found = await query(self._store.results, job, record.job.generation)
         there = [result for result in found if self._path(result).is_file()]
-        # While it waits to be tried again, what an attempt brought that failed is not the job's.
+        # While the job waits for another attempt, the files of a failed attempt are not its results.
         if there and state not in (JobState.QUEUED, JobState.HELD):
             return _gathered(_joined([(self._path(result), f"{result.rank}-{result.cluster}") for result in there]))
         if not spec.collect:
@@ -150,9 +156,9 @@ class Results:
         return self._directory / str(result.job) / f"{result.generation}.{result.rank}.tar"
 
     async def tidy(self, before: float | None) -> list[JobId]:
-        """Remove what jobs brought that ended before a moment, if there is one, and what there is too much of.
+        """Remove results of jobs that ended before ``before``, if given, and results in excess of the quota.
 
-        ``OSError`` at the end when files of some stay.
+        Return the jobs removed because of ``before``. Raise ``OSError`` at the end if files could not be removed.
         """
         gone: dict[JobId, int] = {}
         stuck: OSError | None = None
@@ -166,14 +172,14 @@ class Results:
         return list(gone)
 
     async def remove(self, jobs: Sequence[JobId]) -> None:
-        """All that jobs brought, which nobody will ask for any more; ``OSError`` when files stay, and the books do."""
+        """Remove the results of forgotten jobs. Raise ``OSError`` if files cannot be removed; the entries then stay."""
         async with self._changing:
             for job in jobs:
                 await asyncio.to_thread(self._remove_files, job)
             self._quota.used -= await run_in_database(self._store.forget_results, jobs)
 
     async def _free(self, excess: Excess) -> None:
-        """Remove those of the jobs that ended first."""
+        """Remove results of the jobs that ended first, until the quota is no longer exceeded."""
         async with self._changing:
             if (enough := excess()) > 0:
                 await self._remove(self._clock() - MIN_RETENTION, enough)
@@ -181,15 +187,18 @@ class Results:
     async def _remove(
         self, before: float, enough: int | None = None, owners: Collection[str] | None = None
     ) -> tuple[dict[JobId, int], OSError | None]:
-        """The jobs whose files are gone, and how many bytes these were; why files of others stay, if some do."""
+        """Remove results of jobs that ended before a time, until ``enough`` bytes are removed (None for all).
+
+        Return the bytes removed by job, and the error of files that could not be removed.
+        """
         old = await run_in_database(self._store.old_results, before, owners)
-        # Files first: one that the books have given up would stay for ever, and nobody would count it.
+        # Remove files first: a file without an entry would neither be removed later nor count against the quota.
         gone, stuck = await asyncio.to_thread(self._remove_oldest, old, enough)
         self._quota.used -= await run_in_database(self._store.clear_results, gone)
         return gone, stuck
 
     def _remove_oldest(self, old: Mapping[JobId, int], enough: int | None) -> tuple[dict[JobId, int], OSError | None]:
-        """Until so many bytes are gone, or all; one that cannot be removed keeps no other."""
+        """Remove files until ``enough`` bytes are removed; skip jobs with files that cannot be removed."""
         gone: dict[JobId, int] = {}
         stuck: list[OSError] = []
         for job, size in old.items():
@@ -210,7 +219,7 @@ class Results:
 
 
 def _keep(path: Path, place: Path, generation: int) -> None:
-    """Put an archive in its place; those of earlier attempts nobody can have any more."""
+    """Move an archive to its path, and remove the archives of earlier attempts, which are no longer served."""
     with keeping():
         place.parent.mkdir(exist_ok=True)
         for other in place.parent.glob("*.*.tar"):
@@ -220,7 +229,7 @@ def _keep(path: Path, place: Path, generation: int) -> None:
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in larger pieces, for each costs a change of threads."""
+    """Yield the same bytes in larger pieces, since sending each costs a change of threads."""
     held = bytearray()
     for piece in pieces:
         held += piece
@@ -231,12 +240,12 @@ def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _joined(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
-    """The members of several archives as one, each below a folder of its own."""
+    """Yield an archive of the members of several archives, those of each below a separate folder."""
     for path, folder in archives:
         yield _header(tarfile.TarInfo(folder), tarfile.DIRTYPE, 0o755)
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
-                archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
+                archive.members.clear()  # type: ignore[attr-defined] # tarfile keeps all members otherwise
                 name = plain_name(member.name)
                 if not name:
                     continue
