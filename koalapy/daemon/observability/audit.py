@@ -1,4 +1,7 @@
-"""The audit: who changed what, from where, and who was refused. A change is written down with the change itself."""
+"""Write the audit log: changes with user and origin, and rejected requests.
+
+The entry of a change is written in the transaction of the change where that is possible.
+"""
 
 import asyncio
 import time
@@ -20,26 +23,26 @@ log = structlog.get_logger()
 
 DONE, REFUSED, FAILED = "done", "refused", "failed"
 MERGE_INTERVAL = 60.0
-"""Seconds for which refusals that are alike are counted before they are written as one."""
+"""Seconds for which rejections of one kind are counted before they are written as one entry."""
 MAX_KINDS = 100
-"""Of refusals in that time; those of further kinds are counted together, so that a flood fills no disk."""
+"""Maximum number of kinds in that time; further kinds are counted together, so that a flood fills no disk."""
 MAX_WAITING = 1000
-"""Entries that are kept until the database takes them; further ones are in the log."""
+"""Maximum number of entries that wait for the database; further ones are only logged."""
 OTHERS = "others"
 CHECKED_AT_ONCE, MAX_CHECKED = 5_000, 100_000
-"""Entries that are checked in one query, and for one request."""
+"""Maximum number of entries that are checked by one query, and for one request."""
 HEAD_LOG_INTERVAL = 3600.0
-"""Seconds between two lines of the log that tell the last entry."""
+"""Minimum seconds between two log lines with the last entry."""
 PATIENCE = 3.0
-"""Seconds for which an answer waits for its entry; none waits while the database is known to be away."""
+"""Seconds for which a response waits for its entry; it does not wait while the database is unavailable."""
 
 _writer = Threads(1, "audit")
-"""A database that hangs keeps nobody else from a thread."""
+"""A separate thread, so that a hanging database does not block other work in threads."""
 
 
 @dataclass(slots=True)
 class Deed:
-    """A request that is under way, as it will stand in the audit."""
+    """A request in progress, with the content of its audit entry."""
 
     action: str
     address: str
@@ -48,7 +51,7 @@ class Deed:
     target: str = ""
     detail: str = ""
     written: bool = False
-    """Whether it is part of a transaction, or there is nothing more to be written of it."""
+    """Whether it is part of a transaction, or needs no further entry."""
 
     def entry(self, at: float, outcome: str) -> AuditEntry:
         user, role, how = (self.by.user, str(self.by.role), self.by.how) if self.by else ("", "", "")
@@ -57,7 +60,7 @@ class Deed:
 
 
 def _storable(text: str) -> str:
-    """As every database takes it: without what is no character, and without NUL."""
+    """Return a text that every database accepts: without lone surrogates and NUL."""
     return text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
@@ -65,25 +68,28 @@ _under_way: ContextVar[Deed | None] = ContextVar("deed", default=None)
 
 
 def begin(deed: Deed) -> None:
-    """What is done from here on, in this task and those that it starts, is done by this request."""
+    """Make ``deed`` the current request of this task and of the tasks that it starts."""
     _under_way.set(deed)
 
 
 def about(target: str = "", detail: str = "") -> None:
-    """Say of the request under way, if there is one, what it is done to, and more; no secrets."""
+    """Set target and detail of the current request, if there is one; they must contain no secrets."""
     if (deed := _under_way.get()) is not None:
         deed.target, deed.detail = target or deed.target, detail or deed.detail
 
 
 def under_way(by: Identity | None, action: str, target: str, *, change: bool) -> None:
-    """What the request under way turns out to be; ``change``: whether it may be one."""
+    """Set caller, action and target of the current request, if there is one; ``change``: whether it may be a change."""
     if (deed := _under_way.get()) is not None:
         deed.by, deed.action, deed.target = by, action, target
         deed.is_change = deed.is_change and change
 
 
 def take() -> Deed | None:
-    """The change under way, for who writes it in one transaction with what it changes: the first one who asks."""
+    """Return the current change, to be written in the transaction of the change.
+
+    Return None if there is no current change, or it was returned before.
+    """
     deed = _under_way.get()
     if deed is None or not deed.is_change or deed.written:
         return None
@@ -92,23 +98,23 @@ def take() -> Deed | None:
 
 
 class Audit:
-    """Writes what no transaction has written, and tells what there is."""
+    """The audit log: writes the entries that belong to no transaction, and reads and verifies all entries."""
 
     def __init__(self, store: AuditStore, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
         self._more: dict[tuple[str, ...], AuditEntry] = {}
-        """Refusals of the last seconds by their kind: the newest, and how many there were that are not written."""
+        """Recent rejections by kind: the newest one, with the number of those that are not written."""
         self._waiting: list[AuditEntry] = []
         self._writing: dict[asyncio.Future[None], Sequence[AuditEntry]] = {}
         self._head: AuditHead | None = None
-        """The last entry as it was seen last."""
+        """The last entry when it was last read."""
         self._head_logged = AuditHead()
         self._head_logged_at: float | None = None
         self._is_away = False
-        """The database has not taken, or not yet answered, what came last."""
+        """Whether the database rejected the last write, or has not answered it yet."""
 
     async def close(self, deed: Deed, status: int) -> None:
-        """A request is about to be answered: nothing of it may be lost when we end after that."""
+        """Write the entry of a request before its response is sent, so that it is not lost if the daemon then ends."""
         refused, failed = 400 <= status < 500, status >= 500
         if not refused and (deed.written or not (deed.is_change or failed)):
             return
@@ -125,14 +131,17 @@ class Audit:
     async def record(
         self, action: str, by: Identity | None, *, origin: str, target: str = "", outcome: str = DONE, detail: str = ""
     ) -> None:
-        """What came otherwise than by a request, such as what agents tell; refusals that are alike are counted."""
+        """Record an action without an HTTP request, such as a report of an agent.
+
+        Rejections of one kind are counted, and written as one entry later.
+        """
         deed = Deed(action, origin, True, by, target, detail)
         entry = deed.entry(self._clock(), outcome)
         if outcome == DONE or self._is_first(entry, outcome):
             await self._write([entry])
 
     async def flush(self) -> None:
-        """Write what was counted and what the database has not taken; once in a while."""
+        """Write counted rejections and the entries that the database did not accept; called periodically."""
         self._keep_counted()
         if not self._writing:
             self._write_waiting()
@@ -140,17 +149,17 @@ class Audit:
             await asyncio.wait(self._writing, timeout=PATIENCE)
 
     async def end(self) -> None:
-        """The last ``flush``: until all is written, or in the log where the database does not take it in time."""
+        """Write all entries at the daemon's end; log those that the database does not accept in time."""
         self._keep_counted()
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
-                await self._until_written()  # what waits behind that may not be tried by its end
+                await self._until_written()  # A failed write does not start one of the waiting entries.
                 self._write_waiting()
                 await self._until_written()
         self.give_up()
 
     def give_up(self) -> None:
-        """Have in the log what is not written, or not known to be."""
+        """Log the entries that are not written, or not known to be written."""
         self._keep_counted()
         under_way, self._writing = self._writing, {}
         waiting, self._waiting = self._waiting, []
@@ -158,14 +167,13 @@ class Audit:
             self._tell(entry, "the daemon ends")
 
     async def entries(self, which: AuditFilter, last: float | None = None) -> Sequence[AuditEntry]:
-        """The oldest first; of the ``last`` so many seconds only."""
+        """Return the entries that match a filter, the oldest first; with ``last``, those of the last seconds only."""
         if last is not None:
             which = replace(which, since=self._clock() - last)
         return await query(self._store.audit_entries, which)
 
     async def verify(self, after: AuditHead | None = None) -> AuditCheck:
-        """Check the entries after one that was checked, or from the first on, against their hashes; as many as one
-        request may."""
+        """Check at most ``MAX_CHECKED`` entries against their hashes, from the one after ``after`` or the first on."""
         if after is None and (problem := await self._changed_since_seen()):
             return AuditCheck(0, AuditHead(), False, problem)
         checked = 0
@@ -176,8 +184,10 @@ class Audit:
                 return replace(check, checked=checked)
 
     async def watch_head(self) -> None:
-        """Log that the last entry which was seen is not there any more, and now and then the last entry: by that line
-        an administrator knows of entries that are removed later."""
+        """Log an error if the last known entry was changed or removed, and periodically log the last entry.
+
+        From that line, an administrator can detect that entries were removed later.
+        """
         if problem := await self._changed_since_seen():
             log.error("the audit was changed past the daemon", action="audit-changed", error=problem)
         head = await query(self._store.audit_head)
@@ -189,7 +199,7 @@ class Audit:
         self._head = head
 
     async def _changed_since_seen(self) -> str:
-        """Return what is wrong with the entry that was the last one when it was seen; empty where nothing is."""
+        """Return how the last known entry was changed in the database; empty if it was not."""
         seen = self._head
         if seen is None or seen.id == 0:
             return ""
@@ -199,7 +209,7 @@ class Audit:
         return f"entry {seen.id} was {'removed' if hashed is None else 'changed'} since the daemon wrote it"
 
     async def tidy(self, keep: float | None) -> None:
-        """``flush``, and remove what is older than so many seconds."""
+        """Write waiting entries, and remove entries older than ``keep`` seconds (None removes none)."""
         await self.flush()
         try:
             await self.watch_head()
@@ -216,7 +226,7 @@ class Audit:
             await self._write([entry])
 
     def _is_first(self, entry: AuditEntry, status: str) -> bool:
-        """Whether no other of its kind has come since the last flush; others are counted."""
+        """Check whether a rejection is the first of its kind since the last flush; count it if it is not."""
         kind: tuple[str, ...] = (entry.actor, entry.address, entry.action, status)
         if kind not in self._more and len(self._more) >= MAX_KINDS:
             kind, entry = (OTHERS,), replace(entry, actor="", role="", how="", address=OTHERS, action=OTHERS, target="")
@@ -252,9 +262,9 @@ class Audit:
         return writing
 
     def _end(self, writing: "asyncio.Future[None]", entries: list[AuditEntry], again: bool) -> None:
-        """Whoever waited for it, or went."""
+        """Handle the result of a write, also when the request that started it no longer waits."""
         if self._writing.pop(writing, None) is None:
-            return  # given up
+            return  # ``give_up`` has logged the entries.
         error = asyncio.CancelledError("nobody writes any more") if writing.cancelled() else writing.exception()
         if error is None:
             self._is_away = False
@@ -262,12 +272,12 @@ class Audit:
         elif isinstance(error, KoalaError):
             self._not_taken([] if again else entries, error.message)
             self._keep(entries)
-        else:  # nothing of what waits behind it may be lost with it
+        else:  # An entry that cannot be written must not block the waiting ones.
             for entry in entries:
                 self._tell(entry, str(error))
 
     def _not_taken(self, entries: Sequence[AuditEntry], reason: str) -> None:
-        """Each is in the log, once, should we be killed before the database takes it."""
+        """Log each entry once, in case the daemon is killed before the database accepts it."""
         self._is_away = True
         for entry in entries:
             log.error("the database does not take the audit", action="audit-not-written", entry=entry, error=reason)

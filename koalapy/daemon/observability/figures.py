@@ -1,4 +1,4 @@
-"""The daemon in figures at a moment: jobs by state, nodes by what they do, and what it says of its clusters."""
+"""Collect the daemon's present figures: jobs by state, nodes by use, and the state of clusters."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,71 +21,71 @@ OPERATIONS = frozenset(str(operation) for operation in LrmOperation)
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """Users' jobs that are not over, and the daemon's own."""
+    """The numbers of unfinished jobs of users, and of the daemon's internal jobs."""
 
     counts: Mapping[tuple[JobState, Priority], int]
     oldest: Mapping[JobState, float]
-    """Seconds for which the oldest of a state has waited to be placed, been placed, or been started."""
+    """By state, seconds since the oldest job was submitted (waiting), placed or started."""
     internal: int
     staging: int
-    """Components for which files are being brought."""
+    """Components with files that are being staged."""
     missing: int
-    """Bytes of these that have not come."""
+    """Bytes that are still to be staged."""
     by_site: Mapping[tuple[ClusterName, JobState], int]
-    """Of jobs with a home site."""
+    """Jobs with a home site, by that site and state."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFigures:
-    """One cluster; nodes, and ages in seconds, None where it was never heard of."""
+    """The figures of a cluster: numbers of nodes, and ages in seconds (None if it never reported)."""
 
     name: ClusterName
     state: ClusterState
     is_connected: bool
     has_problem: bool
-    """Whether its agent says that nothing can be started there."""
+    """Whether its agent reports that no jobs can start there."""
     total: int
     idle: int
     used: int
-    """By our jobs, or promised to them."""
+    """Nodes that this daemon's jobs use or are assigned."""
     background: int
     down: int
     doubted: int
-    """Said to be idle, and not believed to be."""
+    """Nodes reported as idle, but assumed not to be."""
     errors: int
-    """In a row."""
+    """Consecutive errors."""
     reported_ago: float | None
-    """What is known of its nodes is as old as that."""
+    """Age of the last report on its nodes in seconds."""
     outbox: int
-    """Commands that its agent has not acknowledged."""
+    """Commands that its agent has not yet acknowledged."""
     components: int
-    """Of our jobs that may hold nodes there."""
+    """Components of this daemon's jobs that may hold nodes there."""
     versions: Versions | None
     calls: Sequence[LrmCalls]
-    """Of the operations that we know."""
+    """Calls of the resource manager, for known operations only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All of it."""
+    """All figures of the daemon."""
 
     jobs: JobFigures
     clusters: Sequence[ClusterFigures]
     disks: Sequence[Disk]
     checks: Sequence[Check]
-    """Whether the daemon is ready, one by one."""
+    """The single checks of readiness."""
     version: str
     epoch: int
     is_well: bool
     is_ready: bool
     alerts: Mapping[tuple[AlertKind, Severity], int]
-    """How many there are now."""
+    """Numbers of present alerts."""
     waiting_events: int
-    """That the engine's next round will take in."""
+    """Events that wait for the next engine cycle."""
 
 
 async def figures_of(engine: Engine, health: HealthMonitor, alerts: Alerts) -> Figures:
-    """As of now, or of the few milliseconds in which many jobs are looked at; in the engine's loop."""
+    """Return the present figures; with many jobs, they are of a few milliseconds. Runs in the engine's loop."""
     jobs = await _jobs(engine.queries.jobs(), engine.clock())
     report, now = health.report(), engine.clock()
     return Figures(
@@ -129,7 +129,7 @@ async def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
 
 
 def _since(job: Job) -> float:
-    """From when on it has been where it is, as far as that is kept of it."""
+    """Return the time since which a job has been waiting, placed or started, as far as that is stored."""
     if job.state.is_active:
         return job.started_at or job.placed_at or job.submitted_at
     return job.submitted_at

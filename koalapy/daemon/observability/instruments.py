@@ -1,7 +1,6 @@
-"""What the daemon counts and times of itself since it began: for ``/metrics``, and for people.
+"""Count and time the daemon's work since its start, for ``/metrics`` and for operators.
 
-Whatever is counted apart is of a kind that the code or the configuration names, so that nobody who submits, asks or
-reports can make more of them.
+All labels come from the code or the configuration, so that requests and reports cannot add further ones.
 """
 
 from collections import Counter
@@ -21,45 +20,45 @@ from koalapy.scheduler.effects import AttemptFailure, ClaimFailure, Effects
 from koalapy.scheduler.events import Event
 
 SIZE_INTERVAL = 60.0
-"""Seconds between two looks how large the database is."""
+"""Seconds between two measurements of the database's size."""
 
 
 @dataclass(slots=True)
 class Rounds:
-    """The engine's: each takes in what came, decides, writes it down, and sends what follows."""
+    """The engine cycles: each reads the waiting events, decides, stores the decisions and sends the effects."""
 
     whole: Timings = field(default_factory=Timings)
     step: Timings = field(default_factory=Timings)
-    """The part of each that takes in and decides: nothing else is done meanwhile."""
+    """The part of a cycle that reads events and decides; it blocks the event loop."""
     events: Counter[str] = field(default_factory=Counter)
-    """Taken in, by kind."""
+    """Events read, by type."""
     refused: int = 0
-    """Events that the scheduler did not take."""
+    """Events that the scheduler rejected."""
     waiting: int = 0
-    """What there was for the last one to take in."""
+    """Events that the last cycle found waiting."""
 
 
 @dataclass(slots=True)
 class Transferred:
-    """Files that came from one cluster to another."""
+    """The files transferred from one cluster to another."""
 
     count: int = 0
     size: int = 0
-    """Bytes."""
+    """Bytes transferred."""
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class Requests:
-    """What came in by HTTP, but for what agents say on their connections."""
+    """The HTTP requests, without messages on the connections of agents."""
 
     answered: Counter[tuple[str, str, int]] = field(default_factory=Counter)
-    """By route, method and status."""
+    """Answered requests by route, method and status."""
     seconds: dict[str, Timings] = field(default_factory=dict)
-    """Until the answer began, by route."""
+    """Time until the response began, by route."""
 
     def note(self, route: str, method: str, status: int, seconds: float) -> None:
-        """One more was answered."""
+        """Record an answered request; ``seconds`` is the time until its response began."""
         self.answered[route, method, status] += 1
         if (timings := self.seconds.get(route)) is None:
             timings = self.seconds[route] = Timings()
@@ -68,41 +67,41 @@ class Requests:
 
 @dataclass(slots=True)
 class Instruments:
-    """Lives in the engine's loop."""
+    """All counters and timings of the daemon, changed in the engine's loop only."""
 
     rounds: Rounds = field(default_factory=Rounds)
     writes: Timings = field(default_factory=Timings)
-    """The engine's transactions."""
+    """Transactions of the engine."""
     reads: Timings = field(default_factory=lambda: READ_TIMINGS)
-    """Questions to the database, of this process."""
+    """Queries of this process to the database."""
     requests: Requests = field(default_factory=Requests)
     submitted: Counter[Priority] = field(default_factory=Counter)
-    """Users' jobs, as all that follows but the daemon's own measurements of claims and failures."""
+    """Submitted jobs of users; like all counters below but those of claims and failures, without internal jobs."""
     ended: Counter[tuple[JobState, Priority]] = field(default_factory=Counter)
     placements: Counter[tuple[str, bool]] = field(default_factory=Counter)
-    """By policy, and whether it was on several clusters."""
+    """By policy, and whether the placement spans several clusters."""
     requeued: int = 0
-    """Attempts after which the job queued again."""
+    """Attempts after which the job was queued again."""
     preemptions: int = 0
     reclaims: int = 0
     refusals: Counter[RefusalKind] = field(default_factory=Counter)
     claims: Counter[ClusterName] = field(default_factory=Counter)
-    """Components all of whose nodes have reported."""
+    """Components with all nodes reported."""
     claims_failed: Counter[tuple[ClusterName, ClaimFailure]] = field(default_factory=Counter)
     attempts_failed: Counter[tuple[ClusterName, AttemptFailure]] = field(default_factory=Counter)
     transferred: dict[tuple[ClusterName, ClusterName], Transferred] = field(default_factory=dict)
-    """By the clusters that files came from and to."""
+    """By source and target cluster."""
     predictions: Mapping[tuple[PredictionKind, Outcome], int] = field(default_factory=dict)
-    """Of the last week, by what they have come to, as they were last looked at."""
+    """Numbers of predictions of the last week by outcome, as of the last look at the database."""
     database_size: int | None = None
-    """Bytes, as they were last looked at."""
+    """Bytes, as of the last measurement; None before the first."""
 
     def taken_in(self, events: Iterable[Event]) -> None:
-        """The scheduler has taken these."""
+        """Count events that the scheduler has accepted."""
         self.rounds.events.update(type(event).__name__ for event in events)
 
     def decided(self, effects: Effects) -> None:
-        """What came of a round."""
+        """Count the effects of an engine cycle."""
         self.refusals.update(effects.refusals)
         self.claims_failed.update(effects.claims_failed)
         self.attempts_failed.update(effects.attempts_failed)
@@ -129,19 +128,19 @@ class Instruments:
                     self.ended[entry.state, job.spec.priority] += 1
 
     async def look_at_size(self, size: Callable[[], int | None]) -> None:
-        """How large the database is; what it was before where it does not say."""
+        """Measure the size of the database; keep the last value while the database is unavailable."""
         with suppress(StoreUnavailable):
             self.database_size = await query(size)
 
     async def look_at_predictions(
         self, counts: Callable[[], Awaitable[Mapping[tuple[PredictionKind, Outcome], int]]]
     ) -> None:
-        """What they have come to; what it was before where the database does not say."""
+        """Read the outcomes of predictions; keep the last values while the database is unavailable."""
         with suppress(StoreUnavailable):
             self.predictions = await counts()
 
     def moved(self, source: ClusterName, cluster: ClusterName, size: int, seconds: float) -> None:
-        """A transfer is over; bytes."""
+        """Count a finished transfer of ``size`` bytes."""
         known = self.transferred.setdefault((source, cluster), Transferred())
         known.count += 1
         known.size += size

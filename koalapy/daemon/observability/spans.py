@@ -1,4 +1,4 @@
-"""Record the progress of jobs: as lines of the log, and as spans of time for a trace collector."""
+"""Record the progress of jobs as log lines, and as spans for a trace collector."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -17,25 +17,26 @@ Value = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From when to when, in seconds since the epoch; ``path`` names it within its job, and ``parent`` what it is of."""
+    """A span of a job's trace, with its path in the job and its times in seconds since the epoch."""
 
     path: str
     name: str
     start: float
     end: float
     parent: str = ""
-    """Empty of the job itself."""
+    """Path of the parent span; empty for the span of the job."""
     attributes: Mapping[str, Value] = field(default_factory=dict)
     fault: str = ""
-    """Why it failed; empty when it did not."""
+    """Why it failed; empty if it did not."""
 
 
 def trace_of(instance: str, job: JobId) -> int:
-    """The same for every daemon of one database, so that a restart breaks no trace."""
+    """Return the trace id of a job; it is the same after a restart of the daemon, so that the trace continues."""
     return _number(f"{instance}:{job}", 16)
 
 
 def id_of(instance: str, job: JobId, path: str) -> int:
+    """Return the span id of a path in a job."""
     return _number(f"{instance}:{job}:{path}", 8)
 
 
@@ -44,7 +45,7 @@ def _number(text: str, size: int) -> int:
 
 
 def spans_of_attempt(attempt: Attempt, ended_at: float, waited_since: float | None) -> Iterator[Span]:
-    """An attempt that is over, with the wait before it where that is known."""
+    """Yield the spans of a finished attempt, and of the wait before it if ``waited_since`` is not None."""
     path = f"attempt-{attempt.generation}"
     if waited_since is not None:
         yield Span(f"queued-{attempt.generation}", "queued", waited_since, attempt.placed_at, "job")
@@ -77,7 +78,7 @@ def _spans_of(component: Component, attempt: str, placed_at: float, end: float) 
 
 
 def spans_of_job(job: Job, waited_since: float | None) -> Iterator[Span]:
-    """A job that is over, with its last attempt."""
+    """Yield the spans of a finished job and of its last attempt."""
     end = job.ended_at if job.ended_at is not None else job.submitted_at
     told: dict[str, Value] = {
         "koala.job": job.id,
@@ -101,7 +102,7 @@ log = structlog.get_logger()
 
 
 def log_change(job: Job, before: JobState | None) -> None:
-    """Starts and ends, and that a job has to wait again; with the level ``debug`` all between, too."""
+    """Log a job's start, end or return to the queue at level ``info``, and any other change at ``debug``."""
     if job.state is before:
         return
     waits_again = job.state is JobState.QUEUED and before is not None and before.is_active
@@ -112,7 +113,7 @@ def log_change(job: Job, before: JobState | None) -> None:
 
 
 def _told(job: Job, before: JobState | None) -> dict[str, object]:
-    """The attempt is the last one, and the clusters are its."""
+    """Return the log fields of a job's change; attempt and clusters are those of the last attempt."""
     attempt = job.attempt
     return {
         "job": job.id,
@@ -128,13 +129,16 @@ def _told(job: Job, before: JobState | None) -> dict[str, object]:
 
 @contextmanager
 def traced(settings: Settings, engine: Engine, instance: str) -> Iterator[None]:
-    """``UsageError`` where the packages for that are missing."""
+    """Send traces of jobs within the context if tracing is configured.
+
+    Raise ``UsageError`` if the packages for tracing are not installed.
+    """
     if settings.tracing.endpoint is None:
         yield
         return
     try:
         from koalapy.daemon.observability.tracing import (
-            Tracing,  # many packages, that most installations have no use for
+            Tracing,  # needs many packages that most installations do not use
         )
     except ModuleNotFoundError as error:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""How often something is done, and how long it takes: since the daemon began, and lately."""
+"""Count and time operations, since the daemon's start and recently."""
 
 import time
 from collections import deque
@@ -7,41 +7,41 @@ from dataclasses import dataclass, field
 from statistics import median
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Seconds: how many took no longer than each is counted."""
+"""Upper bounds of the cumulative histogram in seconds."""
 RECENT_SPAN = 300.0
-"""Seconds that are lately."""
+"""Seconds that count as recent."""
 MAX_RECENT = 4096
-"""Of more in that time, the last."""
+"""Maximum number of recent operations that are kept, the last ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What took how long lately, in seconds; of nothing all are 0."""
+    """The number and durations of recent operations, in seconds; all 0 if there were none."""
 
     count: int
     per_second: float
     mean: float
     most: float
-    """95 of 100 took no longer."""
+    """The 95th percentile."""
     largest: float
 
 
 @dataclass(slots=True)
 class Timings:
-    """Of one kind of thing."""
+    """The number, failures and durations of one kind of operation."""
 
     count: int = 0
     failures: int = 0
     seconds: float = 0.0
     largest: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * len(BUCKETS))
-    """How many took no longer than each of ``BUCKETS``."""
+    """Numbers of operations that took no longer than each bound of ``BUCKETS``."""
     clock: Callable[[], float] = time.monotonic
     _recent: deque[tuple[float, float, bool]] = field(default_factory=lambda: deque(maxlen=MAX_RECENT))
-    """When each was over, how long it took, and whether it failed."""
+    """End, duration and failure of each recent operation."""
 
     def note(self, seconds: float, *, failed: bool = False) -> None:
-        """One more, that is just over."""
+        """Count an operation that has just ended after ``seconds``."""
         self.count += 1
         self.failures += failed
         self.seconds += seconds
@@ -52,7 +52,7 @@ class Timings:
         self._recent.append((self.clock(), seconds, failed))
 
     def recent(self) -> Recent:
-        """What was lately."""
+        """Return the statistics of the operations of the last ``RECENT_SPAN`` seconds."""
         now = self.clock()
         while self._recent and now - self._recent[0][0] > RECENT_SPAN:
             self._recent.popleft()
@@ -64,7 +64,7 @@ class Timings:
         return Recent(len(took), len(took) / span, sum(took) / len(took), most, took[-1])
 
     def middle(self, span: float) -> float | None:
-        """Seconds that one takes that goes well, in the middle of those of the last ``span`` seconds; None without."""
+        """Return the median duration of the successes of the last ``span`` seconds; None if there are none."""
         now = self.clock()
         took = [seconds for at, seconds, failed in self._recent if now - at <= span and not failed]
         return median(took) if took else None

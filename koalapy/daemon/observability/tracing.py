@@ -1,4 +1,4 @@
-"""Sends jobs' ways as spans to a collector of OpenTelemetry's, past the loop: what it does not take is lost."""
+"""Send the spans of jobs to an OpenTelemetry collector from a separate thread; rejected spans are lost."""
 
 import queue
 import threading
@@ -19,25 +19,25 @@ from koalapy.model.job import Attempt, Job, JobId, JobState
 log = structlog.get_logger()
 
 MAX_WAITING = 10_000
-"""Attempts and jobs that wait to be sent."""
+"""Maximum number of attempts and jobs that wait to be sent."""
 MAX_AT_ONCE = 100
-"""Of these, in one request."""
+"""Maximum number of attempts and jobs in one request."""
 MAX_REMEMBERED = 100_000
-"""Jobs of which it is known since when they have waited again."""
+"""Maximum number of jobs with a stored time since which they are queued again."""
 SEND_TIMEOUT = 5.0
-"""Seconds that a collector has."""
+"""Timeout of a request to the collector in seconds."""
 STOP_TIMEOUT = 2.0
-"""Seconds in which what waits is sent at the end."""
+"""Seconds within which waiting spans are sent at the daemon's end."""
 SCOPE = InstrumentationScope("koalapy", __version__)
 
 Make = Callable[[], tuple[JobId, Iterable[Span]]]
 
 
 class Tracing:
-    """Told of jobs by the engine; a thread of its own makes spans of that, and sends them."""
+    """An observer of jobs that makes spans and sends them in a separate thread."""
 
     def __init__(self, endpoint: str, instance: str, max_waiting: int = MAX_WAITING) -> None:
-        """``max_waiting``: jobs whose spans wait to be sent at most; those of further ones are lost."""
+        """``max_waiting``: maximum number of attempts and jobs that wait to be sent; further ones are lost."""
         self._instance = instance
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT)
         self._resource = Resource.create(
@@ -54,12 +54,12 @@ class Tracing:
             self._put(lambda: (job.id, self._job(job)))
 
     def attempt_ended(self, job: Job, attempt: Attempt) -> None:
-        """One that another has followed."""
+        """Queue the spans of an attempt that another one has followed."""
         if not job.spec.internal:
             self._put(lambda: (job.id, self._attempt(job, attempt)))
 
     def stop(self) -> None:
-        """Send what waits, as far as the collector takes it soon."""
+        """Send waiting spans for at most ``STOP_TIMEOUT``, and stop the thread."""
         self._put(None)
         self._thread.join(STOP_TIMEOUT)
 
