@@ -1,5 +1,5 @@
-"""Accept connections: TLS with a certificate that is read again when it changes, bounds, and a stand-in.
+"""Accept connections: TLS with a certificate that is reloaded when it changes, limits, and a stand-in.
 
-Start at ``connections.py``, which bounds connections and closes an idle one when there are too many; agents always
-find a place. ``stand_in.py`` answers 503 while the loop hangs.
+Start at ``connections.py``, which limits connections and closes an idle one if there are too many. Some connections
+are reserved for agents. ``stand_in.py`` answers 503 while the event loop hangs.
 """

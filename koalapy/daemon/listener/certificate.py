@@ -1,4 +1,4 @@
-"""Load the daemon's certificate from its files, and again when these change, without a restart."""
+"""Load the daemon's certificate from its files, and reload it without a restart when they change."""
 
 import os
 import re
@@ -19,13 +19,16 @@ from koalapy.system.tls import require_tls_1_2
 log = structlog.get_logger()
 
 LOOK_INTERVAL = 2.0
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 SHOWN = "certificate.pem"
-"""In the data directory: the certificate in use, by which this account's own commands and agents know the daemon."""
+"""File in the data directory with the certificate in use.
+
+Commands and embedded agents of the daemon's account authenticate the daemon by it.
+"""
 MAX_SIZE = 1024 * 1024
-"""Bytes read of a file."""
+"""Maximum number of bytes that are read from a file."""
 EXPIRY_WARNING = 14 * 86400.0
-"""Seconds before its end from which an alert, and each day the log, say that a certificate expires."""
+"""Seconds before the expiry of a certificate from which an alert, and a daily log line, warn of it."""
 DAY = 86400.0
 GROUP_MAY_READ = 0o040
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -33,26 +36,26 @@ _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----",
 
 @dataclass(frozen=True, slots=True)
 class _LoadedCertificate:
-    """What the two files held, and fits together."""
+    """A certificate with its matching key, as read from their files."""
 
     context: ssl.SSLContext
     pem: str
-    """The daemon's own, without those that lead to its authority."""
+    """The daemon's certificate, without the intermediate ones."""
     expires_at: float
 
 
 class Certificate:
-    """The certificate that new connections are shown; every handshake begins with ``context``."""
+    """The certificate for new connections; every handshake begins with ``context``."""
 
     def __init__(self, certificate: Path, key: Path, data_dir: Path) -> None:
-        """Raise ``UsageError`` (``--tls-cert``, ``--tls-key``) for files that are of no use."""
+        """Load the files. Raise ``UsageError`` (``--tls-cert``, ``--tls-key``) if they are unusable."""
         self.path, self._key = certificate, key
         self.shown = data_dir / SHOWN
         """The file with the certificate in use."""
         self.complaint = ""
-        """Why changed files are not taken up; empty when the certificate in use is theirs."""
+        """Why changed files are not used; empty if the certificate in use is from the present files."""
         self._warned_at = 0.0
-        # It needs a certificate of its own, though every handshake goes on with the latest.
+        # This context needs a certificate, although every handshake continues with the latest one.
         self.context = _new_context()
         self.context.sni_callback = self._show_latest
         self._stamps = self._read_stamps()
@@ -60,11 +63,11 @@ class Certificate:
 
     @property
     def expires_at(self) -> float:
-        """The end of the certificate in use, in seconds since the epoch."""
+        """Return the expiry of the certificate in use, in seconds since the epoch."""
         return self._loaded.expires_at
 
     def look(self) -> None:
-        """Take the files up if they have changed. If something is wrong with them, log it and keep the old ones."""
+        """Reload the files if they have changed. If they are unusable, log why and keep the old certificate."""
         stamps = self._read_stamps()
         if stamps == self._stamps:
             self.complaint = ""
@@ -72,7 +75,7 @@ class Certificate:
             try:
                 self._use(_load(self.path, self._key))
             except UsageError as error:
-                if error.message != self.complaint:  # It is tried again at each look: they may be written just now.
+                if error.message != self.complaint:  # Every check tries again, since the files may be half written.
                     log.error(
                         "the old certificate stays", action="certificate-refused", reason=error.message, hint=error.hint
                     )
@@ -110,7 +113,7 @@ class Certificate:
             )
 
     def _read_stamps(self) -> list[tuple[int, ...]]:
-        """Return what tells changed or other files from those of before."""
+        """Return inode, size and times of both files, by which changes are detected; empty for a missing file."""
         stamps: list[tuple[int, ...]] = []
         for path in (self.path, self._key):
             try:
@@ -123,7 +126,7 @@ class Certificate:
 
 def _new_context() -> ssl.SSLContext:
     context = require_tls_1_2(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-    # No session of before is resumed: each new connection sees the present certificate.
+    # Sessions are not resumed, so that each new connection gets the present certificate.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     return context
@@ -135,7 +138,7 @@ def _load(certificate: Path, key: Path) -> _LoadedCertificate:
     if own is None:
         raise _refusal("--tls-cert", certificate, "holds no certificate in PEM", "give a file in PEM, its own first")
     context = _new_context()
-    # What was read is what is judged and used, whatever becomes of the files meanwhile; none of it is on a disk.
+    # The content is checked and used as it was read, even if the files change. A memory file keeps the key off disks.
     memory = os.memfd_create("tls", os.MFD_CLOEXEC)
     try:
         with open(os.dup(memory), "wb") as file:
@@ -153,7 +156,7 @@ def _load(certificate: Path, key: Path) -> _LoadedCertificate:
     finally:
         os.close(memory)
 
-    from cryptography.x509 import load_pem_x509_certificate  # only daemons with TLS pay for it
+    from cryptography.x509 import load_pem_x509_certificate  # imported here for daemons with TLS only
 
     try:
         end = load_pem_x509_certificate(own[0]).not_valid_after_utc
@@ -164,7 +167,7 @@ def _load(certificate: Path, key: Path) -> _LoadedCertificate:
 
 
 class _PassphraseNeeded(Exception):
-    """A key cannot be read without a passphrase."""
+    """The key cannot be read without a passphrase."""
 
 
 def _refuse_passphrase() -> str:
@@ -172,7 +175,11 @@ def _refuse_passphrase() -> str:
 
 
 def _read(path: Path, field: str) -> bytes:
-    """Return the content of a regular file. Refuse a key that others may read; one of root's may be for our group."""
+    """Return the content of a regular file. Raise ``UsageError`` if it is unusable.
+
+    A key must belong to this account or root, and must not be accessible to other accounts. A key of root may be
+    readable by its group.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             seen = os.fstat(file.fileno())

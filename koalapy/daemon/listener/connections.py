@@ -1,4 +1,4 @@
-"""Accept connections: bound their number and the time that they hold without a request, and shake hands by TLS."""
+"""Accept connections with TLS, and limit their number and their time without a request."""
 
 import asyncio
 import contextlib
@@ -17,21 +17,21 @@ from koalapy.system.event_loop import BACKLOG, TLS_FIRST_BYTE, peek_first_byte
 log = structlog.get_logger()
 
 MAX_CONNECTIONS = 4096
-"""HTTP connections, where the system allows so many."""
+"""Maximum number of HTTP connections, if the system's limit of open files allows it."""
 RESERVED = 64
-"""Connections of these that no request of a user's may keep busy: for those that come, and for agents."""
+"""Connections that users' requests may not occupy; they remain for new connections and agents."""
 OWN_FILES = 256
-"""Files that the daemon needs for itself: its database, its embedded agents, the agents' WebSockets."""
+"""Open files for the daemon itself: its database, its embedded agents and the agents' WebSockets."""
 FILES_WANTED = 2 * MAX_CONNECTIONS + OWN_FILES
-"""Open files; programs of embedded clusters inherit the limit."""
+"""Requested limit of open files; programs of embedded clusters inherit it."""
 HEADERS_TIMEOUT = 20.0
-"""Seconds from the beginning of a connection, or from the last answer, until a request's headers are complete."""
+"""Seconds from the start of a connection, or from the last response, until a request's headers are complete."""
 GOODBYE_TIMEOUT = 3.0
-"""Seconds in which the other side must end a TLS session, or read a refusal."""
+"""Seconds within which the client must end a TLS session, or read a rejection."""
 MAX_UNREAD = 1024 * 1024
-"""Bytes of a request in clear that are read, so that its sender gets the refusal."""
+"""Bytes of an unencrypted request that are read, so that its sender receives the rejection."""
 ACCEPT_PAUSE = 0.2
-"""Seconds until the next connection is accepted after the system had no room for one."""
+"""Seconds until the next connection is accepted after the system had no capacity for one."""
 PROBLEM = {
     "type": "about:blank",
     "title": "Bad Request",
@@ -43,7 +43,7 @@ PROBLEM = {
 
 
 class OpenConnection(Protocol):
-    """A connection that counts, whatever is spoken on it."""
+    """A connection that counts towards the limit, with any protocol."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -52,44 +52,44 @@ class OpenConnection(Protocol):
 
 
 class Connections:
-    """The HTTP connections. When there are too many, the one that has waited longest for a request is closed."""
+    """The HTTP connections; if there are too many, the one that has waited longest for a request is closed."""
 
     def __init__(self, files: int, headers_timeout: float = HEADERS_TIMEOUT) -> None:
-        # A request may have a file open beside its connection.
+        # A request may open a file in addition to its connection.
         self.max_open = min(MAX_CONNECTIONS, max(2 * RESERVED, (files - OWN_FILES) // 2))
         self.headers_timeout = headers_timeout
         self._open: set[OpenConnection] = set()
         self._waiting: dict[OpenConnection, asyncio.TimerHandle] = {}
-        """Those without a request, and when they are closed; in the order in which they began to wait."""
+        """Connections without a request and the timers that close them, in the order in which they began to wait."""
 
     @property
     def max_requests(self) -> int:
-        """Requests of users at a time."""
+        """Return the maximum number of simultaneous requests of users."""
         return self.max_open - RESERVED
 
     def protocol(self) -> type["HttpConnection"]:
-        """Return what uvicorn makes for each connection."""
+        """Return the protocol class that uvicorn instantiates for each connection."""
         return type("CountedConnection", (HttpConnection,), {"all": self})
 
     def add(self, connection: OpenConnection) -> None:
-        """Count a new connection, which waits for a request; close the oldest such one if there are too many."""
+        """Count a new connection. If there are too many, close the one that has waited longest for a request."""
         self._open.add(connection)
         self.expect_request(connection)
         if len(self._open) > self.max_open:
             self._close(next(iter(self._waiting)))
 
     def expect_request(self, connection: OpenConnection) -> None:
-        """Close a connection without a whole request head at the deadline."""
+        """Start the deadline at which a connection without complete request headers is closed."""
         if connection in self._open and connection not in self._waiting:
             self._waiting[connection] = connection.loop.call_later(self.headers_timeout, self._close, connection)
 
     def begin_request(self, connection: OpenConnection) -> None:
-        """Lift the deadline: the head of a request is whole."""
+        """Cancel the deadline of a connection, since the headers of a request are complete."""
         if timer := self._waiting.pop(connection, None):
             timer.cancel()
 
     def remove(self, connection: OpenConnection) -> None:
-        """Count a connection no more: it is closed, or not HTTP any more."""
+        """Stop counting a connection that is closed or no longer HTTP."""
         self.begin_request(connection)
         self._open.discard(connection)
 
@@ -99,7 +99,7 @@ class Connections:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Uvicorn's protocol, which by itself waits for a request for ever, with the deadlines of ``Connections``."""
+    """Uvicorn's protocol with the deadlines of ``Connections``; without them, it waits for requests indefinitely."""
 
     all: Connections
 
@@ -124,27 +124,27 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # else another request came along with it
+        if self.cycle.response_complete:  # false if another request was received with it
             self.all.expect_request(self)
 
 
 class _NewConnection:
-    """A connection on which TLS is not spoken yet."""
+    """A connection before its TLS handshake is complete."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.loop = asyncio.get_running_loop()
         self._connection = connection
 
     def abort(self) -> None:
-        """End what waits for the connection."""
+        """Shut the connection down, which ends the task that waits for it."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
 
 class TlsServer:
-    """Accept connections and pass on those that speak TLS; uvicorn takes it for a server of asyncio's.
+    """A server that accepts connections and passes those with TLS to uvicorn, which uses it as an asyncio server.
 
-    Uvicorn's own way counts a connection, and gives it its deadline, only once it speaks TLS.
+    It counts connections and starts their deadlines before the TLS handshake; uvicorn would do so only after it.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class TlsServer:
         self._start_task(self._accept(listener))
 
     def close(self) -> None:
-        """Accept no more connections, and close those that do not speak TLS yet."""
+        """Stop accepting connections, and close those without a complete TLS handshake."""
         for task in tuple(self._tasks):
             task.cancel()
 
@@ -202,7 +202,7 @@ class TlsServer:
                 async with asyncio.timeout(GOODBYE_TIMEOUT):
                     await _refuse(connection)
         except (OSError, TimeoutError):
-            pass  # Mistakes of clients are not logged: there may be a thousand a second.
+            pass  # Errors of clients are not logged, since there may be a thousand per second.
         finally:
             self._connections.remove(counted)
             if not is_passed_on:
@@ -210,7 +210,7 @@ class TlsServer:
 
 
 async def _refuse(connection: socket.socket) -> None:
-    """Answer a request in clear with how to ask."""
+    """Answer an unencrypted request with an error that explains that the port requires TLS."""
     loop = asyncio.get_running_loop()
     body = json.dumps(PROBLEM).encode()
     head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/problem+json\r\nContent-Length: {len(body)}\r\n"

@@ -1,4 +1,4 @@
-"""Answer new connections from a thread while the daemon's loop hangs: with 503, and nothing else."""
+"""Answer every request on new connections with 503, from a thread, while the daemon's event loop hangs."""
 
 import json
 import select
@@ -12,9 +12,9 @@ from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.model.errors import ProblemCode
 
 POLL_INTERVAL = 0.2
-"""Seconds between two looks whether the loop accepts connections again."""
+"""Seconds between two checks whether the loop accepts connections again."""
 MAX_REQUEST_SIZE = 65536
-"""Bytes up to the end of a request's headers."""
+"""Maximum size of a request's headers in bytes."""
 HEAD = """HTTP/1.1 503 Service Unavailable
 Content-Type: application/problem+json
 Content-Length: {length}
@@ -27,7 +27,7 @@ Connection: close
 
 
 class StandIn:
-    """A thread on the daemon's own port; connections of before have to wait for the loop."""
+    """A thread that serves new connections on the daemon's port; earlier connections wait for the loop."""
 
     def __init__(
         self,
@@ -35,19 +35,19 @@ class StandIn:
         context: ssl.SSLContext | None = None,
         timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """``context``: for a port that speaks TLS."""
+        """``context``: the TLS context of the port; None for a port without TLS."""
         self._listener, self._context, self._timeout_s = listener.dup(), context, timeouts.stand_in_request_s
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
     def start(self, since: float) -> None:
-        """Answer from now on. ``since``: the monotonic time at which the loop was last known to move."""
+        """Start answering. ``since``: the monotonic time at which the loop last ran."""
         self._stopping.clear()
         self._thread = threading.Thread(target=self._serve, args=(since,), name="stand-in", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave new connections to the loop."""
+        """Stop answering, so that the loop accepts new connections."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -81,13 +81,13 @@ class StandIn:
         head = HEAD.format(length=len(body)).replace("\n", "\r\n").encode()
         connection.sendall(head + (b"" if request.startswith(b"HEAD ") else body))
         connection.shutdown(socket.SHUT_WR)
-        # What is left unread would reset the connection, and with it the answer.
+        # Unread data would reset the connection before the client reads the answer.
         while time.monotonic() < end and connection.recv(8192):
             pass
 
 
 def _problem(silence: float) -> bytes:
-    """Return the answer to every request, also in the form of ``/readyz``."""
+    """Return the body of the answer, which has the fields of ``/readyz`` as well."""
     reason = f"the daemon's loop has not moved for {silence:.0f} s"
     answer = {
         "type": "about:blank",
