@@ -1,4 +1,4 @@
-"""Copy a daemon's data into a backup while it runs, and put a backup back."""
+"""Copy a daemon's data into a backup while it runs, and restore a backup."""
 
 import json
 import os
@@ -22,12 +22,15 @@ from koalapy.store.job_numbers import NUMBERS_FILE, recorded_numbers
 from koalapy.store.lease import current_holder
 
 DATABASE, FILES, CONFIGURATION, MANIFEST = "koala.db", "files", "koala.yaml", "backup.json"
-"""What a backup consists of. The manifest is written last, so a folder without one is no whole backup."""
+"""The entries of a backup. The manifest is written last, so a folder without one is an incomplete backup."""
 DISPLACED = "before-restore-"
-"""How the folder's name begins in which a restore keeps what it replaced."""
+"""Prefix of the folder in which a restore keeps the data that it replaced."""
 INCOMING = ".restore-"
 NOT_COPIED = ("clusters", DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
-"""Entries of a data directory that are no files of a backup: agents keep only what runs, and the database is apart."""
+"""Entries of a data directory that are not copied as files.
+
+Folders of agents hold only the state of running jobs, and the database is copied separately.
+"""
 CHUNK_SIZE = 1024 * 1024
 
 
@@ -36,24 +39,25 @@ class BackupSummary:
     """The content of a backup; sizes in bytes."""
 
     version: str
-    """Of koalapy."""
+    """Version of koalapy that made the backup."""
     made_at: float
     """Seconds since the epoch."""
     database: str
-    """``sqlite``, or ``elsewhere`` where the backup has no database."""
+    """``sqlite``, or ``elsewhere`` if the backup has no database."""
     database_size: int
     files: int
     files_size: int
     configuration: str
-    """The configuration file that was copied, empty where there was none."""
+    """The configuration file that was copied; empty if there was none."""
 
 
 def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only: bool) -> BackupSummary:
     """Copy the database, then the files of a data directory and the configuration, into a new folder `target`.
 
-    The daemon may run meanwhile: the database is copied as of one moment, and files are newer than that, so that it
-    names none that is missing. Raise ``UsageError``, ``NotFoundError``, and ``StoreUnavailable`` if a file cannot be
-    read or written.
+    The daemon may be running: the database is copied as of one point in time, and the files after it, so that no file
+    that the database names is missing. Raise ``UsageError`` if the database is PostgreSQL (without `files_only`) or
+    `target` is inside the data directory, ``NotFoundError`` if there is no data, ``ConflictError`` if `target` is not
+    empty, and ``StoreUnavailable`` if a file cannot be read or written.
     """
     config = config or installed_configuration()
     database = _sqlite_file(load(config).database, data_dir)
@@ -89,10 +93,11 @@ def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only
 def restore_backup(
     source: Path, data_dir: Path, config: Path | None, *, replace: bool
 ) -> tuple[BackupSummary, Path | None]:
-    """Put a backup into a data directory that is empty or, with `replace`, not; return it and where the old data is.
+    """Restore a backup into a data directory; return its summary and the folder of the replaced data, None if none.
 
-    Raise ``ConflictError`` while a daemon runs there, or if the directory is not empty, ``NotFoundError`` for a folder
-    that is no whole backup, and ``StoreUnavailable`` if a file cannot be read or written.
+    Without `replace`, the data directory must be empty. Raise ``ConflictError`` if it is not or a daemon uses it,
+    ``UsageError`` if the backup is of SQLite but the configuration names PostgreSQL, ``NotFoundError`` if the backup is
+    incomplete, and ``StoreUnavailable`` if a file cannot be read or written.
     """
     made = _read_manifest(source)
     url = load(config or installed_configuration()).database
@@ -151,11 +156,11 @@ def _make_empty_folder(path: Path) -> None:
         raise ConflictError(f"{path} is not empty", field="DIR", value=str(path), hint="give a new folder")
 
 
-# Copying
+# Backup
 
 
 def _copy_database(source: Path, target: Path) -> int:
-    """Copy a SQLite database as of one moment; return its size in bytes."""
+    """Copy a SQLite database as of one point in time, and check the copy; return its size in bytes."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         with closing(_connect(source, "ro")) as original, closing(_connect(target, "rw")) as copy:
@@ -173,7 +178,10 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _copy_folder(source: Path, target: Path, left_out: tuple[str, ...]) -> tuple[int, int]:
-    """Copy regular files and folders, without links; return how many files and bytes. Skip what vanishes meanwhile."""
+    """Copy regular files and folders, but no links; return the numbers of files and bytes.
+
+    Skip entries that are removed during the copy.
+    """
     target.mkdir(mode=0o700, exist_ok=True)
     files = size = 0
     try:
@@ -210,7 +218,7 @@ def _write_private(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-# Putting back
+# Restore
 
 
 def _read_manifest(source: Path) -> BackupSummary:
@@ -234,7 +242,7 @@ def _check_no_daemon(url: str | None, database: Path | None) -> None:
     except DatabaseDamaged:
         if database is None:
             raise
-        holder = ""  # the file is to be replaced
+        holder = ""  # The damaged file is going to be replaced.
     finally:
         engine.dispose()
     if holder:
@@ -247,7 +255,7 @@ def _check_no_daemon(url: str | None, database: Path | None) -> None:
 
 @contextmanager
 def _folder_for(data_dir: Path) -> Iterator[Path]:
-    """Make a folder in the data directory for what comes in, and remove it at the end with what is left in it."""
+    """Yield a new folder in the data directory for the restored data, and remove it at the end."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     incoming = data_dir / f"{INCOMING}{secrets.token_hex(4)}"
     incoming.mkdir(mode=0o700)
@@ -258,7 +266,10 @@ def _folder_for(data_dir: Path) -> Iterator[Path]:
 
 
 def _raise_numbers(copy: Path, replaced: Path | None, output: Path) -> None:
-    """Let new jobs and epochs be numbered above those of the database that is replaced, and of output beside it."""
+    """Set the job number and the epoch of a restored database to at least those of the replaced one.
+
+    The recorded numbers and those of job output folders count as well, so that no number is used twice.
+    """
     last_job, epoch = recorded_numbers(output.with_name(NUMBERS_FILE)), 0
     with suppress(sqlite3.Error):
         if replaced is not None and replaced.exists():
@@ -270,7 +281,7 @@ def _raise_numbers(copy: Path, replaced: Path | None, output: Path) -> None:
     with (
         closing(_connect(copy, "rw")) as made,
         suppress(sqlite3.OperationalError),
-    ):  # an early version has no such columns
+    ):  # Databases of early versions lack these columns.
         made.execute(
             "UPDATE lease SET last_job = max(last_job, ?), epoch = max(epoch, ?), expires_at = 0", (last_job, epoch)
         )
@@ -278,7 +289,7 @@ def _raise_numbers(copy: Path, replaced: Path | None, output: Path) -> None:
 
 
 def _give_to_owner_of(data_dir: Path, incoming: Path) -> None:
-    """Root restores for the account that the data directory belongs to."""
+    """Give restored files to the owner of the data directory if this process runs as root."""
     owner = data_dir.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:
         for path in (incoming, *incoming.rglob("*")):
@@ -286,7 +297,11 @@ def _give_to_owner_of(data_dir: Path, incoming: Path) -> None:
 
 
 def _swap(incoming: Path, data_dir: Path, present: list[str], database: Path | None) -> Path | None:
-    """Move what is present into a folder of its own, and what has come in to its place, the database last."""
+    """Move the present data into a new folder and the restored data into its place, the database last.
+
+    Return the folder with the replaced data, or None if there was none. A replaced database outside of the data
+    directory is renamed where it is.
+    """
     displaced = None
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     if present:
