@@ -1,4 +1,4 @@
-"""Tokens, users and logins of a daemon: its own token, those of the configuration, and those that it issues."""
+"""Set up a daemon's tokens, identities and logins."""
 
 import os
 import pwd
@@ -31,14 +31,17 @@ if TYPE_CHECKING:
     from koalapy.daemon.auth.oidc import Oidc
 
 REFRESH_INTERVAL = 300.0
-"""Seconds between two downloads of the provider's keys. A key that the provider revokes is accepted until the next."""
+"""Seconds between two downloads of the provider's keys; a revoked key is accepted until the next download."""
 
 log = structlog.get_logger()
 
 
 @contextmanager
 def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate | None) -> Iterator[str]:
-    """Yield the daemon's own token, an administrator's. Meanwhile commands of this account find it with the address."""
+    """Yield the daemon's token, which has the role of administrator.
+
+    Within the context, commands of the daemon's account find the token and the daemon's address.
+    """
     token, reason = load_or_make_token(data_dir)
     if reason:
         log.warning("a new token was made", action="token-made", file=str(data_dir / TOKEN_FILE), reason=reason)
@@ -58,11 +61,11 @@ def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate
 
 
 def reachable_addresses(listener: socket.socket) -> list[tuple[str, int]]:
-    """Return the local addresses of a listening socket: its own, and for a wildcard those of the loopback."""
+    """Return the local addresses of a listening socket: its address, and for a wildcard those of the loopback."""
     host, port = listener.getsockname()[:2]
     loopback = {"0.0.0.0": ["127.0.0.1"], "::": ["127.0.0.1", "::1"]}
     if host == "::" and listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
-        loopback["::"] = ["::1"]  # another process may listen on 127.0.0.1
+        loopback["::"] = ["::1"]  # Another process may listen on 127.0.0.1.
     return [(address, port) for address in (host, *loopback.get(host, ()))]
 
 
@@ -70,7 +73,7 @@ def openid_provider(settings: Settings) -> "Oidc | None":
     """Return the verifier of the OpenID provider's tokens, or None if no provider is configured."""
     if settings.oidc is None:
         return None
-    from koalapy.daemon.auth.oidc import Oidc  # takes 0.2 s, which daemons without a provider save
+    from koalapy.daemon.auth.oidc import Oidc  # takes 0.2 s, so it is imported only if needed
 
     return Oidc(settings.oidc)
 
@@ -84,12 +87,12 @@ def provider_logins(settings: Settings, identities: Identities) -> ProviderLogin
 
 
 def reserved_names() -> frozenset[str]:
-    """Return the users that the daemon itself acts as: its account, and the owner of its own jobs."""
+    """Return the users that the daemon itself acts as: its account, and the owner of internal jobs."""
     return frozenset((_own_account(), OWNER))
 
 
 def check_reserved_names(settings: Settings) -> None:
-    """Raise ``UsageError`` if the configuration gives a name of the daemon's own to another user."""
+    """Raise ``UsageError`` if the configuration uses a reserved name for a user."""
     users = {f"tokens[{index}].user": section.user for index, section in enumerate(settings.tokens)}
     users |= {f"users.{name}": name for name in settings.users}
     if settings.oidc is not None:
@@ -107,7 +110,7 @@ def check_reserved_names(settings: Settings) -> None:
 def build_identities(
     settings: Settings, store: TokenStore, clock: Callable[[], float], provider: Verifier | None, own_token: str
 ) -> Identities:
-    """Return the identities of all valid tokens: the daemon's own, those configured, stored, or of the provider."""
+    """Return the identities of all valid tokens: the daemon's own, configured, stored and provider tokens."""
     users = settings.known_users()
     fixed = {own_token: Identity(_own_account(), Role.ADMIN, "the daemon's own token")}
     for index, section in enumerate(settings.tokens):
@@ -131,7 +134,7 @@ def note_impostors(audit: Audit) -> NoteImpostor:
 
 
 def build_logins(settings: Settings, identities: Identities, clock: Callable[[], float], audit: Audit) -> Logins:
-    """Return the logins of users whose accounts the agents attest."""
+    """Return the logins of accounts that agents attest."""
     rules = LoginRules(
         settings.known_users(),
         settings.known_domains(),
