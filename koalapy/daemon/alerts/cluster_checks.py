@@ -269,7 +269,7 @@ def _old_agent(name: ClusterName, problem: str, reason: str, now: float) -> Aler
 
 
 def is_older(version: str, reference: str) -> bool:
-    """Compare two versions by their numbers."""
+    """Return whether a version is older than a reference; only their numbers are compared."""
     return list(_numbers(version)) < list(_numbers(reference))
 
 
@@ -282,11 +282,14 @@ def _numbers(version: str) -> Iterator[int]:
 
 
 MAX_ENDINGS = 1000
-"""Program exits remembered for each cluster."""
+"""Maximum number of program exits that are kept for each cluster."""
 BLACK_HOLE_SHARE = 0.8
 """Share of quick failures among a cluster's program exits from which it is a black hole."""
 MIN_EXITS_ELSEWHERE = 3
-"""Exits on other clusters needed to compare; at most half the share of failures there clears the jobs."""
+"""Minimum number of exits on other clusters for a comparison.
+
+If the share of failures there is at most half as large, the cluster and not the jobs is the cause.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_bytes, format_list
 
 WINDOW = 60.0
-"""Seconds of transactions by which the database is judged slow."""
+"""Seconds of the window of transactions by which the database is judged slow."""
 
 
 class DatabaseCheck:

@@ -137,7 +137,7 @@ class HealthMonitor:
         return disks, ""
 
     def _folder_fault(self, folder: Path) -> str:
-        """Return why a folder is not the one that was there before; empty if it is, or has never been there."""
+        """Return how a folder was removed or replaced; empty if it was not, or has never existed."""
         try:
             found = file_identity(folder)
         except FileNotFoundError:

@@ -18,23 +18,23 @@ from koalapy.system.event_loop import iterate_in_slices
 SLICE = 200
 """Jobs that are checked before other tasks run."""
 MAX_STUCK = 20
-"""Jobs with stuck claims that are reported, oldest first."""
+"""Maximum number of jobs with stuck claims that are reported, the oldest first."""
 MAX_STARVING = 5
 MAX_LISTED = 50
-"""Jobs that a remedy lists."""
+"""Maximum number of jobs that a remedy lists."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """The unfinished jobs by what may be wrong with them."""
+    """The unfinished jobs, sorted by their possible problems."""
 
     stuck: list[tuple[float, Job]] = field(default_factory=list)
     """Jobs with stuck claims, with the time of their requests."""
     waiting: list[tuple[float, Job]] = field(default_factory=list)
-    """Jobs that have waited so long that they may starve, with the time since when."""
+    """Jobs that have waited so long that they may starve, with the start of their wait."""
     active: list[Job] = field(default_factory=list)
     queued: Counter[str] = field(default_factory=Counter)
-    """By owner."""
+    """Numbers of queued jobs by owner."""
     queued_ids: list[JobId] = field(default_factory=list)
 
 
@@ -146,7 +146,10 @@ def _age(waiting: tuple[float, Job]) -> tuple[float, int]:
 
 
 def _requested_at(job: Job) -> float | None:
-    """Return when a claiming job had requested its nodes and had its files; None for any other job."""
+    """Return the time at which a claiming job had requested its nodes and staged its files.
+
+    Return None for jobs in other states, and while files are missing or no nodes are requested.
+    """
     attempt = job.attempt
     if job.state is not JobState.CLAIMING or attempt is None:
         return None

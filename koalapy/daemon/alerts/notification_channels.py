@@ -69,7 +69,7 @@ class Webhooks:
                 httpx2.AsyncClient(verify=self._context, trust_env=False, timeout=self._timeout_s) as client,
                 client.stream("POST", url, content=content, headers=headers) as answer,
             ):
-                status = answer.status_code  # what else it says is not read
+                status = answer.status_code  # the body is not read
         except TimeoutError:
             raise NotTold(f"no answer within {self._timeout_s:g} s") from None
         except (httpx2.HTTPError, OSError) as error:

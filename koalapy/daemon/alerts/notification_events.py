@@ -40,6 +40,7 @@ def waits_since(job: Job) -> float | None:
 
 
 def places(job: Job) -> Places:
+    """Yield the channel and the address of each recipient of a job's notifications."""
     if job.spec.mail_user:
         yield "mail", job.spec.mail_user
     if job.spec.webhook:

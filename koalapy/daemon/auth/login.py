@@ -182,7 +182,7 @@ class Logins:
     def _is_over(self, token: StoredToken) -> bool:
         account, cluster = vouched_by(token)
         if not cluster:
-            return False  # no login
+            return False  # Not the token of a login.
         try:
             user = self._rules.user_of(cluster, account, uid=_ANYBODY)
         except Refused:

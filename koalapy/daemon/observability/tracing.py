@@ -69,7 +69,7 @@ class Tracing:
         except queue.Full:
             self._lost += 1
 
-    # In the thread
+    # Methods that run in the thread
 
     def _job(self, job: Job) -> Iterable[Span]:
         began = self._waited_since.pop(job.id, job.submitted_at if job.generation <= 1 else None)
