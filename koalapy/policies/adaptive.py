@@ -1,4 +1,4 @@
-"""Adaptive (huang-2007 4 and 6): room for others or speed, whichever starts more of the waiting jobs."""
+"""Adaptive policy (huang-2007 4 and 6): choose the placement that lets more of the waiting jobs start."""
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from koalapy.policies.policy import Policy, does_not_serve
 from koalapy.policies.single import SERVES, BestFit, FastestOne, check_single
 
 MAX_LOOK_AHEAD = 100
-"""So many of the waiting jobs are looked at, from the head of the queue: what is far behind starts much later."""
+"""Number of waiting jobs that are considered, from the head of the queue. Jobs further back start much later."""
 
 
 class Adaptive:
@@ -50,7 +50,8 @@ class Adaptive:
         return self._pair(request)[1].explain(request, grid)
 
     def _pair(self, request: Request) -> tuple[Policy, Policy]:
-        """The policy that leaves more room as a rule, and the one that takes the faster clusters."""
+        """Return the policy that usually leaves more nodes to other jobs, and the policy that takes the faster
+        clusters."""
         if isinstance(request, FixedRequest):
             raise does_not_serve(self, request)
         return self._split if isinstance(request, FlexibleRequest) else self._single
@@ -64,12 +65,13 @@ def _left(grid: GridView, placement: Placement) -> dict[ClusterName, int]:
 
 
 def startable(waiting: Sequence[Request], idle: Mapping[ClusterName, int]) -> int:
-    """How many of the requests could start at once, taken in their order, each beside those before it.
+    """Return how many of the requests could start at once, in their order, each in addition to those before it.
 
-    Flexible ones count where one cluster holds them, the fullest that does; components of non-fixed ones, the larger
-    first, go where most nodes are idle; those of fixed ones where they must.
+    A flexible request is placed on the fullest cluster that holds it whole. Components of a non-fixed request are
+    placed by decreasing size, each on the cluster with the most idle nodes. Components of a fixed request are placed on
+    the clusters that it names.
     """
-    # One cluster that has nodes for all of them has room for each, whatever the others got.
+    # One cluster with enough nodes for all requests has enough for each of them, in any order.
     may_go_there = not any(isinstance(request, FixedRequest) for request in waiting)
     if may_go_there and sum(request.total_size for request in waiting) <= max(idle.values(), default=-1):
         return len(waiting)
@@ -78,16 +80,16 @@ def startable(waiting: Sequence[Request], idle: Mapping[ClusterName, int]) -> in
 
 
 class _Room:
-    """Idle nodes, of which requests take some."""
+    """Idle nodes by cluster, from which requests take nodes."""
 
     def __init__(self, idle: Mapping[ClusterName, int]) -> None:
         self._idle = dict(idle)
         self._order = sorted((count, name) for name, count in idle.items())
-        """The clusters with the fewest idle nodes first."""
+        """(idle nodes, cluster) pairs in ascending order."""
         self._total = sum(idle.values())
 
     def start(self, request: Request) -> bool:
-        """Whether there is room, which is taken then."""
+        """Take the nodes of a request and return True; return False and take none if they do not suffice."""
         size = request.total_size
         if size > self._total:
             return False
@@ -103,13 +105,13 @@ class _Room:
         return False
 
     def _place(self, cluster: ClusterName | None) -> int:
-        """In the order: of a cluster, or of the first by name of those with most idle nodes."""
+        """Return the index in ``_order`` of a cluster; for None, of the one with the most idle nodes, ties by name."""
         if cluster is None:
             return bisect_left(self._order, (self._order[-1][0], "")) if self._order else 0
         return bisect_left(self._order, (self._idle[cluster], cluster)) if cluster in self._idle else len(self._order)
 
     def _take(self, size: int, place: int) -> bool:
-        """Nodes of the cluster in a place of the order, if it has so many."""
+        """Take nodes of the cluster at index ``place`` of ``_order``; return False if it has too few."""
         if place >= len(self._order) or self._order[place][0] < size:
             return False
         idle, name = self._order.pop(place)

@@ -1,4 +1,4 @@
-"""What the advisor compares for a job: on one cluster now, on several now, on one cluster later."""
+"""The alternatives that the advisor compares for a job: one cluster now, several clusters now, one cluster later."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ from koalapy.policies.splitting import place_options
 from koalapy.policies.worst_fit import WorstFit
 
 Choosing = FlexibleRequest | NonFixedRequest
-"""The requests with something to choose."""
+"""Request types for which the advisor can choose clusters."""
 Files = tuple[InputFile, ...]
 
 ASSUMED_BANDWIDTH = 100e6
-"""Bytes per second of a link that was not measured."""
+"""Bandwidth in bytes per second that is assumed for a link without a measurement."""
 UNKNOWN_RUN_TIME = 1.0
-"""Seconds at speed 1 for which an unknown run time counts in comparisons."""
+"""Run time in seconds at speed 1 that is assumed in comparisons when the run time is unknown."""
 MIN_SHARE_ON_ONE = 0.85
-"""The share of a job in one cluster from which on the others slow it down little (Jones, in sonmez-2010 IX)."""
+"""Share of a job in one cluster above which the other clusters slow it down little (Jones, in sonmez-2010 IX)."""
 MAX_COUNTS_TRIED = 3
-"""So many numbers of clusters are tried for given components, from the least on; then all clusters."""
+"""How many numbers of clusters are tried for given components, from the minimum upwards; then all clusters are."""
 
 FCM, CA, WF, CTF = ClusterMinimization(), CommunicationAware(), WorstFit(), CloseToFiles()
 BY_LATENCY = Weighing()
@@ -39,18 +39,18 @@ NOTHING = Knowledge()
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """An option, with where its components would go if it can be taken now."""
+    """An option of the advisor, with its placement if it can start now."""
 
     option: Option
     speed: float
-    """Of its slowest cluster."""
+    """Speed of the slowest cluster."""
     placement: Placement | None = None
     blocked: float = 0.0
-    """For an option of unknown wait: for how long the last job in its way has run already."""
+    """For an option of unknown wait: seconds for which the last job that blocks it has already run."""
 
     @property
     def cost(self) -> float:
-        """Seconds to its end, for comparing."""
+        """Return the estimated seconds until the job ends, for comparisons."""
         option = self.option
         run = UNKNOWN_RUN_TIME * option.slowdown / self.speed if option.run is None else option.run
         return (option.wait or 0.0) + option.transfer + run
@@ -60,7 +60,10 @@ class Alternative:
 
 
 def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
-    """On the one cluster where it is over soonest; ties: the nearest nodes, then the fewest left idle."""
+    """Return the placement on the one cluster where the job ends first; None if no cluster has enough idle nodes.
+
+    Ties go to the cluster with the lowest latency within it, then to the one with the fewest idle nodes.
+    """
     total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN_RUN_TIME
     best: tuple[ClusterView, float] | None = None
     for equals in _soonest(wanted, nominal, grid):
@@ -85,12 +88,14 @@ def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Altern
 
 
 Equals = list[tuple[ClusterName, float]]
-"""Clusters between which only their idle nodes decide, with the seconds of the transfers to them."""
+"""Clusters that differ only in their idle nodes, with the seconds that transfers to them take."""
 
 
 def _soonest(wanted: Sequence[Files], nominal: float, grid: GridView) -> list[Equals]:
-    """The usable clusters that inputs can be brought to, those where a job is over soonest first; ties: the nearest
-    nodes."""
+    """Return the usable clusters that can get the inputs, by the time at which the job would end.
+
+    Ties go to the lowest latency within the cluster; clusters that tie there, too, share a list.
+    """
     own = network_of(grid, BY_LATENCY).own if grid.links else {}
 
     def ordered(grid: GridView) -> list[Equals]:
@@ -102,7 +107,7 @@ def _soonest(wanted: Sequence[Files], nominal: float, grid: GridView) -> list[Eq
                 ranks.setdefault(rank, []).append((cluster.name, transfer))
         return [ranks[rank] for rank in sorted(ranks)]
 
-    # Without transfers the order is the same for all run times.
+    # Without transfers the order does not depend on the run time.
     return grid.compute_lasting(("soonest", *wanted, nominal if wanted else 0.0), ordered)
 
 
@@ -115,7 +120,7 @@ def _alone(
 
 
 def _components(request: Choosing, grid: GridView, cluster: ClusterView) -> tuple[PlacedComponent, ...] | None:
-    """All components on one cluster that has the nodes."""
+    """Return all components placed on one cluster; None if the bounds of the request do not allow it."""
     if isinstance(request, NonFixedRequest):
         placed = []
         for index, component in enumerate(request.components):
@@ -131,10 +136,10 @@ def _components(request: Choosing, grid: GridView, cluster: ClusterView) -> tupl
 
 
 def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
-    """On the one cluster where it would be over soonest after waiting for jobs of this scheduler to end.
+    """Return the one cluster where the job would end first, after a wait for jobs of this scheduler to end.
 
-    None where no cluster would have room even then. Where the wait is known nowhere, on the one whose last job to wait
-    for has run for the shortest time.
+    Return None if no cluster would have enough idle nodes even then. If no wait is known, take the cluster whose last
+    blocking job has run for the shortest time.
     """
     total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN_RUN_TIME
     best: tuple[tuple[bool, float, float, ClusterName], ClusterView, float | None, float] | None = None
@@ -157,7 +162,8 @@ def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alte
 
 
 def _wait(capacity: Capacity, idle: int, wanted: int) -> tuple[float | None, float]:
-    """Seconds until so many nodes are idle, if known; and how long the last job in the way has run."""
+    """Return the seconds until ``wanted`` nodes are idle, None if unknown, and the age in seconds of the last blocking
+    job."""
     for release in capacity.releases:
         idle += release.nodes
         if idle >= wanted:
@@ -165,11 +171,11 @@ def _wait(capacity: Capacity, idle: int, wanted: int) -> tuple[float | None, flo
     return None, 0.0
 
 
-# On several
+# On several clusters
 
 
 def together_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> list[Alternative] | Refusal:
-    """Splits over clusters, the best first; or why there is none."""
+    """Return placements over several clusters, the best first; or the refusal if there is none."""
     answers = _splits(request, grid)
     if isinstance(answers, Refusal):
         return answers
@@ -191,15 +197,16 @@ def _splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
 
 
 def _are_linked(placement: Placement, grid: GridView) -> bool:
-    """Whether the links between all of its clusters are measured: others may not even carry anything."""
+    """Return whether the latencies of all links between its clusters are measured; an unmeasured link may not work at
+    all."""
     names = sorted({component.cluster for component in placement.components})
     return all(grid.link_between(one, other).latency is not None for one, other in combinations(names, 2))
 
 
 def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Refusal:
-    """Given components on few clusters that are near to each other, on the few with most idle nodes, and on all.
+    """Return placements of the given components: on a few near clusters, on a few with the most idle nodes, and on all.
 
-    Where near ones do, no others are taken whose links are not measured.
+    If near clusters suffice, leave out placements over links without a measurement.
     """
     policy = CTF if any(component.inputs for component in request.components) else WF
     near = next(filter(None, (_on_few(policy, request, grid, clusters) for clusters in _near(grid))), None)
@@ -208,7 +215,7 @@ def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Ref
     if isinstance(answer, Refusal) and policy is CTF:
         wanted = _wanted(request, NOTHING)
         if all(_longest(cluster.name, wanted, grid) is not None for cluster in grid.by_idle):
-            answer = WF.place(request, grid)  # only bandwidths are not known: transfers are begun all the same
+            answer = WF.place(request, grid)  # Only bandwidths are unknown; the transfers start all the same.
     placements = [placement for placement in (near, few, answer) if isinstance(placement, Placement)]
     if near is not None:
         placements = [placement for placement in placements if _are_linked(placement, grid)]
@@ -221,7 +228,7 @@ def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Ref
 def _on_few(
     policy: Policy, request: NonFixedRequest, grid: GridView, clusters: Sequence[ClusterView]
 ) -> Placement | None:
-    """On the first of the clusters, as few as will do."""
+    """Return the placement on as few of the first clusters as possible; None if none of the tried numbers suffices."""
     least = _least(request.total_size, clusters)
     for number in range(least, min(least + MAX_COUNTS_TRIED, len(clusters) + 1)):
         answer = policy.place(request, grid.restrict_to(frozenset(cluster.name for cluster in clusters[:number])))
@@ -231,7 +238,7 @@ def _on_few(
 
 
 def _near(grid: GridView) -> list[list[ClusterView]]:
-    """Clusters with all links between them measured, set by set, the lowest latencies first (sonmez-2010 IV-C)."""
+    """Return sets of clusters with measured links between all of them, lowest latencies first (sonmez-2010 IV-C)."""
     if not _has_links(grid):
         return []
 
@@ -249,7 +256,7 @@ def _near(grid: GridView) -> list[list[ClusterView]]:
 
 
 def _has_links(grid: GridView) -> bool:
-    """Whether anything is known of the latencies between clusters."""
+    """Return whether a latency between two clusters is known."""
     return grid.compute_lasting(
         ("has links",),
         lambda grid: any(one != other and link.latency is not None for (one, other), link in grid.links.items()),
@@ -257,7 +264,7 @@ def _has_links(grid: GridView) -> bool:
 
 
 def _least(total: int, by_idle: Sequence[ClusterView]) -> int:
-    """How many of the clusters with most idle nodes have so many."""
+    """Return the minimum number of clusters, by decreasing idle nodes, that together have ``total`` idle nodes."""
     idle = 0
     for count, cluster in enumerate(by_idle, start=1):
         idle += cluster.idle
@@ -291,14 +298,14 @@ def _mostly_on_one(alternative: Alternative) -> bool:
 
 
 def _wanted(request: Choosing, knowledge: Knowledge) -> list[Files]:
-    """What components need, each list once; often nothing."""
+    """Return the distinct lists of input files of the components, without empty lists."""
     if isinstance(request, FlexibleRequest):
         return [knowledge.inputs] if knowledge.inputs else []
     return [files for files in dict.fromkeys(component.inputs for component in request.components) if files]
 
 
 def _longest(site: ClusterName, wanted: Sequence[Files], grid: GridView) -> float | None:
-    """Seconds of the longest transfer that a component needs there; None when one of them is impossible."""
+    """Return the seconds of the longest transfer to a cluster; None if an input cannot be transferred there."""
     longest = 0.0
     for files in wanted:
         transfer = _brought(site, files, grid)

@@ -1,4 +1,4 @@
-"""The advisor (semantics 9): whether a job is co-allocated at all, from what is known of its application."""
+"""The advisor (semantics 9): decide whether to co-allocate a job, by the statistics of its application."""
 
 from dataclasses import replace
 from itertools import takewhile
@@ -16,24 +16,24 @@ from koalapy.policies.reasons import idle_that_suffices, nothing_usable, reason_
 FIXED = Fixed()
 ROUNDING = 1e-9
 MAX_WAIT = 600.0
-"""Seconds for which a job of unknown run time waits for one cluster at most, while there is room on several."""
+"""Maximum seconds for which a job of unknown run time waits for one cluster while several clusters have the nodes."""
 
 
 class Auto:
     """One cluster now, several now, or one cluster later: whichever is predicted to be over first.
 
-    ``informed`` gives the policy for one job, with what is known of its application. Where one cluster has room now the
-    job does not wait. Where only several have, and one would have room once jobs of this scheduler have ended, the
-    predicted response times decide; where they are not known, the slowdown does. No job prefers to wait for longer than
-    it would run on several clusters, but where co-allocation would harm others that wait: they may take what it waits
-    for, again and again.
+    ``informed`` returns the policy for one job, with the statistics of its application. If one cluster has enough idle
+    nodes, the job starts there. If only several clusters together have them, and one cluster would have them once jobs
+    of this scheduler have ended, the predicted response times decide; if they are unknown, the slowdown decides. A job
+    does not wait longer than it would run on several clusters, unless co-allocation would harm other waiting jobs:
+    these may then repeatedly take the nodes it waits for.
     """
 
     name = "auto"
     serves: frozenset[RequestType] = frozenset({"fixed", "nonfixed", "flexible"})
     learns = True
     keeps_together = True
-    """A component is not placed anew by itself while it is claimed for: their number of clusters was chosen."""
+    """A component is not placed again separately while nodes are claimed for it: the number of clusters was chosen."""
 
     def __init__(self, knowledge: Knowledge = NOTHING) -> None:
         self._known = knowledge
@@ -80,7 +80,7 @@ class Auto:
     # Placements
 
     def _fixed(self, request: FixedRequest, grid: GridView) -> Placement | Refusal:
-        """There is nothing to choose, but something to predict."""
+        """Place a fixed request: there is no choice of clusters, but the advice records the predicted run time."""
         answer = FIXED.place(request, grid)
         if isinstance(answer, Refusal):
             return answer
@@ -91,7 +91,8 @@ class Auto:
         return replace(answer, advice=Advice(self._known.application, (option,), 0))
 
     def _alone_or_faster(self, alone: Alternative, request: Choosing, grid: GridView) -> Placement:
-        """One cluster, unless its run time is known, and faster ones together are predicted to be done before it."""
+        """Place the job on one cluster, unless its run time is known and faster clusters together are predicted to end
+        it first."""
         if alone.option.run is None:
             return self._take(alone, (alone,))
         faster = list(takewhile(lambda cluster: cluster.speed > alone.speed, grid.by_speed))
@@ -116,13 +117,13 @@ class Auto:
     # Decisions
 
     def _weigh(self, together: Alternative, later: Alternative) -> tuple[bool, str]:
-        """Whether to co-allocate now rather than to wait for one cluster; and why, for people."""
+        """Return whether to co-allocate now instead of waiting for one cluster, and the reason for users."""
         now, then, slowdown = together.option.response, later.option.response, together.option.slowdown
         slowdown_text = f"a slowdown of {self._slowdown(together)} on {len(together.option.clusters)} clusters now"
         harmless = self._harmless(together)
         verb = "is" if harmless <= HOPELESS else "may be"
         run = together.option.run
-        # Nobody knows when there will be room, and it has lasted longer already than the job itself would.
+        # The blocking job ends at an unknown time, and has already run longer than this job would.
         is_blocked = later.option.wait is None and run is not None and later.blocked >= run
         unknown = f"{slowdown_text} is not known well enough, and this is to find out"
         if self._known.loaded and harmless < SURE and not is_blocked:
@@ -145,13 +146,13 @@ class Auto:
         return False, f"{slowdown_text} is more than {PAYS_UP_TO:g}"
 
     def _harmless(self, alternative: Alternative) -> float:
-        """The probability that the slowdown there is less than what harms others."""
+        """Return the probability that the slowdown stays below the one that harms other jobs."""
         return self._known.slowdowns.harmless(alternative.option.clusters)
 
     def _may_probe(self, harmless: float) -> bool:
         return self._known.probing is not None and self._known.probing(harmless)
 
-    # Words
+    # Texts for users
 
     def _awaited_nodes(self, request: Choosing, later: Alternative) -> str:
         wait, cluster = later.option.wait, later.option.clusters[0]
@@ -181,7 +182,7 @@ class Auto:
 
 
 def _max_wait(together: Alternative) -> float:
-    """Seconds for which a job may prefer to wait: as long as it would run on several clusters."""
+    """Return the maximum seconds for which a job prefers to wait: its run time on several clusters."""
     return MAX_WAIT if together.option.run is None else together.option.run
 
 

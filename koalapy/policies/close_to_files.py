@@ -1,4 +1,4 @@
-"""Close-to-Files (mohamed-2005 2.6): where the input of a component is soonest."""
+"""Close-to-Files (mohamed-2005 2.6): place each component where its input files are available first."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from koalapy.policies.policy import does_not_serve
 from koalapy.policies.reasons import idle_nodes, idle_that_suffices, nothing_usable, reason_for, with_idle
 
 Reach = Sequence[Sequence[tuple[ClusterName, Transfer]]]
-"""Usable clusters that can get some files: those that get them in the same time together, the soonest first."""
+"""Usable clusters that can get a list of files, grouped by transfer time, the shortest time first."""
 
 
 NOTHING_TAKEN: Mapping[ClusterName, int] = MappingProxyType({})
@@ -64,10 +64,11 @@ class CloseToFiles:
 def closest_site(
     size: int, files: Sequence[InputFile], grid: GridView, within: float | None = None, assumed: float | None = None
 ) -> tuple[ClusterName, Transfer] | None:
-    """The cluster with enough idle nodes and the shortest transfer, of at most ``within`` seconds, if there is one.
+    """Return the cluster with enough idle nodes and the shortest transfer; None if no transfer takes ``within`` s or
+    less.
 
-    Ties go to the most idle nodes, then to the first name. For placing one component anew while it is being claimed.
-    Links of unknown bandwidth count as ``assumed`` bytes per second, or not at all.
+    Ties go to the most idle nodes, then to the first name. Links of unknown bandwidth count as ``assumed`` bytes per
+    second; if that is None, they are not used. Called to place one component again during claiming.
     """
     closest = _closest(size, _reached(tuple(files), grid, assumed), grid, {})
     if closest is None or (within is not None and closest[1].seconds > within):
@@ -76,9 +77,10 @@ def closest_site(
 
 
 def _reach(files: tuple[InputFile, ...], grid: GridView, taken: Collection[ClusterName] = ()) -> Reach:
-    """``taken``: clusters some of whose nodes do not count."""
+    """Return the clusters that can get the files. ``taken``: clusters of which some idle nodes are already taken."""
     if not files:
-        # Among so many of those with most idle nodes is one of which nothing is taken: no later one has more left.
+        # One of these clusters has no taken nodes, since there is one more of them than in ``taken``. Clusters after it
+        # have no more idle nodes.
         return [[(cluster.name, NONE) for cluster in grid.by_idle[: len(taken) + 1]]]
     return grid.compute_lasting(("reach", files), lambda grid: _reached(files, grid))
 
@@ -95,7 +97,8 @@ def _reached(files: tuple[InputFile, ...], grid: GridView, assumed: float | None
 def _closest(
     size: int, reach: Reach, grid: GridView, taken: Mapping[ClusterName, int]
 ) -> tuple[ClusterView, Transfer] | None:
-    """The first by transfer time with enough left of its idle nodes; among equals the one with most left."""
+    """Return the first cluster by transfer time with enough idle nodes left; ties go to the most nodes left, then to
+    the name."""
     for equals in reach:
         clusters = ((cluster, transfer) for name, transfer in equals if (cluster := grid.get(name)) is not None)
         left = ((cluster.idle - taken.get(cluster.name, 0), cluster, transfer) for cluster, transfer in clusters)
@@ -109,10 +112,10 @@ def _closest(
 def _place(
     components: Sequence[ComponentRequest], grid: GridView, taken: Mapping[ClusterName, int] = NOTHING_TAKEN
 ) -> tuple[PlacedComponent, ...] | int:
-    """Return sites for all components, or the index of the first that fits nowhere; ``taken`` nodes do not count.
+    """Return the placed components, or the index of the first that fits nowhere; ``taken`` nodes are not available.
 
-    Where the nearest sites leave no room for one, each component goes where most nodes are left, of the clusters that
-    get its inputs. So what fits by worst-fit is placed, whatever the links are like.
+    If placing by transfer time fails, place each component on the cluster with the most nodes left that can get its
+    inputs. So a request that worst-fit can place is placed whatever its links are.
     """
     placed = _place_in_turn(components, grid, dict(taken), nearest=True)
     if not isinstance(placed, int) or not any(component.inputs for component in components):
@@ -124,9 +127,10 @@ def _place(
 def _place_in_turn(
     components: Sequence[ComponentRequest], grid: GridView, taken: dict[ClusterName, int], *, nearest: bool
 ) -> tuple[PlacedComponent, ...] | int:
-    """Return sites for all components, where the larger ones choose first; or the index of the first that fits nowhere.
+    """Return the placed components, larger ones first; or the index of the first that fits nowhere.
 
-    ``taken`` are nodes that do not count, and gets those of the placement. ``nearest``: inputs decide before room.
+    ``taken``: nodes that are not available; those of the placement are added to it. ``nearest``: prefer the shortest
+    transfer to the most idle nodes.
     """
     placed: list[PlacedComponent | None] = [None] * len(components)
     for index in sorted(range(len(components)), key=lambda index: -components[index].size):
@@ -196,7 +200,11 @@ def _summary(components: Sequence[ComponentRequest], stuck: int, grid: GridView)
 
 
 def _unreached(files: Sequence[InputFile], grid: GridView, site: ClusterName | None = None) -> str:
-    """The beginning of why files cannot be had, told of the first that cannot: to where is added."""
+    """Return the first half of a sentence that says why a file cannot be transferred; the caller appends the
+    destination.
+
+    It names the first file that cannot reach ``site``, or any usable cluster if ``site`` is None.
+    """
     to = [site] if site else [cluster.name for cluster in grid.by_idle]
     file = next((f for f in files if all(estimate_transfer(name, (f,), grid) is None for name in to)), files[0])
     sites = sorted(grid.sites_of(file))
@@ -219,7 +227,7 @@ def _why(placed: Sequence[PlacedComponent]) -> str:
 
 
 def _inputs(placed: Sequence[PlacedComponent]) -> str:
-    """Where the inputs come from: ``north has its input, south gets it from north in 12 s``."""
+    """Return the sources of the inputs, such as ``north has its input, south gets it from north in 12 s``."""
     texts = []
     for component in placed:
         sources = sorted({source for source in component.sources if source != component.cluster})

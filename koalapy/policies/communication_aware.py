@@ -1,4 +1,4 @@
-"""Communication-Aware (sonmez-2010 IV-C): clusters that are near to each other for a flexible request."""
+"""Communication-Aware (sonmez-2010 IV-C): place a flexible request on clusters with fast links between them."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -27,13 +27,17 @@ class CommunicationAware:
     name = "communication-aware"
     serves: frozenset[RequestType] = frozenset({"flexible"})
     keeps_together = True
-    """A component is not placed anew by itself while it is claimed for: the clusters were chosen for each other."""
+    """A component is not placed again separately while nodes are claimed for it: the clusters were chosen together."""
 
     def __init__(self, weighing: Weighing = BY_LATENCY) -> None:
         self._weighing = weighing
 
     def configured(self, options: Mapping[str, str]) -> "CommunicationAware":
-        """By ``metric``, ``latency`` or ``bandwidth``; and within groups of ``group_latency`` seconds at most."""
+        """Return the policy with options ``metric`` (``latency`` or ``bandwidth``) and ``group_latency`` (maximum in
+        seconds).
+
+        Raise ``UsageError`` for an unknown option or value.
+        """
         for name, value in options.items():
             if name not in OPTIONS:
                 raise _bad(name, value, f"policy {self.name} has no option {name}", suggest_names(name, OPTIONS))
@@ -77,7 +81,8 @@ class CommunicationAware:
         return None
 
     def _fill_together(self, request: FlexibleRequest, grid: GridView, network: Network, level: int) -> Filled | None:
-        """On clusters that may all be combined, by one of the network's levels."""
+        """Return the request split over clusters that may be combined on one level of the network; None if it does not
+        fit."""
         least, total = request.min_component_size, request.total_size
         sets = self._sets(least, grid, network, level)
         for clusters in sets:
@@ -98,9 +103,10 @@ class CommunicationAware:
         )
 
     def _sets_anew(self, least: int, grid: GridView, network: Network, level: int) -> list[list[ClusterView]]:
-        """The clusters to combine, set by set as they are tried, each in the order in which it is filled.
+        """Return the sets of clusters to try, in order; each set is in the order in which it is filled.
 
-        Groups go by the number of their clusters that may serve. Without groups all of a set may be combined.
+        Groups are ordered by their number of usable clusters. Without groups, each set has only clusters that may be
+        combined.
         """
         ordered = network.together(grid, least)
         if network.groups:
@@ -139,7 +145,7 @@ class CommunicationAware:
         return f"needs {needed}; at most {most} are idle on {self._near()}{fewer} ({idle_nodes(grid)})"
 
     def _near(self) -> str:
-        """What clusters are that may be combined."""
+        """Return a description of the clusters that may be combined."""
         if self._weighing.bound is not None:
             return f"clusters of one group, with latencies of at most {self._weighing.bound:g} s between them"
         return "clusters of which none was found unreachable from another"
@@ -162,7 +168,7 @@ class CommunicationAware:
 
 
 def _unmeasured(filled: Filled, network: Network) -> str:
-    """Which of the links between the clusters that were taken are not measured, in words."""
+    """Return the clause that names unmeasured links between the chosen clusters; empty if all are measured."""
     pairs = [(one.name, other.name) for (one, _), (other, _) in combinations(filled, 2)]
     unmeasured = [f"{one} and {other}" for one, other in pairs if other not in network.near[one]]
     return (
@@ -173,7 +179,7 @@ def _unmeasured(filled: Filled, network: Network) -> str:
 
 
 def _bound(text: str | None) -> float | None:
-    """Seconds: ``0.005``, ``5ms``, ``200us``."""
+    """Return a latency in seconds, parsed from a text such as ``0.005``, ``5ms`` or ``200us``; None for None."""
     if text is None:
         return None
     unit = next((unit for unit in UNITS if text.endswith(unit)), "")

@@ -1,7 +1,7 @@
-"""What a job demands of the clusters it is combined of, whatever its policy: how many, and of how different speeds.
+"""Constraints on the clusters that a job combines: how many, and how different their speeds may be.
 
-A policy knows nothing of it: it is asked with the whole grid, and if its answer breaks a constraint, with parts of
-the grid on which an answer cannot, or breaks fewer.
+Policies are unaware of the constraints. A policy is first called with the whole grid. If its answer violates a
+constraint, it is called with parts of the grid in which an answer violates fewer constraints, or none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +14,12 @@ from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Re
 from koalapy.model.transfer import estimate_transfer
 
 MAX_PARTS_TRIED = 8
-"""A policy is asked for so many parts of the grid at most, for each of its ranges of speed."""
+"""Maximum number of parts of the grid that are tried for each range of speeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """``at_most`` so many clusters, the slowest with at least ``speed_ratio`` of the speed of the fastest."""
+    """Limits: at most ``at_most`` clusters, the slowest with at least ``speed_ratio`` of the speed of the fastest."""
 
     at_most: int | None = None
     speed_ratio: float | None = None
@@ -28,7 +28,7 @@ class Constraints:
         return self.at_most is not None or self.speed_ratio is not None
 
     def broken(self, placement: Placement, grid: GridView) -> str:
-        """Which of them a placement breaks, in words; empty when none."""
+        """Return a text that says which constraints a placement violates; empty if none."""
         names = {component.cluster for component in placement.components}
         broken = []
         if self.at_most is not None and len(names) > self.at_most:
@@ -41,7 +41,7 @@ class Constraints:
         return "; ".join(broken)
 
     def similar(self, clusters: Sequence[ClusterView]) -> bool:
-        """Whether these clusters' speeds allow to combine them."""
+        """Return whether the speeds of these clusters are similar enough to combine them."""
         if self.speed_ratio is None or not clusters:
             return True
         speeds = [cluster.speed for cluster in clusters]
@@ -51,11 +51,13 @@ class Constraints:
 def parts(
     request: Request, answer: Placement, grid: GridView, constraints: Constraints
 ) -> Iterator[tuple[Request, GridView]]:
-    """What to ask the policy for instead, in this order, after its ``answer`` to the whole broke a constraint.
+    """Yield the (request, grid) pairs to call the policy with after its ``answer`` for the whole grid violated a
+    constraint.
 
-    The ranges of speed that may be combined go by the nodes that the answer has in them, then by idle nodes, then by
-    speed. A flexible request is asked for with fewer components; for others, and for split options, the range is cut
-    down to as many clusters as are allowed: those with most idle nodes, or where the inputs are soonest, first.
+    Ranges of speeds are ordered by the nodes that the answer uses in them, then by idle nodes, then by speed. A
+    flexible request is limited to fewer components. For other requests, and for split options, the range is limited to
+    the allowed number of clusters: sets that get the inputs first are tried first, then the set with the most idle
+    nodes.
     """
     if isinstance(request, FixedRequest):
         return
@@ -75,7 +77,7 @@ def capped(request: FlexibleRequest, at_most: int) -> FlexibleRequest:
 
 
 def part_with(cluster: ClusterView, request: Request, grid: GridView, constraints: Constraints) -> GridView:
-    """The clusters that have most to give beside a certain one, as the constraints allow."""
+    """Return a grid of one cluster and those with the most idle nodes that the constraints allow together with it."""
     inside = [c for c in grid.by_idle if c.name != cluster.name and constraints.similar([c, cluster])]
     inside = _one_range(cluster, inside, constraints.speed_ratio)
     if constraints.at_most is not None and not (isinstance(request, FlexibleRequest) and not request.split_options):
@@ -84,7 +86,8 @@ def part_with(cluster: ClusterView, request: Request, grid: GridView, constraint
 
 
 def _one_range(cluster: ClusterView, others: Sequence[ClusterView], ratio: float | None) -> list[ClusterView]:
-    """Of clusters that may be combined with a certain one, those with most idle nodes that also may with each other."""
+    """Return the clusters that may be combined with each other and with ``cluster``, and together have the most idle
+    nodes."""
     if ratio is None:
         return list(others)
     tops = {c.speed for c in others if c.speed > cluster.speed} | {cluster.speed}
@@ -108,7 +111,7 @@ def _speed_ranges(answer: Placement, grid: GridView, ratio: float | None) -> lis
 
 
 def speed_sets(speeds: Mapping[ClusterName, float], ratio: float) -> list[frozenset[ClusterName]]:
-    """The largest sets in which the slowest has at least ``ratio`` of the speed of the fastest; the fastest first."""
+    """Return the maximal sets with all speeds at least ``ratio`` of the highest one in the set, the fastest first."""
     sets: list[frozenset[ClusterName]] = []
     for fastest in sorted(set(speeds.values()), reverse=True):
         inside = frozenset(name for name, speed in speeds.items() if fastest * ratio <= speed <= fastest)
@@ -118,9 +121,10 @@ def speed_sets(speeds: Mapping[ClusterName, float], ratio: float) -> list[frozen
 
 
 def _few(request: Request, grid: GridView, at_most: int) -> Iterator[frozenset[ClusterName]]:
-    """Return sets of as many clusters as are allowed that have enough idle nodes, from the best to the worst.
+    """Yield sets of the allowed number of clusters that have enough idle nodes, from the best to the worst.
 
-    The last set has the clusters with most idle nodes: what fits by worst-fit on any so many clusters fits on these.
+    The last set has the clusters with the most idle nodes: a request that worst-fit can place on any set of this size
+    fits on it.
     """
     order = _by_distance(request, grid)
     near = [order[first : first + at_most] for first in range(max(1, len(order) - at_most + 1))]
@@ -136,7 +140,7 @@ def _few(request: Request, grid: GridView, at_most: int) -> Iterator[frozenset[C
 def _by_distance(request: Request, grid: GridView) -> Sequence[ClusterView]:
     """Return the usable clusters that get all inputs, by the slowest transfer to each, ties by decreasing idle nodes.
 
-    Where none gets all of them, as when components have inputs of their own, all usable clusters are returned.
+    If no cluster gets all of them, for instance since components have different inputs, return all usable clusters.
     """
     if isinstance(request, FlexibleRequest):
         return grid.by_idle

@@ -1,4 +1,4 @@
-"""Fixed requests: the user has chosen the clusters, there is only the moment to find."""
+"""Fixed requests: the user chose the clusters, so the policy only decides when all components fit."""
 
 from collections import Counter
 
@@ -28,7 +28,7 @@ class Fixed:
         return Placement(placed, f"the request names its clusters: {where}")
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
-        """Only of the clusters that are short: the others are not the request's business."""
+        """Return reasons only for the clusters of the request that have too few nodes."""
         if not isinstance(request, FixedRequest):
             raise does_not_serve(self, request)
         wanted = _wanted(request)
@@ -45,7 +45,7 @@ class Fixed:
 
 
 def _wanted(request: FixedRequest) -> Counter[ClusterName]:
-    """Nodes wanted of each cluster, over all components that go there."""
+    """Return the nodes that the request needs on each cluster, summed over its components."""
     wanted: Counter[ClusterName] = Counter()
     for component in request.components:
         wanted[component.cluster or ""] += component.size
@@ -53,7 +53,7 @@ def _wanted(request: FixedRequest) -> Counter[ClusterName]:
 
 
 def _short(wanted: Counter[ClusterName], grid: GridView) -> list[ClusterName]:
-    """The clusters that cannot give what is wanted of them, in order of name."""
+    """Return the clusters with fewer idle nodes than the request needs there, by name."""
     idle = {cluster.name: cluster.idle for cluster in grid.by_idle}
     return sorted(name for name, size in wanted.items() if idle.get(name, -1) < size)
 

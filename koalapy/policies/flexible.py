@@ -1,6 +1,6 @@
-"""Policies for flexible requests that fill clusters in an order of theirs, and saying why a request cannot be split.
+"""Policies that fill clusters in a certain order for a flexible request, and the reasons why a request does not fit.
 
-Whether a request can be split does not depend on the order in which clusters are filled, so neither do the reasons.
+Whether a request can be split does not depend on the order in which clusters are filled; neither do the reasons.
 """
 
 from abc import ABC, abstractmethod
@@ -16,9 +16,9 @@ from koalapy.policies.splitting import Filled, explain_options, fill_in_turn, mo
 
 
 class FilledInTurn(ABC):
-    """The first cluster in an order of the policy's own that holds the whole request; or all of them filled in turn.
+    """A policy that places the whole request on the first cluster that holds it, or else fills clusters in its order.
 
-    Split options go before that.
+    If the request has split options, these are used instead.
     """
 
     serves: frozenset[RequestType] = frozenset({"flexible"})
@@ -29,11 +29,11 @@ class FilledInTurn(ABC):
 
     @abstractmethod
     def order(self, grid: GridView) -> Sequence[ClusterView]:
-        """The usable clusters, the best first."""
+        """Return the usable clusters, the best first."""
 
     @abstractmethod
     def why(self, filled: Filled) -> str:
-        """Why there, for people."""
+        """Return the reason for the choice of clusters, for users."""
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
         if not isinstance(request, FlexibleRequest):
@@ -67,7 +67,7 @@ class ClusterMinimization(FilledInTurn):
 class LargerFirst(ClusterMinimization):
     """Clusters by decreasing idle nodes, filled in turn, one alone where it suffices: as cluster-minimization."""
 
-    # huang-2007 6. The first in this order has the most idle nodes: if any suffices alone, it does.
+    # huang-2007 6. The first cluster has the most idle nodes, so if any cluster holds the whole request, it does.
     name = "larger-first"
 
 
@@ -85,7 +85,7 @@ class FasterFirst(FilledInTurn):
 
 
 def whole_on_first(request: FlexibleRequest, order: Iterable[ClusterView]) -> Filled | None:
-    """The whole request on the first cluster in order that has the idle nodes."""
+    """Return the whole request on the first cluster in order that has enough idle nodes; None if there is none."""
     total = request.total_size
     if total < request.min_component_size:
         return None
@@ -97,7 +97,10 @@ def placement_of(filled: Filled, reason: str) -> Placement:
 
 
 def taken_in_turn(filled: Filled, first: str) -> str:
-    """``north had the most idle nodes (16 of 16), then south (8 of 16)``; ``first`` is what the first one had."""
+    """Return a text such as ``north had the most idle nodes (16 of 16), then south (8 of 16)``.
+
+    ``first`` is the property for which the first cluster was chosen.
+    """
     begun, *rest = [f"{size} of {cluster.idle}" for cluster, size in filled[:MAX_LISTED]]
     taken = [f"{filled[0][0].name} had {first} ({begun})"]
     taken += [f"then {cluster.name} ({share})" for (cluster, _), share in zip(filled[1:], rest, strict=False)]
@@ -105,7 +108,7 @@ def taken_in_turn(filled: Filled, first: str) -> str:
 
 
 def why_not(request: FlexibleRequest, grid: GridView) -> str:
-    """The first bound that cannot be met: all idle nodes, those on clusters large enough, those on few enough."""
+    """Return the first bound that cannot be met: idle nodes in all, on clusters large enough, or on few enough."""
     total, least, most = request.total_size, request.min_component_size, request.max_components
     if not grid.by_idle:
         return nothing_usable(grid)
@@ -124,7 +127,7 @@ def why_not(request: FlexibleRequest, grid: GridView) -> str:
 
 
 def explain_split(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReason, ...]:
-    """Cluster by cluster why the request cannot be split over the grid; empty when it can."""
+    """Return the reason of each cluster why the request cannot be split over the grid; empty if it can."""
     if fill_in_turn(request, grid.by_idle) is not None:
         return ()
     return tuple(
@@ -134,14 +137,18 @@ def explain_split(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReas
 
 
 def needs_of(request: FlexibleRequest, cluster: ClusterView) -> str:
-    """What the cluster's idle nodes are too few for."""
+    """Return the requirement that the idle nodes of the cluster do not meet."""
     if cluster.idle < request.min_component_size:
         return f"a component needs at least {request.min_component_size}"
     return f"the request needs {request.total_size} in all"
 
 
 def _idle_wanted(request: FlexibleRequest, cluster: ClusterView, grid: GridView) -> int | None:
-    """The fewest idle nodes of ``cluster`` with which the request could be placed beside what the others have."""
+    """Return the minimum idle nodes of ``cluster`` with which the request fits, given the idle nodes of the other
+    clusters.
+
+    Return None if the request allows no component.
+    """
     least = request.min_component_size
     beside = most_components(request) - 1
     if beside < 0:

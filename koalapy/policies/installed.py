@@ -1,4 +1,4 @@
-"""The placement policies that there are on this host."""
+"""The placement policies that are installed on this host."""
 
 from importlib.metadata import entry_points
 
@@ -6,7 +6,7 @@ from koalapy.policies.registry import Registry, builtin
 
 
 def policies() -> Registry:
-    """The built-in policies and those that installed packages add under ``koalapy.policies``."""
+    """Return a registry of the built-in policies and the entry points of group ``koalapy.policies``."""
     registry = builtin()
     for point in entry_points(group="koalapy.policies"):
         registry.register(point.load()())

@@ -1,18 +1,18 @@
-"""Estimates of numbers that luck and inputs are mixed into: the logarithm is normal, known so and so well."""
+"""Log-normal estimates of positive quantities such as run times and slowdowns."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import erf, exp, log, sqrt
 
 EIGHTY_PERCENT = 1.2816
-"""Standard deviations to each side between which it lies with that probability."""
+"""Number of standard deviations on each side of the mean that enclose 80 % of a normal distribution."""
 MIN_DEVIATION = 1e-6
-"""Nothing is known better than that."""
+"""Minimum standard deviation of an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Of a positive number: the mean and the standard deviation of what its logarithm may be."""
+    """Estimate of a positive quantity, by the mean and the standard deviation of its logarithm."""
 
     log: float
     deviation: float
@@ -23,16 +23,16 @@ class LogNormal:
 
     @property
     def low(self) -> float:
-        """It is less with a probability of a tenth."""
+        """Return the 10th percentile of the quantity."""
         return exp(self.log - EIGHTY_PERCENT * self.deviation)
 
     @property
     def high(self) -> float:
-        """It is more with a probability of a tenth."""
+        """Return the 90th percentile of the quantity."""
         return exp(self.log + EIGHTY_PERCENT * self.deviation)
 
     def between(self, low: float, high: float) -> float:
-        """How probable it is that it is no more than ``high``, when it is sure to be no less than ``low``."""
+        """Return the probability that the quantity is at most ``high``, given that it is at least ``low``."""
         above = 1.0 - self._below(log(low))
         return max(0.0, self._below(log(high)) - self._below(log(low))) / above if above > 1e-12 else 1.0
 
@@ -42,16 +42,17 @@ class LogNormal:
         return 0.5 * (1.0 + erf((bound - self.log) / (self.deviation * sqrt(2.0))))
 
     def times(self, factor: "LogNormal") -> "LogNormal":
-        """The product with another number."""
+        """Return the estimate of the product with another quantity."""
         return LogNormal(self.log + factor.log, sqrt(self.deviation**2 + factor.deviation**2))
 
     def over(self, factor: "LogNormal") -> "LogNormal":
-        """The quotient by another number."""
+        """Return the estimate of the quotient by another quantity."""
         return LogNormal(self.log - factor.log, sqrt(self.deviation**2 + factor.deviation**2))
 
 
 def combine(estimates: Iterable[LogNormal]) -> LogNormal:
-    """Of several independent estimates of one number, each by how sure it is; there is at least one."""
+    """Return the combination of independent estimates of one quantity, weighted by their precision. At least one is
+    needed."""
     total = weights = 0.0
     for estimate in estimates:
         weight = 1.0 / max(estimate.deviation, MIN_DEVIATION) ** 2
@@ -61,16 +62,16 @@ def combine(estimates: Iterable[LogNormal]) -> LogNormal:
 
 
 def separate(whole: LogNormal, part: LogNormal) -> LogNormal:
-    """What is left of a combined estimate without one of those it was made of."""
+    """Remove one estimate from a combination; the inverse of ``combine``."""
     weight = whole.deviation**-2 - max(part.deviation, MIN_DEVIATION) ** -2
     log = (whole.log * whole.deviation**-2 - part.log * max(part.deviation, MIN_DEVIATION) ** -2) / weight
     return LogNormal(log, weight**-0.5)
 
 
 def spread_of(numbers: Iterable[LogNormal], center: float, assumed: float, weight: float) -> float:
-    """By how much numbers of one kind differ from each other, beside what is not known of each: a standard deviation.
+    """Return the standard deviation of the logarithms of similar quantities, without the uncertainty of each estimate.
 
-    ``weight`` is of how many well known ones what is assumed counts for as much.
+    ``assumed`` is the prior standard deviation; it counts as much as ``weight`` precise estimates.
     """
     squares, total = weight * assumed**2, weight
     for number in numbers:

@@ -1,4 +1,4 @@
-"""The grid's links as the communication-aware policy weighs them: which cluster is near to which (sonmez-2010 IV-C)."""
+"""The links of a grid as costs, for the communication-aware policy (sonmez-2010 IV-C)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MAX_TRIED = 300
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """By what links are compared; ``bound`` is the highest latency in seconds within a group, None without groups."""
+    """How links are compared. ``bound``: maximum latency in seconds within a group; None: no groups."""
 
     bandwidth: bool = False
     bound: float | None = None
@@ -21,34 +21,36 @@ class Weighing:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """All clusters of a grid, whatever they have idle; costs are in seconds, or in minus bytes per second."""
+    """Costs between all clusters of a grid, whatever they have idle: seconds, or negative bytes per second."""
 
     own: Mapping[ClusterName, float]
-    """What is measured within each cluster; infinite where nothing is."""
+    """Cost within each cluster; infinite if not measured."""
     average: Mapping[ClusterName, float]
-    """Of all that is measured from each cluster to any, itself included; infinite where nothing is."""
+    """Mean cost of the measured links from each cluster, including the one within it; infinite if there are none."""
     near: Near
-    """The other clusters to which each has a measured link, or those of its group."""
+    """Other clusters to which each has a measured link; with a bound, those of its group."""
     reachable: Near
-    """The other clusters that each may be combined with where measured links do not suffice; all but those that were
-    found unreachable, or with a bound those of its group."""
+    """Other clusters with which each may be combined if measured links do not suffice: all but those found unreachable.
+
+    With a bound, those of its group.
+    """
     by_own: tuple[ClusterName, ...]
     by_average: tuple[ClusterName, ...]
-    """All, the lowest costs first; ties by name."""
+    """All clusters by ascending cost, ties by name."""
     groups: tuple[frozenset[ClusterName], ...]
-    """Those with low latencies between all of them, in order of their first cluster; empty without a bound."""
+    """Clusters with low latencies between all of them, by their first cluster; empty without a bound."""
 
     @property
     def levels(self) -> tuple[Near, ...]:
-        """Which clusters may be combined, as long as there are enough; then which ones if there are not."""
+        """Return the combinable clusters for each level: measured links first, then all reachable clusters."""
         return (self.near,) if self.groups or self.near == self.reachable else (self.near, self.reachable)
 
     def alone(self, grid: GridView) -> Iterator[ClusterView]:
-        """The usable clusters in the order in which the whole of a job is tried on one."""
+        """Yield the usable clusters in the order in which they are tried for a whole job."""
         return _usable(self.by_own, grid)
 
     def together(self, grid: GridView, least: int = 0) -> list[ClusterView]:
-        """Those with at least so many idle nodes, in the order in which clusters are combined."""
+        """Return the usable clusters with at least ``least`` idle nodes, in the order in which they are combined."""
         return [cluster for cluster in _usable(self.by_average, grid) if cluster.idle >= least]
 
 
@@ -95,7 +97,8 @@ def _network(grid: GridView, weighing: Weighing) -> Network:
 
 
 def _groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[ClusterName], ...]:
-    """Each cluster in one group: the first that is in none yet, and each later one that is near to all of the group."""
+    """Return disjoint groups. Each starts with the first cluster without a group and adds those near to all of its
+    members."""
     left, groups = list(order), []
     while left:
         group = near_to_all(left, near)
@@ -105,8 +108,10 @@ def _groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[Cluster
 
 
 def near_sets(names: tuple[ClusterName, ...], near: Near) -> list[frozenset[ClusterName]]:
-    """All that are near to each other, set by set: the first begins with the first cluster in order, and each other one
-    with the first that is in none before it."""
+    """Return sets of clusters that are near to each other.
+
+    The first set starts with the first cluster in order, each later set with the first one that is in no set yet.
+    """
     sets: list[frozenset[ClusterName]] = []
     left: Sequence[ClusterName] = names
     while left:
@@ -118,9 +123,10 @@ def near_sets(names: tuple[ClusterName, ...], near: Near) -> list[frozenset[Clus
 def combination(
     order: Sequence[ClusterView], near: Near, suffice: Callable[[Sequence[ClusterView]], bool]
 ) -> list[ClusterView] | None:
-    """Clusters that are all near to each other and suffice together; the first ones in order, as far as may be.
+    """Return the first clusters in order that are near to each other and suffice together.
 
-    None where there are none, or none is found in ``MAX_TRIED``: to be sure takes far too long among many clusters.
+    Return None if there are none, or if none is found in ``MAX_TRIED`` steps: a complete search takes too long among
+    many clusters.
     """
     looks = 0
 
@@ -142,7 +148,7 @@ def combination(
 
 
 def near_to_all(order: Sequence[ClusterName], near: Near) -> list[ClusterName]:
-    """The first cluster, then in order each that is near to all taken before it."""
+    """Return the first cluster, followed in order by each that is near to all returned before it."""
     taken = [order[0]]
     common = near[order[0]]
     for name in order:

@@ -1,4 +1,4 @@
-"""What a placement policy is: a pure function of a request and the grid (semantics 3)."""
+"""The interface of placement policies: pure functions of a request and a view of the grid (semantics 3)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -11,59 +11,63 @@ from koalapy.model.request import Request, RequestType
 
 @runtime_checkable
 class Policy(Protocol):
-    """Sees the request and the idle nodes, never a clock, a database or a socket.
+    """A placement policy, which sees the request and the idle nodes, but no clock, database or socket.
 
-    ``place`` is called for every shape in every scan and must be fast; ``explain`` is called only when someone asks.
-    The first line of the class's docstring is what users read about the policy.
+    ``place`` is called for every distinct request in every scan and must be fast. ``explain`` is called only on demand.
+    Users read the first line of the class's docstring as the summary of the policy.
 
-    A policy may also declare ``Capabilities`` in its class, and have
+    A policy may declare ``Capabilities`` as class attributes, and may have these methods:
 
-    - ``configured(options: Mapping[str, str]) -> Policy``, if users may set options of it for a job: the policy with
-      these, or ``UsageError`` naming ``policy_options.<name>``; called once for each choice of them;
-    - ``check(request: Request) -> None``, if there are requests of the types it serves that it can never place:
-      ``UsageError`` naming what of the request; called before each ``place``;
-    - ``informed(knowledge: Knowledge) -> Policy``, if it ``learns``: the policy for one job; its placements may bring
-      an ``Advice`` for the record.
+    - ``configured(options: Mapping[str, str]) -> Policy``, if users may set options for a job. It returns the policy
+      with these options or raises ``UsageError`` with field ``policy_options.<name>``. It is called once for each set
+      of options.
+    - ``check(request: Request) -> None``, if some requests of the types it serves can never be placed. It raises
+      ``UsageError`` with the field of the request. It is called before each ``place``.
+    - ``informed(knowledge: Knowledge) -> Policy``, if it ``learns``. It returns the policy for one job.
+      Placements by it may carry an ``Advice`` for the record.
     """
 
     @property
     def name(self) -> str:
-        """What users write to choose it: lower-case words joined by hyphens."""
+        """Return the name by which users choose the policy: lower-case words joined by hyphens."""
         ...
 
     @property
     def serves(self) -> frozenset[RequestType]:
-        """The types of requests it can place; ``place`` is called with no other."""
+        """Return the types of requests that it can place; ``place`` is called with no other."""
         ...
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
-        """A placement of the whole request on nodes that are idle now, or the binding reason why there is none."""
+        """Return a placement of the whole request on nodes that are idle now, or a refusal with the binding reason."""
         ...
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
-        """Why each cluster cannot serve the request, in order of name; empty when the request can be placed."""
+        """Return the reason of each cluster why it cannot serve the request, by name; empty if the request can be
+        placed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What others go by, so that none knows a policy by its name; its class declares as attributes what differs."""
+    """Properties of a policy that its callers need. A policy declares those that differ as class attributes."""
 
     combines_clusters: bool = True
-    """Whether it may place one job on several clusters; else what no cluster can hold alone is refused."""
+    """Whether the policy may place a job on several clusters. If not, jobs too large for each cluster are rejected."""
     keeps_together: bool = False
-    """Whether it chooses clusters for each other: no component is placed anew by itself while it is claimed."""
+    """Whether it chooses clusters together, so that no component is placed again separately during claiming."""
     looks_ahead: bool = False
-    """Whether it wants the requests of other waiting jobs in ``GridView.waiting``."""
+    """Whether it needs the requests of other waiting jobs in ``GridView.waiting``."""
     learns: bool = False
-    """Whether it wants to be ``informed`` of a job's application and of the releases of nodes."""
+    """Whether it must be ``informed`` of the statistics of a job's application and of expected releases of nodes."""
     expects_releases: bool = True
-    """Of one that learns: whether it asks when nodes will be free, which is worked out component by component."""
+    """For a policy that learns: whether it needs the expected releases of nodes, which are computed per component."""
     heeds_memory: bool = False
-    """Whether it places a job only on nodes that have the memory that it asks for; else such a request is refused."""
+    """Whether it places a job only on nodes with the requested memory. If not, requests for memory are rejected."""
     fits_empty_grid: Callable[[Sequence[int], Sequence[int]], bool] | None = None
-    """Whether it would place components of given sizes on clusters with so many nodes, all idle: else a non-fixed
-    request is refused at submission. None where that cannot be told of the counts alone."""
+    """Returns whether components of these sizes fit on empty clusters with these numbers of nodes.
+
+    If not, a non-fixed request is rejected at submission. None: the numbers alone do not decide it.
+    """
 
     @classmethod
     def of(cls, policy: Policy) -> "Capabilities":
@@ -72,5 +76,5 @@ class Capabilities:
 
 
 def does_not_serve(policy: Policy, request: Request) -> TypeError:
-    """For a policy called with a request that the registry would not have given it."""
+    """Return the error for a request of a type that the policy does not serve; the registry prevents such calls."""
     return TypeError(f"{policy.name} does not serve {request.type} requests")

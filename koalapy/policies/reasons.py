@@ -1,4 +1,4 @@
-"""Why clusters did not serve, in words that every policy uses alike, and how many more idle nodes would do."""
+"""Reasons why a cluster cannot serve a request, in the same wording for all policies, and the missing idle nodes."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from koalapy.model.placement import ClusterReason
 from koalapy.model.wording import MAX_LISTED, format_list
 
 MAX_TRIED_IN_TURN = 8
-"""So many counts are tried one by one; the rest by halving, which finds one that suffices, if not always the least."""
+"""Number of candidates that are tried one by one. The others are searched by bisection, which may miss the minimum."""
 
 
 def not_usable(cluster: ClusterView) -> str:
-    """Why nothing may be placed on a cluster; empty when it is usable."""
+    """Return the reason why no job may be placed on a cluster; empty if it is usable."""
     if cluster.state is ClusterState.USABLE:
         return ""
     if cluster.state is ClusterState.DRAINED and cluster.note:
@@ -21,25 +21,26 @@ def not_usable(cluster: ClusterView) -> str:
 
 
 def idle_nodes(grid: GridView) -> str:
-    """The clusters with the most idle nodes, then those that are not usable: ``north 3, south 2; east unreachable``."""
+    """Return the clusters with the most idle nodes, then the unusable ones: ``north 3, south 2; east unreachable``."""
     most = [f"{c.name} {c.idle}" for c in grid.by_idle[:MAX_LISTED]]
     return "; ".join(filter(None, (format_list(most, len(grid.by_idle)), unusable_clusters(grid))))
 
 
 def unusable_clusters(grid: GridView) -> str:
-    """The clusters that are not usable and their state: ``east unreachable, west drained``; often empty."""
+    """Return the unusable clusters with their states: ``east unreachable, west drained``; empty if all are usable."""
     if len(grid.by_idle) == len(grid.clusters):
         return ""
     return format_list(sorted(f"{c.name} {c.state}" for c in grid.clusters if c.state is not ClusterState.USABLE))
 
 
 def nothing_usable(grid: GridView) -> str:
-    """The summary of a refusal when there is nothing to choose from."""
+    """Return the reason of a refusal when no cluster is usable."""
     return f"no cluster is usable ({unusable_clusters(grid)})" if grid.clusters else "there are no clusters"
 
 
 def reason_for(cluster: ClusterView, needs: str, wanted: int | None) -> ClusterReason:
-    """Why a cluster did not serve; with ``wanted`` idle nodes instead of those it has, it would have."""
+    """Return the reason why a cluster cannot serve a request. ``wanted``: idle nodes with which it could; None:
+    unknown."""
     unusable = not_usable(cluster)
     if unusable:
         return ClusterReason(cluster.name, unusable)
@@ -49,9 +50,9 @@ def reason_for(cluster: ClusterView, needs: str, wanted: int | None) -> ClusterR
 
 
 def idle_that_suffices(cluster: ClusterView, fits: Callable[[int], bool], least: int = 0) -> int | None:
-    """The idle nodes of ``cluster``, above those it has and at least ``least``, with which the request ``fits``.
+    """Return the idle nodes, more than the cluster has and at least ``least``, with which the request ``fits``.
 
-    None when the cluster is not usable or has not that many nodes.
+    Return None if the cluster is not usable or is too small.
     """
     if cluster.state is not ClusterState.USABLE:
         return None
@@ -66,5 +67,5 @@ def idle_that_suffices(cluster: ClusterView, fits: Callable[[int], bool], least:
 
 
 def with_idle(grid: GridView, cluster: ClusterView, idle: int) -> GridView:
-    """The grid as it would be if a cluster had so many idle nodes."""
+    """Return the grid with another number of idle nodes of one cluster."""
     return grid.with_clusters([cluster.with_idle(idle)])

@@ -1,4 +1,4 @@
-"""Policies by name."""
+"""A registry of placement policies by name."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast, get_args
@@ -22,7 +22,7 @@ DEFAULTS: dict[RequestType, str] = {
     "nonfixed": WorstFit.name,
     "flexible": ClusterMinimization.name,
 }
-"""The policy of a request that names none."""
+"""Default policy of each request type."""
 
 T = TypeVar("T")
 
@@ -30,11 +30,11 @@ REQUEST_TYPES: frozenset[str] = frozenset(get_args(RequestType))
 UNDECLARED = Capabilities()
 
 MAX_RETAINED_CONFIGURED = 1000
-"""So many policies with options are kept ready."""
+"""Maximum number of configured policies in the cache."""
 
 
 class Registry:
-    """The policies a daemon knows."""
+    """The placement policies of a daemon."""
 
     def __init__(self) -> None:
         self._policies: dict[str, Policy] = {}
@@ -42,7 +42,7 @@ class Registry:
         self._capabilities: dict[str, Capabilities] = {}
 
     def register(self, policy: object) -> None:
-        """Add a policy; ``UsageError`` when the object is none or its name is taken."""
+        """Add a policy. Raise ``UsageError`` if the object is not a policy or its name is in use."""
         problem = _problem(policy)
         if problem:
             raise UsageError(
@@ -65,16 +65,16 @@ class Registry:
         return sorted(self._policies)
 
     def capabilities(self, name: str) -> Capabilities:
-        """What the policy of that name declares; of one that there is not, what one that declares nothing has."""
+        """Return the capabilities of a policy; the defaults if there is no such policy."""
         return self._capabilities.get(name, UNDECLARED)
 
     def fits_empty_grid(self, name: str, sizes: Sequence[int], totals: Sequence[int]) -> bool:
-        """Whether components of these sizes may fit on clusters of so many nodes; if in doubt, they do."""
+        """Return whether components of these sizes may fit on empty clusters of these totals; True if unknown."""
         fits = self.capabilities(name).fits_empty_grid
         return fits is None or _call(name, "request", lambda: fits(sizes, totals))
 
     def get(self, name: str) -> Policy:
-        """The policy of that name; ``UsageError`` with the nearest name when there is none."""
+        """Return the policy of that name. Raise ``UsageError`` with the nearest name if there is none."""
         policy = self._policies.get(name)
         if policy is None:
             hint = suggest_names(name, self._policies)
@@ -82,9 +82,9 @@ class Registry:
         return policy
 
     def resolve(self, name: str, request: Request, options: Environment = ()) -> Policy:
-        """The policy to place a request by, as its options say; an empty name stands for the default of its type.
+        """Return the configured policy for a request; an empty name stands for the default of the request type.
 
-        ``UsageError`` when it does not serve the request, or has no such options.
+        Raise ``UsageError`` if the policy does not serve the request or has no such options.
         """
         name = name or DEFAULTS[request.type]
         policy = self._configured.get((name, options)) if options else self._policies.get(name)
@@ -122,7 +122,7 @@ class Registry:
         return configured
 
     def describe(self) -> list[dict[str, object]]:
-        """Of each policy, by name: ``name``, the request types it ``serves``, a one-line ``summary``."""
+        """Return the ``name``, the request types (``serves``) and a one-line ``summary`` of each policy, by name."""
         described: list[dict[str, object]] = []
         for name, policy in sorted(self._policies.items()):
             summary, _, _ = (type(policy).__doc__ or "").strip().partition("\n")
@@ -131,7 +131,7 @@ class Registry:
 
 
 def builtin() -> Registry:
-    """A registry of the policies that ship with koalapy."""
+    """Return a registry of the policies that ship with koalapy."""
     registry = Registry()
     for policy in (
         Fixed(),
@@ -152,7 +152,7 @@ def builtin() -> Registry:
 
 
 def _call(name: str, field: str, call: Callable[[], T]) -> T:
-    """What a policy's own check says; its mistakes become a ``UsageError``, too."""
+    """Call a method of a policy; raise its unexpected errors as ``UsageError``."""
     try:
         return call()
     except UsageError:
@@ -163,7 +163,7 @@ def _call(name: str, field: str, call: Callable[[], T]) -> T:
 
 
 def _problem(policy: object) -> str:
-    """What keeps an object from being a policy; empty when nothing does."""
+    """Return the reason why an object is not a policy; empty if it is one."""
     if isinstance(policy, type):
         return "it is a class; register an instance of it"
     name, serves = getattr(policy, "name", None), getattr(policy, "serves", None)

@@ -1,4 +1,4 @@
-"""Resource matching (lerida-2008): the nodes and uplinks on which a flexible request runs for the shortest time."""
+"""Resource matching (lerida-2008): the nodes and uplinks on which a flexible request has the shortest run time."""
 
 from collections.abc import Mapping
 
@@ -28,14 +28,17 @@ class ResourceMatching:
     learns = True
     expects_releases = False
     keeps_together = True
-    """A component is not placed anew by itself while it is claimed for: the nodes were chosen for each other."""
+    """A component is not placed again separately while nodes are claimed for it: the nodes were chosen together."""
     heeds_memory = True
 
     def __init__(self, mode: Mode = Mode.OPTIMAL, knowledge: Knowledge = NOTHING) -> None:
         self._mode, self._known = mode, knowledge
 
     def configured(self, options: Mapping[str, str]) -> "ResourceMatching":
-        """By ``mode``: ``optimal``, ``non-saturated`` or ``first-non-saturated``."""
+        """Return the policy with option ``mode``: ``optimal``, ``non-saturated`` or ``first-non-saturated``.
+
+        Raise ``UsageError`` for an unknown option or value.
+        """
         for name, value in options.items():
             if name not in OPTIONS:
                 raise _bad(name, value, f"policy {self.name} has no option {name}", suggest_names(name, OPTIONS))
@@ -76,17 +79,17 @@ class ResourceMatching:
         return tuple(self._reason(request, c, grid, problem) for c in sorted(grid, key=lambda c: c.name))
 
     def problem(self, request: FlexibleRequest, grid: GridView) -> Problem:
-        """What is to be matched: the usable clusters' idle nodes, as far as they have the memory."""
+        """Return the matching problem: the idle nodes of usable clusters that have enough memory."""
         usable = sorted((c for c in grid.clusters if c.state is ClusterState.USABLE), key=lambda c: c.name)
         sites = (_site(cluster, grid.uplinks.get(cluster.name, UNKNOWN), self._known.memory) for cluster in usable)
         share = self._known.share
         bounds = request.min_component_size, request.max_components
         return Problem(request.total_size, tuple(sites), 1.0 - share, share, self._known.bandwidth, *bounds)
 
-    # What is in the way
+    # Reasons
 
     def _why_not(self, request: FlexibleRequest, grid: GridView, problem: Problem) -> str:
-        """The first that binds: nodes within the request's bounds, those with memory enough, or links."""
+        """Return the first binding limit: nodes within the request's bounds, nodes with enough memory, or links."""
         if fill_in_turn(request, grid.by_idle) is None:
             return why_not(request, grid)
         total = format_nodes(request.total_size)
@@ -124,12 +127,12 @@ def _site(cluster: ClusterView, uplink: Uplink, memory: int) -> Site:
 
 
 def _held_back(problem: Problem) -> list[tuple[Site, int]]:
-    """The sites whose uplink admits not as many of the job's nodes as are idle, and how many it does not."""
+    """Return the sites with uplinks that admit fewer nodes of the job than are idle, and the excluded numbers."""
     each = ((site, min(site.idle, problem.nodes - 1) - most_admitted(problem, site)) for site in problem.sites)
     return [(site, kept) for site, kept in each if kept > 0]
 
 
-# Words
+# Texts for users
 
 
 def _link_text(problem: Problem, site: Site) -> str:
@@ -140,7 +143,7 @@ def _link_text(problem: Problem, site: Site) -> str:
 
 
 def _why(problem: Problem, found: Matching) -> str:
-    """``north 6 (4 fast, 2 slow), south 6: 1.2 × the run time on idle nodes of power 1; …``."""
+    """Return the reason, for example ``north 6 (4 fast, 2 slow), south 6: 1.2 × the run time on idle nodes …``."""
     sites = {site.name: site for site in problem.sites}
     counts = {name: sum(share.nodes for share in found.shares if share.site == name) for name in sites}
     given = []

@@ -1,4 +1,4 @@
-"""Policies that place a job as a whole on one cluster (huang-2007 4)."""
+"""Policies that place a whole job on one cluster (huang-2007 4)."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -15,7 +15,7 @@ SERVES: frozenset[RequestType] = frozenset({"nonfixed", "flexible"})
 
 
 class OnOneCluster(ABC):
-    """Of the clusters that have room for the whole job, the one that the policy chooses."""
+    """A policy that chooses one of the clusters that have enough idle nodes for the whole job."""
 
     serves = SERVES
     combines_clusters = False
@@ -26,7 +26,7 @@ class OnOneCluster(ABC):
 
     @abstractmethod
     def choose(self, size: int, grid: GridView) -> tuple[ClusterView, str]:
-        """A usable cluster with so many idle nodes, of which there is one at least; and why it, for people."""
+        """Return a usable cluster with enough idle nodes, and the reason for users. The caller ensures there is one."""
 
     def check(self, request: Request) -> None:
         check_single(self.name, request)
@@ -78,7 +78,7 @@ class FastestOne(OnOneCluster):
 
 
 def check_single(policy: str, request: Request) -> None:
-    """``UsageError`` for a request that says itself that it is of several components."""
+    """Raise ``UsageError`` for a request with several components or split options."""
     if isinstance(request, FlexibleRequest):
         if request.split_options:
             hint = "leave them out, or use cluster-minimization"

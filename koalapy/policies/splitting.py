@@ -1,4 +1,4 @@
-"""Splitting a flexible request over clusters, within its bounds or as it says itself (semantics 2 and 3)."""
+"""Splitting of a flexible request over clusters, within its bounds or by its split options (semantics 2 and 3)."""
 
 from collections.abc import Iterable, Sequence
 from heapq import nlargest
@@ -15,14 +15,15 @@ Filled = list[tuple[ClusterView, int]]
 
 
 def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Filled | None:
-    """Fill usable clusters in turn, the last one partly; None only when no split over them keeps the bounds.
+    """Fill usable clusters in turn, the last one partly; return None only if no split over them keeps the bounds.
 
-    Clusters with fewer idle nodes than ``min_component_size`` are left out, and so is one with which the rest could
-    not be had of as many clusters as are still allowed. When the last component would be smaller than the minimum, the
-    earlier ones give up nodes, beginning with the one filled last, none going below it itself: they always can, for
-    no more clusters are taken than components of the least size make up the whole.
+    Skip clusters with fewer idle nodes than ``min_component_size``, and clusters after which the remaining nodes would
+    not fit on the number of clusters still allowed. If the last component would be smaller than the minimum, move nodes
+    to it from the earlier ones, the latest first, none of which falls below the minimum. This always succeeds, since
+    there are no more clusters than components of the minimum size that make up the whole.
 
-    With clusters by decreasing idle nodes none is left out for the others' sake, and the fewest clusters are taken.
+    With clusters by decreasing idle nodes, none is skipped for the sake of later ones, and the fewest clusters are
+    used.
     """
     least, left = request.min_component_size, request.total_size
     most = most_components(request)
@@ -43,13 +44,13 @@ def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Fill
 
 
 def most_components(request: FlexibleRequest) -> int:
-    """How many components there can be at most."""
+    """Return the maximum number of components."""
     most = request.total_size // request.min_component_size
     return most if request.max_components is None else min(most, request.max_components)
 
 
 def suffice(clusters: Sequence[ClusterView], most: int, wanted: int) -> bool:
-    """Whether some ``most`` of the clusters have so many idle nodes; the first ones are looked at first."""
+    """Return whether at most ``most`` clusters have ``wanted`` idle nodes in all; check the first ones first."""
     if most < 1:
         return False
     left = wanted
@@ -61,7 +62,7 @@ def suffice(clusters: Sequence[ClusterView], most: int, wanted: int) -> bool:
 
 
 def _raise_last(filled: Filled, least: int) -> Filled:
-    """The last component raised to ``least`` at the cost of those before it."""
+    """Return the split with the last component raised to ``least`` nodes, taken from the components before it."""
     sizes = [size for _, size in filled]
     lacking = least - sizes[-1]
     for index in reversed(range(len(sizes) - 1)):
@@ -72,11 +73,11 @@ def _raise_last(filled: Filled, least: int) -> Filled:
     return [(cluster, size) for (cluster, _), size in zip(filled, sizes, strict=True)]
 
 
-# By the options that the request gives, each in turn as a non-fixed request
+# Split options: each is tried in turn as a non-fixed request
 
 
 def place_options(request: FlexibleRequest, grid: GridView) -> Placement | Refusal:
-    """The first option that worst fit can place."""
+    """Return the placement of the first split option that worst-fit can place, or a refusal."""
     if not grid.by_idle:
         return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
     refused = []
@@ -92,7 +93,7 @@ def place_options(request: FlexibleRequest, grid: GridView) -> Placement | Refus
 
 
 def explain_options(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReason, ...]:
-    """Cluster by cluster why no option fits; what is missing is for the option that is nearest to fitting."""
+    """Return each cluster's reason why no split option fits; missing nodes are for the option nearest to fitting."""
     if isinstance(place_options(request, grid), Placement):
         return ()
     smallest = min(max(sizes) for sizes in request.split_options)

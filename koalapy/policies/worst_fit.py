@@ -1,4 +1,4 @@
-"""Worst Fit (sonmez-2010 IV-A): keeps the load of the clusters balanced."""
+"""Worst-Fit (sonmez-2010 IV-A): balance the load of the clusters."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,15 @@ from koalapy.policies.policy import does_not_serve
 from koalapy.policies.reasons import nothing_usable, reason_for, unusable_clusters
 
 Heap = list[tuple[int, ClusterName]]
-"""Clusters as (minus the idle nodes left, name), so that the first is the one worst fit takes."""
+"""Heap of (negative number of idle nodes left, cluster), so that the first entry has the most idle nodes."""
 
 
 def fits_by_worst_fit(sizes: Iterable[int], idle: Iterable[int]) -> bool:
-    """Whether all sizes fit when the largest go first, each where most nodes are left.
+    """Return whether all sizes fit when the largest go first, each to the cluster with the most nodes left.
 
-    More idle nodes anywhere never make it fail: if one grid's counts are no less than another's, in order, they
-    still are after taking the same size from the largest of each. So what fails on the empty grid always fails.
+    More idle nodes on any cluster never make it fail: if the sorted counts of one grid are no less than those of
+    another, they remain so after the same size is taken from the largest of each. So sizes that do not fit on the empty
+    grid never fit.
     """
     left = [-count for count in idle]
     heapify(left)
@@ -74,18 +75,18 @@ class WorstFit:
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
-    """The first component that fits nowhere, and what those placed before it left."""
+    """The first component that fits on no cluster, and the nodes left by the components placed before it."""
 
     index: int
     placed: int
     left: Heap
-    """Of those clusters that were considered: as many as there are sizes, with the most idle nodes before."""
+    """Nodes left on the considered clusters: as many clusters as there are sizes, those with the most idle nodes."""
 
 
 def fit_in_turn(sizes: Sequence[int], by_idle: Sequence[ClusterView]) -> list[tuple[ClusterName, int]] | Unplaced:
-    """For each size its site and the idle nodes that site had left before it; larger sizes choose first."""
+    """Return each size's cluster and the idle nodes left there before it, or ``Unplaced``; larger sizes go first."""
     order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
-    # Until all are placed there is one left of these from which nothing was taken: no later one has more.
+    # Until all sizes are placed, one of these clusters is untouched. Clusters after it have no more idle nodes.
     heap = [(-cluster.idle, cluster.name) for cluster in by_idle[: len(sizes)]]
     sites: list[tuple[ClusterName, int]] = [("", 0)] * len(sizes)
     for placed, index in enumerate(order):
@@ -98,9 +99,9 @@ def fit_in_turn(sizes: Sequence[int], by_idle: Sequence[ClusterView]) -> list[tu
 
 
 def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> int | None:
-    """The fewest idle nodes of ``cluster``, above those it has, with which worst fit would place the sizes.
+    """Return the minimum idle nodes of ``cluster``, more than it has, with which worst-fit would place the sizes.
 
-    None when that is more than the cluster has, or when the cluster is not usable.
+    Return None if the cluster is too small or not usable.
     """
     if cluster.state is not ClusterState.USABLE:
         return None
@@ -111,7 +112,7 @@ def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> i
 
 
 def summary_of(sizes: Sequence[int], unplaced: Unplaced) -> str:
-    """What the component that fits nowhere lacks."""
+    """Return a text that says how many idle nodes the unplaced component needs."""
     left = " left" if unplaced.placed else ""
     return f"no cluster has {format_nodes(sizes[unplaced.index], 'idle')}{left}"
 

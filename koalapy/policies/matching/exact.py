@@ -1,12 +1,13 @@
-"""The best matching there is, in polynomial time (semantics 7).
+"""The optimal matching, in polynomial time (semantics 7).
 
-T has two terms, and each is a bottleneck: the slowest node, and the most loaded uplink. With a bound on both, what is
-left is to find enough nodes. Of a cluster count the nodes that are no slower than the bound. What its uplink carries is
-concave in its share of the job and symmetric about half of it: it may have few nodes, or all but as few. A cluster that
-has all but a few has more than half, so that there is at most one; and the others' few may be any number up to a limit.
+T has two terms, and each is a bottleneck: the slowest node, and the most loaded uplink. With a bound on both, the
+problem is to find enough nodes. In each cluster the nodes that are no slower than the bound count. The load of an
+uplink is concave in the cluster's share of the job and symmetric about one half: the cluster may have few nodes, or all
+but as few. A cluster that has all but a few has more than half of the job, so there is at most one such cluster. The
+other clusters may have any number up to a limit.
 
-The slower the nodes may be, the less loaded need the uplinks be: the best pair of bounds is found by halving, and
-ranges in which none can be better than the best one so far are left out.
+The slower the nodes may be, the lower the load of the uplinks can be. The best pair of bounds is found by bisection;
+ranges that cannot contain a better pair than the best one so far are skipped.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,7 +23,7 @@ from koalapy.policies.matching.problem import Matching, Problem, Share, Site
 
 
 class Mode(StrEnum):
-    """What is looked for (lerida-2008 4): the least T, the least without a saturated link, or any without one."""
+    """Objective (lerida-2008 4): the minimum T, the minimum T without a saturated link, or any matching without one."""
 
     OPTIMAL = "optimal"
     NON_SATURATED = "non-saturated"
@@ -33,9 +34,9 @@ Split = list[tuple[Site, int]]
 
 
 def match(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
-    """The matching that the mode asks for, on as few clusters as any within its bounds; None where there is none.
+    """Return the matching that the mode asks for, on the fewest clusters within its bounds; None if there is none.
 
-    Of several with the same T the one with the fastest nodes.
+    Of several matchings with the same T return the one with the fastest nodes.
     """
     search = _Search(problem, mode)
     bounds = search.any_bounds() if mode is Mode.FIRST_NON_SATURATED else search.best_bounds()
@@ -46,16 +47,16 @@ def match(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
 
 
 def fits(problem: Problem, mode: Mode = Mode.OPTIMAL) -> bool:
-    """Whether there is any matching that the mode admits; found sooner than a matching."""
+    """Return whether a matching exists that the mode admits; faster than ``match``."""
     if mode is Mode.OPTIMAL:
-        # How much a link is overloaded makes no difference then, unless it carries nothing.
+        # In this mode an overloaded link is allowed, unless its capacity is zero.
         open_to_all = (replace(s, capacity=None) if s.capacity is None or s.capacity > 0 else s for s in problem.sites)
         problem = replace(problem, sites=tuple(open_to_all))
     return _Search(problem, Mode.FIRST_NON_SATURATED).any_bounds() is not None
 
 
 def most_admitted(problem: Problem, site: Site) -> int:
-    """How many of the job's nodes, fewer than all, a site's uplink admits without being saturated."""
+    """Return how many nodes of the job, but not all, a site can have without saturating its uplink."""
     most = min(site.idle, problem.nodes - 1)
     if problem.link_slowdown(site, most) <= 1.0:
         return most
@@ -63,20 +64,20 @@ def most_admitted(problem: Problem, site: Site) -> int:
 
 
 def _few_admitted(problem: Problem, site: Site) -> int:
-    """The same, up to half of the job."""
+    """Return how many nodes, up to half of the job, a site can have without saturating its uplink."""
     counts = range(1, min(site.idle, problem.nodes // 2) + 1)
     return bisect_right(counts, 1.0, key=lambda count: problem.link_slowdown(site, count))
 
 
 class _Nodes:
-    """One site's nodes, counted by how slow they are, and its uplink's load, by how many of the job they are."""
+    """One site's number of nodes by slowdown, and the load of its uplink by number of nodes of the job."""
 
     def __init__(self, problem: Problem, site: Site, mode: Mode) -> None:
         self.site = site
         kinds = sorted(site.kinds, key=attrgetter("slowdown"))
         self.slowdowns = [kind.slowdown for kind in kinds]
         self._idle = [0, *accumulate(kind.idle for kind in kinds)]
-        # From half of the job on the loads are the same again, backwards.
+        # Above half of the job the loads repeat in reverse order.
         half = min(site.idle, problem.nodes // 2)
         self.loads: list[float] = []
         if site.capacity is not None and mode is Mode.OPTIMAL:
@@ -85,12 +86,12 @@ class _Nodes:
             self.loads = [*([1.0] * admitted), inf]
 
     def up_to(self, slowdown: float) -> int:
-        """How many are no slower."""
+        """Return the number of nodes with at most this slowdown."""
         return self._idle[bisect_right(self.slowdowns, slowdown)]
 
 
 class _Choice(NamedTuple):
-    """Sites by their places: those that get few nodes, and the one that gets all but few, if there is one."""
+    """Indices of the sites that get few nodes, and of the site that gets the others, if there is one."""
 
     few: Sequence[int]
     main: int | None = None
@@ -106,26 +107,26 @@ class _Search:
         self._is_bounded = problem.least > 1 or self._most < len(self._nodes)
         self._slowdowns = sorted({slowdown for nodes in self._nodes for slowdown in nodes.slowdowns})
         self._bounds = [1.0]
-        """What the load of the most loaded uplink may be, in order."""
+        """Candidate bounds on the load of the most loaded uplink, ascending."""
         if mode is Mode.OPTIMAL:
             self._bounds += sorted({load for nodes in self._nodes for load in nodes.loads if 1.0 < load < inf})
 
     # Bounds
 
     def any_bounds(self) -> tuple[float, float] | None:
-        """No bound on the slowdown of nodes; None where no nodes suffice."""
+        """Return the largest slowdown and a load of 1, which saturates no uplink; None if the nodes do not suffice."""
         last = len(self._slowdowns) - 1
         return (self._slowdowns[last], 1.0) if last >= 0 and self._fits(self._counts(last), 1.0) else None
 
     def best_bounds(self) -> tuple[float, float] | None:
-        """The slowdown of nodes and the load of uplinks that make the least T together; None where none suffice."""
+        """Return the bounds on node slowdown and uplink load with the minimum T; None if no nodes suffice."""
         slowdowns, bounds = self._slowdowns, self._bounds
         places = range(len(slowdowns))
         first = bisect_left(places, True, key=lambda place: self._fits(self._counts(place), bounds[-1]))
         if first == len(places):
             return None
         if not self._problem.communicating:
-            # A load costs nothing then: without a bound on it the fewest clusters serve.
+            # Load costs nothing without communication. The loosest bound on it allows the fewest clusters.
             return slowdowns[first], bounds[-1]
         last = places[-1]
         at_first = self._least_load(first, 0, len(bounds) - 1)
@@ -134,7 +135,8 @@ class _Search:
         ranges = [(first, at_first, last, at_last)]
         while ranges:
             low, at_low, high, at_high = ranges.pop()
-            # Between them the load is between theirs. Where it is one and the same, the fastest nodes are best.
+            # Between two slowdowns the load is between theirs. If both loads are the same, the fastest nodes are
+            # best.
             if high - low < 2 or at_low == at_high or (self._time(low + 1, at_high), low + 1) >= best[:2]:
                 continue
             middle = (low + high) // 2
@@ -147,21 +149,24 @@ class _Search:
         return self._problem.time(self._slowdowns[place], self._bounds[load])
 
     def _least_load(self, place: int, low: int, high: int) -> int:
-        """The place of the least load with which nodes of a slowdown suffice: from ``low`` to ``high``, which does."""
+        """Return the index of the minimum load bound, from ``low`` to ``high``, with which the nodes suffice.
+
+        ``place`` is the index of the slowdown bound. The nodes must suffice with the load bound ``high``.
+        """
         counts = self._counts(place)
         return bisect_left(self._bounds, True, low, high, key=lambda load: self._fits(counts, load))
 
-    # Whether there are enough nodes, and where
+    # Nodes within bounds
 
     def _counts(self, place: int) -> list[int]:
-        """The nodes of each site that are no slower than a slowdown, by its place."""
+        """Return each site's number of nodes within the slowdown bound at index ``place``."""
         slowdown = self._slowdowns[place]
         return [nodes.up_to(slowdown) for nodes in self._nodes]
 
     def _few(self, counts: Sequence[int], load: float) -> list[int]:
-        """How many nodes of the job each site may have, such that it may have any smaller number as well."""
+        """Return each site's maximum number of nodes such that any smaller number also keeps the load bound."""
         return [
-            # The whole of its table, and it may have all of its nodes.
+            # If all loads in its table keep the bound, the site may use all of its nodes.
             count if (allowed := bisect_right(nodes.loads, load)) == len(nodes.loads) else min(allowed, count)
             for nodes, count in zip(self._nodes, counts, strict=True)
         ]
@@ -180,9 +185,9 @@ class _Search:
         )
 
     def split(self, slowdown: float, load: float) -> Split:
-        """How many nodes each site gives to the job, within bounds with which there are enough.
+        """Return the nodes that each site gives to the job within bounds that allow a matching.
 
-        On as few sites as possible; of ways with as few rather one in which a site has nearly all of the job.
+        Use the fewest sites; of equally good splits prefer one in which a single site has nearly all nodes.
         """
         total, least = self._problem.nodes, self._problem.least
         counts = [nodes.up_to(slowdown) for nodes in self._nodes]
@@ -197,8 +202,11 @@ class _Search:
         return [(self._nodes[place].site, size) for place, size in sizes.items()]
 
     def _choose(self, counts: Sequence[int], few: Sequence[int]) -> _Choice | None:
-        """The fewest sites that can have the whole job, of ``counts`` nodes of which they may have ``few``, or all but
-        as few; None where none can."""
+        """Return the fewest sites that can hold the whole job; None if no sites can.
+
+        ``counts``: the nodes of each site within the bounds. Each site may have up to ``few`` nodes of the job, or all
+        but up to ``few``.
+        """
         total, least = self._problem.nodes, self._problem.least
         if total < least or self._most < 1:
             return None
@@ -229,7 +237,8 @@ class _Search:
 
 
 def _filled(room: dict[int, int], total: int, least: int) -> dict[int, int]:
-    """So many nodes over sites, each in turn as many as it may have, but for the ``least`` of those after it."""
+    """Distribute ``total`` nodes over sites in turn, each up to its maximum, leaving ``least`` nodes for each later
+    site."""
     sizes, left, after = {}, total, least * len(room)
     for place, most in room.items():
         after -= least
@@ -239,9 +248,9 @@ def _filled(room: dict[int, int], total: int, least: int) -> dict[int, int]:
 
 
 def _shares(split: Split, slowdown: float) -> list[Share]:
-    """Which of a site's nodes that are no slower: of one kind where one suffices, the slowest that does.
+    """Return the kinds of nodes to use on each site: the slowest kind that suffices, or else several kinds.
 
-    The fewer kinds, the fewer components; and nodes that are faster than the job's slowest would only wait for it.
+    Fewer kinds make fewer components. Nodes faster than the slowest node of the job would only wait for it.
     """
     shares = []
     for site, count in split:

@@ -1,7 +1,7 @@
-"""Matching one job with the nodes of several clusters (lerida-2008): what is asked, and what an answer is worth.
+"""The problem of matching one job with the nodes of several clusters (lerida-2008), and the cost of a matching.
 
-The job runs for T = Tp·SP + Tc·SC, as a multiple of what it would run on dedicated nodes of power 1: SP is the slowdown
-of the slowest of its nodes, SC that of the most loaded of the uplinks that it uses, which never makes it faster.
+The run time of a job is T = Tp·SP + Tc·SC, relative to its run time on dedicated nodes of power 1. SP is the slowdown
+of its slowest node. SC is the slowdown of the most loaded uplink that it uses, and at least 1.
 """
 
 from collections.abc import Iterable
@@ -14,22 +14,22 @@ from koalapy.model.request import ClusterName
 
 
 class Kind(NamedTuple):
-    """Idle nodes of a cluster that are alike."""
+    """Idle nodes of a cluster with the same properties."""
 
     name: str
     slowdown: float
-    """How many times longer than on a node of power 1 a computation takes."""
+    """Computation time relative to a node of power 1."""
     idle: int
 
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster, as far as its nodes may serve; its uplink in bytes per second."""
+    """A cluster with its usable kinds of nodes. ``capacity`` and ``consumed`` of its uplink are in bytes per second."""
 
     name: ClusterName
     kinds: tuple[Kind, ...]
     capacity: float | None = None
-    """None: never saturated."""
+    """None: the uplink is never saturated."""
     consumed: float = 0.0
 
     @cached_property
@@ -38,7 +38,7 @@ class Site:
 
 
 class Share(NamedTuple):
-    """Nodes of one kind."""
+    """Nodes of one kind that are assigned to the job."""
 
     site: ClusterName
     kind: str
@@ -47,7 +47,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Which nodes a job gets, its slowdowns there (SP and SC), and the two in one: T."""
+    """The nodes assigned to a job, its slowdowns SP (``processing``) and SC (``communication``), and T (``time``)."""
 
     shares: tuple[Share, ...]
     processing: float
@@ -57,40 +57,41 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A job and the clusters that it may be matched with."""
+    """A job and the clusters with which it may be matched."""
 
     nodes: int
     sites: tuple[Site, ...]
     computing: float = 1.0
-    """Tp, the share of computation in the run time on dedicated nodes of power 1."""
+    """Tp: share of computation in the run time on dedicated nodes of power 1."""
     communicating: float = 0.0
-    """Tc, the share of communication."""
+    """Tc: share of communication in that run time."""
     bandwidth: float = 0.0
-    """PNBW, bytes per second that each node exchanges with all others."""
+    """PNBW: bytes per second that each node exchanges with all others."""
     least: int = 1
-    """Nodes of a cluster that is used at all."""
+    """Minimum number of nodes on a cluster that is used."""
     most: int | None = None
-    """Clusters that are used."""
+    """Maximum number of clusters; None: unlimited."""
 
     def demand(self, count: int) -> float:
-        """What ``count`` of the job's nodes on one cluster exchange with the others: concave, the most for half."""
+        """Return the bytes per second that ``count`` nodes on one cluster exchange with the others; the maximum is at
+        half."""
         return self.bandwidth * (count * (self.nodes - count)) / (self.nodes - 1) if self.nodes > 1 else 0.0
 
     def link_slowdown(self, site: Site, count: int) -> float:
-        """What a site's uplink does to the job, with so many of its nodes there: below 1 while it is not saturated."""
+        """Return the slowdown by a site's uplink with ``count`` nodes of the job there; below 1 if not saturated."""
         if site.capacity is None or count in (0, self.nodes):
             return 0.0
         load = site.consumed + self.demand(count)
         return load / site.capacity if site.capacity > 0 else (inf if load > 0 else 0.0)
 
     def time(self, processing: float, communication: float) -> float:
-        """T."""
-        # What takes no time is not made longer, not even by a link that carries nothing.
+        """Return T for the slowdowns SP and SC."""
+        # A share of zero contributes nothing, even with an infinite slowdown.
         computed = self.computing * processing if self.computing else 0.0
         return computed + (self.communicating * communication if self.communicating else 0.0)
 
     def weigh(self, shares: Iterable[Share]) -> Matching:
-        """What an assignment of nodes is worth, whoever made it."""
+        """Return the matching with the slowdowns and T of an assignment of nodes."""
         shares = tuple(shares)
         sites = {site.name: site for site in self.sites}
         counts: dict[ClusterName, int] = {}
