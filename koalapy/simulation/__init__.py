@@ -1,4 +1,5 @@
-"""Simulated clusters, users, run times and time around the production scheduler. No rule is copied.
+"""A discrete-event simulation of clusters, users and run times around the production scheduler.
 
-Imports ``scheduler``, ``workload`` and what they import. Start at ``simulation.py``.
+It uses the scheduler's code and duplicates no rule. Imports ``scheduler``, ``workload`` and their dependencies. Start
+at ``simulation.py``.
 """

@@ -1,4 +1,4 @@
-"""The grid of a simulation: its clusters, what joins them, and how well they work."""
+"""The simulated grid: clusters, links and failures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ from koalapy.model.request import ClusterName
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCluster:
-    """A cluster of so many nodes; ``speed`` is relative to 1."""
+    """A simulated cluster with ``nodes`` nodes; ``speed`` is relative to 1."""
 
     nodes: int
     speed: float = 1.0
     profile: ClusterProfile = field(default_factory=ClusterProfile)
     failures: float | None = None
-    """The chance that the start of a component fails there; None: the grid's."""
+    """Probability that the start of a component fails on this cluster; None: that of the grid."""
     startup: float | None = None
-    """Of components there, in seconds; None: the grid's."""
+    """Start-up time of components on this cluster in seconds; None: that of the grid."""
 
     def __post_init__(self) -> None:
         _hold("nodes", self.nodes, self.nodes >= 1, "at least 1")
@@ -33,17 +33,19 @@ class SimulatedCluster:
 
 @dataclass(frozen=True)
 class SimulatedGrid:
-    """Clusters and links, and what goes wrong there. Times in seconds."""
+    """Clusters, links, and failure and delay parameters. Times are in seconds."""
 
     clusters: Mapping[ClusterName, SimulatedCluster]
     links: Mapping[ClusterPair, Link] = field(default_factory=dict)
     startup: float = 0.0
-    """From the moment when a component has its nodes until all its runners have reported."""
+    """Seconds from the time at which a component has its nodes until all its runners have reported."""
     failures: float = 0.0
-    """The chance that the start of a component fails by a fault of its cluster."""
+    """Probability that the start of a component fails by a fault of its cluster."""
     look_every: float = 0.0
-    """How often agents look at their clusters, beside when a component of theirs changes: for so long nobody sees what
-    local users do. 0: it is seen at once."""
+    """Interval at which agents report their clusters, in addition to reports when a component changes.
+
+    Until the next report, changes by local users are invisible to the scheduler. 0: they are reported at once.
+    """
 
     def __post_init__(self) -> None:
         _hold("clusters", len(self.clusters), bool(self.clusters), "at least one")
@@ -53,7 +55,7 @@ class SimulatedGrid:
 
     @property
     def nodes(self) -> int:
-        """Of all clusters."""
+        """Return the number of nodes of all clusters."""
         return sum(cluster.nodes for cluster in self.clusters.values())
 
     @property

@@ -1,4 +1,4 @@
-"""What users of a simulated grid want."""
+"""Jobs and local users that a simulation runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from koalapy.model.request import ClusterName
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job that will be submitted. Times in seconds.
+    """A job that will be submitted. Times are in seconds.
 
-    Jobs that are alike are best given one ``spec``: it is held against the rules once.
+    Jobs with equal specifications should share one ``spec`` object, since each object is validated once.
     """
 
     at: float
-    """When it is submitted."""
+    """Submission time."""
     spec: JobSpec
     lasts: float
-    """How long its program runs on one cluster of speed 1; what makes it longer says a ``RunTime``."""
+    """Run time of the program on one cluster of speed 1; a ``RunTime`` gives the factor for other placements."""
     exit_code: int = 0
     label: str = ""
-    """What it is called where the workload comes from."""
+    """Label of the job in the source of the workload."""
 
     def __post_init__(self) -> None:
         for name, value in (("at", self.at), ("lasts", self.lasts)):
@@ -33,7 +33,7 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True)
 class LocalUser:
-    """One local job: it waits in the resource manager's queue until there are nodes. Times in seconds."""
+    """A job of a local user, which waits in the resource manager's queue for its nodes. Times are in seconds."""
 
     at: float
     cluster: ClusterName
@@ -42,11 +42,11 @@ class LocalUser:
 
 
 Gang = Sequence[tuple[ClusterName, int]]
-"""Clusters and nodes; one cluster once, however many components a job has there."""
+"""(cluster, nodes) pairs; each cluster occurs once, however many components the job has there."""
 RunTime = Callable[[PlannedJob, Gang], float]
-"""A factor, by which ``PlannedJob.lasts`` is multiplied: how long a program runs where it was placed."""
+"""Returns the factor by which ``PlannedJob.lasts`` is multiplied for a placement."""
 
 
 def constant(job: PlannedJob, gang: Gang) -> float:
-    """The same wherever it runs."""
+    """Return 1: the run time does not depend on the placement."""
     return 1.0

@@ -1,4 +1,4 @@
-"""What there is on a grid at one moment, so that a simulation can go on from there."""
+"""A snapshot of a live grid, from which a simulation can start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,24 +14,24 @@ from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 
 HAVE_NODES = frozenset({ComponentState.CLAIMED, ComponentState.RUNNING, ComponentState.STOPPING})
 IN_QUEUE = frozenset({ComponentState.SUBMITTED, ComponentState.WAITING})
-"""Of their resource manager, as far as is known."""
+"""States of components in the queue of their resource manager, as last reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodesNow:
-    """Nodes of a cluster that is connected."""
+    """Nodes of a connected cluster at the time of the snapshot."""
 
     total: int
     background: int = 0
     down: int = 0
     startup: float = 0.0
-    """Seconds from the hand-over of a component to the resource manager, where it has room, until all its runners have
-    reported."""
+    """Seconds from the submission of a component to a resource manager with enough idle nodes until all its runners
+    have reported."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """All that a scheduler knows, and the nodes of the clusters that it hears of."""
+    """A snapshot of a scheduler's state, and of the nodes of the clusters that report to it."""
 
     beginning: Beginning
     nodes: Mapping[ClusterName, NodesNow] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Moment:
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """Those that are not over, without those that are held: nobody knows when these are released."""
+        """Return the unfinished jobs, except those that are held, since it is unknown when these are released."""
         return tuple(job for job in self.beginning.jobs if job.state is not JobState.HELD)
 
     def grid(self) -> SimulatedGrid:
@@ -63,13 +63,13 @@ class Moment:
         return 0.0 if nodes is None else nodes.startup
 
     def scheduler(self, policies: Registry, *, keeps_effects: bool) -> Scheduler:
-        """One that has taken up all jobs; its clusters are out of reach until they are heard of."""
+        """Return a scheduler with all jobs of the snapshot. Its clusters are unreachable until they report."""
         nonces = (f"twin{number:012x}" for number in count())
         return self.beginning.scheduler(policies, lambda: next(nonces), None, keeps_effects=keeps_effects)
 
 
 def moment_of(queries: Queries, people: People, now: float) -> Moment:
-    """What a scheduler knows now."""
+    """Return a snapshot of the state of a scheduler. ``now`` is in seconds since the epoch."""
     grid = queries.grid
     statuses = grid.clusters()
     clusters = tuple(

@@ -1,4 +1,4 @@
-"""What came of a simulation."""
+"""Results of a simulation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,36 +10,36 @@ from koalapy.simulation.jobs import Gang, PlannedJob
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """One job that is over. Times in seconds, None for what never happened."""
+    """The result of one finished job. Times are in seconds; None for an event that did not occur."""
 
     ident: JobId
     planned: PlannedJob
     state: JobState
     reason: str
     submitted: float
-    """When it was let in: later than planned where the queue was full."""
+    """Time at which the job entered the queue: later than planned if the queue was full."""
     placed: float | None
-    """JPT of its last attempt."""
+    """Placement time (JPT) of the last attempt."""
     started: float | None
-    """When the barrier of its last attempt opened."""
+    """Time at which the barrier of the last attempt opened."""
     ended: float
     gang: Gang
-    """The clusters of its last attempt, and its nodes on each."""
+    """The clusters of the last attempt, with the number of nodes on each."""
     restarts: int
     attempts: int
     placement_tries: int
     claiming_tries: int
     start_delay: float = 0.0
-    """From the start time that was estimated when it was placed first to that of its last attempt."""
+    """Estimated start time of the last attempt minus that of the first placement."""
 
     @property
     def response(self) -> float:
-        """From the moment when its user wanted to submit it to its end."""
+        """Return the seconds from the planned submission to the end."""
         return self.ended - self.planned.at
 
     @property
     def waited(self) -> float:
-        """From that moment to its start; to its end, if it never started."""
+        """Return the seconds from the planned submission to the start, or to the end if the job never started."""
         return (self.ended if self.started is None else self.started) - self.planned.at
 
     @property
@@ -49,7 +49,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
-    """A job that was refused, and why; or that still waited when the simulation was over."""
+    """A job that was rejected, or that was unfinished when the simulation ended, with the reason."""
 
     planned: PlannedJob
     reason: str
@@ -58,29 +58,30 @@ class NotRun:
 
 @dataclass(slots=True)
 class Outcome:
-    """Jobs in the order in which they ended, those that were not run, and what the nodes were used for."""
+    """Finished jobs in the order in which they ended, jobs that did not finish, and the use of nodes."""
 
     jobs: list[JobOutcome] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
     nodes: int = 0
-    """Of the grid."""
+    """Number of nodes of the grid."""
     lasted: float = 0.0
-    """Virtual seconds until the last job was over."""
+    """Simulated seconds until the last job ended."""
     node_seconds: float = 0.0
-    """For which components of jobs had nodes."""
+    """Node-seconds used by components of jobs."""
     local_node_seconds: float = 0.0
-    """For which local users had."""
+    """Node-seconds used by local users."""
     steps: int = 0
-    """Of the scheduler."""
+    """Number of scheduler steps."""
 
     @property
     def utilisation(self) -> float:
-        """The fraction of all node-seconds that jobs or local users had."""
+        """Return the fraction of all node-seconds that jobs or local users used."""
         offered = self.nodes * self.lasted
         return (self.node_seconds + self.local_node_seconds) / offered if offered else 0.0
 
     def complete(self) -> "Outcome":
-        """Itself; ``ValueError`` where a job was neither refused nor came to its end: then means are of some only."""
+        """Return the outcome itself; raise ``ValueError`` if a job was neither rejected nor finished, since means are
+        then partial."""
         left = [each for each in self.not_run if not each.is_refused]
         if left:
             raise ValueError(f"{len(left)} jobs did not come to their end, the first that of {left[0].planned.at:g} s")
@@ -90,12 +91,12 @@ class Outcome:
         return [job for job in self.jobs if job.state is JobState.SUCCEEDED]
 
     def mean_response(self) -> float:
-        """Seconds, over jobs that succeeded; ``ValueError`` where none did."""
+        """Return the mean response time in seconds of jobs that succeeded; raise ``ValueError`` if none did."""
         return mean([job.response for job in self.succeeded()])
 
 
 def mean(values: Sequence[float]) -> float:
-    """``ValueError`` that says so where there are none."""
+    """Return the mean; raise ``ValueError`` for no values."""
     if not values:
         raise ValueError("there is no mean of no jobs")
     return fmean(values)

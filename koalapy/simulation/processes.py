@@ -1,4 +1,4 @@
-"""Work that goes over processes."""
+"""Distribution of computations over processes."""
 
 import json
 import multiprocessing
@@ -16,12 +16,12 @@ B = TypeVar("B")
 
 
 def processors() -> int:
-    """Of how many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def end_with_parent() -> None:
-    """A parent that was killed leaves no workers behind; and that there was an interrupt the parent tells alone."""
+    """Make this worker exit when its parent is killed, and exit silently on an interrupt, which the parent reports."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -34,10 +34,10 @@ def end_with_parent() -> None:
 
 
 def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: int, kind: type[B]) -> list[B]:
-    """Return the function's value for each argument, computed by forked processes that inherit all of this one's state.
+    """Return the function's value for each argument, computed by forked processes that inherit the state of this one.
 
-    ``kind`` is the type of the values, which cross the process boundary as JSON. Call it without threads only. Raise
-    ``RuntimeError`` when a process fails.
+    ``kind`` is the type of the values, which cross the process boundary as JSON. Call it only in a process without
+    other threads. Raise ``RuntimeError`` when a process fails.
     """
     processes = min(processes, len(arguments))
     if processes < 2:

@@ -1,5 +1,7 @@
-"""How long the jobs of a live grid will run, drawn from what such jobs did before (their application's runs, or else
-those of all), and never beyond their walltimes."""
+"""Estimated run times of the jobs of a live grid.
+
+They are drawn from earlier runs of the same application, or else of all applications, and never exceed walltimes.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from math import exp
@@ -14,15 +16,15 @@ from koalapy.scheduler.advisor.experience import Experience
 from koalapy.simulation.jobs import Gang, PlannedJob
 
 ENOUGH = 3
-"""So many runs of a size say more than those of all sizes."""
+"""Minimum number of runs of one size that are preferred to the runs of all sizes of an application."""
 FEW_SCATTER = 0.7
-"""The standard deviation of the logarithm of what fewer say."""
+"""Standard deviation of the logarithm of a run time that is estimated from fewer runs."""
 NOTHING_KNOWN = 3600.0
-"""Seconds that a job may run of which nothing at all is known, on average."""
+"""Mean run time in seconds of a job for which there is no information at all."""
 
 
 class RunTimeEstimates:
-    """What is believed of run times at one moment."""
+    """Run-time distributions of jobs, from the runs up to the time of a snapshot."""
 
     def __init__(self, runs: Sequence[Run], speeds: Mapping[ClusterName, float]) -> None:
         self._experience, self._speeds = Experience(speeds, runs), speeds
@@ -36,12 +38,12 @@ class RunTimeEstimates:
             self._all.append(seconds)
 
     def run_time(self, job: PlannedJob, gang: Gang) -> float:
-        """How many times as long as on one cluster of speed 1, as a simulation asks."""
+        """Return the run time of a placement relative to one cluster of speed 1, as a ``RunTime``."""
         clusters = [cluster for cluster, _ in gang]
         return self._factor(application_of(job.spec), job.spec.communication, clusters)
 
     def draw(self, job: Job, now: float, draws: Random) -> float:
-        """Seconds on one cluster of speed 1; of one that runs already, of those that are still possible."""
+        """Draw a run time in seconds on one cluster of speed 1; for a running job, one that is still possible."""
         spec, attempt = job.spec, job.attempt
         factor, elapsed = 1.0, 0.0
         if attempt is not None and attempt.barrier_at is not None:
@@ -49,13 +51,13 @@ class RunTimeEstimates:
             elapsed = max(0.0, now - attempt.barrier_at)
         known = self._known(spec)
         if len(known) < ENOUGH:
-            # So few say of what order it is, at most.
+            # Fewer runs give only the order of magnitude.
             known = [] if spec.walltime is not None else [each * exp(draws.gauss(0.0, FEW_SCATTER)) for each in known]
         possible = [seconds * factor for seconds in known if seconds * factor > elapsed]
         if possible:
             lasts = draws.choice(possible)
         elif known:
-            # It has run for longer than any before it: what is left is of the order of what has passed.
+            # The job has run longer than any earlier run. Expect a remaining time of the order of the elapsed time.
             lasts = elapsed + draws.expovariate(1 / max(elapsed, 1.0))
         elif spec.walltime is not None:
             lasts = draws.uniform(min(elapsed, spec.walltime), spec.walltime)
@@ -66,7 +68,7 @@ class RunTimeEstimates:
         return lasts / factor
 
     def basis(self, spec: JobSpec) -> str:
-        """What is known of a job's run time, in words."""
+        """Return a text that names the data from which a job's run time is estimated."""
         application, known = application_of(spec), self._known(spec)
         if len(known) >= ENOUGH or (known and spec.walltime is None):
             return f"{len(known)} run{'s' * (len(known) > 1)} of {application}"

@@ -1,7 +1,7 @@
-"""Is every site better off in the grid? Its own users' response times there, and alone on their home site's nodes.
+"""Comparison of the response times of each site's users in the grid and with their home site alone.
 
-Alone is simulated: the same jobs come at the same moments with the same sizes, and last as long as they really did, by
-the speeds of where they were and of home.
+The single-site case is simulated: the same jobs arrive at the same times with the same sizes. Their run times are the
+actual ones, scaled by the speed of the clusters where they ran and of the home site.
 """
 
 from collections import defaultdict
@@ -21,23 +21,25 @@ from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.simulation import Simulation
 
 MAX_NAMED = 100
-"""Jobs of one reason that are named."""
+"""Maximum number of jobs that are listed for one reason."""
 SLACK, SLACK_SHARE = 1.0, 0.01
-"""Seconds, and the share of the time alone, within which two means are the same: whether a job is placed at once or
-half a second later, as by the daemon's own ways, is nobody's gain."""
+"""Difference of two means that is insignificant: in seconds, and as a share of the single-site mean.
+
+A job that is placed half a second later, by a delay within the daemon, is neither a gain nor a loss.
+"""
 
 SMALLEST_SAMPLE = 10
-"""Values below which no interval is given."""
+"""Minimum number of values for a confidence interval."""
 MIN_BLOCKS, MAX_BLOCKS = 10, 500
 BLOCK_LENGTHS = (86400.0, 3600.0)
-"""Seconds of a block: the longest of which there are enough is taken."""
+"""Candidate block lengths in seconds; the longest with enough blocks is used."""
 RESAMPLES = 1000
 LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A site's nodes, and their speed as against the others'."""
+    """The nodes of a site and their speed relative to other sites."""
 
     nodes: int
     speed: float = 1.0
@@ -45,22 +47,24 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class HomeJob:
-    """A job as it would be at home, and how it was in the grid; in seconds."""
+    """A job with its run time at its home site and its response time in the grid, in seconds."""
 
     job: EndedJob
     lasts: float
-    """At home, from its placement to its end."""
+    """Seconds at home from placement to end."""
     response: float | None
-    """In the grid; None of one that is there to take up nodes only: nobody waited for what comes of it."""
+    """Response time in the grid; None for a job that only occupies nodes and does not count."""
 
 
 Alone = Callable[[ClusterName, Site, Sequence[HomeJob]], Mapping[JobId, float]]
-"""When each job would have ended had its site been alone, in seconds since the epoch; those that never would are not
-in it."""
+"""Returns the end times that jobs would have if their site were alone, in seconds since the epoch.
+
+Jobs that would never end are missing.
+"""
 
 
 class WhyLeftOut(StrEnum):
-    """Why a job is in no mean."""
+    """Reasons why a job counts in no mean."""
 
     NO_HOME = "without a home site"
     GONE = "of a home site that is not in the grid any more"
@@ -73,7 +77,7 @@ class WhyLeftOut(StrEnum):
 
 
 class Verdict(StrEnum):
-    """Whether a site, or every site, is better off, as far as that can be told."""
+    """Whether a site, or every site, is better off, as far as the data show."""
 
     BETTER = "better"
     SAME = "same"
@@ -83,20 +87,20 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiteShare:
-    """A site's own users' jobs; times are means in seconds from submission to end, None where there are none.
+    """Statistics of the jobs of a site's users. Times are mean seconds from submission to end; None without jobs.
 
-    ``gain`` is what the grid saves of them, with the bounds between which it lies in 95 of 100 cases.
+    ``gain`` is the time that the grid saves; ``low`` and ``high`` are its 95 % confidence interval.
     """
 
     site: ClusterName
     nodes: int
     speed: float
     jobs: int
-    """That count: they ran to an end of their own, and could have at home."""
+    """Jobs that count: they ran to their end and fit on the home site."""
     elsewhere: int
-    """Of these, those that ran at least in part on other sites."""
+    """Those of the counted jobs that ran at least partly on other sites."""
     too_wide: int
-    """Beside these: jobs that nobody but the grid could run."""
+    """Jobs, in addition to the counted ones, that were too wide for the home site."""
     grid: float | None
     alone: float | None
     gain: float | None
@@ -107,7 +111,7 @@ class SiteShare:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Jobs that are in no mean, for one reason; the first of them are named."""
+    """Jobs that count in no mean for one reason; the first of them are listed."""
 
     why: WhyLeftOut
     count: int
@@ -116,19 +120,19 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class SharingReport:
-    """Of jobs that were submitted from ``start`` to ``end``, in seconds since the epoch."""
+    """A comparison of jobs submitted from ``start`` to ``end``, in seconds since the epoch."""
 
     start: float
     end: float
     every_site: Verdict
-    """``better`` where no site is worse off and one is better; ``unclear`` where that cannot be told of all."""
+    """``better`` if no site is worse off and at least one is better; ``unclear`` if this is unknown for a site."""
     sites: Sequence[SiteShare]
     left_out: Sequence[LeftOut]
 
 
 @dataclass(slots=True)
 class _Sorted:
-    """Jobs by their home sites, and those that are in no mean by their reasons."""
+    """Jobs by home site, and jobs that count in no mean by reason."""
 
     at_home: dict[ClusterName, list[HomeJob]] = field(default_factory=lambda: defaultdict(list))
     too_wide: dict[ClusterName, int] = field(default_factory=lambda: defaultdict(int))
@@ -143,9 +147,10 @@ def compare(
     alone: Alone,
     under_way: Sequence[JobId] = (),
 ) -> SharingReport:
-    """The same for the same jobs, in whatever order and wherever it is worked out.
+    """Return the comparison of the jobs in the grid with their home sites alone.
 
-    Jobs that were submitted before ``start`` are in no mean, and take up nodes; later than ``end`` there are none.
+    The result depends neither on the order of ``jobs`` nor on the process. Jobs submitted before ``start`` count in no
+    mean, but occupy nodes; jobs submitted from ``end`` on are ignored.
     """
     found = _Sorted()
     found.left_out[WhyLeftOut.NOT_OVER] += sorted(under_way)
@@ -178,9 +183,11 @@ def _sort(found: _Sorted, job: EndedJob, sites: Mapping[ClusterName, Site], star
 
 
 def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
-    """Seconds from its placement to its end: it starts up as it did, and runs at the speed of its home.
+    """Return the seconds from placement to end at the home site: the actual start-up, then the run at the home site's
+    speed.
 
-    Its slowest cluster was what it ran at; those of which nothing is known any more were as fast as its home.
+    The actual speed is that of the slowest cluster used. A cluster that is not in ``sites`` is assumed to be as fast as
+    the home site.
     """
     started = job.ended_at if job.started_at is None else job.started_at
     home = sites[job.home_site].speed
@@ -232,7 +239,7 @@ def _verdict(alone: float, low: float | None, high: float | None) -> Verdict:
 
 
 def _of_all(shares: Sequence[SiteShare]) -> Verdict:
-    """Of the sites that have jobs which count."""
+    """Return the verdict for all sites that have counted jobs."""
     seen = {share.verdict for share in shares}
     if Verdict.WORSE in seen:
         return Verdict.WORSE
@@ -242,9 +249,9 @@ def _of_all(shares: Sequence[SiteShare]) -> Verdict:
 
 
 def mean_bounds(values: Sequence[tuple[float, float]], seed: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean of (time, value) pairs by a block bootstrap; None for too few.
+    """Return the 95 % interval of the mean of (time, value) pairs by a block bootstrap; None for too few values.
 
-    Whole days are resampled, or hours where there are few days, since values of one day are not independent.
+    Days are resampled, or hours if there are few days, since values of one day are not independent.
     """
     if len(values) < SMALLEST_SAMPLE:
         return None
@@ -273,7 +280,7 @@ def _blocks(values: Sequence[tuple[float, float]]) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class SharingQuestion:
-    """Whether sites are better off, by these jobs; from when to when in seconds since the epoch."""
+    """Jobs and sites to compare, from ``start`` to ``end`` in seconds since the epoch."""
 
     jobs: Sequence[EndedJob]
     sites: Mapping[ClusterName, Site]
@@ -281,13 +288,13 @@ class SharingQuestion:
     start: float
     end: float
     under_way: Sequence[JobId] = ()
-    """Jobs with a home that were submitted in that time, and are not over."""
+    """Unfinished jobs with a home site that were submitted in this period."""
 
 
 def answer(question: SharingQuestion, *pieces: Sequence[EndedJob]) -> SharingReport:
-    """Of the question's jobs and those of the pieces.
+    """Return the comparison for the jobs of the question and of the pieces.
 
-    It takes a tenth of a millisecond for each job and more: nothing for a loop that others wait for.
+    This takes at least 0.1 ms per job, so it must not run in an event loop.
     """
 
     def alone(name: ClusterName, site: Site, jobs: Sequence[HomeJob]) -> Mapping[JobId, float]:
@@ -298,7 +305,10 @@ def answer(question: SharingQuestion, *pieces: Sequence[EndedJob]) -> SharingRep
 
 
 def ends_alone(name: ClusterName, site: Site, jobs: Sequence[HomeJob], rules: Rules) -> dict[JobId, float]:
-    """When each of these jobs, in the order of their submissions, ends on that site; ``lasts`` is by its speed."""
+    """Return the end times of the jobs on that site alone; the jobs are in the order of their submission.
+
+    ``HomeJob.lasts`` must already include the speed of the site.
+    """
     if not jobs:
         return {}
     begin = jobs[0].job.submitted_at
@@ -315,7 +325,7 @@ def ends_alone(name: ClusterName, site: Site, jobs: Sequence[HomeJob], rules: Ru
 
 
 def _spec(each: HomeJob) -> JobSpec:
-    """All its nodes in one component, whatever it asked the grid for; it ends by itself, not by its walltime."""
+    """Return a specification with all nodes in one component and a walltime that does not end the job."""
     job = each.job
     walltime = None if job.walltime is None else max(job.walltime, each.lasts + 1.0)
     return JobSpec(

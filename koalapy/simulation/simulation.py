@@ -1,7 +1,7 @@
-"""A virtual clock, and everything that happens by it: the scheduler of production among virtual clusters and users.
+"""The simulation: a virtual clock and event queue around the production scheduler, virtual clusters and users.
 
-All that happens at one moment goes into one step of the scheduler: first what ends, then who arrives. What follows from
-it at the same moment goes into further ones.
+All events at one time enter one step of the scheduler: first ends, then arrivals. Their consequences at the same time
+enter further steps.
 """
 
 import heapq
@@ -32,44 +32,49 @@ from koalapy.validation.submission import check
 
 MIN_IN_VAIN = 200
 MAX_MOMENTS = 100_000
-"""At which nothing happens but scans and deadlines, before a simulation in which nothing else is going to is over."""
+"""Number of times with only scans and deadlines after which a simulation without other events ends."""
 
 
 class RegularScans:
-    """On schedule, as in production; ever more seldom in stretches in which nothing happens, once whoever waits has had
-    so many scans that further ones change nothing."""
+    """The times of periodic scans: regular, as in production, but less frequent while nothing happens.
+
+    The interval grows once waiting jobs have had so many scans without an event that further ones change nothing.
+    """
 
     def __init__(self, rules: Rules, now: float) -> None:
         self._interval = rules.scan_interval
         self.at = now + self._interval
-        """When the next one is."""
+        """Time of the next scan."""
         promised = ceil((rules.low_patience or 0.0) / rules.scan_interval)
         self._enough = max(MIN_IN_VAIN, 2 * rules.aging_tries, 2 * promised)
-        """By then whoever waits was aged and promised its turn, if it ever is."""
+        """Number of scans after which waiting jobs have been aged and reached their starvation guarantee, if they ever
+        do."""
         self._in_vain = 0
-        """Scans since something happened."""
+        """Scans since the last event."""
         self._moments = 0
-        """As long as that."""
+        """Times since the last event, including those without a scan."""
 
     def skip_those_before(self, now: float) -> None:
-        """As while nobody waited."""
+        """Skip scans before ``now``, during which no job waited."""
         if self.at < now:
             self.at += ceil((now - self.at) / self._interval) * self._interval
 
     def something_happens(self, now: float) -> None:
-        """From now on they are on schedule."""
+        """Return to the regular interval, since an event occurred."""
         self._in_vain = self._moments = 0
         if self.at - now > self._interval:
             self.at -= floor((self.at - now) / self._interval) * self._interval
 
     def are_enough(self) -> bool:
-        """To be asked once for each moment at which nothing else happens: whether nothing more will come of them."""
+        """Return whether further scans change nothing. Call it once for each time without another event."""
         self._moments += 1
         return self._in_vain >= self._enough or self._moments >= MAX_MOMENTS
 
     def next(self, *, is_counted: Callable[[], bool]) -> None:
-        """One takes place, and the next will. ``is_counted``: whether somebody counts them, so that none may be left
-        out."""
+        """Count a scan and set the time of the next one.
+
+        ``is_counted`` returns whether a job counts its scans, so that none may be skipped.
+        """
         self._in_vain += 1
         beyond = self._in_vain - self._enough
         times = 2 ** min(beyond, 32) if beyond > 0 and not is_counted() else 1
@@ -77,12 +82,12 @@ class RegularScans:
 
 
 ENDS, ARRIVES = 0, 1
-"""In which order things happen at one moment."""
+"""Order of events at one time."""
 Watcher = Callable[[float, Effects], None]
 
 
 class Simulation:
-    """One run. Equal arguments give equal outcomes, in any process on any machine."""
+    """One run of the simulation. Equal arguments give equal outcomes, in any process on any machine."""
 
     def __init__(
         self,
@@ -98,11 +103,14 @@ class Simulation:
         moment: Moment | None = None,
         known: Mapping[JobId, PlannedJob] | None = None,
     ) -> None:
-        """``local_users`` in the order of their arrival. ``until``: when the simulation is over, whoever still waits or
-        runs; None: when every job is. ``watch`` is told the effects of each step, and when.
+        """Prepare a run.
 
-        ``moment``: what it begins with, in place of a grid where nothing runs; then the rules are that moment's, and
-        ``known`` says what the jobs do that there are."""
+        ``local_users`` are in the order of their arrival. ``until``: the time at which the simulation ends with jobs
+        left; None: it ends with the last job. ``watch`` is called with the time and the effects of each step.
+
+        ``moment``: the snapshot to start from, instead of an empty grid. It also supplies the rules; ``known`` has the
+        plan of each of its jobs.
+        """
         self.grid, self._run_time, self._until, self._watch = grid, run_time, until, watch
         self.rules = rules or Rules() if moment is None else moment.beginning.rules
         self.scheduler = self._new_scheduler(policies or builtin(), moment)
@@ -121,27 +129,26 @@ class Simulation:
         self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
         self._local_users = iter(local_users)
         self._events: list[Event] = []
-        """What is to be told in the next step."""
+        """Events for the next step."""
         self._changed: set[Site] = set()
-        """Clusters whose nodes others have than their agents told last, as far as what is told of components does not
-        say that."""
+        """Clusters with changed node counts that were not yet reported and do not follow from reports of components."""
         self._tell: set[Site] = set()
-        """Those of them of which components of ours did: their agents tell it at once."""
+        """Clusters in ``_changed`` where a component changed, so that their agents report at once."""
         self._starting: list[tuple[Site, Runner]] = []
-        """Components that have got their nodes, and start at once."""
+        """Components that have received their nodes and start without delay."""
         self._planned: dict[JobId, PlannedJob] = {}
-        """Of jobs that are not over."""
+        """Plans of the unfinished jobs."""
         self._waiting: set[JobId] = set()
         self._outside: deque[PlannedJob] = deque()
-        """Jobs that found the queue full, until they are let in."""
+        """Jobs that found the queue full, until they enter it."""
         self._judged: dict[int, tuple[JobSpec, str]] = {}
-        """What was held against the rules, by its identity, and why it is refused, if it is."""
+        """Validated specifications by object identity, each with the reason for its rejection, or an empty text."""
         self._idents = count(1)
         self._next_look = grid.look_every
         self.outcome = Outcome(nodes=grid.nodes)
         self._arrivals: Iterator[PlannedJob] = iter(())
         self._expected: PlannedJob | None = None
-        """Who arrives next."""
+        """The next job to arrive."""
         self._unreachable: set[ClusterName] = set()
         if moment is not None:
             self._take_up(moment, known or {})
@@ -156,7 +163,7 @@ class Simulation:
         return Scheduler(state, lambda: next(nonces), keeps_effects=keeps_effects)
 
     def _take_up(self, moment: Moment, known: Mapping[JobId, PlannedJob]) -> None:
-        """Those who wait, run or are about to, where they are."""
+        """Restore the waiting and running jobs of a snapshot on their clusters."""
         self._unreachable = set(self._sites) - set(moment.nodes)
         for name, nodes in moment.nodes.items():
             self._sites[name].take_up(nodes.background, nodes.down)
@@ -188,13 +195,13 @@ class Simulation:
 
     @property
     def used(self) -> dict[ClusterName, int]:
-        """The nodes of each cluster that jobs or local users have now."""
+        """Return the number of nodes of each cluster that jobs or local users have now."""
         return {name: site.nodes - site.idle for name, site in self._sites.items()}
 
-    # The clock
+    # Clock
 
     def run(self, jobs: Iterable[PlannedJob]) -> Outcome:
-        """Submit the jobs, which are in the order of their arrival, and go on until they are over."""
+        """Submit the jobs, which are in the order of their arrival, run until all have ended, return the outcome."""
         self._arrivals = iter(jobs)
         self._expect_job()
         self._expect_local_user()
@@ -223,7 +230,7 @@ class Simulation:
         return self._finish()
 
     def _next(self, scan_at: float) -> float:
-        """When something happens next. Nobody scans on schedule while nobody waits."""
+        """Return the time of the next event. Periodic scans occur only while a job waits."""
         at = self._agenda[0][0] if self._agenda else scan_at
         if self._waiting and scan_at < at:
             at = scan_at
@@ -235,7 +242,7 @@ class Simulation:
         return max(self.now, at)
 
     def _are_tries_counted(self) -> bool:
-        """Whether anybody who waits gives up after so many scans."""
+        """Return whether a waiting job gives up after a number of scans."""
         limit = self.rules.max_placement_tries
         return limit is not None or any(
             self._planned[ident].spec.max_placement_tries is not None for ident in self._waiting
@@ -248,7 +255,7 @@ class Simulation:
         heapq.heappush(self._agenda, (moment, kind, next(self._order), what))
 
     def _settle(self) -> None:
-        """Steps until nothing more follows at this moment."""
+        """Run steps until no further events follow at this time."""
         while True:
             if self._outside:
                 self._let_in()
@@ -265,7 +272,8 @@ class Simulation:
                 return
 
     def _report(self) -> None:
-        """Agents tell of their clusters: those of which something of ours changed, and all when it is time to look."""
+        """Add the reports of clusters: those with a changed component, and all changed ones when the interval has
+        passed."""
         told = self._tell
         if self.now >= self._next_look:
             told = self._changed
@@ -284,7 +292,7 @@ class Simulation:
         outcome.lasted = self.now - self._began
         return outcome
 
-    # Who arrives
+    # Arrivals
 
     def _expect_job(self) -> None:
         job = self._expected = next(self._arrivals, None)
@@ -300,7 +308,7 @@ class Simulation:
         self._at(job.at, ARRIVES, arrives)
 
     def _let_in(self) -> None:
-        """Submit those who are outside, while there is room in the placement queues."""
+        """Submit the jobs that wait for space in the placement queue while it has space."""
         while self._outside:
             planned = self._outside[0]
             if refused := self._refusal(planned.spec):
@@ -315,7 +323,7 @@ class Simulation:
             self._outside.popleft()
 
     def _refusal(self, spec: JobSpec) -> str:
-        """Why such a job could never run; empty when it could."""
+        """Return the reason why such a job could never run; empty if it could."""
         known, refused = self._judged.get(id(spec), (None, ""))
         if known is not spec:
             try:
@@ -338,16 +346,20 @@ class Simulation:
 
         self._at(max(user.at, self.now), ARRIVES, arrives)
 
-    # What happens on the clusters
+    # Events on clusters
 
     def startup(self, runner: Runner, cluster: ClusterName) -> float:
-        """Seconds from the moment when a component has its nodes until all its runners have reported. Another world may
-        know that of each by itself."""
+        """Return the seconds from the time at which a component has its nodes until all its runners have reported.
+
+        Subclasses may override it with a value for each component.
+        """
         return self._startup[cluster]
 
     def holds(self, runner: Runner, lasts: float) -> float:
-        """Seconds for which a component has its nodes from the barrier on, where its program ``lasts`` so long. The
-        same holds of it."""
+        """Return the seconds from the opening of the barrier for which a component keeps its nodes.
+
+        ``lasts`` is the run time of its program. Subclasses may override it with a value for each component.
+        """
         return lasts
 
     def _allocated(self, site: Site, who: Runner | LocalUser) -> None:
@@ -369,7 +381,10 @@ class Simulation:
         self._later(who.lasts, ENDS, leaves)
 
     def _tell_nodes_of(self, site: Site) -> None:
-        """A component of ours has got its nodes, or given them back: where nobody else is, that says it all."""
+        """Mark a cluster for a report after a component received or returned its nodes.
+
+        Without local users there, the scheduler knows the idle nodes from the reports of components.
+        """
         if site.tells_nodes:
             self._changed.add(site)
             self._tell.add(site)
@@ -405,7 +420,7 @@ class Simulation:
         if runner.since is not None:
             self.outcome.node_seconds += runner.size * (self.now - runner.since)
 
-    # What the scheduler wants
+    # Commands of the scheduler
 
     def _take_in(self, effects: Effects) -> None:
         over: list[Job] = []
@@ -437,7 +452,7 @@ class Simulation:
             case StopComponent(warning=None):
                 self._stop(site, token)
             case StopComponent(warning=StopWarning(grace=grace)):
-                # Programs here do not heed warnings.
+                # Simulated programs ignore warnings.
                 self._later(grace, ENDS, lambda: self._stop(site, token))
             case StageComponent():
                 self._stage(site, token)
@@ -459,7 +474,8 @@ class Simulation:
             self._later(self.holds(runner, lasts), ENDS, partial(self._ends, site, runner))
 
     def _stage(self, site: Site, token: Token) -> None:
-        """Inputs come one after another, by the bandwidth of the link that each comes by."""
+        """Schedule the end of the transfer of a component's inputs: one file after another, at the bandwidth of its
+        link."""
         found = self.scheduler.queries.find_staged(token)
         if found is None:
             return
@@ -498,13 +514,13 @@ class Simulation:
 
 
 def _exit_code(planned: PlannedJob, job: Job, attempt: Attempt, token: Token) -> int | None:
-    """What a component tells of its program's end: under Open MPI the head alone knows it, else all do."""
+    """Return the exit code that a component reports: under Open MPI only the head reports it, otherwise all do."""
     tells = job.spec.launcher is Launcher.PROCESSES or token == job.token(attempt.head.index)
     return planned.exit_code if tells else None
 
 
 def gang_of(attempt: Attempt) -> Gang:
-    """The clusters of an attempt in the order of its placement, and its nodes on each."""
+    """Return the clusters of an attempt in the order of its placement, with the number of nodes on each."""
     nodes: dict[ClusterName, int] = {}
     for component in attempt.gang:
         nodes[component.cluster] = nodes.get(component.cluster, 0) + component.size

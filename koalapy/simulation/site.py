@@ -1,6 +1,7 @@
-"""One virtual cluster: its resource manager, who has its nodes, and the agent that tells of them.
+"""A simulated cluster: its resource manager, its nodes, and the agent that reports them.
 
-The resource manager is strict: nothing overtakes the first in its queue, be it of a local user or ours.
+The resource manager is strict: no job overtakes the first one in its queue, whether of a local user or of the
+scheduler.
 """
 
 from collections import deque
@@ -16,15 +17,15 @@ from koalapy.simulation.jobs import LocalUser
 
 @dataclass(slots=True, eq=False)
 class Runner:
-    """A component that was handed to the resource manager, until its nodes are given back."""
+    """A component that was submitted to the resource manager, until it returns its nodes."""
 
     job: JobId
     token: Token
     size: int
     since: float | None = None
-    """When it got its nodes."""
+    """Time at which it received its nodes; None while it waits."""
     exit_code: int | None = None
-    """What it tells when its program has ended: of an Open MPI job that is the head's business."""
+    """Exit code to report when its program ends; None if another component reports it."""
     is_over: bool = False
 
     @property
@@ -36,22 +37,28 @@ Allocated = Callable[["Site", "Runner | LocalUser"], None]
 
 
 class Site:
-    """A cluster with its agent. What the agent says comes back from each call, or stands in ``said``."""
+    """A cluster with its agent. Most methods return the report that the agent sends."""
 
     def __init__(self, name: ClusterName, nodes: int, allocated: Allocated) -> None:
-        """``allocated`` is told of everybody who gets nodes, at that moment, and notes it in a runner's ``since``."""
+        """Create a cluster with idle nodes.
+
+        ``allocated`` is called with each component or local user that receives nodes, at that time. It must set the
+        ``since`` of a component.
+        """
         self.name, self.nodes, self.idle, self.background = name, nodes, nodes, 0
         self.down = 0
         self.tells_nodes = False
-        """Whether its agent has to tell how many nodes are idle: not where nobody else has been, for that follows from
-        what it says of our components."""
+        """Whether the agent must report the number of idle nodes.
+
+        Without local users the scheduler derives it from the reports of components.
+        """
         self.runners: dict[Token, Runner] = {}
         self._allocated = allocated
         self._queue: deque[Runner | LocalUser] = deque()
         self._hosts: dict[int, tuple[str, ...]] = {}
-        """Of components of a size: which nodes they have matters to nobody here."""
+        """Host names by number of nodes. The choice of nodes has no effect in a simulation."""
         self._found: list[ComponentStatus] = []
-        """What its agent says of components that were here before it connects."""
+        """Statuses of components that existed before the agent connects."""
 
     # Local users
 
@@ -68,7 +75,8 @@ class Site:
     # Components
 
     def submit(self, runner: Runner) -> Event | None:
-        """What its agent says of it, unless it has its nodes at once: then more is told in a moment."""
+        """Queue a component and return the agent's report; None if it gets its nodes at once, since more reports
+        follow."""
         self.runners[runner.token] = runner
         self._queue.append(runner)
         self._allocate()
@@ -77,16 +85,16 @@ class Site:
         return Reported(self.name, ComponentStatus(runner.token, ComponentState.WAITING, lrm_job="1"))
 
     def reports(self, runner: Runner) -> Event:
-        """All its runners have."""
+        """Return the report that a component is claimed, since all its runners have reported."""
         return Reported(self.name, ComponentStatus(runner.token, ComponentState.CLAIMED, self._some(runner.size), "1"))
 
     def runs(self, runner: Runner, exit_code: int | None) -> Event:
-        """Its program has begun, and will end with that."""
+        """Return the report that the program has started; set the exit code with which it will end."""
         runner.exit_code = exit_code
         return Reported(self.name, ComponentStatus(runner.token, ComponentState.RUNNING, lrm_job="1"))
 
     def ends(self, runner: Runner, error: str = "") -> Event:
-        """Its program has ended, or it was stopped; with an error it was the cluster's fault."""
+        """End a component, free its nodes and return the report. An ``error`` is a fault of the cluster."""
         runner.is_over = True
         del self.runners[runner.token]
         if runner.has_nodes:
@@ -100,7 +108,7 @@ class Site:
         return Reported(self.name, status)
 
     def stopped(self, token: Token) -> Event:
-        """It was stopped; also one of which nothing is known has ended."""
+        """Stop a component and return the report; an unknown component is reported as ended."""
         runner = self.runners.get(token)
         if runner is None:
             return Reported(self.name, ComponentStatus(token, ComponentState.ENDED, (), "1"))
@@ -108,20 +116,20 @@ class Site:
         return self.ends(runner)
 
     def report(self) -> Event:
-        """The cluster as it is now."""
+        """Return the report of the cluster's nodes."""
         holding = frozenset(token for token, runner in self.runners.items() if runner.has_nodes)
         return Reported(
             self.name, ClusterReport(self.nodes, max(self.idle, 0), self.background, self.down, holding=holding)
         )
 
     def take_up(self, background: int, down: int) -> None:
-        """So many of its nodes local users have, who do not leave; and so many are out of order."""
+        """Set the nodes that local users keep for the whole simulation, and the nodes that are down."""
         self.background += background
         self.down = down
         self.idle -= background + down
 
     def take_up_runner(self, runner: Runner, since: float | None, *, runs: bool) -> None:
-        """A component that was here before; ``since`` when it has had its nodes, None while it waits for them."""
+        """Add a component that existed before. ``since``: the time at which it received nodes, None if it waits."""
         self.runners[runner.token] = runner
         if since is None:
             self._queue.append(runner)
@@ -131,8 +139,11 @@ class Site:
         self._found.append(self._status(runner, runs=runs))
 
     def connect(self) -> list[Event]:
-        """What its agent says first of all. The nodes of our components it counts as idle, as it would have before they
-        got them: what these have is told by what is said of each."""
+        """Return the agent's first messages.
+
+        They count the nodes of components as idle, as before their allocation, since the status of each component
+        reports its nodes.
+        """
         inventory = InventoryReceived(self.name, Inventory(tuple(self._found)))
         self._found = []
         self._allocate()

@@ -1,7 +1,7 @@
-"""What will become of those who wait: the live grid's moment, simulated again and again, as it is or with a change.
+"""Forecasts of waiting jobs by repeated simulation of a snapshot of the live grid, as it is or with a change.
 
-Run times are drawn anew each time, so that there is an interval to every answer. Local users stay as they are, and
-nobody else submits anything: what is told holds if both is so.
+Each repetition draws new run times, so each result is an interval. Local users keep their nodes, and no further jobs
+are submitted; the forecast holds only under these two assumptions.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,34 +28,34 @@ from koalapy.simulation.run_time_estimates import RunTimeEstimates
 from koalapy.simulation.simulation import Simulation
 
 JOB_RUNS, MIN_DRAWS, MAX_DRAWS = 2_000, 3, 20
-"""So many simulated jobs in all are enough; with more of them the fewer repetitions, within bounds."""
+"""Target for the total number of simulated jobs; with more jobs there are fewer repetitions, within these bounds."""
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 HORIZON = 30 * 86_400.0
-"""Seconds that are simulated, if nobody wants fewer."""
+"""Default number of simulated seconds."""
 ALONE = 4_000
-"""Simulated jobs for which no further process is begun."""
+"""Number of simulated jobs up to which one process is used."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be otherwise. Nothing by default."""
+    """A change to the grid, its rules or its jobs for a what-if forecast. The default changes nothing."""
 
     policy: str = ""
-    """For all that wait, where it serves their requests."""
+    """Policy for all waiting jobs with requests that it serves."""
     rules: Mapping[str, Any] = field(default_factory=dict)
     drain: tuple[ClusterName, ...] = ()
     resume: tuple[ClusterName, ...] = ()
     add: Mapping[ClusterName, int] = field(default_factory=dict)
-    """Clusters that are added, with their nodes."""
+    """Nodes of clusters to add, by name."""
     first: JobId | None = None
-    """A job that waits, and comes before all others of its priority."""
+    """A waiting job to put before all others of its priority."""
     walltimes: Mapping[JobId, float] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return self != Change()
 
     def check(self, moment: Moment, policies: Registry) -> None:
-        """``UsageError`` or ``NotFoundError`` for what cannot be; it takes a look at each job that is named."""
+        """Raise ``UsageError`` or ``NotFoundError`` if the change is impossible for this snapshot."""
         known = [cluster.name for cluster in moment.beginning.clusters]
         for field_name in ("drain", "resume"):
             for name in getattr(self, field_name):
@@ -92,7 +92,7 @@ class Change:
             )
 
     def of(self, moment: Moment, policies: Registry) -> Moment:
-        """The moment as it would be; raises as ``check`` does."""
+        """Return the snapshot with the change; raise the errors of ``check``."""
         self.check(moment, policies)
         beginning = moment.beginning
         drained = {name: Drain(moment.now) for name in self.drain} | dict.fromkeys(self.resume)
@@ -122,7 +122,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """In seconds from now: of ten cases, one is below and one above."""
+    """An 80 % interval, in seconds from now: one value in ten is below ``low``, one is above ``high``."""
 
     low: float
     middle: float
@@ -131,39 +131,41 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What becomes of one job."""
+    """Forecast of one job."""
 
     job: JobId
     state: JobState
-    """Now."""
+    """Current state."""
     starts: Interval | None
-    """None of one that has started, or that started in no simulation. In simulations in which it did not, it counts as
-    if it started at the horizon."""
+    """Start time; None if the job has started, or starts in no simulation.
+
+    A simulation in which it does not start counts as a start at the horizon.
+    """
     ends: Interval | None
-    """As ``starts``."""
+    """End time; None if the job ends in no simulation, which otherwise counts as an end at the horizon."""
     runs: Interval | None
-    """From its start to its end; None of one that has started, and of one that never did."""
+    """Run time; None if the job has started, or starts and ends in no simulation."""
     not_run: float
-    """In which fraction of the simulations it did not come to its end within the horizon."""
+    """Fraction of the simulations in which the job did not end before the horizon."""
     basis: str
-    """What its run time is estimated by."""
+    """Data from which the run time is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """All jobs that were not over, in the order of their ids."""
+    """Forecasts of all unfinished jobs, by id."""
 
     at: float
     horizon: float
-    """For so many seconds it was simulated."""
+    """Number of simulated seconds."""
     draws: int
     jobs: tuple[Expected, ...]
     mean_wait: Interval | None
-    """Of those who wait now, from now to their start, if that is before the horizon."""
+    """Mean time from now to the start of the jobs that wait now, of those that start before the horizon."""
     mean_response: Interval | None
-    """The same, to their end."""
+    """Mean time from now to their end, of those that end before the horizon."""
     started: Interval | None
-    """How many of them start before the horizon."""
+    """Number of waiting jobs that start before the horizon."""
     utilisation: float
 
     def of(self, ident: JobId) -> Expected | None:
@@ -172,7 +174,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of another process: ``policies`` is a function of a module, which knows them there, too."""
+    """A forecast to compute in another process; ``policies`` is a module-level function, so that it can be imported."""
 
     moment: Moment
     change: Change
@@ -182,14 +184,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What comes as it is, and with the change, if there is one."""
+    """The forecast without the change, and with it if there is one."""
 
     as_it_is: Forecast
     changed: Forecast | None
 
 
 def answer(question: Question) -> Answer:
-    """Forecast the moment as it is and with the change, with the same run times."""
+    """Return the forecasts of the snapshot as it is and with the change, with the same run times."""
     moment, policies = question.moment, question.policies()
     plans = [_plan(moment, Change(), policies, horizon=question.horizon)]
     if question.change:
@@ -208,20 +210,21 @@ def forecast(
     seed: int = 0,
     policies: Registry | None = None,
 ) -> Forecast:
-    """Simulate what comes, ``draws`` times (by default the fewer, the more jobs there are), for ``horizon`` seconds.
+    """Return the forecast of ``draws`` simulations of ``horizon`` seconds each; the default ``draws`` falls with more
+    jobs.
 
-    ``UsageError`` for a change that cannot be. Equal arguments give equal answers; with and without a change the same
-    run times are drawn.
+    Raise ``UsageError`` for an impossible change. Equal arguments give equal results; with and without a change the
+    same run times are drawn.
     """
     return _carry_out([_plan(moment, change or Change(), policies or builtin(), draws, horizon, seed)], 1)[0]
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be simulated, and how often."""
+    """The simulations of one forecast."""
 
     moment: Moment
-    """As it would be."""
+    """The snapshot, with the change."""
     estimates: RunTimeEstimates
     policies: Registry
     draws: int
@@ -229,7 +232,7 @@ class _Plan:
     seed: int
 
     def interval(self, moments: Sequence[float | None]) -> Interval | None:
-        """Of moments at which something happens in each simulation, in seconds from now; None where it never does."""
+        """Return the interval of one event time per simulation, in seconds from now; None if it never occurs."""
         if all(moment is None for moment in moments):
             return None
         return _interval(self.horizon if at is None else max(0.0, at - self.moment.now) for at in moments)
@@ -237,12 +240,12 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """What came in one simulation."""
+    """The result of one simulation."""
 
     starts: dict[JobId, float]
-    """When those started that did."""
+    """Start times of the jobs that started."""
     ends: dict[JobId, float]
-    """When those ended that did."""
+    """End times of the jobs that ended."""
     utilisation: float
 
 
@@ -329,13 +332,14 @@ def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
 
 
 def _interval(values: Iterable[float]) -> Interval | None:
-    """From the 10th to the 90th of a hundred."""
+    """Return the 10th, 50th and 90th percentiles; None without values."""
     ordered = sorted(values)
     return Interval(*(_quantile(ordered, part) for part in (LOW, MIDDLE, HIGH))) if ordered else None
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:
-    """Never less than that of a smaller part, as rounding would have it in ``statistics.quantiles``."""
+    """Return a quantile by interpolation. It is monotonic in ``part``, unlike ``statistics.quantiles`` with its
+    rounding."""
     place = part * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
@@ -343,7 +347,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 
 def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:
-    """With some parameters changed; ``UsageError`` for what is none, or is out of range."""
+    """Return the rules with changed parameters; raise ``UsageError`` for unknown parameters and invalid values."""
     known = asdict(rules)
     for name in changes.keys() - known.keys():
         raise UsageError(f"there is no rule {name}", field=f"rules.{name}", value=name, hint=suggest_names(name, known))
@@ -359,5 +363,5 @@ def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:
 
 
 def is_served(policy: str, spec: JobSpec, policies: Registry) -> bool:
-    """Whether a policy places what the job asks for; ``UsageError`` where there is none of that name."""
+    """Return whether a policy serves the type of a job's request; raise ``UsageError`` if there is no such policy."""
     return spec.request.type in policies.get(policy).serves

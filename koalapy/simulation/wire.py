@@ -1,4 +1,4 @@
-"""Questions to simulations and their answers as JSON values, for the process that works them out."""
+"""JSON encoding of questions to simulations and of their answers, for the child process that computes them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +18,12 @@ from koalapy.simulation.twin import Answer, Change, Question
 
 Json = Any
 CHUNK_SIZE = 1000
-"""Ended jobs that are one JSON value."""
+"""Number of ended jobs in one JSON value."""
 
 
 @dataclass(frozen=True)
 class _ForecastTerms:
-    """A question to the twin, without its moment's beginning."""
+    """A forecast question without its snapshot of the scheduler."""
 
     nodes: Mapping[ClusterName, NodesNow]
     change: Change
@@ -39,7 +39,7 @@ def write_question(question: Question) -> Iterator[Json]:
 
 
 def answer_question(policies: Callable[[], Registry], values: Iterator[Json]) -> Json:
-    """Answer what ``write_question`` has written."""
+    """Return the answer to a question that ``write_question`` encoded."""
     terms: _ForecastTerms = _from_json(_ForecastTerms, next(values))
     beginning = beginning_from_json(next(values))
     moment = Moment(replace(beginning, jobs=tuple(map(job_from_json, values))), terms.nodes)
@@ -59,7 +59,7 @@ def write_sharing_question(question: SharingQuestion) -> Iterator[Json]:
 
 
 def answer_sharing_question(values: Iterator[Json]) -> Json:
-    """Answer what ``write_sharing_question`` has written."""
+    """Return the answer to a question that ``write_sharing_question`` encoded."""
     question: SharingQuestion = _from_json(SharingQuestion, next(values))
     chunks = [_from_json(Sequence[EndedJob], value) for value in values]
     return _to_json(SharingReport, sharing.answer(question, *chunks))
