@@ -1,5 +1,5 @@
-"""Workloads: generate streams of jobs from the papers' parameters or a trace, run them, measure them.
+"""Workloads: generate streams of jobs from the papers' parameters or a trace, run them and measure them.
 
-Imports ``model``, ``validation`` and ``policies``; talks to a daemon over what ``cli`` gives it. Start at
+Imports ``model``, ``validation`` and ``policies``. ``cli`` supplies the connection to a daemon. Start at
 ``generate.py``.
 """

@@ -1,7 +1,7 @@
-"""Keeps a fraction of a cluster busy as local users would: Poisson arrivals, corrected by what is measured.
+"""Background load: keep a fraction of a cluster busy with Poisson arrivals of local jobs, corrected by measurements.
 
-sonmez-2010 6.2.1 kept 10 to 30 % by injecting or killing dummy jobs. Here the arrival rate follows what is still owed:
-the node-seconds that should have been used by now and a little beyond, less those that were, less those on their way.
+sonmez-2010 6.2.1 kept 10 to 30 % busy by injecting or killing dummy jobs. Here the arrival rate follows the missing
+node-seconds: those that should be used until a mean job's time ahead, minus those used and those in outstanding jobs.
 """
 
 from collections import deque
@@ -14,18 +14,18 @@ from random import Random
 from koalapy.workload.daemon import Away, Daemon, Json, Refused
 
 LONGEST = 600.0
-"""Seconds that one job may run."""
+"""Maximum run time of a job in seconds."""
 TAIL = 3.0
-"""How many times the mean a job lasts at most."""
+"""Maximum run time of a job as a multiple of the mean."""
 GONE = 120.0
-"""Seconds after its time until a job that was never seen to run is given up."""
+"""Seconds after its expected end until a job that was never observed to run is dropped."""
 LONGEST_GAP = 30.0
-"""Seconds between two looks that still count as one measurement; longer ones are not known and not made up for."""
+"""Maximum seconds between two observations that count as one measurement. Longer gaps are not compensated."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalJob:
-    """What a local user asks for."""
+    """A job of a local user."""
 
     nodes: int
     seconds: float
@@ -36,27 +36,27 @@ class _Outstanding:
     job: LocalJob
     asked: float
     left: float
-    """Seconds that it still has to run."""
+    """Remaining run time in seconds."""
 
 
 class Keeper:
-    """Of one cluster. Times are seconds of one clock, whichever."""
+    """The background load of one cluster. All times are in seconds of the same clock."""
 
     def __init__(self, target: float, draws: Random, *, seconds: float, nodes: int | None = None) -> None:
-        """``target`` is a fraction of the nodes, ``seconds`` the mean of a job, ``nodes`` the most that one has."""
+        """``target`` is a fraction of the nodes, ``seconds`` the mean run time, ``nodes`` the maximum of a job."""
         self._target, self._draws = target, draws
         self._mean, self._most = seconds, nodes
         self._total = 0
         self._looked: float | None = None
         self._busy = 0
         self._owed = 0.0
-        """Node-seconds up to the last look that were wanted and not used."""
+        """Node-seconds up to the last observation that the target required and that were not used."""
         self._outstanding: deque[_Outstanding] = deque()
         self._until_next = draws.expovariate(1.0)
-        """What the integral of the rate has to grow by until the next arrival."""
+        """Remaining increase of the integral of the rate until the next arrival."""
 
     def look(self, now: float, total: int, background: int) -> None:
-        """What the cluster reports: nodes in service, and how many of them local users have."""
+        """Record the nodes in service of the cluster and how many of them local users have."""
         if self._looked is not None and (span := now - self._looked) > 0:
             if span <= LONGEST_GAP:
                 self._owed += span * (self._target * self._total - self._busy)
@@ -64,7 +64,7 @@ class Keeper:
         self._looked, self._total, self._busy = now, total, background
 
     def due(self, span: float) -> Iterator[LocalJob]:
-        """The jobs that arrive in the next ``span`` seconds; each counts as asked for until ``refused``."""
+        """Yield the jobs that arrive in the next ``span`` seconds; each counts as outstanding until ``refused``."""
         if self._looked is None or not self._total or self._target <= 0:
             return
         grown = self._rate() * span
@@ -74,13 +74,13 @@ class Keeper:
             job = self._draw()
             self._outstanding.append(_Outstanding(job, self._looked, job.seconds))
             yield job
-            # With it on its way less is owed.
+            # The new job reduces the missing node-seconds.
             if self._missing() <= 0:
                 return
         self._until_next -= grown
 
     def refused(self, job: LocalJob) -> None:
-        """The cluster did not take it."""
+        """Remove a job that the cluster rejected."""
         for one in reversed(self._outstanding):
             if one.job is job:
                 self._outstanding.remove(one)
@@ -90,12 +90,12 @@ class Keeper:
         return max(1, min(self._most or self._total // 4, self._total))
 
     def _missing(self) -> float:
-        """Node-seconds that are not yet on their way, a mean job's time ahead."""
+        """Return the node-seconds, until a mean job's time ahead, that outstanding jobs do not cover."""
         ahead = self._target * self._total * self._mean
         return self._owed + ahead - sum(one.job.nodes * one.left for one in self._outstanding)
 
     def _rate(self) -> float:
-        """Arrivals per second: what is wanted steadily, and what is missing within a mean job's time."""
+        """Return the arrivals per second: those for the target, and those for the missing node-seconds."""
         work = (1 + self._most_nodes()) / 2 * self._mean
         return max(0.0, self._target * self._total + self._missing() / self._mean) / work
 
@@ -104,7 +104,7 @@ class Keeper:
         return LocalJob(self._draws.randint(1, self._most_nodes()), round(max(0.5, seconds), 1))
 
     def _run(self, span: float, busy: int, now: float) -> None:
-        """Take it that the oldest ones that fit into the busy nodes were what ran."""
+        """Reduce the remaining time of the oldest jobs that fit into the busy nodes, and drop jobs that have ended."""
         kept: deque[_Outstanding] = deque()
         free = float(busy) if busy else -inf
         for one in self._outstanding:
@@ -120,7 +120,7 @@ AT_ONCE = 4
 
 
 class BackgroundLoad:
-    """Follows the clusters, and asks for local users' jobs where too few nodes are busy."""
+    """Background load on all clusters: it submits local jobs where too few nodes are busy."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class BackgroundLoad:
         self._looked = 0.0
 
     def look(self, now: float, clusters: Iterable[Json]) -> None:
-        """Take in what the clusters said, and ask for what is due until the next look."""
+        """Record the states of the clusters and submit the jobs due until the next call."""
         self._collect()
         span, self._looked = max(0.0, now - self._looked), now
         for cluster in clusters:
@@ -157,7 +157,7 @@ class BackgroundLoad:
                 self._asked.append((name, job, self._pool.submit(self._daemon.load, name, job.nodes, job.seconds)))
 
     def end(self) -> None:
-        """Have everything end that was asked for and has not."""
+        """End all jobs that were submitted and still run."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._collect()
         for name in self._keepers:

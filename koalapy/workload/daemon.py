@@ -1,4 +1,4 @@
-"""What a run asks of a daemon."""
+"""The interface of a daemon that a run of a workload needs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -7,11 +7,11 @@ Json = dict[str, Any]
 
 
 class Away(Exception):
-    """The daemon does not answer, or cannot just now; it may later."""
+    """The daemon is temporarily unavailable."""
 
 
 class Busy(Away):
-    """The daemon has too much to do for the time being."""
+    """The daemon is overloaded; retry after ``retry_after`` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -19,20 +19,20 @@ class Busy(Away):
 
 
 class Refused(Exception):
-    """The daemon will not do that."""
+    """The daemon rejected the request."""
 
 
 class Daemon(Protocol):
-    """Each may raise ``Away`` or ``Refused``."""
+    """The requests of a run to a daemon. Each method may raise ``Away`` or ``Refused``."""
 
     def submit(self, job: Json, key: str) -> Json:
-        """Submit once, however often it is sent with this key; also ``Busy``."""
+        """Submit a job, once for all calls with the same key. May also raise ``Busy``."""
         ...
 
     def clusters(self) -> Sequence[Json]: ...
 
     def active(self) -> Mapping[int, str]:
-        """State of each job that is not over, at least of those submitted here."""
+        """Return the state of each unfinished job, at least of those submitted in this run."""
         ...
 
     def job(self, job: int) -> Json: ...
@@ -40,11 +40,11 @@ class Daemon(Protocol):
     def attempts(self, job: int) -> Sequence[Json]: ...
 
     def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
-        """All of them; what stands against one keeps no other from it, and is answered."""
+        """Cancel all of the jobs; return a message for each that cannot be cancelled."""
         ...
 
     def load(self, cluster: str, nodes: int, seconds: float) -> None:
-        """Keep nodes of a cluster busy past the scheduler."""
+        """Keep nodes of a cluster busy with a job that bypasses the scheduler."""
 
     def unload(self, cluster: str) -> None:
-        """End what ``load`` began there."""
+        """End the jobs that ``load`` started on a cluster."""

@@ -1,7 +1,7 @@
-"""Workloads from a recipe: Poisson arrivals or those of a trace. The same seed gives the same workload.
+"""Generation of workloads from a recipe, with Poisson arrivals or those of a trace.
 
-Every aspect is drawn by itself, so that another choice in one leaves the others as they were: two policies meet the
-same jobs at the same moments.
+The same seed gives the same workload. Each aspect has its own random numbers, so that a change of one aspect leaves the
+others unchanged: two policies receive the same jobs at the same times.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,16 @@ from koalapy.workload.recipe import POLICIES, PROGRAMS, SLEEP, GridSize, Recipe,
 from koalapy.workload.swf import Trace, sort
 
 MAX_JOBS = 1_000_000
-"""Jobs in one workload."""
+"""Maximum number of jobs in a workload."""
 DRAWN = ("sizes", "run_times", "utilisation")
-"""What a trace brings itself."""
+"""Parameters of a recipe that a trace replaces."""
 
 
 def generate(recipe: Recipe, grid: GridSize, seed: int) -> Workload:
-    """Poisson arrivals at the recipe's rate, or at the rate that gives its utilisation; raises ``UsageError``."""
+    """Return a workload with Poisson arrivals at the recipe's rate, or at the rate that gives its utilisation.
+
+    Raise ``UsageError`` for an invalid recipe.
+    """
     recipe.check()
     maker = _Maker(recipe, grid, seed)
     rate = recipe.rate or _rate(recipe, grid, maker)
@@ -57,9 +60,10 @@ def from_trace(
     keep_zero: bool = False,
     name: str = "",
 ) -> Workload:
-    """Arrivals, sizes and run times of a trace; sizes are as large a part of this grid as of the trace's machine.
+    """Return a workload with the arrivals, sizes and run times of a trace.
 
-    The header tells how many jobs of the trace are left out, and why.
+    Sizes are scaled by the ratio of this grid to the machine of the trace. The header contains the numbers of jobs that
+    are left out, by reason. Raise ``UsageError`` if no job is usable.
     """
     recipe.check()
     maker = _Maker(recipe, grid, seed)
@@ -88,7 +92,7 @@ def from_trace(
 
 
 def _numbers(recipe: Recipe) -> Iterator[int]:
-    """Those of the jobs, from 1 on; ``UsageError`` where nothing else bounds them."""
+    """Yield the job numbers from 1 on; raise ``UsageError`` after ``MAX_JOBS``."""
     for number in count(1) if recipe.jobs is None else range(1, recipe.jobs + 1):
         if number > MAX_JOBS:
             hint = "give --jobs or --duration, or a smaller --rate"
@@ -126,7 +130,7 @@ def _finish(recipe: Recipe, grid: GridSize, seed: int, jobs: list[Arrival], how:
 
 
 class _Maker:
-    """Draws jobs, each aspect from numbers of its own."""
+    """Generator of jobs; each aspect is drawn from separate random numbers."""
 
     def __init__(self, recipe: Recipe, grid: GridSize, seed: int) -> None:
         self._recipe, self._grid = recipe, grid
@@ -139,7 +143,7 @@ class _Maker:
         return fmean(self._scaled(size) for size in self._recipe.sizes)
 
     def job(self, index: int, at: float, nodes: int | None = None, seconds: float | None = None) -> Arrival:
-        """``nodes`` and ``seconds`` as a trace has them; they are drawn otherwise."""
+        """Return a job. ``nodes`` and ``seconds`` come from a trace; they are drawn if None."""
         recipe, draws = self._recipe, self._draws
         drawn = draws["sizes"].choice(recipe.sizes)
         parts = draws["components"].random()
@@ -165,7 +169,7 @@ class _Maker:
             job["inputs"] = [{"file": file}]
         job |= dict(recipe.fields)
         if job["launcher"] == "processes":
-            job.pop("processes_per_node", None)  # for MPI programs only
+            job.pop("processes_per_node", None)  # This field is for MPI programs only.
         return Arrival(round(at, 3), application, job)
 
     def _scaled(self, size: int) -> int:
@@ -173,7 +177,10 @@ class _Maker:
         return min(scaled, self._grid.total or scaled)
 
     def _request(self, drawn: int, nodes: int, draw: float) -> Json:
-        """``drawn`` is the size before scaling, by which it is decided into how many components it may be split."""
+        """Return a request of ``nodes`` nodes.
+
+        ``drawn`` is the size before scaling, which limits the number of components; ``draw`` in [0, 1) selects it.
+        """
         recipe = self._recipe
         if recipe.request == "flexible":
             return {"type": "flexible", "total_size": nodes}
@@ -190,7 +197,7 @@ def _weighted(draws: Random, choices: tuple[tuple[str, float], ...]) -> str:
 
 
 def _check_all(jobs: list[Arrival], grid: GridSize) -> None:
-    """``UsageError`` for the first job that could never run on the grid, if it is known."""
+    """Raise ``UsageError`` for the first job that could never run on the grid; do nothing if the grid is unknown."""
     if not grid.clusters:
         return
     limits = Limits([ClusterLimits(name, nodes) for name, nodes in grid.clusters.items()], POLICIES)
@@ -211,7 +218,7 @@ def _check_all(jobs: list[Arrival], grid: GridSize) -> None:
 
 
 def request_of(request: dict[str, Any]) -> Request:
-    """A request of a submission made here, without its files."""
+    """Return the request of a generated submission, without its input files."""
     if request["type"] == "flexible":
         return FlexibleRequest(request["total_size"])
     return NonFixedRequest(tuple(ComponentRequest(component["size"]) for component in request["components"]))

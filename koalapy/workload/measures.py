@@ -1,4 +1,4 @@
-"""The metrics of semantics 12, of one job and of many, from what the daemon tells. Spans are in seconds."""
+"""The metrics of semantics 12 for one job and for many, from the daemon's data. Times are in seconds."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from koalapy.workload.plan import Arrival, components_of, nodes_of
 
 INFRASTRUCTURE_FAILURE = "infrastructure-failure:"
-"""How the reason of a job begins that the scheduler has given up, since its attempts failed by the infrastructure."""
+"""Prefix of the reason of a job that the scheduler gave up after its attempts failed by the infrastructure."""
 
 Json = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
@@ -24,7 +24,7 @@ TIMES = (
     "start_delay",
     "transfer_time",
 )
-"""Of a job, with their means. Queue time is what mohamed-2005 calls placement time; response = wait + execution."""
+"""Times of a job that are averaged. Queue time is the placement time of mohamed-2005; response = wait + execution."""
 COUNTS = ("placement_tries", "claiming_tries", "restarts")
 ENDED = ("succeeded", "failed")
 FRACTIONS = (0.5, 0.95)
@@ -34,7 +34,7 @@ FRACTIONS = (0.5, 0.95)
 
 
 def planned(number: int, arrival: Arrival) -> Json:
-    """A job of which no more is known than what was planned."""
+    """Return the row of a job that was not submitted yet."""
     return {
         "number": number,
         "id": None,
@@ -56,10 +56,13 @@ def planned(number: int, arrival: Arrival) -> Json:
 
 
 def measured(plan: Json, submitted: float, job: Json, attempts: Sequence[Json]) -> Json:
-    """The same with what became of it; ``submitted`` in seconds from the beginning, ``attempts`` in order."""
+    """Return the row of a job with the daemon's data.
+
+    ``submitted`` is in seconds from the beginning of the run; ``attempts`` are in order.
+    """
     response, wait = job.get("response_time"), job.get("wait_time")
     started = wait is not None
-    # Of a job that was cancelled in the queue the last attempt's places say nothing.
+    # If a job was cancelled in the queue, the clusters of its last attempt are irrelevant.
     places = Counter[str]()
     for component in job.get("components", ()):
         places[component["cluster"]] += component["size"]
@@ -86,7 +89,7 @@ def measured(plan: Json, submitted: float, job: Json, attempts: Sequence[Json]) 
 
 
 def _transfer_time(attempts: Sequence[Json]) -> float | None:
-    """From the last attempt's placement until the last of its files was there; 0 without files."""
+    """Return the seconds from the last placement until its last file was staged: 0 without files, None if unplaced."""
     if not attempts:
         return None
     placed = _moment(attempts[-1]["placed_at"])
@@ -102,13 +105,13 @@ def _moment(text: str) -> float:
 
 
 def has_run(job: Json) -> bool:
-    """Whether its program came to an end of its own; others fail before they are placed, or are aborted."""
+    """Return whether the program of a job ran to its end: the job was neither aborted nor failed before its start."""
     ended_itself = job["state"] == "failed" and job.get("exit_code") is not None
     return job["state"] == "succeeded" or (ended_itself and job["wait_time"] is not None)
 
 
 def means(jobs: Sequence[Json]) -> Json:
-    """Means over the jobs that ran to an end of their own, and how all of them ended."""
+    """Return the means over the jobs that ran to their end, and the number of all jobs by state."""
     ended = [job for job in jobs if job["state"] in ENDED]
     ran = [job for job in ended if has_run(job)]
     states = Counter(job["state"] for job in jobs)
@@ -119,7 +122,7 @@ def means(jobs: Sequence[Json]) -> Json:
     told |= {name: mean_of(ran, name) for name in (*TIMES, *COUNTS)}
     told["coallocated"] = _rounded(_mean([bool(job["coallocated"]) for job in placed]))
     told["clusters_combined"] = _rounded(_mean([len(job["clusters"]) for job in placed]))
-    # As mohamed-2005 counts: a job may fail more than once, and runs well in the end.
+    # A job may fail more than once and still succeed, as counted in mohamed-2005.
     told["failures"] = _rounded(failures / attempts) if ended else None
     response = sorted(job["response_time"] for job in ran if job["response_time"] is not None)
     told["response_quantiles"] = {f"{part:g}": _rounded(quantile(response, part)) for part in FRACTIONS}
@@ -127,18 +130,18 @@ def means(jobs: Sequence[Json]) -> Json:
 
 
 def _failures(job: Json) -> int:
-    """Attempts that failed; the last one of a job that was given up is none of its restarts."""
+    """Return the number of failed attempts: the restarts, and the last attempt of a job that was given up."""
     given_up = bool(job["state"] == "failed" and job["reason"].startswith(INFRASTRUCTURE_FAILURE))
     return int(job["restarts"] or 0) + given_up
 
 
 def mean_of(jobs: Iterable[Json], name: str) -> float | None:
-    """Of what is known."""
+    """Return the mean of the known values; None if there are none."""
     return _rounded(_mean([job[name] for job in jobs if job[name] is not None]))
 
 
 def grouped(jobs: Iterable[Json], key: Callable[[Json], Key]) -> dict[Key, list[Json]]:
-    """In the order of their keys."""
+    """Return the jobs by key, in the order of the keys."""
     groups: dict[Key, list[Json]] = {}
     for job in jobs:
         groups.setdefault(key(job), []).append(job)
@@ -150,14 +153,14 @@ def by_application(jobs: Sequence[Json]) -> list[Json]:
 
 
 def by_size(jobs: Sequence[Json]) -> list[Json]:
-    """By total size, number of components and priority, as in mohamed-2005's figures 3 to 5."""
+    """Return the means by total size, number of components and priority, as in mohamed-2005, figures 3 to 5."""
     groups = grouped(jobs, lambda job: (job["nodes"], job["components"], job["priority"]))
     names = ("nodes", "components", "priority")
     return [{**dict(zip(names, key, strict=True)), **means(own)} for key, own in groups.items()]
 
 
 def quantile(ordered: Sequence[float], part: float) -> float | None:
-    """The smallest value that at least ``part`` of all do not exceed."""
+    """Return the smallest value that at least a fraction ``part`` of all values do not exceed; None without values."""
     if not ordered:
         return None
     return ordered[max(0, ceil(part * len(ordered) - 1e-9) - 1)]
@@ -176,11 +179,11 @@ def _sortable(key: Hashable) -> tuple[tuple[bool, Any], ...]:
     return tuple((part is not None, part if part is not None else 0) for part in parts)
 
 
-# The clusters over time
+# Clusters over time
 
 
 class Samples:
-    """What the clusters said, look by look; each holds until the next one. One at none says that nothing is known."""
+    """Node counts of the clusters over time; each sample holds until the next. One without clusters means unknown."""
 
     COLUMNS = ("total", "used", "background", "idle")
 
@@ -213,7 +216,7 @@ class Samples:
         return {"at": self.at, "clusters": self.clusters}
 
     def until(self, end: float) -> "Samples":
-        """Those up to a moment."""
+        """Return the samples up to a time in seconds."""
         kept = sum(at <= end for at in self.at)
         clusters = {
             name: {column: values[:kept] for column, values in columns.items()}
@@ -222,7 +225,7 @@ class Samples:
         return Samples({"at": self.at[:kept], "clusters": clusters})
 
     def utilisation(self) -> Json:
-        """Of each cluster and of all: fractions of the nodes that our jobs and local users had; None if not known."""
+        """Return the fractions of nodes that jobs and local users used, by cluster and for all; None if unknown."""
         told = {name: self._of([name]) for name in sorted(self.clusters)}
         return {"clusters": told, "all": self._of(sorted(self.clusters))}
 
@@ -237,16 +240,16 @@ class Samples:
 
 
 def _held(cluster: Json) -> Json:
-    """Its counts, with nodes that were promised to one job while another still has them counted once."""
+    """Return the counts of a cluster, counting a node once that is promised to a job while another still has it."""
     others = cluster["background"] + cluster.get("down", 0)
     return cluster | {"used": max(0, min(cluster["used"], cluster["total"] - others))}
 
 
-# The report
+# Report
 
 
 def report_of(jobs: Sequence[Json], samples: Samples, header: Json, run: Json) -> Json:
-    """Everything about one run: ``header`` is the workload's, ``run`` says how it was run."""
+    """Return the report of a run. ``header`` is that of the workload; ``run`` contains the parameters of the run."""
     end = max(
         (job["submitted"] + job["response_time"] for job in jobs if job["response_time"] is not None), default=None
     )
@@ -265,19 +268,22 @@ def report_of(jobs: Sequence[Json], samples: Samples, header: Json, run: Json) -
 
 
 def label_of(report: Json, name: str) -> str:
-    """What a run is called beside others: its policy, or where there is not just one, its own name."""
+    """Return the label of a run in comparisons: its policy, or its name if it has several policies or none."""
     policies = {job["policy"] for job in report["jobs"] if job["policy"]}
     return policies.pop() if len(policies) == 1 else name
 
 
 def labels_of(reports: Sequence[tuple[str, Json]]) -> list[str]:
-    """The same for all: their names, where their policies do not tell them apart."""
+    """Return the labels of several runs: their policies if these are distinct, otherwise their names."""
     labels = [label_of(report, name) for name, report in reports]
     return labels if len(set(labels)) == len(labels) else [name for name, _ in reports]
 
 
 def compare(reports: Sequence[tuple[str, Json]]) -> Json:
-    """A row for each run and application; ``change`` of the mean response time against the first run."""
+    """Return a comparison with a row for each run and application.
+
+    ``change`` is the relative change of the mean response time from the first run.
+    """
     labels = labels_of(reports)
     first = _groups(reports[0][1])
     rows: list[Json] = []

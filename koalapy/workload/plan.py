@@ -1,4 +1,4 @@
-"""A workload: jobs with the moments at which they arrive, and the file that holds it."""
+"""A workload: jobs with arrival times, and its file format."""
 
 import json
 import math
@@ -15,29 +15,29 @@ HINT = "make one with koala workload generate"
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One job: when it arrives, in seconds from the beginning, and its submission as ``POST /jobs`` takes it."""
+    """A job: its arrival in seconds from the beginning, and its submission as the body of ``POST /jobs``."""
 
     at: float
     application: str
-    """By which reports group it."""
+    """Application name, by which reports group jobs."""
     job: Json
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``header`` says how it was made; the jobs are in the order of their arrival."""
+    """A workload. ``header`` describes its generation; the jobs are in the order of their arrival."""
 
     header: Json
     jobs: tuple[Arrival, ...]
 
     @property
     def lasts(self) -> float:
-        """Seconds until the last arrival."""
+        """Return the seconds until the last arrival."""
         return self.jobs[-1].at if self.jobs else 0.0
 
 
 def nodes_of(job: Json) -> int:
-    """How many nodes a submission asks for in all."""
+    """Return the total number of nodes that a submission requests."""
     request = job["request"]
     if request["type"] == "flexible":
         return int(request["total_size"])
@@ -45,20 +45,20 @@ def nodes_of(job: Json) -> int:
 
 
 def components_of(job: Json) -> int | None:
-    """Into how many components its user split it; None where the scheduler does that."""
+    """Return the number of components of a submission; None if the scheduler splits the request."""
     request = job["request"]
     return None if request["type"] == "flexible" else len(request["components"])
 
 
 def lines(workload: Workload) -> Iterator[str]:
-    """The file: JSON, a line for the header and a line for each job."""
+    """Yield the lines of the file: JSON, one line for the header and one for each job."""
     yield json.dumps({"koala_workload": VERSION, **workload.header})
     for arrival in workload.jobs:
         yield json.dumps({"at": round(arrival.at, 3), "application": arrival.application, "job": arrival.job})
 
 
 def parse(text: Iterable[str], name: str) -> Workload:
-    """The workload in a file called ``name``; ``UsageError`` that says which line is wrong."""
+    """Return the workload in a file called ``name``; raise ``UsageError`` that names the invalid line."""
     header: Json | None = None
     jobs: list[Arrival] = []
     for number, line in enumerate(text, 1):

@@ -13,9 +13,9 @@ from koalapy.workload.measures import ENDED, Samples, by_application, grouped, h
 
 Json = dict[str, Any]
 Runs = Sequence[tuple[str, Json]]
-"""Labels and reports."""
+"""(label, report) pairs."""
 
-# Colours of Okabe and Ito, which people with colour blindness tell apart.
+# The colours of Okabe and Ito can be distinguished with colour blindness.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
     "#0072B2",
     "#E69F00",
@@ -44,11 +44,11 @@ STYLE: Any = {
 
 
 MOST_APART = 20
-"""Clusters or applications, of which more are shown all together only; and sizes with a number at each bar."""
+"""Maximum number of clusters or applications that are shown separately, and of sizes with a value at each bar."""
 
 
 def draw(runs: Runs, folder: Path, form: str) -> list[Path]:
-    """Every figure that the runs have something to say in, as files of that form (``png``, ``svg``)."""
+    """Write each figure for which the runs have data, in format ``form`` (``png`` or ``svg``); return the paths."""
     figures: dict[str, Callable[[Runs], Figure | None]] = {
         "response": response,
         "coallocated": coallocated,
@@ -74,7 +74,7 @@ def _figure(columns: int = 1, rows: int = 1, *, width: float = 6.4, height: floa
 
 
 def _bars(runs: Runs) -> list[tuple[float, str, str, Json]]:
-    """Position, run, application and means of each bar: applications apart, runs side by side."""
+    """Return position, run, application and means of each bar: grouped by application, one bar for each run."""
     groups = [(label, {g["application"]: g for g in by_application(report["jobs"])}) for label, report in runs]
     applications = sorted({name for _, of in groups for name in of})
     if len(applications) > MOST_APART:
@@ -104,7 +104,10 @@ def _name_bars(ax: Axes, runs: Runs, bars: Sequence[tuple[float, str, str, Json]
 
 
 def response(runs: Runs) -> Figure | None:
-    """Mean response time of each application, split in wait and execution (sonmez-2010, figure 6a)."""
+    """Draw the mean response time of each application, split into wait and execution (sonmez-2010, figure 6a).
+
+    Return None without data.
+    """
     bars = [bar for bar in _bars(runs) if bar[3]["response_time"] is not None]
     if not bars:
         return None
@@ -125,7 +128,7 @@ def response(runs: Runs) -> Figure | None:
 
 
 def coallocated(runs: Runs) -> Figure | None:
-    """How many of the jobs had nodes of more than one cluster (sonmez-2010, figure 6b)."""
+    """Draw the fraction of jobs that used several clusters (sonmez-2010, figure 6b); return None without data."""
     bars = [bar for bar in _bars(runs) if bar[3]["coallocated"] is not None]
     if not bars:
         return None
@@ -142,7 +145,10 @@ def coallocated(runs: Runs) -> Figure | None:
 
 
 def utilisation(runs: Runs) -> Figure | None:
-    """Nodes that our jobs and local users had over time; of one run also of each cluster (mohamed-2005, figure 2)."""
+    """Draw the nodes used by jobs and local users over time (mohamed-2005, figure 2).
+
+    A single run also gets a panel for each cluster. Return None without data.
+    """
     panels: list[tuple[str, Samples, list[str]]] = []
     for label, report in runs:
         samples = Samples(report["samples"])
@@ -181,7 +187,7 @@ def _stack(ax: Axes, samples: Samples, names: Sequence[str]) -> None:
 
 
 def cdf(runs: Runs) -> Figure | None:
-    """Which part of the jobs had ended within a time."""
+    """Draw the cumulative distribution of response times; return None without data."""
     figure, (ax,) = _figure()
     lines = 0
     for (label, report), (colour, style) in zip(runs, LINES * len(runs), strict=False):
@@ -203,7 +209,10 @@ def cdf(runs: Runs) -> Figure | None:
 
 
 def sizes(runs: Runs) -> Figure | None:
-    """Failures, co-allocation, placement time and start delay by size of job (mohamed-2005, figures 3 to 5)."""
+    """Draw failures, co-allocation, placement time and start delay by job size (mohamed-2005, figures 3 to 5).
+
+    Return None without data.
+    """
     series = _series(runs)
     keys = sorted({key for _, groups in series for key in groups}, key=lambda key: (key[0], key[1] or 0))
     if not keys:
@@ -223,7 +232,7 @@ def sizes(runs: Runs) -> Figure | None:
             at = [place + (index - (len(series) - 1) / 2) * width for place, _ in known]
             bars = ax.bar(at, [height for _, height in known], 0.92 * width, color=colour, label=label)
             if len(keys) <= MOST_APART:
-                # With its number, for one of height 0 is not one that is not there.
+                # The value distinguishes a bar of height 0 from a missing bar.
                 ax.bar_label(bars, fmt="{:.0%}" if is_part else "{:.3g}", fontsize=7, padding=1)
         ax.set_ylabel(title)
         ax.set_xticks(range(len(keys)), [_size_name(key) for key in keys], rotation=90 if len(keys) > MOST_APART else 0)
@@ -244,7 +253,7 @@ Key = tuple[int, int | None]
 
 
 def _series(runs: Runs) -> list[tuple[str, dict[Key, list[Json]]]]:
-    """Of one run each priority, of several each run, by sizes."""
+    """Return jobs by size: for one run a series for each priority, for several runs one for each run."""
     found: list[tuple[str, list[Json]]] = []
     for label, report in runs:
         jobs = [job for job in report["jobs"] if job["state"] in ENDED]

@@ -1,4 +1,4 @@
-"""What a workload is made of, and the workloads of the papers."""
+"""Recipes for workloads, and the presets of the papers."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +11,7 @@ SLEEP = "sleep"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program and, roughly, how many seconds it takes on one cluster with its own arguments."""
+    """A program with its default arguments; ``estimate`` is its approximate run time in seconds on one cluster."""
 
     words: tuple[str, ...]
     arguments: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ PROGRAMS: dict[str, Program] = {
     "allgather": _app("allgather", 5.0),
     SLEEP: Program((SLEEP,), launcher="processes"),
 }
-"""The applications of sonmez-2010 and the like, and one that only takes its time."""
+"""The applications of sonmez-2010, a further MPI program, and ``sleep``."""
 
 
 Form = Literal["nonfixed", "flexible"]
@@ -42,7 +42,7 @@ POLICIES = builtin()
 
 
 def form_for(policy: str, form: str) -> str:
-    """The given form of a request if the policy serves it, or is not known here; else one that it serves."""
+    """Return the form if the policy serves it or is unknown here; otherwise a form that the policy serves."""
     if policy not in POLICIES.names():
         return form
     serves = POLICIES.get(policy).serves
@@ -51,46 +51,46 @@ def form_for(policy: str, form: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Of each aspect of a job what it is drawn from, uniformly unless weights are given; times in seconds."""
+    """Parameters from which jobs are drawn, uniformly unless weights are given. Times are in seconds."""
 
     sizes: tuple[int, ...] = (1, 2, 4)
-    """Nodes of a job in all, before scaling."""
+    """Total nodes of a job, before scaling."""
     components: tuple[int, ...] = (1,)
-    """Into how many components a non-fixed job is split, as equal as can be."""
+    """Numbers of components of a non-fixed job, which have sizes as equal as possible."""
     least: int = 1
-    """Nodes that a component has at least, before scaling."""
+    """Minimum nodes of a component, before scaling."""
     request: Form = "nonfixed"
     policy: str = ""
     priorities: tuple[tuple[str, float], ...] = (("low", 1.0),)
     applications: tuple[tuple[str, float], ...] = ((SLEEP, 1.0),)
     arguments: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Of applications, in place of the program's own."""
+    """Arguments of applications that replace the program's defaults."""
     estimates: tuple[tuple[str, float], ...] = ()
-    """Seconds that applications take on one cluster: from them the arrival rate for a utilisation is computed."""
+    """Seconds that applications run on one cluster, from which the arrival rate for a utilisation is computed."""
     run_times: tuple[float, float] = (5.0, 15.0)
-    """Of ``sleep``, uniformly."""
+    """Minimum and maximum run time of ``sleep``."""
     inputs: tuple[str, ...] = ()
     """Logical files; each job reads one."""
     utilisation: float = 0.4
-    """The fraction of all nodes that the jobs would use."""
+    """Fraction of all nodes that the jobs should use."""
     rate: float | None = None
-    """Jobs per second, in place of a utilisation."""
+    """Arrivals per second; replaces the utilisation."""
     jobs: int | None = 100
     duration: float | None = None
-    """Seconds of arrivals."""
+    """Seconds during which jobs arrive."""
     scale: float | None = None
-    """Times the sizes; None: as the preset fits the grid."""
+    """Factor for sizes; None: chosen by ``scale_of``."""
     compress: float = 1.0
-    """How many times as fast as given everything goes: run times of ``sleep``, and all times of a trace."""
+    """Speed-up of the workload: divides the run times of ``sleep`` and all times of a trace."""
     fields: tuple[tuple[str, Any], ...] = ()
     """Further fields of every submission."""
     paper_nodes: int | None = None
-    """Nodes of the paper's grid, of which sizes are a part."""
+    """Nodes of the paper's grid, relative to which sizes are scaled."""
     paper_smallest: int | None = None
-    """Nodes of the paper's smallest cluster, where every job is to fit on any cluster."""
+    """Nodes of the paper's smallest cluster, if every job must fit on any cluster."""
 
     def check(self) -> None:
-        """``UsageError`` for the first thing that makes no sense."""
+        """Raise ``UsageError`` for the first invalid parameter."""
         if not self.sizes or min(self.sizes) < 1:
             _refuse("--sizes", self.sizes, "give whole numbers, 1 or more")
         if not self.components or min(self.components) < 1:
@@ -122,7 +122,7 @@ class Recipe:
                 _refuse("--priorities", name, "use high and low")
 
     def seconds_of(self, application: str) -> float:
-        """What an application takes on one cluster, as far as known."""
+        """Return the expected run time of an application on one cluster in seconds."""
         if application == SLEEP:
             return sum(self.run_times) / 2 / self.compress
         return dict(self.estimates).get(application, PROGRAMS[application].estimate)
@@ -190,7 +190,7 @@ DEFAULT = Recipe()
 
 @dataclass(frozen=True, slots=True)
 class GridSize:
-    """The grid for which a workload is made: nodes of each cluster."""
+    """Number of nodes of each cluster of the grid for which a workload is generated."""
 
     clusters: dict[str, int] = field(default_factory=dict)
 
@@ -200,7 +200,7 @@ class GridSize:
 
 
 def scale_of(recipe: Recipe, grid: GridSize) -> float:
-    """What sizes are multiplied with, so that the jobs are as large a part of this grid as of the paper's."""
+    """Return the factor for sizes that makes the jobs as large a part of this grid as of the paper's."""
     if recipe.scale is not None:
         return recipe.scale
     if recipe.paper_smallest and grid.clusters:

@@ -1,4 +1,4 @@
-"""Runs a workload against a live daemon: submits, keeps the background, looks, and waits until every job is over."""
+"""Execution of a workload on a live daemon: submit jobs, keep the background load, poll until all jobs have ended."""
 
 import time
 from collections import Counter, deque
@@ -14,47 +14,47 @@ from koalapy.workload.measures import Samples
 from koalapy.workload.plan import Workload
 
 LATE = 1.0
-"""Seconds after which a submission is told to be late."""
+"""Delay of a submission in seconds from which on it is reported as late."""
 TICK = 0.1
 RETRY = 1.0
-"""Seconds between two tries to reach a daemon that is away."""
+"""Seconds between two attempts to reach an unavailable daemon."""
 ENDS_WITHIN = 10.0
-"""Seconds for which cancelled jobs are waited for."""
+"""Seconds to wait for cancelled jobs to end."""
 SHARE = 10
-"""How many times as long as a look at the jobs took, we wait at least until the next one."""
+"""Minimum interval between two polls, as a multiple of the duration of a poll."""
 AT_ONCE = 20
-"""Jobs whose record is fetched in one look."""
+"""Maximum number of jobs that are fetched in one poll."""
 SHOWN_EVERY = 0.5
-"""Seconds between two tellings of the progress, if nothing was looked at meanwhile."""
+"""Seconds between two updates of the progress display without a poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a run goes about it; times in seconds."""
+    """Options of a run. Times are in seconds."""
 
     background: float = 0.0
-    """The fraction of nodes that local users are to have."""
+    """Fraction of nodes that local users should have."""
     background_seconds: float = 20.0
     background_nodes: int | None = None
     seed: int = 1
     interval: float = 1.0
-    """Between two looks."""
+    """Interval between two polls."""
     patience: float = 600.0
-    """How long the daemon may be away."""
+    """Maximum time for which the daemon may be unavailable."""
     timeout: float | None = None
-    """How long the whole run may take."""
+    """Maximum duration of the run; None: unlimited."""
     cancel_on_interrupt: bool = False
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands, for people."""
+    """The progress of a run, for display."""
 
     seconds: float = 0.0
     jobs: int = 0
     submitted: int = 0
     states: Counter[str] = field(default_factory=Counter)
-    """Of the jobs that are not over."""
+    """Number of unfinished jobs by state."""
     ended: Counter[str] = field(default_factory=Counter)
     late: int = 0
     total: int = 0
@@ -78,7 +78,7 @@ class Run:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``tell`` gets what is worth a line of its own, ``show`` the progress again and again."""
+        """Prepare a run. ``tell`` receives messages for the user; ``show`` receives the progress repeatedly."""
         self._workload, self._daemon, self._options = workload, daemon, options
         self._tell, self._show, self._clock, self._sleep = tell, show, clock, sleep
         self._began = clock()
@@ -87,18 +87,18 @@ class Run:
         self._waiting = deque(range(len(workload.jobs)))
         self._try_at = 0.0
         self._submitted: dict[int, tuple[int, float]] = {}
-        """Number of a job in the workload to its id, and when it was submitted."""
+        """Job number in the workload to the job's id and its submission time."""
         self._rows = [measures.planned(number, arrival) for number, arrival in enumerate(workload.jobs, 1)]
         self._over: set[int] = set()
         self._active: Mapping[int, str] = {}
         self._samples = Samples()
         self._in_doubt: int | None = None
-        """The job of which is not known whether its submission has arrived."""
+        """Number of the job with a submission that may or may not have arrived; None if there is none."""
         self._sample_at = self._look_at = self._show_at = 0.0
         self._mean_background: float | None = None
         self._away_since: float | None = None
         self._away = 0.0
-        """Seconds for which the daemon was away, in all."""
+        """Total seconds for which the daemon was unavailable."""
         self._late_told = False
         self._load: BackgroundLoad | None = None
         if options.background:
@@ -111,10 +111,10 @@ class Run:
                 tell=tell,
             )
         self.interrupted = ""
-        """Why the run ended before its jobs, if it did."""
+        """The reason why the run ended before its jobs; empty if it did not."""
 
     def run(self) -> Json:
-        """The report, when every job is over; earlier when interrupted, out of patience or out of time."""
+        """Run the workload and return the report; return earlier on an interrupt, a rejection or a timeout."""
         try:
             while not self._is_over():
                 self._step()
@@ -142,7 +142,7 @@ class Run:
         return bool(self.interrupted)
 
     def _step(self) -> None:
-        """Whatever is due, then a short sleep."""
+        """Do all work that is due, then sleep briefly."""
         try:
             if self._now() >= self._sample_at or self._away_since is not None:
                 self._sample()
@@ -157,7 +157,7 @@ class Run:
             self._show_at = now + max(SHOWN_EVERY, SHARE * (self._now() - now))
         self._sleep(TICK if self._away_since is None else RETRY)
 
-    # The daemon comes and goes
+    # Availability of the daemon
 
     def _is_away(self, error: Away) -> None:
         if self._away_since is None:
@@ -171,7 +171,7 @@ class Run:
             self._away += gone
             self._tell(f"the daemon is back after {gone:.0f} s")
 
-    # Submitting
+    # Submission
 
     def _submit(self) -> None:
         while self._waiting and self._now() >= self._try_at:
@@ -200,17 +200,17 @@ class Run:
             self._waiting.popleft()
 
     def _has_arrived(self, number: int, job: Json) -> float:
-        """Note a job that the daemon has taken; returns when that was."""
+        """Record a job that the daemon accepted; return the time."""
         now = self._now()
         self._submitted[number] = int(job["id"]), now
         self._rows[number] = measures.measured(self._rows[number], now, job, ())
         return now
 
     def _key_of(self, number: int) -> str:
-        """However often it is sent with this key, it is one job."""
+        """Return the key with which repeated submissions of a job are one job."""
         return f"workload-{self._key}-{number}"
 
-    # Looking
+    # Polling
 
     def _sample(self) -> None:
         clusters = self._daemon.clusters()
@@ -222,7 +222,7 @@ class Run:
             self._load.look(now, clusters)
 
     def _look(self) -> None:
-        """See which jobs are over, and fetch the records of some of them."""
+        """Poll the unfinished jobs, and fetch the records of some that have ended."""
         began = self._now()
         self._active = self._daemon.active()
         ended = [n for n, (job, _) in self._submitted.items() if n not in self._over and job not in self._active]
@@ -259,7 +259,7 @@ class Run:
             away=self._away_since is not None,
         )
 
-    # The end
+    # End of the run
 
     def _end_load(self) -> None:
         try:
@@ -269,19 +269,19 @@ class Run:
             self._tell("background load goes on by itself, for a few minutes at most")
 
     def _leave(self) -> None:
-        """Look a last time at what goes on; cancel it only if that was asked for."""
+        """Fetch the remaining jobs a last time; cancel them first if the options ask for it."""
         left = [number for number in self._submitted if number not in self._over]
         one = len(left) == 1
         what = f"{'is' if one else 'are'} cancelled" if self._cancels else f"{'goes' if one else 'go'} on"
         self._tell(f"{self.interrupted}: {len(left)} job{'' if one else 's'} {what}")
         try:
             if self._cancels and (number := self._in_doubt) is not None:
-                # Sent again it has arrived, once.
+                # A second submission with the same key ensures that the job exists exactly once.
                 self._has_arrived(number, self._daemon.submit(self._workload.jobs[number].job, self._key_of(number)))
                 left.append(number)
             if self._cancels and left:
                 for said in self._daemon.cancel([self._submitted[number][0] for number in left]):
-                    self._tell(said)  # it has ended in between
+                    self._tell(said)  # The job ended before it was cancelled.
             self._look_again(left, self._now() + (ENDS_WITHIN if self._cancels else 0.0))
         except (Away, Refused) as error:
             self._tell(f"what became of the last jobs is not known: {error}")
@@ -289,7 +289,7 @@ class Run:
             self._tell("what became of the last jobs is not known")
 
     def _look_again(self, left: list[int], until: float) -> None:
-        """At each of these jobs, until all are over."""
+        """Fetch these jobs until all have ended, or until a time in seconds."""
         while True:
             for number in left:
                 self._fetch(number)

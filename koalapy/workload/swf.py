@@ -13,12 +13,12 @@ from koalapy.model.errors import UsageError
 
 FIELDS = 18
 PARTS = (2, 3, 4)
-"""Statuses of lines that tell of a part of a job, from one checkpoint to the next; another line tells of all of it."""
+"""Statuses of lines that describe a part of a job between two checkpoints; another line describes the whole job."""
 ZERO = "of run time 0"
 WAIT = 2
-"""Of no use here: how long a job waits is found anew."""
+"""Index of the wait time, which is ignored, since the scheduler determines it."""
 MAX_DIGITS = 9
-"""Of the processors that a header tells of; no machine has more."""
+"""Maximum number of digits of the processors in a header."""
 NAMES = {
     0: "job number",
     1: "submit time",
@@ -35,13 +35,13 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One line; times in seconds, -1 where unknown."""
+    """One line of a trace. Times are in seconds; -1 if unknown."""
 
     number: int
     submitted: float
     ran: float
     processors: int
-    """Requested, or else allocated ones."""
+    """Requested processors; the allocated ones if these are unknown."""
     status: int
     requested_time: float = -1.0
     user: int = -1
@@ -50,16 +50,16 @@ class TraceJob:
 
 @dataclass(slots=True)
 class Trace:
-    """The jobs in the order of their submission, and what the header says (``MaxProcs: 128``)."""
+    """A trace: jobs in the order of their submission, and header fields such as ``MaxProcs: 128``."""
 
     jobs: list[TraceJob] = field(default_factory=list)
     header: dict[str, str] = field(default_factory=dict)
     malformed: list[str] = field(default_factory=list)
-    """Of each line that tells of no job: what is wrong with it."""
+    """Errors of lines that are not jobs."""
 
     @property
     def processors(self) -> int:
-        """Of the machine; where the header does not say, as many as the widest job has."""
+        """Return the number of processors of the machine; that of the widest job if the header lacks it."""
         for name in ("MaxProcs", "MaxNodes"):
             text = _without_commas(self.header.get(name, "").split(" ")[0])
             if text.isdecimal() and len(text) <= MAX_DIGITS and int(text) > 0:
@@ -68,9 +68,9 @@ class Trace:
 
 
 def read(path: Path, *, lenient: bool = False) -> Trace:
-    """A trace, also packed as ``.gz`` or ``.xz``; ``UsageError`` that says what is wrong in which line.
+    """Read a trace, plain or compressed as ``.gz`` or ``.xz``; raise ``UsageError`` that names the invalid line.
 
-    ``lenient``: lines that are no jobs are left out, and listed.
+    ``lenient``: list invalid lines in ``malformed`` instead.
     """
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
@@ -84,10 +84,10 @@ def read(path: Path, *, lenient: bool = False) -> Trace:
 
 
 def parse(text: Iterable[str], name: str, *, lenient: bool = False) -> Trace:
-    """The same of lines; ``name`` is for messages."""
+    """Parse the lines of a trace; ``name`` is used in messages. Errors are those of ``read``."""
     trace = Trace()
     for number, line in enumerate(text, 1):
-        line = line.removeprefix("\ufeff")  # as editors leave it at the begin of a file
+        line = line.removeprefix("\ufeff")  # Some editors write a byte order mark at the beginning of a file.
         words = line.split()
         if not words:
             continue
@@ -140,16 +140,16 @@ def _number(words: list[str], place: int, where: str) -> float:
 
 @dataclass(slots=True)
 class Sorted:
-    """The jobs of a trace that a workload may be made of, and how many others there are, by why they are left out."""
+    """The usable jobs of a trace, and the number of other jobs by the reason why they are left out."""
 
     usable: list[TraceJob] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
 
 def sort(jobs: Iterable[TraceJob], status: int | None = None, *, keep_zero: bool = False) -> Sorted:
-    """Usable are those of which is known how wide they were and how long they ran; ``status`` 1 are the completed ones.
+    """Select the jobs with known size and run time; ``status`` 1 selects completed ones.
 
-    Of a run time of 0 many were, that ended within their first second or failed at once: ``keep_zero``.
+    Jobs of run time 0 ended within their first second or failed at once; ``keep_zero`` keeps them.
     """
     found = Sorted()
     for job in jobs:

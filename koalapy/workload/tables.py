@@ -1,4 +1,4 @@
-"""Reports as tables in Markdown, which read well on a terminal too."""
+"""Markdown tables of reports, which are also readable on a terminal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ SPANS = ("wait_time", "execution_time", "response_time")
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; numbers to the right."""
+    """Return a table; columns of numbers are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(header), *cells]) for i in range(len(header))]
     right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(header))]
@@ -26,7 +26,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def report(told: Json, title: str) -> str:
-    """The whole of one run."""
+    """Return the full report of one run."""
     parts = [f"# {title}", _how(told), "## Response time", *_response(told), "## Placing and claiming", _sizes(told)]
     parts += ["## Utilisation", _utilisation(told["utilisation"])]
     return "\n\n".join(parts) + "\n"
@@ -120,11 +120,11 @@ def _utilisation(told: Json) -> str:
     return markdown(["cluster", "nodes", "jobs", "background"], rows)
 
 
-# Several runs side by side
+# Comparison of runs
 
 
 def comparison(told: Json) -> str:
-    """Runs side by side; changes are those of the mean response time against the first run."""
+    """Return a comparison of several runs; changes are relative to the mean response time of the first run."""
     header = [
         "run",
         "application",
