@@ -1,1 +1,1 @@
-"""MPI programs that show what co-allocated jobs do; each prints its result and a check that it is right."""
+"""MPI programs that demonstrate co-allocated jobs. Each prints its result and a check that the result is correct."""

@@ -11,12 +11,12 @@ from koalapy.apps import program
 
 
 def pattern(rank: int, turn: int, count: int) -> NDArray[np.int64]:
-    """What a rank sends in a turn."""
+    """Return the numbers that a rank sends in a turn."""
     return np.arange(count, dtype=np.int64) + 1_000_003 * rank + turn
 
 
 def is_right(received: NDArray[np.int64], turn: int) -> bool:
-    """Whether each row is what its rank sent."""
+    """Return whether each row is the pattern of its rank."""
     return all(np.array_equal(row, pattern(rank, turn, len(row))) for rank, row in enumerate(received))
 
 

@@ -21,33 +21,33 @@ from koalapy.apps import program
 LATENCY_BYTES = 64 * 1024
 BANDWIDTH_BYTES = 1024 * 1024
 BUDGET = 0.5
-"""Seconds for all messages of one size, both ways, beside the first of each turn."""
+"""Seconds for all messages of one size in both directions, without the first message of each turn."""
 TURNS = 3
-"""The sizes take turns, so that what disturbs a while does not disturb all messages of a size."""
+"""Number of turns of each size. The sizes alternate, so that a disturbance does not affect all messages of one size."""
 DATA, END = 1, 2
 
 Round = tuple[float, float]
-"""Seconds of a message and its answer, there and back."""
+"""Seconds of a message and its answer in each direction: from rank 0 to the partner, and back."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneWay:
-    """What was measured from one rank to another: seconds for 64 KB, and bytes per second with 1 MB."""
+    """Measurements in one direction: latency in seconds for 64 KB, bandwidth in bytes per second with 1 MB."""
 
     latency: float
     bandwidth: float
     repeats: int
-    """How many messages of 1 MB were sent."""
+    """Number of messages of 1 MB."""
 
 
 def message(size: int, partner: int) -> bytes:
-    """``size`` bytes that only this pair sends."""
+    """Return ``size`` bytes that are specific to a pair of ranks."""
     pattern = bytes((i * 31 + partner) % 251 for i in range(251))
     return (pattern * (size // len(pattern) + 1))[:size]
 
 
 def turn(once: Callable[[], Round], most: int, budget: float) -> list[Round]:
-    """Rounds after the first, one at least; only the first where that took ``TURNS`` budgets."""
+    """Return the rounds after the first one, at least one; only the first if it took ``TURNS`` budgets or more."""
     first = once()
     if sum(first) >= TURNS * budget:
         return [first]
@@ -59,7 +59,7 @@ def turn(once: Callable[[], Round], most: int, budget: float) -> list[Round]:
 
 
 def sampled(exchange: Callable[[int], Round], most: int, budget: float) -> dict[int, list[Round]]:
-    """Rounds by size, ``most`` of each; of a size that takes too long only one."""
+    """Return the rounds by message size, about ``most`` of each; a size that takes too long gets one."""
     found: dict[int, list[Round]] = {size: [] for size in (0, LATENCY_BYTES, BANDWIDTH_BYTES)}
     turns = min(TURNS, most)
     for _ in range(turns):
@@ -70,20 +70,20 @@ def sampled(exchange: Callable[[int], Round], most: int, budget: float) -> dict[
 
 
 def one_way(seconds: Mapping[int, Sequence[float]]) -> OneWay:
-    """What follows from the messages of each size that went one way."""
+    """Return the latency and bandwidth in one direction from the seconds of its messages by size."""
     found = {size: _undisturbed(some) for size, some in seconds.items()}
-    # An empty answer is never slower than the message, whatever the clock made of it.
+    # An empty answer is never slower than the message; clock errors may suggest otherwise.
     latency, longer = (max(found[s] - found[0] / 2, found[s] / 2) for s in (LATENCY_BYTES, BANDWIDTH_BYTES))
     return OneWay(latency, BANDWIDTH_BYTES / longer, len(seconds[BANDWIDTH_BYTES]))
 
 
 def _undisturbed(seconds: Sequence[float]) -> float:
-    """The lower quartile: a rank that has to wait for its core tells nothing of the network."""
+    """Return the lower quartile: a delay by a rank that waits for its core does not reflect the network."""
     return sorted(seconds)[len(seconds) // 4]
 
 
 class Side:
-    """One of the two ranks between which messages go."""
+    """One of the two ranks that exchange messages."""
 
     def __init__(self, world: MPI.Intracomm, partner: int, mark: int) -> None:
         self._world, self._partner = world, partner
@@ -91,14 +91,14 @@ class Side:
         self._seen: dict[int, bool] = {}
 
     def lead(self, most: int, budget: float) -> tuple[list[OneWay], bool]:
-        """Both ways, from here and to here, and whether messages came here as they were sent."""
+        """Measure both directions; return the results, and whether messages arrived unchanged."""
         rounds = sampled(self._round, most, budget)
         self._world.Send(self._empty, self._partner, END)
         ways = [one_way({size: [some[way] for some in found] for size, found in rounds.items()}) for way in (0, 1)]
         return ways, all(self._seen.values())
 
     def follow(self) -> bool:
-        """Answer, and send back what comes, until the other side has measured; whether it came as it was sent."""
+        """Answer and return messages until the other rank has measured; return whether they arrived unchanged."""
         while (size := self._take()) is not None:
             back = self._go(size)
             self._world.Send(array("d", [back]), self._partner, DATA)
@@ -111,7 +111,7 @@ class Side:
         return there, back[0]
 
     def _go(self, size: int) -> float:
-        """Seconds until a message was answered."""
+        """Return the seconds from sending a message to its answer."""
         sent = memoryview(self._data)[:size]
         started = time.perf_counter()
         self._world.Send(sent, self._partner, DATA)
@@ -119,20 +119,20 @@ class Side:
         return time.perf_counter() - started
 
     def _take(self) -> int | None:
-        """Answer a message; its size, or None when it was the last."""
+        """Answer a message and return its size; return None if it was the last."""
         status = MPI.Status()
         self._world.Recv(self._buffer, self._partner, MPI.ANY_TAG, status)
         if status.Get_tag() == END:
             return None
         size = int(status.Get_count(MPI.BYTE))
         self._world.Send(self._empty, self._partner, DATA)
-        if size not in self._seen:  # the first of each size, after which the way back is not timed yet
+        if size not in self._seen:  # Check only the first message of each size: the way back is not timed yet.
             self._seen[size] = self._buffer[:size] == self._data[:size]
         return size
 
 
 def as_json(pairs: dict[int, list[OneWay]], repeats: int, passed: bool) -> str:
-    """One line; latencies in seconds, bandwidths in bytes per second."""
+    """Return one line of JSON; latencies in seconds, bandwidths in bytes per second."""
     found = [
         {
             "ranks": [0, partner],
@@ -155,7 +155,7 @@ def mean_latency(ways: list[OneWay]) -> float:
 
 
 def mean_bandwidth(ways: list[OneWay]) -> float:
-    """Of messages that go as often there as back."""
+    """Return the mean bandwidth of messages that are sent equally often in each direction."""
     return statistics.harmonic_mean([way.bandwidth for way in ways])
 
 

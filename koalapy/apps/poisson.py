@@ -17,12 +17,12 @@ Grid = NDArray[np.float64]
 
 
 def solution(x: Grid, y: Grid) -> Grid:
-    """The analytic solution at the points (x, y)."""
+    """Return the analytic solution at the points (x, y)."""
     return np.asarray(_bump(x) * _bump(y))
 
 
 def source(x: Grid, y: Grid) -> Grid:
-    """-Δ of the solution."""
+    """Return -Δ of the solution."""
     return np.asarray(_minus_bend(x) * _bump(y) + _bump(x) * _minus_bend(y))
 
 
@@ -31,12 +31,12 @@ def _bump(x: Grid) -> Grid:
 
 
 def _minus_bend(x: Grid) -> Grid:
-    """-f'' of the bump f(x) = x·(1 - x)·eˣ."""
+    """Return -f'' of the bump f(x) = x·(1 - x)·eˣ."""
     return np.asarray(x * (3 + x) * np.exp(x))
 
 
 def minus_laplace(u: Grid, above: Grid, below: Grid, spacing: float) -> Grid:
-    """-Δu by five points; ``above`` and ``below`` are the neighbours' rows."""
+    """Return -Δu by the five-point stencil; ``above`` and ``below`` are the rows of the neighbouring ranks."""
     padded = np.pad(np.vstack((above, u, below)), ((0, 0), (1, 1)))
     middle = padded[1:-1, 1:-1]
     around = padded[:-2, 1:-1] + padded[2:, 1:-1] + padded[1:-1, :-2] + padded[1:-1, 2:]
@@ -46,7 +46,10 @@ def minus_laplace(u: Grid, above: Grid, below: Grid, spacing: float) -> Grid:
 def conjugate_gradients(
     apply: Callable[[Grid], Grid], dot: Callable[[Grid, Grid], float], right: Grid, tolerance: float, most: int
 ) -> tuple[Grid, int]:
-    """Solve apply(u) = right until the residual has fallen by ``tolerance``; the solution and the iterations used."""
+    """Solve apply(u) = right until the residual has fallen by the factor ``tolerance``.
+
+    Return the solution and the number of iterations, at most ``most``.
+    """
     u = np.zeros_like(right)
     residual, direction = right.copy(), right.copy()
     size = first = dot(residual, residual)
@@ -63,7 +66,7 @@ def conjugate_gradients(
 
 
 def exchange(world: MPI.Intracomm, u: Grid) -> tuple[Grid, Grid]:
-    """The rows next to this rank's block; zero at the border."""
+    """Return the rows next to this rank's block; zeros at the border."""
     above, below = np.zeros(u.shape[1]), np.zeros(u.shape[1])
     up = world.rank - 1 if world.rank > 0 else MPI.PROC_NULL
     down = world.rank + 1 if world.rank < world.size - 1 else MPI.PROC_NULL

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from koalapy.apps import program
 
 KNOWN = {10: 4, 100: 25, 1000: 168, 10**4: 1229, 10**5: 9592, 10**6: 78498, 10**7: 664579, 10**8: 5761455}
-"""The prime-counting function at powers of ten."""
+"""The number of primes up to powers of ten."""
 
 
 def small_primes(limit: int) -> NDArray[np.int64]:
-    """All primes up to ``limit``, by Eratosthenes."""
+    """Return all primes up to ``limit``, by the sieve of Eratosthenes."""
     sieve = np.ones(limit + 1, dtype=bool)
     sieve[:2] = False
     for number in range(2, int(limit**0.5) + 1):
@@ -24,7 +24,7 @@ def small_primes(limit: int) -> NDArray[np.int64]:
 
 
 def count_between(start: int, end: int) -> int:
-    """Primes p with start <= p < end."""
+    """Return the number of primes p with start <= p < end."""
     start = max(start, 2)
     if end <= start:
         return 0
@@ -35,7 +35,10 @@ def count_between(start: int, end: int) -> int:
 
 
 def legendre(limit: int) -> int:
-    """The same count by another way: sums over the distinct values of limit // k (Lucy Hedgehog)."""
+    """Return the number of primes up to ``limit`` by another method.
+
+    It uses sums over the distinct values of limit // k (Lucy Hedgehog).
+    """
     root = int(limit**0.5)
     values = [limit // k for k in range(1, root + 1)]
     values += list(range(values[-1] - 1, 0, -1)) if values else []

@@ -8,21 +8,21 @@ from mpi4py import MPI
 
 
 def where(world: MPI.Intracomm) -> str:
-    """This rank's node and process, as its runner named them."""
+    """Return the node and process of this rank; the runner provides the name of the node."""
     cluster, node = os.environ.get("KOALA_CLUSTER", ""), os.environ.get("KOALA_NODE", "")
     place = f"{cluster}/{node}" if cluster and node else MPI.Get_processor_name()
     return f"rank {world.rank} on {place} (pid {os.getpid()})"
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:
-    """Options that every program has."""
+    """Return a parser with the options that every program has."""
     options = argparse.ArgumentParser(description=text)
     options.add_argument("--no-where", dest="where", action="store_false", help="do not tell which rank ran where")
     return options
 
 
 def parse(options: argparse.ArgumentParser, world: MPI.Intracomm) -> argparse.Namespace:
-    """Parse on every rank; only rank 0 says what is wrong."""
+    """Parse the options on every rank; only rank 0 prints errors."""
     if world.rank != 0:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
@@ -32,7 +32,7 @@ def parse(options: argparse.ArgumentParser, world: MPI.Intracomm) -> argparse.Na
 
 
 def finish(world: MPI.Intracomm, result: str, check: str, passed: bool, places: bool) -> int:
-    """Print the report on rank 0; the exit code for every rank: 0 when the check has passed."""
+    """Print the report on rank 0; return the exit code for every rank, which is 0 if the check passed."""
     told = world.gather(where(world), root=0)
     passed = world.bcast(passed, root=0)
     if told is not None:
@@ -44,7 +44,7 @@ def finish(world: MPI.Intracomm, result: str, check: str, passed: bool, places: 
 
 
 def block(total: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The half-open range of ``range(total)`` that is this rank's."""
+    """Return the half-open range of ``range(total)`` that belongs to this rank."""
     share, rest = divmod(total, ranks)
     start = rank * share + min(rank, rest)
     return start, start + share + (1 if rank < rest else 0)

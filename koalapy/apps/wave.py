@@ -13,19 +13,19 @@ Points = NDArray[np.float64]
 
 
 def closed_form(x: Points, t: float) -> Points:
-    """u(x, t) = sin(2πx)·cos(2πt) + ½·sin(6πx)·cos(6πt), for speed 1 on the unit interval."""
+    """Return u(x, t) = sin(2πx)·cos(2πt) + ½·sin(6πx)·cos(6πt), for speed 1 on the unit interval."""
     slow = np.sin(2 * np.pi * x) * np.cos(2 * np.pi * t)
     return np.asarray(slow + 0.5 * np.sin(6 * np.pi * x) * np.cos(6 * np.pi * t))
 
 
 def step(now: Points, before: Points, left: float, right: float, courant: float) -> Points:
-    """One leapfrog step; ``left`` and ``right`` are the neighbours' points."""
+    """Return the next leapfrog step; ``left`` and ``right`` are the points of the neighbouring ranks."""
     padded = np.concatenate(([left], now, [right]))
     return np.asarray(2 * now - before + courant**2 * (padded[2:] - 2 * now + padded[:-2]))
 
 
 def neighbours(world: MPI.Intracomm, u: Points) -> tuple[float, float]:
-    """The points next to this rank's share; zero at the ends of the string."""
+    """Return the points next to this rank's share; zeros at the ends of the string."""
     left, right = np.zeros(1), np.zeros(1)
     before = world.rank - 1 if world.rank > 0 else MPI.PROC_NULL
     after = world.rank + 1 if world.rank < world.size - 1 else MPI.PROC_NULL
