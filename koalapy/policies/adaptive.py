@@ -50,8 +50,7 @@ class Adaptive:
         return self._pair(request)[1].explain(request, grid)
 
     def _pair(self, request: Request) -> tuple[Policy, Policy]:
-        """Return the policy that usually leaves more nodes to other jobs, and the policy that takes the faster
-        clusters."""
+        """Return the policy that usually leaves more nodes to other jobs, and the one that uses faster clusters."""
         if isinstance(request, FixedRequest):
             raise does_not_serve(self, request)
         return self._split if isinstance(request, FlexibleRequest) else self._single

@@ -162,8 +162,10 @@ def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alte
 
 
 def _wait(capacity: Capacity, idle: int, wanted: int) -> tuple[float | None, float]:
-    """Return the seconds until ``wanted`` nodes are idle, None if unknown, and the age in seconds of the last blocking
-    job."""
+    """Return the seconds until ``wanted`` nodes are idle, and the age in seconds of the last job that blocks them.
+
+    The former is None if unknown.
+    """
     for release in capacity.releases:
         idle += release.nodes
         if idle >= wanted:
@@ -197,8 +199,10 @@ def _splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
 
 
 def _are_linked(placement: Placement, grid: GridView) -> bool:
-    """Return whether the latencies of all links between its clusters are measured; an unmeasured link may not work at
-    all."""
+    """Return whether the latencies of all links between its clusters are measured.
+
+    A link without a measurement may not work at all.
+    """
     names = sorted({component.cluster for component in placement.components})
     return all(grid.link_between(one, other).latency is not None for one, other in combinations(names, 2))
 

@@ -91,8 +91,10 @@ class Auto:
         return replace(answer, advice=Advice(self._known.application, (option,), 0))
 
     def _alone_or_faster(self, alone: Alternative, request: Choosing, grid: GridView) -> Placement:
-        """Place the job on one cluster, unless its run time is known and faster clusters together are predicted to end
-        it first."""
+        """Place the job on one cluster, or on faster clusters together if they are predicted to end it first.
+
+        If the run time is unknown, one cluster is used.
+        """
         if alone.option.run is None:
             return self._take(alone, (alone,))
         faster = list(takewhile(lambda cluster: cluster.speed > alone.speed, grid.by_speed))

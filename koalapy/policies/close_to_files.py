@@ -64,11 +64,11 @@ class CloseToFiles:
 def closest_site(
     size: int, files: Sequence[InputFile], grid: GridView, within: float | None = None, assumed: float | None = None
 ) -> tuple[ClusterName, Transfer] | None:
-    """Return the cluster with enough idle nodes and the shortest transfer; None if no transfer takes ``within`` s or
-    less.
+    """Return the cluster with enough idle nodes that has the shortest transfer, and the transfer.
 
-    Ties go to the most idle nodes, then to the first name. Links of unknown bandwidth count as ``assumed`` bytes per
-    second; if that is None, they are not used. Called to place one component again during claiming.
+    Return None if there is none, or if the transfer takes more than ``within`` seconds. Ties go to the most idle nodes,
+    then to the first name. Links of unknown bandwidth count as ``assumed`` bytes per second; if that is None, they are
+    not used. Called to place one component again during claiming.
     """
     closest = _closest(size, _reached(tuple(files), grid, assumed), grid, {})
     if closest is None or (within is not None and closest[1].seconds > within):
@@ -97,8 +97,10 @@ def _reached(files: tuple[InputFile, ...], grid: GridView, assumed: float | None
 def _closest(
     size: int, reach: Reach, grid: GridView, taken: Mapping[ClusterName, int]
 ) -> tuple[ClusterView, Transfer] | None:
-    """Return the first cluster by transfer time with enough idle nodes left; ties go to the most nodes left, then to
-    the name."""
+    """Return the first cluster by transfer time with enough idle nodes left; None if there is none.
+
+    Ties go to the most nodes left, then to the first name.
+    """
     for equals in reach:
         clusters = ((cluster, transfer) for name, transfer in equals if (cluster := grid.get(name)) is not None)
         left = ((cluster.idle - taken.get(cluster.name, 0), cluster, transfer) for cluster, transfer in clusters)
@@ -200,10 +202,10 @@ def _summary(components: Sequence[ComponentRequest], stuck: int, grid: GridView)
 
 
 def _unreached(files: Sequence[InputFile], grid: GridView, site: ClusterName | None = None) -> str:
-    """Return the first half of a sentence that says why a file cannot be transferred; the caller appends the
-    destination.
+    """Return the beginning of a sentence that says why a file cannot be transferred.
 
-    It names the first file that cannot reach ``site``, or any usable cluster if ``site`` is None.
+    It names the first file that cannot reach ``site``, or any usable cluster if ``site`` is None. The caller appends
+    the destination.
     """
     to = [site] if site else [cluster.name for cluster in grid.by_idle]
     file = next((f for f in files if all(estimate_transfer(name, (f,), grid) is None for name in to)), files[0])

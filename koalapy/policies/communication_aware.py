@@ -33,10 +33,10 @@ class CommunicationAware:
         self._weighing = weighing
 
     def configured(self, options: Mapping[str, str]) -> "CommunicationAware":
-        """Return the policy with options ``metric`` (``latency`` or ``bandwidth``) and ``group_latency`` (maximum in
-        seconds).
+        """Return the policy with options ``metric`` and ``group_latency``.
 
-        Raise ``UsageError`` for an unknown option or value.
+        ``metric`` is ``latency`` or ``bandwidth``; ``group_latency`` is the maximum latency within a group. Raise
+        ``UsageError`` for an unknown option or value.
         """
         for name, value in options.items():
             if name not in OPTIONS:
@@ -81,8 +81,10 @@ class CommunicationAware:
         return None
 
     def _fill_together(self, request: FlexibleRequest, grid: GridView, network: Network, level: int) -> Filled | None:
-        """Return the request split over clusters that may be combined on one level of the network; None if it does not
-        fit."""
+        """Return the request split over clusters that may be combined on one level of the network.
+
+        Return None if it does not fit there.
+        """
         least, total = request.min_component_size, request.total_size
         sets = self._sets(least, grid, network, level)
         for clusters in sets:

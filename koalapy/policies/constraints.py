@@ -51,10 +51,9 @@ class Constraints:
 def parts(
     request: Request, answer: Placement, grid: GridView, constraints: Constraints
 ) -> Iterator[tuple[Request, GridView]]:
-    """Yield the (request, grid) pairs to call the policy with after its ``answer`` for the whole grid violated a
-    constraint.
+    """Yield (request, grid) pairs to call the policy with after its answer for the whole grid violated a constraint.
 
-    Ranges of speeds are ordered by the nodes that the answer uses in them, then by idle nodes, then by speed. A
+    Ranges of speeds are ordered by the nodes that ``answer`` uses in them, then by idle nodes, then by speed. A
     flexible request is limited to fewer components. For other requests, and for split options, the range is limited to
     the allowed number of clusters: sets that get the inputs first are tried first, then the set with the most idle
     nodes.
@@ -86,8 +85,7 @@ def part_with(cluster: ClusterView, request: Request, grid: GridView, constraint
 
 
 def _one_range(cluster: ClusterView, others: Sequence[ClusterView], ratio: float | None) -> list[ClusterView]:
-    """Return the clusters that may be combined with each other and with ``cluster``, and together have the most idle
-    nodes."""
+    """Return the largest set of clusters that may be combined with each other and with ``cluster``, by idle nodes."""
     if ratio is None:
         return list(others)
     tops = {c.speed for c in others if c.speed > cluster.speed} | {cluster.speed}

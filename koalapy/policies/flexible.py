@@ -144,8 +144,7 @@ def needs_of(request: FlexibleRequest, cluster: ClusterView) -> str:
 
 
 def _idle_wanted(request: FlexibleRequest, cluster: ClusterView, grid: GridView) -> int | None:
-    """Return the minimum idle nodes of ``cluster`` with which the request fits, given the idle nodes of the other
-    clusters.
+    """Return the minimum idle nodes of a cluster with which the request fits, given those of the other clusters.
 
     Return None if the request allows no component.
     """

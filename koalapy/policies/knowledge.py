@@ -98,8 +98,10 @@ class Capacity:
     max_idle: int
     """Idle nodes once all of these jobs have ended, given the nodes that local users have."""
     releases: Sequence[Release] = ()
-    """Releases by time. Those of unknown time come last, by age, since a job that has run long is expected to run
-    longest."""
+    """Releases by time; those of unknown time come last, by age.
+
+    A job that has run long is expected to run longest.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Knowledge:
     """Input files of every component of a flexible request."""
     capacities: Mapping[ClusterName, Capacity] = field(default_factory=dict)
     loaded: bool = False
-    """Whether other jobs wait."""
+    """Whether other jobs are waiting."""
     waited: float = 0.0
     """Total seconds for which several clusters had the nodes and the job was not placed."""
     now: float = 0.0
@@ -132,8 +134,10 @@ class Knowledge:
 
     @property
     def share(self) -> float:
-        """Return the share of communication in the run time on one cluster: as declared, or estimated from the
-        slowdown."""
+        """Return the share of communication in the run time on one cluster.
+
+        It is the declared share, or else estimated from the slowdown.
+        """
         if self.communication is not None:
             return self.communication
         ccr = max(0.0, self.slowdowns.anywhere.value - 1.0) + HARMLESS_CCR

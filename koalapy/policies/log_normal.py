@@ -51,8 +51,7 @@ class LogNormal:
 
 
 def combine(estimates: Iterable[LogNormal]) -> LogNormal:
-    """Return the combination of independent estimates of one quantity, weighted by their precision. At least one is
-    needed."""
+    """Combine independent estimates of one quantity, weighted by their precision. At least one is needed."""
     total = weights = 0.0
     for estimate in estimates:
         weight = 1.0 / max(estimate.deviation, MIN_DEVIATION) ** 2

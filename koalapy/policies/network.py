@@ -97,8 +97,10 @@ def _network(grid: GridView, weighing: Weighing) -> Network:
 
 
 def _groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[ClusterName], ...]:
-    """Return disjoint groups. Each starts with the first cluster without a group and adds those near to all of its
-    members."""
+    """Return disjoint groups of clusters that are near to each other.
+
+    Each group starts with the first cluster without a group and adds those near to all of its members.
+    """
     left, groups = list(order), []
     while left:
         group = near_to_all(left, near)

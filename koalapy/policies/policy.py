@@ -42,8 +42,7 @@ class Policy(Protocol):
         ...
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
-        """Return the reason of each cluster why it cannot serve the request, by name; empty if the request can be
-        placed."""
+        """Return each cluster's reason why it cannot serve the request, by name; empty if the request can be placed."""
         ...
 
 

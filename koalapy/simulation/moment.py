@@ -25,8 +25,10 @@ class NodesNow:
     background: int = 0
     down: int = 0
     startup: float = 0.0
-    """Seconds from the submission of a component to a resource manager with enough idle nodes until all its runners
-    have reported."""
+    """Start-up time in seconds.
+
+    It is the time from the submission of a component, with enough idle nodes, until all its runners have reported.
+    """
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,10 @@ class Outcome:
         return (self.node_seconds + self.local_node_seconds) / offered if offered else 0.0
 
     def complete(self) -> "Outcome":
-        """Return the outcome itself; raise ``ValueError`` if a job was neither rejected nor finished, since means are
-        then partial."""
+        """Return the outcome itself; raise ``ValueError`` if a job was neither rejected nor finished.
+
+        Means over an incomplete outcome would cover only some of the jobs.
+        """
         left = [each for each in self.not_run if not each.is_refused]
         if left:
             raise ValueError(f"{len(left)} jobs did not come to their end, the first that of {left[0].planned.at:g} s")

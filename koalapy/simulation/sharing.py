@@ -183,11 +183,10 @@ def _sort(found: _Sorted, job: EndedJob, sites: Mapping[ClusterName, Site], star
 
 
 def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
-    """Return the seconds from placement to end at the home site: the actual start-up, then the run at the home site's
-    speed.
+    """Return the seconds from placement to end at the home site.
 
-    The actual speed is that of the slowest cluster used. A cluster that is not in ``sites`` is assumed to be as fast as
-    the home site.
+    They are the actual start-up time, and the run time scaled to the home site's speed. The actual speed is that of the
+    slowest cluster used. A cluster that is not in ``sites`` is assumed to be as fast as the home site.
     """
     started = job.ended_at if job.started_at is None else job.started_at
     home = sites[job.home_site].speed

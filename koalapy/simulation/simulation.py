@@ -47,8 +47,7 @@ class RegularScans:
         """Time of the next scan."""
         promised = ceil((rules.low_patience or 0.0) / rules.scan_interval)
         self._enough = max(MIN_IN_VAIN, 2 * rules.aging_tries, 2 * promised)
-        """Number of scans after which waiting jobs have been aged and reached their starvation guarantee, if they ever
-        do."""
+        """Number of scans by which waiting jobs were aged and reached their starvation guarantee, if they ever do."""
         self._in_vain = 0
         """Scans since the last event."""
         self._moments = 0
@@ -272,8 +271,7 @@ class Simulation:
                 return
 
     def _report(self) -> None:
-        """Add the reports of clusters: those with a changed component, and all changed ones when the interval has
-        passed."""
+        """Add the reports of clusters with a changed component; at the regular interval, of all changed clusters."""
         told = self._tell
         if self.now >= self._next_look:
             told = self._changed
@@ -474,8 +472,10 @@ class Simulation:
             self._later(self.holds(runner, lasts), ENDS, partial(self._ends, site, runner))
 
     def _stage(self, site: Site, token: Token) -> None:
-        """Schedule the end of the transfer of a component's inputs: one file after another, at the bandwidth of its
-        link."""
+        """Schedule the end of the transfer of a component's inputs.
+
+        Files are transferred one after another, each at the bandwidth of its link.
+        """
         found = self.scheduler.queries.find_staged(token)
         if found is None:
             return

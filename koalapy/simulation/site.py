@@ -75,8 +75,10 @@ class Site:
     # Components
 
     def submit(self, runner: Runner) -> Event | None:
-        """Queue a component and return the agent's report; None if it gets its nodes at once, since more reports
-        follow."""
+        """Queue a component and return the agent's report.
+
+        Return None if the component gets its nodes at once, since further reports follow.
+        """
         self.runners[runner.token] = runner
         self._queue.append(runner)
         self._allocate()

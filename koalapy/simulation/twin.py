@@ -210,11 +210,10 @@ def forecast(
     seed: int = 0,
     policies: Registry | None = None,
 ) -> Forecast:
-    """Return the forecast of ``draws`` simulations of ``horizon`` seconds each; the default ``draws`` falls with more
-    jobs.
+    """Return the forecast of ``draws`` simulations of ``horizon`` seconds each.
 
-    Raise ``UsageError`` for an impossible change. Equal arguments give equal results; with and without a change the
-    same run times are drawn.
+    By default there are fewer draws with more jobs. Raise ``UsageError`` for an impossible change. Equal arguments give
+    equal results; with and without a change the same run times are drawn.
     """
     return _carry_out([_plan(moment, change or Change(), policies or builtin(), draws, horizon, seed)], 1)[0]
 
@@ -338,8 +337,10 @@ def _interval(values: Iterable[float]) -> Interval | None:
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:
-    """Return a quantile by interpolation. It is monotonic in ``part``, unlike ``statistics.quantiles`` with its
-    rounding."""
+    """Return a quantile by linear interpolation.
+
+    It never decreases with ``part``, as it may by rounding in ``statistics.quantiles``.
+    """
     place = part * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

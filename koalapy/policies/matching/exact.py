@@ -237,8 +237,10 @@ class _Search:
 
 
 def _filled(room: dict[int, int], total: int, least: int) -> dict[int, int]:
-    """Distribute ``total`` nodes over sites in turn, each up to its maximum, leaving ``least`` nodes for each later
-    site."""
+    """Distribute ``total`` nodes over sites in turn, each up to its maximum.
+
+    ``least`` nodes are left for each later site.
+    """
     sizes, left, after = {}, total, least * len(room)
     for place, most in room.items():
         after -= least

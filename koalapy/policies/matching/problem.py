@@ -73,8 +73,10 @@ class Problem:
     """Maximum number of clusters; None: unlimited."""
 
     def demand(self, count: int) -> float:
-        """Return the bytes per second that ``count`` nodes on one cluster exchange with the others; the maximum is at
-        half."""
+        """Return the bytes per second that ``count`` nodes on one cluster exchange with the other nodes of the job.
+
+        The function is concave, with its maximum at half of the job.
+        """
         return self.bandwidth * (count * (self.nodes - count)) / (self.nodes - 1) if self.nodes > 1 else 0.0
 
     def link_slowdown(self, site: Site, count: int) -> float:
