@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: all of it in one line, with the places to correct it."""
+"""Format the errors of a configuration as one line that names the places to correct."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from koalapy.scheduler.rules import OutOfRange
 
 Location = tuple[int | str, ...]
 PREFIX, DELIMITER = "KOALA_", "__"
-"""Of environment variables that say what a file may say, too."""
+"""Prefix and delimiter of environment variables that set a setting."""
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 
 def refusal(root: type[BaseModel], errors: Iterable[Mapping[str, Any]], path: Path | None) -> UsageError:
-    """pydantic's errors as one of ours, which names the first field and tells of all."""
+    """Convert pydantic's errors to one error that lists all of them and names the first field."""
     faults = [fault for error in errors for fault in _faults(root, error)]
     location, value, _ = faults[0]
     places = dict.fromkeys(_place(location, path) for location, _, _ in faults)
@@ -31,15 +31,18 @@ def refusal(root: type[BaseModel], errors: Iterable[Mapping[str, Any]], path: Pa
 
 
 def field_of(location: Location) -> str:
-    """``("links", 0, "latency")`` as ``links[0].latency``."""
+    """Format a location: ``("links", 0, "latency")`` becomes ``links[0].latency``."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
     return "".join(parts).removeprefix(".")
 
 
 def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[Location, object, str]]:
-    """Where it is, the value, and what follows the field's name in the message: of a section several, or of a field."""
+    """Yield the location, the value and the message after the field's name for each fault of an error.
+
+    An error of a whole section may have several faults.
+    """
     location, cause = error["loc"], error.get("ctx", {}).get("error")
-    if location[-1:] == ("[key]",):  # a name among free ones, which the message has
+    if location[-1:] == ("[key]",):  # the error concerns a key of a mapping; the message contains it
         location = location[:-2]
     if isinstance(cause, OutOfRange):
         yield (*location, cause.field), cause.value, cause.message.removeprefix(cause.field)
@@ -53,7 +56,7 @@ def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[L
 
 
 def _words(error: Mapping[str, Any]) -> str:
-    """What is wrong with a value, without the value: it may be a secret."""
+    """Return the message for an error. It omits the value, which may be a secret."""
     kind = error["type"]
     if told := ", ".join(filter(None, explain_error(kind, error.get("ctx")))):
         return told
@@ -65,7 +68,7 @@ def _words(error: Mapping[str, Any]) -> str:
 
 
 def keys_beside(root: type[BaseModel], location: Location) -> Sequence[str]:
-    """The keys that there may be where a field is."""
+    """Return the keys that are valid next to a field."""
     kind: Any = root
     for part in location[:-1]:
         if is_dataclass(kind):
@@ -79,7 +82,7 @@ def keys_beside(root: type[BaseModel], location: Location) -> Sequence[str]:
 
 
 def _place(location: Location, path: Path | None) -> str:
-    """Where a field was given: in a variable, which counts before the file, or there."""
+    """Return the place that sets a field: an environment variable, which takes precedence, or the file."""
     given = {name.upper(): name for name in os.environ}
     for length in range(1, len(location) + 1):
         name = PREFIX + DELIMITER.join(str(part) for part in location[:length]).upper()

@@ -1,4 +1,4 @@
-"""How processes of ours tell what they do: a line for each event on standard error, for people or for programs."""
+"""Configure logging: one line per event on standard error, as text or JSON."""
 
 import contextlib
 import faulthandler
@@ -15,13 +15,13 @@ from koalapy.config.settings import LogFormat, LogLevel, unknown_variables
 from koalapy.model.job import parse_token
 
 MAX_TRACEBACK_LENGTH = 10_000
-"""Characters of it: the last, where it went wrong."""
+"""Characters of a traceback in a log line; the last ones are kept."""
 FIRST = ("timestamp", "level", "action", "event")
 Event = MutableMapping[str, Any]
 
 
 class Unfailing:
-    """Standard error, though its disk be full or its reader gone: a line that is lost costs less than a daemon."""
+    """Standard error that ignores write errors: losing a line is better than ending the daemon."""
 
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):
@@ -33,7 +33,10 @@ class Unfailing:
 
 
 def configure_logging(level: LogLevel = "info", form: LogFormat = "console", **always: str) -> None:
-    """``always``: fields of every line, such as the cluster of an agent."""
+    """Configure the logging of this process.
+
+    ``level`` is the lowest level that is logged. ``always`` are fields of every line, such as the cluster of an agent.
+    """
     least = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
@@ -49,25 +52,25 @@ def configure_logging(level: LogLevel = "info", form: LogFormat = "console", **a
     )
     logging.basicConfig(handlers=[Libraries()], level=max(least, logging.WARNING), force=True)
     logging.captureWarnings(True)
-    # That a duty is still under way when it is due again is nothing to tell of every two seconds.
+    # It warns every two seconds while a periodic task is still running when it is due again.
     logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
-    # That a collector is away is told once, by us.
+    # The tracing code reports an unreachable collector itself, once.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
 
 def watch_out_for_crashes() -> None:
-    """Tell where every thread is, if this process is ended for a crash, or by a watchdog (SIGABRT)."""
+    """Write the stack of every thread when this process crashes or a watchdog ends it (SIGABRT)."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no standard error
         faulthandler.enable()
 
 
 class Libraries(logging.Handler):
-    """What libraries log, as lines like ours."""
+    """A handler that logs the records of libraries in the format of koalapy."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             said = record.getMessage()
-        except Exception:  # noqa: BLE001 - whatever a library gave its own words
+        except Exception:  # noqa: BLE001 - a library may pass any objects as arguments
             said = str(record.msg)
         error = record.exc_info[1] if record.exc_info else None
         more = {} if error is None else {"exc_info": error}
@@ -75,7 +78,7 @@ class Libraries(logging.Handler):
 
 
 def _complete(event: Event, always: Mapping[str, str]) -> Event:
-    """With the job of what is told of by a token, and an error with where it came from."""
+    """Add the fields of every line, the job of a token, and the traceback of an error."""
     for name, value in always.items():
         event.setdefault(name, value)
     token = event.get("token", event.get("component"))
@@ -90,7 +93,7 @@ def _complete(event: Event, always: Mapping[str, str]) -> Event:
 
 
 def _as_json(_: object, __: str, event: Event) -> str:
-    """One object in one line, whatever the values are."""
+    """Format an event as a JSON object in one line. Values that JSON cannot hold are written as ``repr``."""
     ordered = {name: event[name] for name in FIRST if name in event} | dict(event)
     try:
         return json.dumps(ordered, default=repr, allow_nan=False)

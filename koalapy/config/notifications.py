@@ -1,4 +1,4 @@
-"""The section ``notifications`` of the configuration: who may be told of what, and how that is sent."""
+"""The section ``notifications`` of the configuration: recipients and delivery of notifications."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -57,21 +57,22 @@ Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class MailSection:
-    """How mail is sent."""
+    """The mail server and the sender of notifications by mail."""
 
     server: Annotated[str, AfterValidator(_server)]
-    """Host and port of the server that takes it."""
+    """Host and port of the mail server, as ``smtp.example.org:587``."""
     sender: Address
-    """Whose it is."""
+    """Address of the sender."""
     encryption: Literal["starttls", "tls", "none"] = "starttls"
-    """``starttls`` after the greeting, ``tls`` from the first byte; ``none`` without a password only, or on this
-    machine."""
+    """Encryption of the connection: ``starttls`` after the greeting, or ``tls`` from the first byte. ``none`` is
+    allowed without a password, or with a server on this machine."""
     user: str = ""
-    """By which the server knows the daemon, where it asks for that."""
+    """User name at the mail server; needs ``password``. By default the daemon does not log in."""
     password: str = field(default="", repr=False)
-    """With that."""
+    """Password of ``user``."""
     recipients: list[Recipient] = field(default_factory=list)
-    """Whom users may have mailed: addresses, and domains as ``@example.org``. Without any, nobody."""
+    """Recipients that users may choose: addresses, and domains as ``@example.org``. By default users may choose
+    none."""
 
     def __post_init__(self) -> None:
         if bool(self.user) != bool(self.password):
@@ -90,43 +91,43 @@ class MailSection:
 
 @dataclass(frozen=True)
 class WebhookSection:
-    """A host that is asked by webhooks."""
+    """A host that receives webhooks."""
 
     secret: Secret = field(repr=False)
-    """By which what it is told is signed (HMAC with SHA-256)."""
+    """Secret that signs the webhooks to this host (HMAC with SHA-256); 16 characters or more."""
 
 
 @dataclass(frozen=True)
 class OperatorsSection:
-    """Who is told of alerts."""
+    """Recipients of alerts."""
 
     mail: list[Address] = field(default_factory=list)
-    """Mail addresses."""
+    """Mail addresses that receive alerts; needs the section ``mail``."""
     webhooks: list[Url] = field(default_factory=list)
-    """URLs, on hosts that stand in ``notifications.webhooks``."""
+    """URLs that receive alerts; their hosts must be keys of ``notifications.webhooks``."""
     severity: Severity = Severity.WARNING
-    """The least of which they are told."""
+    """Lowest severity that is sent."""
 
 
 @dataclass(frozen=True)
 class NotificationSection:
-    """Who may be told of what, and how: without a mail server and hosts of webhooks nobody is told anything."""
+    """Recipients and delivery of notifications. Without a mail server and webhook hosts none are sent."""
 
     mail: MailSection | None = None
     webhooks: dict[Host, WebhookSection] = field(default_factory=dict)
-    """By host, with the port unless it is 443: no other is asked."""
+    """Hosts that may receive webhooks, with the port unless it is 443. No other host is contacted."""
     operators: OperatorsSection = OperatorsSection()
     waiting_after: Seconds = 3600.0
-    """For how long a job has waited when that is told."""
+    """Seconds that a job must wait before its owner is notified (event ``waiting``)."""
     keep: Seconds = 86400.0
-    """For how long it is tried to tell something."""
+    """Seconds for which the delivery of a notification is retried."""
     per_hour: Annotated[int, Field(ge=1, le=100_000)] = 200
-    """How much each user is told in an hour; what is more comes later."""
+    """Maximum notifications to each user per hour; the others are sent later."""
     waiting: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    """How much may wait to be told each user; what is more is told nobody."""
+    """Maximum undelivered notifications of each user; further ones are dropped."""
     ca_file: str | None = None
-    """Certificates of authorities that servers and hosts are known by, in PEM; by default those that this machine
-    trusts."""
+    """PEM file with the certificate authorities that sign the certificates of mail servers and webhook hosts. By
+    default those that this machine trusts."""
 
     def __post_init__(self) -> None:
         if self.operators.mail and self.mail is None:
@@ -139,5 +140,5 @@ class NotificationSection:
 
     @property
     def reachable(self) -> AllowedRecipients:
-        """By users."""
+        """Return the recipients that users may choose."""
         return AllowedRecipients(tuple(self.mail.recipients) if self.mail else (), frozenset(self.webhooks))

@@ -1,4 +1,5 @@
-"""All configuration, typed: one YAML file, overridden by environment variables (``KOALA_RULES__CLAIM_GRACE``)."""
+"""The settings of the daemon and the agents: a YAML file, overridden by environment variables
+(``KOALA_RULES__CLAIM_GRACE``)."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -52,21 +53,21 @@ from koalapy.record.settings import Recording
 from koalapy.scheduler.rules import Rules
 
 MAX_TEXT_LENGTH = 1024 * 1024
-"""Characters of any text. Pydantic refuses what UTF-8 cannot encode only where a text has a bound."""
+"""Maximum characters of any text. Pydantic rejects text that UTF-8 cannot encode only if its length is limited."""
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogFormat = Literal["console", "json"]
 
 
 @dataclass(frozen=True)
 class TokenSection:
-    """A token of somebody's that holds as long as it stands here."""
+    """A token that is valid as long as it is configured."""
 
     token: Secret = field(repr=False)
-    """16 characters or more."""
+    """The token; 16 characters or more."""
     user: UserName
-    """Who comes in by it."""
+    """User that the token authenticates."""
     role: Role = Role.USER
-    """What they may do."""
+    """Role of its bearer."""
 
 
 def _lease(value: object) -> object:
@@ -89,21 +90,21 @@ def _with_a_user(section: object) -> object:
 
 @dataclass(frozen=True)
 class UserSection:
-    """Somebody, and what they are called on the clusters."""
+    """A user, with accounts on the clusters, role and groups."""
 
     accounts: dict[str, str] = field(default_factory=dict)
-    """By cluster."""
+    """Account of the user on each cluster, by cluster."""
     role: Role = Role.USER
-    """What they may do, where they come in by something that says no other."""
+    """Role of the user when the login or token gives no role."""
     groups: list[UserName] = field(default_factory=list)
-    """For limits."""
+    """Groups of the user, to which limits may apply."""
     home: str = ""
-    """The cluster whose user they count as; by default the one where they have an account, if it is one."""
+    """Home site of the user. By default the cluster where the user has an account, if it is only one."""
 
 
 @dataclass(frozen=True)
 class OidcSection(Provider):
-    """An OpenID provider whose bearer tokens are taken."""
+    """An OpenID provider that issues bearer tokens for the daemon."""
 
     users: dict[str, UserName] = field(default_factory=dict)
     jwks_uri: ProviderUri | None = None
@@ -126,60 +127,64 @@ class OidcSection(Provider):
 
 @dataclass(frozen=True)
 class MpiSection(Mpi):
-    """Open MPI on one cluster: where it is, and over which of a node's networks it may speak."""
+    """Open MPI on one cluster: its installation and the networks that it may use between clusters."""
 
     prefix: str | None = None
-    """Where it is installed, with ``bin/mpirun`` below; by default the first ``mpirun`` on the nodes' ``PATH``."""
+    """Installation folder, which contains ``bin/mpirun``. By default the first ``mpirun`` on the ``PATH`` of the
+    nodes."""
     interface: Network | None = None
-    """Network that other clusters' nodes can reach, as CIDR (``198.18.0.0/24``) or name (``ib0``)."""
+    """Network that the nodes of other clusters can reach, as CIDR (``198.18.0.0/24``) or interface name (``ib0``)."""
     ports: Ports | None = None
-    """Ports that other clusters' nodes can reach, as ``FIRST-LAST``."""
+    """Ports that the nodes of other clusters can reach, as ``FIRST-LAST``."""
     parameters: dict[str, str] = field(default_factory=dict)
-    """Further MCA parameters of Open MPI's own (``btl_tcp_links: "2"``)."""
+    """Additional MCA parameters of Open MPI (``btl_tcp_links: "2"``)."""
 
 
 @dataclass(frozen=True)
 class ClusterSection(ClusterProfile, SiteSettings):
-    """One cluster: what the scheduler goes by, what its agent takes as it is, and what only the daemon or nobody else
-    than its start needs. ``nodes`` and ``network`` are for the kind ``local``: N nodes of this machine."""
+    """One cluster: settings of the scheduler, of the cluster's agent, and of the daemon.
+
+    ``nodes`` and ``network`` apply to the kind ``local`` only: N nodes on this machine.
+    """
 
     speed: Annotated[float, Field(gt=0)] = 1.0
-    """Of its nodes, as against those of the other clusters."""
+    """Speed of its nodes relative to those of the other clusters."""
     uplink_bandwidth: Annotated[float, BeforeValidator(parse_bandwidth), Field(gt=0, allow_inf_nan=False)] | None = None
-    """Bytes per second of its link to all other clusters together; also as ``1Gbit`` or ``100MB``. By default what was
-    measured of its links."""
+    """Bandwidth of its link to all other clusters together, in bytes per second; also as ``1Gbit`` or ``100MB``. By
+    default the daemon uses the measured bandwidth of its links."""
     token: Secret | None = field(default=None, repr=False)
-    """What the cluster's agent must show to be let in."""
+    """Token that authenticates the agent of the cluster."""
     user: UserName | None = None
-    """Of the identity ``own``: whose jobs alone run there."""
+    """The only user that may have jobs on the cluster. Required with the identity ``own``, and not allowed with
+    others."""
     unmapped: bool = False
-    """Whether accounts of this cluster that belong to nobody of ``users`` may come, as ``ACCOUNT@CLUSTER``."""
+    """Whether accounts of this cluster that ``users`` does not map may log in, as the user ``ACCOUNT@CLUSTER``."""
     refused_accounts: list[str] = field(default_factory=list)
-    """Accounts of this cluster that get no login, whoever they are."""
+    """Accounts of this cluster that may not log in, whichever user they belong to."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Added to the environment of every program there; ``PATH`` entries go first."""
+    """Environment variables of every program there. ``PATH`` entries are prepended."""
     embedded: bool | None = None
-    """Whether the daemon starts the agent itself; by default for the kind ``local``."""
+    """Whether the daemon starts the agent itself. By default only for the kind ``local``."""
     mpi: MpiSection = MpiSection()
     python: str | None = None
-    """Python 3.9 or newer that runs our runner on the nodes; by default the agent's own."""
+    """Path of Python 3.9 or newer, which executes the runner on the nodes. By default the Python of the agent."""
     runner_address: str | None = None
-    """Address of the head node on which the agent listens for its nodes; by default the head's own."""
+    """Address of the head node at which the agent listens for its nodes. By default the address of the head node."""
     replica_directories: list[AbsolutePath] = field(default_factory=list)
-    """Folders below which replicas may lie, as the head node sees them; nothing else is read for other sites.
+    """Folders that contain replicas, as the head node sees them. Other sites can read no other files.
 
-    Of the kind ``local``, by default the folder ``replicas`` in the cluster's directory.
+    By default, for the kind ``local``, the folder ``replicas`` in the directory of the cluster.
     """
     stage_directory: AbsolutePath | None = None
-    """Where components get folders of their own for the files they need, which the nodes must see under this path.
+    """Folder for the files of components, with one subfolder per component. The nodes must see it under this path.
 
-    By default the folder ``stages`` in the agent's directory.
+    By default the folder ``stages`` in the directory of the agent.
     """
     transfer_address: str | None = None
-    """Address at which other sites' head nodes reach this one to pull files; by default the head's own."""
+    """Address at which the head nodes of other sites connect to pull files. By default the address of the head node."""
     lease: LeaseSetting | None = None
-    """Seconds for which jobs go on there while the daemon is silent, before they end there and are tried again, or
-    ``none``; by default as ``lease`` says for all clusters."""
+    """Seconds that jobs on this cluster continue while the daemon is silent; then they end there and are retried.
+    ``none``: no limit. By default the setting ``lease`` for all clusters."""
 
     @property
     def is_embedded(self) -> bool:
@@ -188,39 +193,40 @@ class ClusterSection(ClusterProfile, SiteSettings):
 
 @dataclass(frozen=True)
 class TlsSection:
-    """The daemon's own TLS; without it plain HTTP is spoken."""
+    """TLS of the daemon. Without a certificate it serves plain HTTP."""
 
     certificate: AbsolutePath | None = None
-    """File with the daemon's certificate in PEM, and after it those that lead to its authority."""
+    """PEM file with the certificate of the daemon, followed by the intermediate certificates."""
     key: AbsolutePath | None = None
-    """File with its key, which nobody else may read."""
+    """File with the private key, which no other account may read."""
 
 
 @dataclass(frozen=True)
 class TracingSection:
-    """Where jobs' ways are sent as spans of OpenTelemetry's, each when it is over."""
+    """Tracing: the daemon sends an OpenTelemetry trace of each finished job to a collector."""
 
     endpoint: CollectorUrl | None = None
-    """Address of a collector that takes OTLP by HTTP, as ``http://127.0.0.1:4318/v1/traces``; needs the extra
-    ``tracing``. Without it nothing is sent."""
+    """URL of a collector that accepts OTLP over HTTP, as ``http://127.0.0.1:4318/v1/traces``. Needs the extra
+    ``tracing``. Without a URL no traces are sent."""
 
 
 @dataclass(frozen=True)
 class LinkSection:
-    """What is known of the network between two clusters, or within one (``between: [north, north]``)."""
+    """Configured properties of the network between two clusters, or within one (``between: [north, north]``)."""
 
     between: tuple[str, str]
-    """The two clusters; of the network within one, it twice."""
+    """The two clusters; twice the same for the network within a cluster."""
     latency: Annotated[float, BeforeValidator(parse_seconds), Field(gt=0, allow_inf_nan=False)] | None = None
-    """Seconds; also as ``0.5ms``."""
+    """Latency in seconds; also as ``0.5ms``."""
     bandwidth: Annotated[float, BeforeValidator(parse_bandwidth), Field(gt=0, allow_inf_nan=False)] | None = None
-    """Bytes per second; also as ``1Gbit`` or ``100MB``."""
+    """Bandwidth in bytes per second; also as ``1Gbit`` or ``100MB``."""
     encrypted: bool | None = None
-    """Whether files that go over it are encrypted; by default as ``encrypt_transfers`` says."""
+    """Whether file transfers over this link are encrypted. By default the setting ``encrypt_transfers``."""
 
 
 class EnvironmentSource(EnvSettingsSource):
-    """Variables for fields of sections that are plain dataclasses: which of them hold lists and objects, as JSON."""
+    """A source of environment variables that also reads lists and objects, as JSON, in sections that are plain
+    dataclasses."""
 
     def next_field(
         self, field: FieldInfo | Any | None, key: str, case_sensitive: bool | None = None
@@ -233,76 +239,82 @@ class EnvironmentSource(EnvSettingsSource):
 
 
 class Settings(BaseSettings):
-    """Everything a daemon or an agent is told."""
+    """The settings of the daemon and of the agents."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid", frozen=True, str_max_length=MAX_TEXT_LENGTH
     )
 
     database: str | None = None
-    """Database URL; by default SQLite in the data directory."""
+    """Database URL. By default SQLite in the data directory."""
     tokens: list[Annotated[TokenSection, BeforeValidator(_with_a_user)]] = []
-    """Beside the daemon's own, which this account's commands find by themselves, and those that it was asked for."""
+    """Additional tokens with a fixed text. Do not list issued tokens, or the daemon's own token, which commands of its
+    account find by themselves."""
     users: dict[UserName, UserSection] = {}
-    """Who is who on which cluster."""
+    """Users by name, with their accounts on the clusters."""
     login_lifetime: float = Field(default=8 * 3600.0, ge=60, le=30 * 86400)
-    """Seconds for which a login holds that a cluster's agent vouched for."""
+    """Validity in seconds of a login that an agent attests."""
     trusted_logins: list[str] = []
-    """Clusters whose agents may vouch for operators and administrators; others for users only."""
+    """Clusters from which operators and administrators log in with their configured role. Logins from other clusters
+    have the role user."""
     public_url: str | None = None
-    """Where users reach the daemon, if not where agents do: told to who logs in."""
+    """URL at which users reach the daemon, reported to clients at login. By default the URL for agents."""
     oidc: OidcSection | None = None
-    """Whose bearer tokens are taken beside."""
+    """OpenID provider that issues bearer tokens, in addition to the tokens of the daemon."""
     limits: LimitSettings = LimitSettings()
-    """What users and groups may have at most."""
+    """Limits of users and groups."""
     limits_contact: str = ""
-    """Where more is asked for, as text for people."""
+    """Text that tells users where to request higher limits; it is the hint of errors about limits."""
     allowed_hosts: list[HostName] = []
-    """Names by which the daemon may be addressed beside IP addresses, ``localhost`` and this machine's own names."""
+    """Host names at which the daemon accepts requests, besides IP addresses, ``localhost`` and the names of this
+    machine."""
     tls: TlsSection = TlsSection()
     behind_proxy: list[Proxy] = []
-    """Addresses and networks of proxies that speak TLS for the daemon, whose word counts on who asks."""
+    """Addresses and networks of proxies that terminate TLS for the daemon. The daemon trusts the client address and
+    scheme that they report."""
     lease: LeaseSetting = DEFAULT_LEASE
-    """Seconds for which jobs on a cluster go on while the daemon is silent, before they end there and are tried again;
-    ``none``: they go on until the agent, the walltime or an operator ends them."""
+    """Seconds that jobs on a cluster continue while the daemon is silent; then they end there and are retried.
+    ``none``: they continue until the agent, the walltime or an operator ends them."""
     output_limit: int = Field(default=64 * 1024 * 1024, ge=0, le=2**53)
-    """Bytes of output kept per component: of what is longer the first and the last half of that; for the rest there is
-    the file that a job may name (``--output``)."""
+    """Maximum stored bytes of output per component. Of longer output, the first and the last half of the limit are
+    stored; a job may name a file for its complete output (``--output``)."""
     bundle_limit: int = Field(default=1024**3, ge=0)
-    """Bytes that a submitter may send along with a job (``--stage``), as one archive."""
+    """Maximum bytes of the archive that a user uploads with a job (``--stage``)."""
     collect_limit: int = Field(default=1024**3, ge=0)
-    """Bytes that a component may bring back (``--collect``), as one archive."""
+    """Maximum bytes of the archive of result files of a component (``--collect``)."""
     bundles_quota: int = Field(default=50 * 1024**3, ge=0)
-    """Bytes of all that submitters have sent along together; those that nobody needs go first."""
+    """Maximum bytes of all uploaded archives together. Archives that no job needs are deleted first."""
     results_quota: int = Field(default=200 * 1024**3, ge=0)
-    """Bytes of all that components have brought back together; those of the jobs that ended first go first."""
+    """Maximum bytes of all result archives together. Those of the jobs that ended first are deleted first."""
     results_keep: float | None = Field(default=None, gt=0)
-    """Seconds after a job's end for which these are kept; by default as long as there is room."""
+    """Seconds for which result archives are stored after the end of their job. By default until ``results_quota`` is
+    reached."""
     jobs_keep: float | None = Field(default=365 * 86400.0, ge=3600, allow_inf_nan=False)
-    """Seconds after its end for which a job is kept with its output, results and history; null: for ever."""
+    """Seconds for which a job is stored after its end, with its output, results and history. null: forever."""
     internal_jobs_keep: float = Field(default=7 * 86400.0, ge=3600, allow_inf_nan=False)
-    """The same of the daemon's own jobs, which measure the network; what they measured is kept by itself."""
+    """Seconds for which the daemon's own jobs, which measure the network, are stored after their end. The measurements
+    are stored separately."""
     high_priority: HighPriority = HighPriority()
-    """Who may give jobs high priority, by which they preempt others: operators, unless it is allowed to more."""
+    """Users that may submit high-priority jobs, which preempt others. By default only operators."""
     forecast_interval: float | None = Field(default=600.0, ge=1, le=30 * 86400.0, allow_inf_nan=False)
-    """Seconds after which the daemon foretells by itself, while jobs wait, when they will start, so that it is known
-    how right that is; null: only when somebody asks."""
+    """Seconds between predictions of start times that the daemon makes by itself while jobs wait, to measure their
+    accuracy. null: predictions on request only."""
     audit_keep: float | None = Field(default=365 * 86400.0, ge=86400, allow_inf_nan=False)
-    """Seconds for which it is kept who did what; null: for ever."""
+    """Seconds for which audit entries are stored. null: forever."""
     open_metrics: bool = False
-    """Whether ``/metrics`` is told to who shows no token, too."""
+    """Whether ``/metrics`` also answers requests without a token."""
     background_load: bool = False
-    """Whether experiments may load clusters past the scheduler, as local users do."""
+    """Whether experiments may start background load on clusters, which bypasses the scheduler as local users do."""
     log_level: LogLevel = "info"
-    """What weighs less is not logged; agents that the daemon starts tell of ``warning`` and worse, unless this is
+    """Lowest level that is logged. Agents that the daemon starts log ``warning`` and above, unless this is
     ``debug``."""
     log_format: LogFormat = "console"
-    """How a line of the log is written: for people, or as one JSON object."""
+    """Format of a log line: text, or one JSON object."""
     tracing: TracingSection = TracingSection()
     rules: Rules = Rules()
     links: list[LinkSection] = []
     encrypt_transfers: bool = True
-    """Whether files go from site to site by TLS; both sides must say otherwise for them to go in clear."""
+    """Whether file transfers between sites use TLS. They are unencrypted only if the settings of both sites say so."""
     network: MeasurementSettings = MeasurementSettings()
     disks: DiskLimits = DiskLimits()
     record: Recording = Recording()
@@ -325,7 +337,10 @@ class Settings(BaseSettings):
         return EnvironmentSource(settings_cls), init_settings
 
     def known_users(self) -> Users:
-        """``UsageError`` for unknown clusters, and for an account that is given to two people."""
+        """Return the configured users.
+
+        Raise ``UsageError`` for an unknown cluster, and for an account that two users have.
+        """
         for name, section in self.users.items():
             for cluster in section.accounts.keys() - self.clusters.keys():
                 raise UsageError(
@@ -343,11 +358,18 @@ class Settings(BaseSettings):
             raise UsageError(f"users: {error}", field="users", hint="give each account to one person") from error
 
     def known_accounts(self) -> Accounts:
-        """Where jobs of an owner may run, and as which account; ``UsageError`` as for ``known_domains``."""
+        """Return the accounts as which jobs of each owner may run.
+
+        Raise ``UsageError`` like ``known_users`` and ``known_domains``.
+        """
         return Accounts(self.known_users(), self.known_domains())
 
     def known_domains(self) -> dict[str, Domain]:
-        """Whose processes the clusters' jobs are; ``UsageError`` for a cluster that is nobody's own."""
+        """Return the identity of the jobs' processes on each cluster, by cluster.
+
+        Raise ``UsageError`` for a cluster with the identity ``own`` and no ``user``, or a ``user`` and another
+        identity.
+        """
         domains = {}
         for name, section in self.clusters.items():
             field = f"clusters.{name}.user"
@@ -364,13 +386,16 @@ class Settings(BaseSettings):
         return domains
 
     def check_people(self) -> None:
-        """``UsageError`` for what is wrong with who is who."""
+        """Raise ``UsageError`` for an error in users, accounts, identities or trusted logins."""
         self.known_accounts()
         for index, name in enumerate(self.trusted_logins):
             check_cluster(name, self.clusters, f"trusted_logins[{index}]")
 
     def check_coallocation(self) -> None:
-        """Check which clusters share jobs. ``UsageError`` for unknown ones, and for too many sets of those that may."""
+        """Check ``coallocate_with`` of all clusters.
+
+        Raise ``UsageError`` for an unknown cluster, or too many sets of clusters that may share a job.
+        """
         for name, section in self.clusters.items():
             for index, other in enumerate(section.coallocate_with or ()):
                 check_cluster(other, self.clusters, f"clusters.{name}.coallocate_with[{index}]")
@@ -383,10 +408,10 @@ class Settings(BaseSettings):
                 )
 
     def local_networks(self) -> dict[str, str]:
-        """Return the network of each cluster of this machine's nodes, by cluster.
+        """Return the networks of the clusters on this machine, by cluster.
 
-        One that names none gets 127.0.K as the K-th cluster by name, or the first that no cluster has. ``UsageError``
-        for a network that two clusters name: their nodes would be the same.
+        The K-th cluster by name has the default 127.0.K, or else the first free network. Raise ``UsageError`` if two
+        clusters have the same network, since their nodes would be the same.
         """
         local = sorted(name for name, section in self.clusters.items() if section.lrm.on_this_host)
         networks: dict[str, str] = {}
@@ -412,7 +437,7 @@ class Settings(BaseSettings):
         return networks
 
     def encrypted_links(self, cluster: str) -> dict[str, bool]:
-        """What is said of links of a cluster in particular, by the cluster at the other end."""
+        """Return whether the links of a cluster are encrypted, by the other cluster, for links with the setting."""
         told = {}
         for section in self.links:
             if section.encrypted is not None and cluster in section.between:
@@ -421,7 +446,10 @@ class Settings(BaseSettings):
         return told
 
     def known_links(self) -> dict[ClusterPair, Link]:
-        """The links by their clusters' names in order; ``UsageError`` for unknown clusters and for one given twice."""
+        """Return the configured links, by their two clusters in alphabetical order.
+
+        Raise ``UsageError`` for an unknown cluster, a duplicate link, and a link without any property.
+        """
         found: dict[ClusterPair, Link] = {}
         told: set[ClusterPair] = set()
         for index, section in enumerate(self.links):
@@ -455,7 +483,7 @@ def _network(number: int) -> str:
 
 
 def proxies(given: Sequence[str]) -> list[str]:
-    """Those of the command line; ``UsageError``."""
+    """Check the proxies of the command line. Raise ``UsageError`` for one that is no address or network."""
     try:
         return [proxy(text.strip()) for text in given]
     except ValueError as error:
@@ -480,7 +508,7 @@ OF_COMMANDS = (
     "TRACES",
     "URL",
 )
-"""Variables after ``KOALA_`` that commands and units read, and no setting has."""
+"""Variables, without ``KOALA_``, that commands and units read and that are no settings."""
 OF_JOBS = (
     "CLUSTER",
     "COMPONENT",
@@ -495,9 +523,9 @@ OF_JOBS = (
     "SCRATCH",
     "STAGE",
 )
-"""Variables after ``KOALA_`` that programs of jobs find, and all that they start."""
+"""Variables, without ``KOALA_``, that programs of jobs and their child processes inherit."""
 OF_LOCAL_KIND = {"nodes", "network", "start_failures"}
-"""Settings of a cluster that say without ``kind`` that it is nodes of this machine."""
+"""Settings that imply the kind ``local`` for a cluster without ``kind``."""
 OF_OTHER_KINDS = {
     "account",
     "fanout",
@@ -508,15 +536,15 @@ OF_OTHER_KINDS = {
     "poll_interval",
     "queue",
 }
-"""Settings of a cluster that its nodes being of this machine has no use for."""
+"""Settings that are meaningless for the kind ``local``."""
 MIN_LIKENESS = 0.8
-"""From 0 to 1: how like a setting's name a variable is that is taken for a misspelt one."""
+"""Similarity, from 0 to 1, above which a variable is treated as a misspelt setting."""
 
 
 MAX_SIZE = 16 * 1024 * 1024
-"""Bytes of a configuration file."""
+"""Maximum bytes of a configuration file."""
 NOT_READ = (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError)
-"""What is raised for a file that cannot be read; some by YAML's reader, of odd numbers, dates and tags."""
+"""Exceptions from an unreadable file; the YAML reader raises some for malformed numbers, dates and tags."""
 
 
 def _content(path: Path) -> str:
@@ -528,7 +556,7 @@ def _content(path: Path) -> str:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return what stands in a configuration file, unchecked. ``UsageError`` for a file that cannot be read."""
+    """Return the values of a configuration file, unchecked. Raise ``UsageError`` if the file cannot be read."""
     try:
         values = load_yaml(_content(path)) or {}
     except NOT_READ as error:
@@ -536,13 +564,16 @@ def read_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
     for key in values:
-        if not isinstance(key, str) or key.startswith("_"):  # such keys would be orders to the reader itself
+        if not isinstance(key, str) or key.startswith("_"):  # such keys would be arguments of the settings class
             raise UsageError(f"{path}: {key!r} is no field", field=str(key), hint="leave it out")
     return values
 
 
 def load(path: Path | None) -> Settings:
-    """Read a configuration file; a bad one is a ``UsageError`` that names the field."""
+    """Load the settings from a file and the environment.
+
+    Raise ``UsageError``, which names the field, for an invalid value.
+    """
     values = {} if path is None else read_file(path)
     _refuse_misspelt_variables()
     try:
@@ -556,7 +587,7 @@ def load(path: Path | None) -> Settings:
 
 
 def unknown_variables() -> list[str]:
-    """Return the variables of the environment that begin with ``KOALA_`` and that nothing reads."""
+    """Return the environment variables with the prefix ``KOALA_`` that nothing reads."""
     known = {*OF_COMMANDS, *OF_JOBS, *map(str.upper, Settings.model_fields)}
     return sorted(
         name
@@ -578,7 +609,7 @@ def _refuse_misspelt_variables() -> None:
 
 
 def _check_kinds(values: Mapping[str, Any], path: Path | None) -> None:
-    """``UsageError`` for a cluster without ``kind`` that is not clearly meant to be nodes of this machine."""
+    """Raise ``UsageError`` for a cluster without ``kind`` unless its settings imply the kind ``local``."""
     sources = [source.get("clusters") or {} for source in (values, EnvironmentSource(Settings)())]
     for name in dict.fromkeys(name for source in sources for name in source):
         given = {key for source in sources for key in source.get(name) or {}}

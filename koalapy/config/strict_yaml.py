@@ -1,4 +1,4 @@
-"""YAML that refuses a mapping with the same key twice, of which PyYAML takes the last one without a word."""
+"""A YAML loader that rejects a mapping with a duplicate key, of which PyYAML silently keeps the last."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ MAX_KEY_LENGTH = 60
 
 
 class DuplicateKey(ValueError):
-    """A mapping has a key twice."""
+    """A mapping has a duplicate key."""
 
 
 class AliasFound(ValueError):
-    """A text has an alias (``*NAME``) where none may be."""
+    """A text has an alias (``*NAME``) although aliases are not allowed."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,10 +39,10 @@ class _LoaderWithoutAliases(_Loader):
 
 
 def load_yaml(text: str, *, aliases: bool = True) -> Any:
-    """Return the value of a YAML or JSON text. ``aliases``: whether it may have some.
+    """Return the value of a YAML or JSON text. ``aliases``: whether the text may have aliases.
 
-    Raises ``DuplicateKey`` or ``AliasFound``; besides what PyYAML raises: ``YAMLError``, and ``ValueError``,
-    ``LookupError``, ``AttributeError`` or ``RecursionError`` of odd numbers, dates, tags and depths.
+    Raise ``DuplicateKey`` or ``AliasFound``. Malformed numbers, dates, tags and depths raise PyYAML's errors:
+    ``YAMLError``, ``ValueError``, ``LookupError``, ``AttributeError`` or ``RecursionError``.
     """
-    # Both loaders are safe: they make plain values only.
+    # Both loaders are safe: they construct plain values only.
     return yaml.load(text, _Loader if aliases else _LoaderWithoutAliases)

@@ -1,4 +1,4 @@
-"""What texts of the configuration must be like, as types: whoever reads one refuses what is not."""
+"""Constrained text types of the configuration; a value that violates a constraint raises ``ValueError``."""
 
 import re
 from ipaddress import ip_address, ip_network
@@ -29,11 +29,11 @@ def _network(text: str) -> str:
 
 
 Network = Annotated[str, AfterValidator(_network)]
-"""An interface's name, or a network in CIDR."""
+"""Name of a network interface, or a network in CIDR notation."""
 
 
 def proxy(text: str) -> str:
-    """An address or a network; ``ValueError``."""
+    """Return an IP address or network unchanged. Raise ``ValueError`` for any other text."""
     try:
         ip_network(text, strict=False)
     except ValueError:
@@ -73,7 +73,10 @@ UserName = Annotated[str, AfterValidator(_user_name)]
 
 
 def _cluster_name(name: str) -> str:
-    """Names stand in paths, addresses, lists and ``NAME:SIZE``."""
+    """Return a cluster name unchanged.
+
+    Raise ``ValueError`` if it is not safe in paths, addresses, lists and ``NAME:SIZE``.
+    """
     if not re.fullmatch(rf"[^\W_][\w.-]{{0,{MAX_CLUSTER_NAME_LENGTH - 1}}}", name):
         hint = f"give 1 to {MAX_CLUSTER_NAME_LENGTH} letters, digits, and . _ - only, the first a letter or digit"
         raise ValueError(f"{name[:MAX_CLUSTER_NAME_LENGTH]!r} is no cluster's name: {hint}")
@@ -115,7 +118,7 @@ def _one_group(pattern: str) -> str:
 
 
 UserPattern = Annotated[str, AfterValidator(_one_group)]
-"""A regular expression, of which the one group is the user."""
+"""A regular expression with one group, which extracts the user name."""
 
 
 def _collector(url: str) -> str:
