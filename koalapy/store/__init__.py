@@ -1,6 +1,6 @@
-"""The SQL store: tables, one transaction a batch, the lease, listings, and migrations.
+"""The SQL store: tables, batches, the lease, listings and migrations.
 
-Imports ``model`` and ``ports``. Start at ``sql.py``. Each transaction that writes checks the lease's epoch and batch
-number, so that one daemon writes at a time and a commit is stored once. A page of jobs is found by indices alone
-(``listing.py``); days of history add up in the transaction in which a job ends (``days.py``).
+Imports ``model`` and ``ports``. Start at ``sql.py``. Every writing transaction checks the lease's epoch, so only one
+daemon writes at a time. It also checks the batch number, so a batch is stored once. ``listing.py`` finds a page of jobs
+by indices alone. ``usage.py`` adds a job to the daily figures in the transaction in which it ends.
 """

@@ -1,4 +1,4 @@
-"""Advice that was followed, the runs that the advisor learns from, and predictions of jobs."""
+"""SQL storage of followed advice, of the runs from which the advisor learns, and of predictions."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -17,10 +17,10 @@ from koalapy.store.listing import newest_of
 from koalapy.store.tables import attempts, jobs, predictions, timeline
 
 MAX_RETAINED_RUNS = 5000
-"""Of jobs that are gone, the newest, from which the advisor learns when a daemon starts."""
+"""Maximum runs of deleted jobs that are stored for the advisor."""
 
 MAX_JOBS_OF_OWNER = 2000
-"""Of so many of an owner's last jobs it is told which applications they ran."""
+"""Newest jobs of an owner that are searched for application names."""
 
 _runs = tables.runs.c
 _advice, _jobs, _attempts, _components = tables.advice.c, tables.jobs.c, tables.attempts.c, tables.components.c
@@ -51,7 +51,7 @@ class SqlAdvice:
         Precede them with the runs that the advisor kept of deleted jobs, up to ``limit`` runs in all.
         """
         succeeded = (_jobs.state == JobState.SUCCEEDED.value) & (_jobs.application != "")
-        # So many have succeeded since this one: older ones are not looked at.
+        # Limits the search: at least ``limit`` jobs have succeeded since this job.
         oldest = select(_jobs.id).where(succeeded).order_by(_jobs.id.desc()).offset(limit - 1).limit(1)
         first = func.coalesce(oldest.scalar_subquery(), 0)
         walltime = _jobs.spec["walltime"].as_float()
@@ -95,7 +95,7 @@ class SqlAdvice:
 
 
 def write_advised(connection: Connection, given: Sequence[AdvisedPlacement]) -> None:
-    """Of jobs that are placed in the same transaction."""
+    """Insert advised placements. Their jobs must be placed in the same transaction."""
     if not given:
         return
     rows = []
@@ -106,7 +106,7 @@ def write_advised(connection: Connection, given: Sequence[AdvisedPlacement]) -> 
 
 
 def complete_advised(connection: Connection, jobs: Iterable[Job]) -> None:
-    """Note how long those of the jobs ran that were placed by advice and have succeeded."""
+    """Store the run times of jobs in the advice table. Ignore jobs that failed or were placed without advice."""
     ran = [
         {"job": job.id, "of": job.generation, "seconds": run.seconds}
         for job in jobs
@@ -126,7 +126,7 @@ def _advised(row: RowMapping) -> AdvisedPlacement:
 
 
 def _run(rows: Sequence[RowMapping]) -> Run:
-    """Of one job, from a row for each of its components."""
+    """Return the run of one job from the rows of its components."""
     first = rows[0]
     size = Size(sum(row["size"] for row in rows), first["per_node"] or 0)
     clusters = tuple(sorted({row["cluster"] for row in rows}))
@@ -135,7 +135,7 @@ def _run(rows: Sequence[RowMapping]) -> Run:
 
 
 def retain_runs(connection: Connection, jobs: Iterable[Job], max_runs: int) -> None:
-    """Store what jobs have taught that will not be kept any more, and remove all but the newest ``max_runs``."""
+    """Store the runs of jobs that will be deleted, and delete all but the newest ``max_runs``."""
     runs = [{"job_id": job.id, "run": run._asdict()} for job in jobs if (run := completed_run_of(job)) is not None]
     if not runs:
         return
@@ -147,14 +147,14 @@ def retain_runs(connection: Connection, jobs: Iterable[Job], max_runs: int) -> N
 
 
 def _retained_runs(connection: Connection, limit: int) -> list[Run]:
-    """The newest, from the oldest on."""
+    """Return the newest retained runs, oldest first."""
     query = select(_runs.run).order_by(_runs.job_id.desc()).limit(limit)
     retained = connection.execute(query).scalars().all()[::-1]
     return [Run(**run | {"size": Size(*run["size"]), "clusters": tuple(run["clusters"])}) for run in retained]
 
 
 TOUCHES = ("held", "released", "priority")
-"""What people do to a job that waits, and that nobody foretold."""
+"""Timeline events by which users change a waiting job, which predictions do not anticipate."""
 
 
 class SqlPredictions:
@@ -165,7 +165,7 @@ class SqlPredictions:
 
     def add_predictions(self, made: Sequence[Prediction]) -> None:
         with self._database.writing() as connection:
-            # A job that was removed meanwhile takes what was foretold of the others with it.
+            # Predictions of jobs that were deleted in the meantime would violate the foreign key of the insert.
             there = {
                 ident
                 for some in chunks({each.job for each in made})

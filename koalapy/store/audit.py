@@ -1,7 +1,7 @@
-"""The audit in SQL. Triggers keep its rows as they are, and hashes show if a row was changed past them.
+"""The audit in SQL. Triggers prevent changes of rows, and a hash chain reveals changes that bypass the triggers.
 
-Rows that are too old are removed from the first on, past the triggers. The hash of the last removed row stays, so that
-the rest can be checked.
+Old rows are deleted from the first on, with the trigger disabled. The hash of the last deleted row is stored, so that
+the remaining chain can be checked.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from koalapy.store.tables import audit as table
 from koalapy.store.tables import audit_chain as chain
 
 ENTRY = [column for column in table.columns if column.name != "hash"]
-"""The columns that an ``AuditEntry`` has."""
+"""Columns of ``AuditEntry``."""
 KEPT = "audit_is_kept"
-"""The trigger that refuses that rows are removed."""
+"""Name of the trigger that prevents deletions."""
 MAX_LATE = 2000
-"""Entries that may be written after such as are newer."""
+"""Maximum entries that may be written after newer ones."""
 
 
 class SqlAudit:
@@ -53,7 +53,7 @@ class SqlAudit:
         if not self._database.rows(select(table.c.id).where(table.c.at < before).limit(1)):
             return 0
         with self._database.writing() as connection:
-            _noted(connection, to_change=True)  # before the table is locked, as for whom appends to it
+            _noted(connection, to_change=True)  # lock the chain before the table, in the same order as ``write_audit``
             first_kept = connection.execute(select(func.min(table.c.id)).where(table.c.at >= before)).scalar()
             old = table.c.id >= 0 if first_kept is None else table.c.id < first_kept
             last = connection.execute(select(table.c.id, table.c.hash).where(old).order_by(table.c.id.desc()).limit(1))
@@ -106,16 +106,16 @@ def _noted(connection: Connection, *, to_change: bool = False) -> Row[tuple[int,
 
 
 def _first_of(since: float) -> Select[int]:
-    """From which number on to look for what is of after a moment.
+    """Return the query for the first entry to search for entries since a time.
 
-    Numbers follow the times of their entries, but for some that waited until the database took them.
+    Ids follow the times of their entries, except for entries that waited until the database was available.
     """
     first = select(table.c.id).where(table.c.at >= since).order_by(table.c.at).limit(MAX_LATE).subquery()
     return select(func.min(first.c.id))
 
 
 def write_audit(connection: Connection, entries: Sequence[AuditEntry]) -> None:
-    """Append entries as a part of a transaction; transactions that do so follow one another."""
+    """Append entries as part of a transaction. Such transactions run one after the other."""
     if not entries:
         return
     noted = _noted(connection, to_change=True)
@@ -132,7 +132,7 @@ def write_audit(connection: Connection, entries: Sequence[AuditEntry]) -> None:
 
 
 def _as_stored(connection: Connection, kind: object, value: Any) -> Any:
-    """Return a value as it is read later: the columns cut texts, and what no database holds is replaced."""
+    """Return a value as the database will return it: truncated to its column, with invalid characters replaced."""
     if isinstance(kind, TypeDecorator):
         return kind.process_bind_param(value, connection.dialect)
     return float(value) if isinstance(kind, Float) and isinstance(value, int) else value

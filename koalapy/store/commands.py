@@ -1,4 +1,4 @@
-"""The outbox in SQL: commands, and the plans that those have in common which open barriers."""
+"""The outbox in SQL: commands, and the plans that commands of one attempt share."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ PlanKey = tuple[JobId, int]
 
 
 class PlansInUse:
-    """The commands in the outbox that have a plan, by plan."""
+    """An index of the commands in the outbox by the plan that they contain."""
 
     def __init__(self, entries: Iterable[OutboxEntry] = ()) -> None:
         self._plan_of: dict[int, PlanKey] = {}
@@ -24,7 +24,7 @@ class PlansInUse:
         self._add(entries)
 
     def note(self, batch: Batch) -> None:
-        """Take in a batch that is stored."""
+        """Update the index from a batch that was stored."""
         self._add(batch.outbox)
         for ident in batch.acknowledged:
             key = self._plan_of.pop(ident, None)
@@ -34,7 +34,7 @@ class PlansInUse:
                     del self._commands[key]
 
     def unused_after(self, batch: Batch) -> list[PlanKey]:
-        """Return the plans of which no command is left once a batch is stored."""
+        """Return the plans that no command needs any more after a batch is stored."""
         acknowledged = set(batch.acknowledged)
         keys = {key for ident in acknowledged if (key := self._plan_of.get(ident)) is not None}
         added = {plan.key for entry in batch.outbox if (plan := _plan_of(entry)) is not None}
@@ -64,8 +64,10 @@ def remove_plans(connection: Connection, keys: Iterable[PlanKey]) -> None:
 
 
 def commands_of(connection: Connection, rows: Iterable[Mapping[Any, Any]]) -> tuple[OutboxEntry, ...]:
-    """Return the commands of rows of the outbox, with their plans; one whose plan is missing can start nothing, and is
-    left out: its component's attempt ends by its deadline."""
+    """Return the commands of outbox rows, with their plans.
+
+    Skip a command without its plan, since it can start nothing; the attempt of its component then ends by its deadline.
+    """
     by_key = {
         (row.job_id, row.generation): Plan(row.job_id, row.generation, row.text)
         for row in connection.execute(select(plans))

@@ -1,4 +1,4 @@
-"""A database and who may write to it: what the stores in SQL have in common."""
+"""Shared database access of the SQL stores: sessions, the lease check and helpers."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,12 +14,15 @@ from koalapy.store.lease import Lease
 Id = TypeVar("Id", int, str)
 
 MAX_IDS = 500
-"""In one query."""
+"""Maximum ids in one query."""
 
 
 class Database:
-    """One that has been migrated, for the daemon that holds its lease: ``StoreUnavailable`` when it does not answer,
-    and for what writes ``LeaseLost`` when another daemon has taken over."""
+    """A migrated database, opened by the daemon that holds its lease.
+
+    Methods raise ``StoreUnavailable`` if the database does not respond. Writing raises ``LeaseLost`` if another daemon
+    has taken over.
+    """
 
     def __init__(
         self, engine: Engine, clock: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
@@ -46,8 +49,8 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """As of one moment, so that what belongs together is of one age."""
-        self.check_files()  # a connection that is made now would be to whatever has the name
+        """Yield a connection in a read transaction, which sees one consistent snapshot."""
+        self.check_files()  # a new connection would open any file of that name
         with unavailable_is_known(), self._reader.connect() as connection:
             yield connection
 
@@ -56,12 +59,12 @@ class Database:
             return connection.execute(query).mappings().all()
 
     def writing(self) -> AbstractContextManager[Connection]:
-        """One transaction."""
+        """Begin a writing transaction, which checks the lease."""
         return self.lease.writing()
 
 
 def upsert(connection: Connection, table: Table, values: Sequence[dict[str, Any]], *, replace: bool = True) -> None:
-    """Insert rows; those whose keys are there already are replaced, or left as they are."""
+    """Insert rows. Replace existing rows with the same keys, or with ``replace=False`` leave them unchanged."""
     if not values:
         return
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
@@ -76,7 +79,7 @@ def upsert(connection: Connection, table: Table, values: Sequence[dict[str, Any]
 
 
 def chunks(ids: Iterable[Id]) -> Iterator[list[Id]]:
-    """As many at once as one query takes."""
+    """Yield ids in lists that are short enough for one query."""
     rest = list(ids)
     for start in range(0, len(rest), MAX_IDS):
         yield rest[start : start + MAX_IDS]

@@ -1,4 +1,4 @@
-"""Engines for a database URL, and what their databases say in the words of ``model.errors``."""
+"""Create engines for database URLs, and convert database errors to those of ``model.errors``."""
 
 import json
 import os
@@ -26,13 +26,13 @@ from koalapy.system.files import make_private_file
 
 RESTART_HINT = "stop the daemon, put the newest copy back (koala restore), and start the daemon"
 MIN_SIZE = 512
-"""Bytes that a database with a table has at least."""
+"""Minimum size in bytes of a database with a table."""
 
 
 class OpenFiles:
-    """The database and its write-ahead log, by device and inode.
+    """The files of a SQLite database and its write-ahead log, identified by device and inode.
 
-    A connection is kept open, so that SQLite itself never removes the log and makes another one.
+    One connection stays open, so that SQLite never deletes and recreates the log.
     """
 
     def __init__(self, database: Path) -> None:
@@ -45,7 +45,7 @@ class OpenFiles:
         }
 
     def check(self) -> None:
-        """Raise ``StoreUnavailable`` if a file is not the one that was opened, or was cut off."""
+        """Raise ``StoreUnavailable`` if a file was removed, replaced or truncated since it was opened."""
         for path, identity in self._identities.items():
             found = _stat(path)
             if found is None:
@@ -60,7 +60,7 @@ class OpenFiles:
 
 
 def open_files_of(engine: Engine) -> OpenFiles | None:
-    """Return the files of a database; None of one that is in memory, or on a server."""
+    """Return the files of a database; None for a database in memory or on a server."""
     name = engine.url.database
     if engine.dialect.name != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
         return None
@@ -75,9 +75,9 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 MEMORY = "memory:"
-"""The URL of a database that is gone with its engine."""
+"""URL of a database in memory, which ends with its engine."""
 SURROGATE = re.compile(r"\\ud", re.IGNORECASE)
-"""How surrogates begin in JSON, alone or in pairs."""
+"""Beginning of an escaped surrogate in JSON, paired or not."""
 SHARED_CONNECTION: dict[str, Any] = {
     "connect_args": {"check_same_thread": False},
     "poolclass": QueuePool,
@@ -85,27 +85,33 @@ SHARED_CONNECTION: dict[str, Any] = {
     "max_overflow": 0,
 }
 WRITING = {"koala_writes": True}
-"""Execution options of an engine for transactions that write."""
+"""Execution options of an engine for writing transactions."""
 SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 SQLITE_BUSY_TIMEOUT = 3000
-"""Milliseconds that SQLite waits for another process to be done with the database."""
+"""Milliseconds that SQLite waits while another process locks the database."""
 RETRY_HINT = "try again when it is back"
 POOL_TIMEOUT = 5.0
-"""Seconds to wait for a connection, when all are busy."""
+"""Seconds to wait for a free connection."""
 POSTGRESQL_TIMEOUTS = {
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
     "client_encoding": "utf8",
     "options": "-c lock_timeout=5000 -c idle_in_transaction_session_timeout=30000",
 }
-"""Seconds and milliseconds after which PostgreSQL is taken for gone, and after which it takes us for gone: a
-transaction that was cut off must not keep its locks from the next try. A URL may say otherwise."""
+"""Timeouts of PostgreSQL connections, in seconds (``connect_timeout``) and milliseconds (others).
+
+The client gives up an unresponsive server. The server ends an idle transaction of a lost client, since its locks would
+block the next try. A URL may override these.
+"""
 
 
 def make_engine(url: str) -> Engine:
-    """Return an engine for ``sqlite:///PATH``, ``postgresql://HOST/NAME`` or ``memory:``; else ``UsageError``."""
+    """Return an engine for ``sqlite:///PATH``, ``postgresql://HOST/NAME`` or ``memory:``.
+
+    Raise ``UsageError`` for others.
+    """
     if url == MEMORY:
-        # One connection is the database: threads take turns with it.
+        # The database exists in one connection only, which threads share.
         return _sqlite(make_url("sqlite://"), **SHARED_CONNECTION)
     try:
         parts = make_url(url)
@@ -120,7 +126,7 @@ def make_engine(url: str) -> Engine:
 
 
 def file_of(url: str | None) -> Path | None:
-    """The file of a database that is one."""
+    """Return the file of a SQLite database; None for other databases and in memory."""
     if not url or not url.startswith("sqlite"):
         return None
     name = make_url(url).database
@@ -138,7 +144,7 @@ def _no_database(url: str) -> UsageError:
 
 
 def _dumps(value: Any) -> str:
-    """Dump a value without lone surrogates, which no message could carry."""
+    """Return a value as JSON without lone surrogates, which no message can contain."""
     text = json.dumps(value, separators=(",", ":"))
     if not SURROGATE.search(text):
         return text
@@ -150,15 +156,15 @@ JSON = {"json_serializer": _dumps}
 
 
 def _sqlite(url: URL, **options: Any) -> Engine:
-    """With a write-ahead log, so that readers never wait for the writer, and transactions that begin when we say so.
+    """Return an engine with a write-ahead log and explicit transactions, so that readers never wait for the writer.
 
-    What is committed is on the disk (``synchronous=FULL``): commands are sent after that, and a daemon that forgot
-    them would take what runs for strangers. Nobody else may read it: SQLite gives what it puts beside the file the
-    file's own mode.
+    Commits are durable (``synchronous=FULL``). Commands are sent only afterwards, and a daemon that lost them would
+    treat its own processes as foreign. The file is private to the account; SQLite gives its companion files the same
+    mode.
     """
     if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
         path = Path(url.database)
-        with suppress(OSError):  # SQLite itself says what is wrong
+        with suppress(OSError):  # SQLite itself reports the error
             make_private_file(path)
             for beside in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):
                 make_private_file(beside)
@@ -166,17 +172,18 @@ def _sqlite(url: URL, **options: Any) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # else the driver begins a transaction only at its first change
+        connection.isolation_level = None  # otherwise the driver begins a transaction only at the first change
         connection.execute(f"PRAGMA busy_timeout={SQLITE_BUSY_TIMEOUT}").close()
         if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
-            # Only while there is nothing: so what is deleted can be given back to the disk some pages at a time.
+            # Works only in an empty database. It lets deleted pages be returned to the disk in steps.
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL").close()
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # One that reads before it writes could not wait for another's end: it must be the writer from its beginning.
+        # A transaction that reads first and then writes could not wait for another writer, so it locks at its
+        # beginning.
         writes = connection.get_execution_options().get("koala_writes")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -184,7 +191,7 @@ def _sqlite(url: URL, **options: Any) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    """Through psycopg 3; connections that the server has dropped meanwhile are made again."""
+    """Return an engine that uses psycopg 3 and replaces connections that the server has closed."""
     url = url.set(drivername="postgresql+psycopg", query={**POSTGRESQL_TIMEOUTS, **url.query})
     try:
         return create_engine(url, **JSON, pool_pre_ping=True, pool_timeout=POOL_TIMEOUT)
@@ -198,25 +205,25 @@ def _postgresql(url: URL) -> Engine:
 
 
 def reading(engine: Engine) -> Engine:
-    """The same database, seen by each transaction as of one moment."""
+    """Return an engine for transactions that read one consistent snapshot."""
     return engine if engine.dialect.name == "sqlite" else engine.execution_options(**SNAPSHOT)
 
 
 def writing(engine: Engine) -> Engine:
-    """The same database, for transactions that write."""
+    """Return an engine for transactions that write."""
     return engine.execution_options(**WRITING)
 
 
 @contextmanager
 def unavailable_is_known() -> Iterator[None]:
-    """What the database says when it is locked, full, damaged or away becomes ``StoreUnavailable``."""
+    """Convert errors of a locked, full, damaged or unreachable database to ``StoreUnavailable``."""
     try:
         yield
     except (OperationalError, InterfaceError, InternalError) as error:
         reason = " ".join(str(error.orig).split())
         raise StoreUnavailable(f"the database does not answer: {reason}", hint=RETRY_HINT) from error
     except DatabaseError as error:
-        if type(error) is not DatabaseError:  # a mistake of ours, such as a constraint
+        if type(error) is not DatabaseError:  # a programming error, such as a violated constraint
             raise
         reason = " ".join(str(error.orig).split())
         raise DatabaseDamaged(f"the database is damaged: {reason}", hint=RESTART_HINT) from error

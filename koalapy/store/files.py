@@ -1,4 +1,4 @@
-"""The replica catalogue, the submitters' bundles and the collected results in SQL, beside the jobs."""
+"""SQL storage of the replica catalogue, of uploaded bundles and of collected results."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -59,7 +59,7 @@ class SqlFiles:
 
     def results_sizes(self) -> dict[str, int]:
         results, jobs = tables.results.c, tables.jobs.c
-        # Added up by job first, from the index of those that are kept: of most jobs there is nothing.
+        # Sums by job first, by the index of stored results, since most jobs have none.
         kept = select(results.job_id, func.sum(results.size).label("size")).where(results.size > literal_column("0"))
         by_job = kept.group_by(results.job_id).subquery()
         query = select(jobs.owner, func.sum(by_job.c.size).label("size")).select_from(by_job)
@@ -86,7 +86,7 @@ class SqlFiles:
         )
         if owners is not None:
             old = old.where(jobs.owner.in_(owners))
-        with self._database.writing() as connection:  # the holder's
+        with self._database.writing() as connection:  # only the lease holder may delete the files of these results
             found = connection.execute(old.order_by(jobs.ended_at, results.job_id)).all()
         return {row.job_id: int(row.size) for row in found}
 

@@ -1,4 +1,4 @@
-"""Jobs that are over and not kept any more: taken out of the books, but for what outlives them."""
+"""Statistics of ended jobs, and their deletion."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from koalapy.store.sql import jobs_of
 from koalapy.store.usage import THEIRS_ARE_USERS, USERS, days_of
 
 MAX_FREED_PAGES = 1000
-"""Of SQLite's pages that are not used any more, given back to the disk in one step."""
+"""Maximum unused pages of SQLite that are returned to the disk in one step."""
 
 BETWEEN = "\n"
-"""Separates names of clusters, none of which contains it."""
+"""Separator of cluster names; no name contains it."""
 
 _jobs, _parts, _days, _lease = tables.jobs.c, tables.components.c, tables.days.c, tables.lease.c
 _FINAL = [state.value for state in FINAL_STATES]
@@ -105,10 +105,10 @@ class SqlHistory:
 
     def shrink(self) -> bool:
         if not self._database.is_sqlite:
-            return False  # PostgreSQL does it by itself
+            return False  # PostgreSQL reclaims space by itself
         with self._database.writing() as connection:
             free = int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
-            # Python's driver takes one step of it, which is one page, whatever number it is given.
+            # Python's driver executes one step, of one page, whatever the argument is.
             for _ in range(min(free, self._max_freed_pages)):
                 connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
         return free > self._max_freed_pages

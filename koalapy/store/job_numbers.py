@@ -1,6 +1,6 @@
-"""Record the job numbers that were given in a file outside the database.
+"""Record used job numbers in a file outside the database.
 
-A restored copy of the database is older than this file, so no number is given twice.
+A database that was restored from a copy does not know the latest numbers. With this file, no number is used twice.
 """
 
 import os
@@ -14,31 +14,32 @@ from koalapy.model.job import JobId
 from koalapy.system.files import open_owner_only
 
 NUMBERS_FILE = "job-numbers"
-"""In the data directory."""
+"""File name in the data directory."""
 BLOCK = 1000
 """Numbers that are reserved on the disk at once."""
 UNKNOWN_PAST = 10_000
-"""Numbers that are left out where a database with jobs has no such file beside it, as on a new machine."""
+"""Numbers that are skipped if a database with jobs has no such file, as on a new machine."""
 _RECORD = re.compile(rb"(\d{20}) (\d{20}) ([0-9a-f-]{36})\n", re.ASCII)
 _FOLDER = re.compile(r"[1-9]\d{0,17}", re.ASCII)
 
 
 class JobNumbers:
-    """The highest number given and the end of the reserved block.
+    """The highest used number and the end of the reserved block.
 
-    Each number is written before its job is stored, so a kill of the daemon loses none. Only a new block is synced
-    to the disk, so after a failure of the machine numbering goes on behind the block.
+    Each number is written before its job is stored, so killing the daemon loses none. Only new blocks are synced to the
+    disk; after a failure of the machine, numbering continues after the block.
     """
 
     def __init__(self, path: Path, folders: Sequence[Path] = (), boot: str | None = None) -> None:
-        """``folders`` have an entry for each job, by its number; ``boot`` identifies the machine's present boot."""
+        """``folders`` contain an entry per job, named by its number; ``boot`` identifies the current boot of the
+        machine."""
         self._path, self._folders = path, folders
         self._boot = boot or _boot_id()
         self._file = -1
         self._given = self._reserved = 0
 
     def last_given(self, stored: JobId) -> JobId:
-        """Return the highest number that may have been given; ``stored``: the highest that the database knows.
+        """Return the highest number that may be in use. ``stored`` is the highest in the database.
 
         Raise ``StoreUnavailable`` if the file cannot be read.
         """
@@ -57,7 +58,7 @@ class JobNumbers:
         return self._given
 
     def give(self, job: JobId) -> None:
-        """Record that a number is given. Raise ``StoreUnavailable`` if it cannot be."""
+        """Record that a number is used. Raise ``StoreUnavailable`` if the file cannot be written."""
         if job <= self._given and self._file >= 0:
             return
         try:
@@ -71,10 +72,10 @@ class JobNumbers:
             raise _failed(self._path, error) from error
 
     def close(self) -> None:
-        """Let numbering go on without a gap after a failure of the machine, too."""
+        """Release the rest of the reserved block, so that numbering continues without a gap."""
         if self._file >= 0:
             self._reserved = self._given
-            with suppress(OSError):  # the reserved block holds
+            with suppress(OSError):  # if that fails, the reserved block remains valid
                 self._write(sync=True)
             os.close(self._file)
             self._file = -1
@@ -93,7 +94,7 @@ class JobNumbers:
 
 
 def recorded_numbers(path: Path) -> JobId:
-    """Return the highest number that a file has, given or reserved; 0 if there is none."""
+    """Return the highest number in a file, used or reserved; 0 if the file has none."""
     try:
         match = _RECORD.fullmatch(path.read_bytes())
     except OSError:

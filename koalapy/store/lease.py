@@ -1,4 +1,4 @@
-"""One daemon at a time: a lease row with an epoch that rises with each new holder."""
+"""The lease of a database: a row with an epoch that each new holder increments, so that one daemon writes at a time."""
 
 import os
 import socket
@@ -19,11 +19,11 @@ log = structlog.get_logger()
 
 LEASE_SECONDS = 30.0
 POLL_INTERVAL = 1.0
-"""Seconds between two looks at a lease that is watched."""
+"""Seconds between two reads of a lease that is watched."""
 
 
 class Lease:
-    """Held by this process from the beginning to ``release``; every transaction that writes checks it."""
+    """A lease that this process holds until ``release``. Every writing transaction checks it."""
 
     def __init__(
         self,
@@ -32,12 +32,16 @@ class Lease:
         sleep: Callable[[float], None] = time.sleep,
         check_files: Callable[[], None] = lambda: None,
     ) -> None:
-        """``check_files`` raises ``StoreUnavailable`` if what is written would be lost."""
+        """Take the lease. Raise ``ConflictError`` if another daemon holds it.
+
+        ``check_files`` raises ``StoreUnavailable`` if the database files were removed or replaced, so that writes would
+        be lost.
+        """
         self._engine, self._clock, self._check_files = engine, clock, check_files
         self._batch = 0
-        """The last batch that this process knows to be stored."""
+        """Number of the last batch that is known to be stored."""
         self._rising = 0
-        """The epoch that is being taken, once it may be written."""
+        """The epoch that ``raise_epoch`` is writing, which may already be stored."""
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
         odd = self._try_to_acquire()
         if odd is not None:
@@ -47,16 +51,18 @@ class Lease:
     def _try_to_acquire(self, dead: float | None = None) -> float | None:
         try:
             return self._acquire(dead)
-        except IntegrityError:  # another daemon has made the row just now
+        except IntegrityError:  # another daemon has just inserted the row
             return self._acquire(dead)
 
     def _acquire(self, dead: float | None) -> float | None:
-        """Take the lease, or answer its expiry when that is later than any holder would have it by our clock; ``dead``
-        is such an expiry of a holder that is known not to renew it. ``ConflictError`` when it is another's.
+        """Take the lease and return None, or return its expiry if that is too late by this machine's clock.
+
+        ``dead`` is such an expiry, which its holder did not renew. Raise ``ConflictError`` if another daemon holds the
+        lease.
         """
         with self._engine.begin() as connection:
             row = connection.execute(select(lease).with_for_update()).mappings().first()
-            now = self._clock()  # no earlier: whoever holds it may have renewed it while we came here
+            now = self._clock()  # read after the lock: the holder may have renewed while this waited
             if row is None:
                 self.instance, self.epoch = uuid.uuid4().hex[:8], 1
                 connection.execute(insert(lease).values(id=1, instance=self.instance, **self._mine(now)))
@@ -71,7 +77,10 @@ class Lease:
             return None
 
     def _watch(self, expiry: float, sleep: Callable[[float], None]) -> None:
-        """Its holder's clock was ahead of ours, so that only its renewals tell whether it lives: ``ConflictError``."""
+        """Watch a lease with an expiry too late by this machine's clock.
+
+        Raise ``ConflictError`` if its holder renews it.
+        """
         log.warning(
             "the lease ends too late by this machine's clock: it is watched", action="lease-watched", s=LEASE_SECONDS
         )
@@ -81,7 +90,7 @@ class Lease:
                 row = connection.execute(select(lease)).mappings().one()
             if row["expires_at"] != expiry:
                 if row["expires_at"] == 0.0:
-                    return  # let go
+                    return  # released
                 raise _taken(row["holder"])
 
     def _mine(self, now: float) -> dict[str, object]:
@@ -89,14 +98,14 @@ class Lease:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction of the holder's; ``LeaseLost`` and ``StoreUnavailable``."""
+        """Begin a transaction that checks the lease. Raise ``LeaseLost`` or ``StoreUnavailable``."""
         with self._transaction() as connection:
             self._check(connection)
             yield connection
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """Yield a connection, and commit to the files that were opened and still have their names."""
+        """Yield a connection in a transaction. Check before and after it that the database files were not replaced."""
         self._check_files()
         with unavailable_is_known(), self._engine.begin() as connection:
             yield connection
@@ -104,9 +113,9 @@ class Lease:
 
     @contextmanager
     def writing_once(self, number: int) -> Iterator[Connection | None]:
-        """A transaction that is made once, however often it is tried: None when it was made before.
+        """Begin transaction ``number``, or yield None if it was committed before.
 
-        Numbers rise with each new one. The answer to a commit may be lost although it was carried out.
+        Numbers increase with each new transaction. The response to a commit may be lost although it was carried out.
         """
         with self._transaction() as connection:
             done = self._check(connection, to_change=True)
@@ -118,10 +127,10 @@ class Lease:
         self._batch = max(self._batch, number)
 
     def _check(self, connection: Connection, *, to_change: bool = False) -> int:
-        """The last batch; ``LeaseLost`` when another daemon has a newer epoch.
+        """Return the number of the last stored batch, and lock the row until the transaction ends.
 
-        ``StoreUnavailable`` when the content is older than what was committed, as of a copy that was put in its place.
-        None can take over before the transaction has ended: the row stays locked until then.
+        Raise ``LeaseLost`` if another daemon has a newer epoch. Raise ``StoreUnavailable`` if the content is older than
+        the last commit, as after a copy was restored.
         """
         query = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=not to_change)
         row = connection.execute(query).one()
@@ -132,7 +141,10 @@ class Lease:
         return int(row.batch)
 
     def raise_epoch(self, epoch: int) -> None:
-        """Go on with a higher epoch; may be tried again when its fate is unknown. ``LeaseLost``."""
+        """Store a higher epoch.
+
+        May be repeated if the result is unknown. Raise ``LeaseLost`` if another daemon has taken over.
+        """
         self._rising = epoch
         with self.writing() as connection:
             connection.execute(update(lease).values(epoch=epoch))
@@ -144,13 +156,13 @@ class Lease:
             connection.execute(update(lease).values(expires_at=now + LEASE_SECONDS))
 
     def release(self) -> None:
-        """Let the next daemon start at once."""
+        """Set the lease to expired, so that the next daemon starts at once."""
         with self._transaction() as connection:
             connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
 
 
 def current_holder(engine: Engine, now: float) -> str:
-    """Return the host and process that may hold a database's lease now, empty if none does or there is no lease."""
+    """Return the host and process that may hold a lease now; empty if no process does or the database has no lease."""
     with unavailable_is_known(), engine.connect() as connection:
         if not inspect(connection).has_table(lease.name):
             return ""
@@ -168,7 +180,7 @@ def _taken(holder: str) -> ConflictError:
 
 
 def _boot_of(pid: int) -> str:
-    """When a process of this machine started, in clock ticks; empty when there is none."""
+    """Return the start time of a process on this machine in clock ticks; empty if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
             return stat.read().rsplit(")", 1)[1].split()[19]
@@ -177,6 +189,6 @@ def _boot_of(pid: int) -> str:
 
 
 def _may_live(holder: str) -> bool:
-    """Whether the holder may still be running: only of a process of this machine can be known that it is not."""
+    """Return whether the holder may still run. Only a process on this machine can be known to have ended."""
     host, pid, boot = holder.rsplit(":", 2)
     return host != socket.gethostname() or _boot_of(int(pid)) == boot

@@ -1,7 +1,7 @@
-"""Pages of jobs, found by the indices alone, however many jobs there are.
+"""Find pages of jobs by indices alone, so that the cost does not grow with the number of jobs.
 
-Each thing that can be asked for has an index in which its jobs lie in order. Where several are asked for at once, jobs
-are taken from the one that reaches farthest back, some hundreds at a time, and held against the others.
+Each filter field has an index that orders its jobs. For a filter with several fields, jobs are read from the index that
+reaches farthest back, some hundred at a time. They are then checked against the other fields.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,23 +16,23 @@ from koalapy.store.tables import components, jobs
 
 FIRST_WINDOW = 400
 WINDOW = 1000
-"""Jobs that are held against what was asked for in one query."""
+"""Jobs that one query reads and checks against the filter."""
 MAX_LOOKED_AT = 6000
-"""Jobs that are looked at for one page; whoever wants to know more asks for the next one."""
+"""Maximum jobs that are read for one page. The client continues with the next page."""
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
-"""Bytes of rows that are read for one page; a page has one job at least."""
+"""Maximum bytes of rows of one page; a page has at least one job."""
 EQUAL = ("owner", "name", "application", "priority", "home_site")
-"""Fields of a filter that the column of their name must equal."""
+"""Filter fields that are compared for equality with the column of the same name."""
 ROW_BYTES = 400
-"""Bytes that each row counts beside its texts."""
+"""Bytes that each row counts in addition to its texts."""
 
 Source = Callable[[JobId | None, int], Select[Any]]
-"""So many jobs, newest first, that are older than one."""
+"""A function of ``before`` and ``limit`` that returns a query for job ids below ``before``, newest first."""
 
 
 def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], JobId | None]:
-    """A page of ids, newest first, and what the next one is to be older than; None when this is the last."""
+    """Return a page of job ids, newest first, and the value of ``before`` for the next page; None on the last page."""
     if which.ids is not None:
         query = select(jobs.c.id).where(jobs.c.id.in_(which.ids), *_conditions(which)).order_by(jobs.c.id.desc())
         return list(connection.execute(query.limit(which.limit)).scalars()), None
@@ -45,7 +45,7 @@ def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], 
 
 
 def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) -> list[JobId]:
-    """Return the first of these jobs, newest first, whose rows have at most ``max_bytes``; one job at least."""
+    """Return the first of these jobs, newest first, with rows of at most ``max_bytes``; at least one job."""
     texts = func.length(components.c.error) + func.length(cast(components.c.hosts, Text))
     of_components = (
         select(func.coalesce(func.sum(texts + ROW_BYTES), 0))
@@ -66,7 +66,7 @@ def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) 
 
 
 def newest_of(owner: str, limit: int) -> Select[Any]:
-    """The ids of so many of somebody's jobs."""
+    """Return a query for the ids of the newest jobs of an owner."""
     return _of_owner(owner, tuple(JobState))(None, limit)
 
 
@@ -89,7 +89,7 @@ def _held_against(connection: Connection, which: JobFilter, source: Source) -> t
 
 
 def _farthest(connection: Connection, sources: list[Source], before: JobId | None) -> Source:
-    """The one of which so many jobs reach farthest back, best of all to the end."""
+    """Return the source with the smallest id at ``WINDOW`` jobs, or with fewer jobs than that."""
 
     def reach(source: Source) -> int:
         last: int | None = connection.execute(source(before, WINDOW).offset(WINDOW - 1).limit(1)).scalar()
@@ -106,12 +106,12 @@ def _sources(connection: Connection, which: JobFilter) -> list[Source]:
     ]
     if which.min_restarts > 0:
         counts = _restart_counts(connection, which.min_restarts, which.max_restarts)
-        # The second is what the index says of those that are in it, word for word.
+        # The second condition repeats the condition of the partial index literally, so that the planner uses the index.
         found.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
     if which.cluster:
         found.append(_on(which.cluster))
     if which.home_site:
-        # The second is what the index says of those that are in it, word for word.
+        # As above, the condition of the partial index.
         found.append(_in_order([(jobs.c.home_site == which.home_site) & text("home_site <> ''")]))
     states = which.states or tuple(JobState)
     if which.owner:
@@ -122,14 +122,14 @@ def _sources(connection: Connection, which: JobFilter) -> list[Source]:
 
 
 def _of_owner(owner: str, states: Sequence[str]) -> Source:
-    # The index has states between owners and ids: it serves those who ask for some of them, and is read in each.
+    # The index is on owner, state and id, so each state is read separately.
     return _in_order([(jobs.c.owner == owner) & (jobs.c.state == state) for state in states])
 
 
 def _restart_counts(connection: Connection, least: int, most: int | None) -> list[int]:
-    """Return the numbers of restarts from ``least`` to ``most`` that any job has had, one look at the index for each.
+    """Return the restart counts from ``least`` to ``most`` that occur, with one index read for each.
 
-    Return one number that no job has where there are none.
+    Return a count that no job has if none occurs.
     """
     counts: list[int] = []
     while True:
@@ -149,7 +149,7 @@ def _in_order(alternatives: list[ColumnElement[bool]]) -> Source:
 
 
 def _on(cluster: str) -> Source:
-    """Jobs that had a component there in any attempt."""
+    """Return a source of the jobs that had a component on a cluster in any attempt."""
     job = components.c.job_id
 
     def source(before: JobId | None, limit: int) -> Select[Any]:

@@ -1,4 +1,4 @@
-"""Opens every store that a daemon has: in the database that a URL names, and components' output beside it."""
+"""Open the stores of a daemon: the database of a URL, and the output of components."""
 
 import re
 import time
@@ -36,13 +36,13 @@ from koalapy.store.service_tables import SqlMeasurements, SqlNotifications, SqlT
 from koalapy.store.sql import SqlStore
 
 LOCK_NUMBER = 0x6B6F616C61
-"""Any number, as long as every daemon of this database takes the same one."""
+"""Advisory lock number; arbitrary, but the same for every daemon of the database."""
 UNRELEASED = re.compile(r"\d{4}")
-"""Revisions of versions before the first release, of which there is no upgrade."""
+"""Revision numbers before the first release, from which no upgrade exists."""
 
 
 def migrations_directory() -> Path:
-    """Where the revisions are: in the wheel beside this file, in a checkout at its top."""
+    """Return the folder of the migrations: next to this file in a wheel, at the top of a checkout."""
     inside = Path(__file__).parent / "migrations"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "migrations"
 
@@ -54,9 +54,9 @@ def alembic_config() -> Config:
 
 
 def migrate(engine: Engine, revision: str = "head") -> None:
-    """Upgrade to a revision; do nothing when already there.
+    """Upgrade a database to a revision; do nothing if it has the revision.
 
-    Raise ``StoreUnavailable`` when there is no database, ``UsageError`` for one of an unreleased or a later version.
+    Raise ``StoreUnavailable`` if there is no database, and ``UsageError`` if an unreleased or later version created it.
     """
     config = alembic_config()
     with unavailable_is_known(), writing(engine).begin() as connection:
@@ -86,7 +86,7 @@ def _unknown_revision(revision: str) -> UsageError:
 
 
 def _check_encoding(connection: Connection) -> None:
-    """Raise ``UsageError`` for a database that does not hold every text as it is."""
+    """Raise ``UsageError`` if a PostgreSQL database has an encoding other than UTF8."""
     encoding: str = connection.execute(text("show server_encoding")).scalar_one()
     if encoding != "UTF8":
         name = connection.engine.url.database
@@ -101,7 +101,10 @@ def _check_encoding(connection: Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """``saved`` is what the daemon before this one left; the lease is held until ``jobs`` lets go of it."""
+    """The stores of a daemon.
+
+    ``saved`` is the state that the previous daemon left; ``jobs`` holds the lease until released.
+    """
 
     jobs: SqlStore
     saved: Saved
@@ -119,9 +122,10 @@ class Stores:
 def open_stores(
     url: str, output: OutputStore, clock: Callable[[], float] = time.time, job_numbers: JobNumbers | None = None
 ) -> Stores:
-    """Open the stores and take the lease. In memory, numbers of jobs begin anew with each daemon.
+    """Migrate the database, open the stores and take the lease.
 
-    Raise ``UsageError`` for what is no database, and ``ConflictError`` when another daemon holds it.
+    With a database in memory, job numbers start at 1. Raise ``UsageError`` for an invalid URL, and ``ConflictError`` if
+    another daemon holds the lease.
     """
     engine = make_engine(url)
     migrate(engine)
@@ -129,7 +133,7 @@ def open_stores(
 
 
 def stores_in_database(database: Database, output: OutputStore, job_numbers: JobNumbers | None = None) -> Stores:
-    """Return the stores of a database that has been migrated."""
+    """Return the stores of a migrated database."""
     jobs = SqlStore(database, job_numbers)
     return Stores(
         jobs,

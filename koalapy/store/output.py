@@ -1,7 +1,7 @@
-"""Components' output in files: all of it up to a limit, and of what is longer the head and the tail.
+"""Store the output of components in files: complete up to a limit, and the head and tail of longer output.
 
-A component's output lies in ``JOB/TOKEN@OFFSET``, segments of bounded size called by the place of their first byte;
-names and sizes are all there is to know. Bytes are written at their place, so that to write them twice does no harm.
+The output of a component is in the files ``JOB/TOKEN@OFFSET``, segments of bounded size named by the offset of their
+first byte. Names and sizes hold the complete state. Bytes are written at their offset, so repeated writes are harmless.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from koalapy.ports import OutputPiece
 from koalapy.system.files import file_identity
 
 SEGMENT = 4 * 1024 * 1024
-"""Bytes of a segment at most."""
+"""Maximum bytes of a segment."""
 MAX_READ = 1024 * 1024
-"""Bytes that are read at once."""
+"""Maximum bytes that one call reads."""
 MAX_RETAINED_STREAMS = 10_000
-"""Components whose files need not be looked for again."""
+"""Maximum components with file lists in memory."""
 _NAME = re.compile(r"(.+)@(0|[1-9]\d{0,18})", re.ASCII)
 
 
@@ -36,12 +36,12 @@ class Segment:
 
 @dataclass(slots=True)
 class Stream:
-    """What is kept of one component, in order."""
+    """The stored segments of one component's output, in order."""
 
     segments: list[Segment] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     users: int = 0
-    """Threads that have it, or wait for it."""
+    """Number of threads that use the stream or wait for it."""
 
     @property
     def end(self) -> int:
@@ -54,7 +54,7 @@ class FileOutput:
     def __init__(
         self, directory: Path, limit: int, segment: int = SEGMENT, max_streams: int = MAX_RETAINED_STREAMS
     ) -> None:
-        """``limit``: bytes of a component's output; ``max_streams``: components whose state is kept in memory."""
+        """``limit``: maximum bytes of a component's output; ``max_streams``: components with state in memory."""
         self._max_streams = max_streams
         self._directory, self._segment = directory, segment
         self.limit, self.head = limit, limit // 2
@@ -71,7 +71,7 @@ class FileOutput:
             try:
                 self._append(token, stream, pieces)
             except OSError:
-                stream.segments = self._look(token)  # the files know
+                stream.segments = self._look(token)  # the files are the source of truth
                 raise
             return stream.end
 
@@ -107,7 +107,7 @@ class FileOutput:
                 shutil.rmtree(self._directory / str(job))
 
     def _shown(self, segments: list[Segment], end: int, after: int) -> Iterator[tuple[Segment, int, int]]:
-        """What there is to be shown of each segment."""
+        """Yield the readable ranges of each segment, as segment, start and end."""
         tail = max(end - self._tail, self.head)
         for segment in segments:
             for first, last in ((0, min(end, self.head)), (tail, end)):
@@ -119,7 +119,10 @@ class FileOutput:
 
     @contextlib.contextmanager
     def _stream(self, token: Token) -> Iterator[Stream]:
-        """For one thread at a time; what was not used for the longest time is forgotten, never what is in use."""
+        """Yield the stream of a component to one thread at a time.
+
+        Beyond ``max_streams``, the least recently used stream is dropped from memory, unless it is in use.
+        """
         with self._lock:
             stream = self._streams.pop(token, None) or Stream(self._look(token))
             self._streams[token] = stream
@@ -156,7 +159,7 @@ class FileOutput:
         with _Writing(self._folder(token)) as writing:
             for piece in pieces:
                 if piece.offset - piece.missing > stream.end:
-                    break  # what lies between will come first
+                    break  # the bytes in between arrive first
                 data = piece.data[max(0, stream.end - piece.offset) :]
                 self._put(token, stream, max(piece.offset, stream.end), data, writing)
             writing.sync()
@@ -176,7 +179,7 @@ class FileOutput:
             data = data[size:]
 
     def _drop(self, stream: Stream) -> None:
-        """Remove what is neither of the head nor of the tail; the last segment says how much there was."""
+        """Delete segments outside head and tail. The last segment stays, since its end is the size of the output."""
         tail = stream.end - self._tail
         for segment in stream.segments[:-1]:
             if segment.start >= self.head and segment.end <= tail:
@@ -186,7 +189,7 @@ class FileOutput:
 
 
 class _Writing:
-    """Files that are written together: on the disk after ``sync``, as they were before after an error."""
+    """A set of files that are written together: durable after ``sync``, restored after an error."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -198,7 +201,7 @@ class _Writing:
 
     def create(self, path: Path) -> None:
         if not self._folder.is_dir():
-            # Another component of the job may make it at the same moment.
+            # Another component of the job may create it at the same time.
             self._folder.mkdir(mode=0o700, exist_ok=True)
             _sync_folder(self._folder.parent)
         self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -235,7 +238,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _read(segment: Segment, start: int, stop: int) -> bytes:
-    """Nothing when the segment has just been removed: it is left out as what was before it."""
+    """Return bytes of a segment; empty if it was just deleted, as segments before the tail are."""
     try:
         descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Jobs as rows and back: a column has the name of the field that it holds."""
+"""Convert jobs to rows and back. A column has the name of the field that it holds."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -22,7 +22,7 @@ _ATTEMPT, _COMPONENT, _ENTRY = TypeAdapter(Attempt), TypeAdapter(Component), Typ
 
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:
-    """Only what differs from the defaults, so that a queued job is a short row."""
+    """Return a submission as JSON. It omits fields with default values, so that the rows of queued jobs are short."""
     told = {each.name for each in fields(spec) if getattr(spec, each.name) != each.default} | {"command"}
     data: dict[str, Any] = _SPEC.dump_python(spec, mode="json", include=told)
     return data
@@ -33,7 +33,7 @@ def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
 
 
 def _row(table: Table, value: Any) -> dict[str, Any]:
-    """The columns that hold something of a value by its name."""
+    """Return the fields of a value that a table has columns for."""
     return {column: getattr(value, column) for column in _columns(table, value.__class__)}
 
 
@@ -43,19 +43,19 @@ def _columns(table: Table, kind: type[Any]) -> list[str]:
 
 
 def job_to_row(job: Job) -> dict[str, Any]:
-    """What may change of it."""
+    """Return the columns of a job that may change."""
     refusals = _REFUSALS.dump_python(job.refusals, mode="json") if job.refusals else None
     return _row(tables.jobs, job) | {"priority": job.spec.priority, "refusals": refusals}
 
 
 def new_job_to_row(job: Job) -> dict[str, Any]:
-    """The whole row, with what never changes."""
+    """Return all columns of a new job."""
     row = job_to_row(job) | _row(tables.jobs, job.spec)
     return row | {"application": application_of(job.spec), "spec": spec_to_json(job.spec)}
 
 
 def job_from_row(row: Row, attempt: Attempt | None) -> Job:
-    # What was said at its submission, with what may have been changed since.
+    # The submission, with the priority, which may have changed since.
     spec = spec_from_json({**row["spec"], "priority": row["priority"]})
     return _JOB.validate_python({**row, "refusals": row["refusals"] or (), "spec": spec, "attempt": attempt})
 
@@ -85,7 +85,7 @@ def entry_from_row(row: Row) -> Entry:
 
 
 def cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
-    """What must survive a restart; everything else is reported anew."""
+    """Return the columns of a cluster that must survive a restart; its agent reports the others again."""
     drain = record.drained
     return _row(tables.clusters, record) | {
         "drained_at": drain.at if drain else None,

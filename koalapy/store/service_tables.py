@@ -14,7 +14,7 @@ from koalapy.store import tables
 from koalapy.store.database import Database, chunks, upsert
 
 MAX_RETAINED = 1000
-"""Measurements that are kept of each pair of clusters and kind."""
+"""Maximum stored measurements of each pair of clusters and kind."""
 
 _columns = tables.measurements.c
 
@@ -87,7 +87,7 @@ class SqlMeasurements:
         )
         newest_first = select(_columns.id).where(same_series).order_by(_columns.id.desc())
         with self._database.writing() as connection:
-            # The response to a commit may be lost, so that this is the second try.
+            # The response to a commit may be lost, so this may be a retry.
             duplicate = select(_columns.id).where(same_series, _columns.at == measurement.at)
             if connection.execute(duplicate).first() is not None:
                 return

@@ -1,4 +1,4 @@
-"""The store in SQL: SQLite (WAL) for one machine, PostgreSQL for production, through the same tables."""
+"""The job store in SQL: SQLite (WAL) for one machine, PostgreSQL for production, with the same tables."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,13 +27,12 @@ class SqlStore:
     def __init__(
         self, database: Database, job_numbers: JobNumbers | None = None, max_page_bytes: int = MAX_PAGE_BYTES
     ) -> None:
-        """``job_numbers``: where the numbers of jobs are recorded beside the database, if anywhere."""
+        """``job_numbers``: records used job numbers outside the database; None: they are not recorded."""
         self.database, self._max_page_bytes = database, max_page_bytes
         self._lease, self._job_numbers = database.lease, job_numbers
         self._known: set[JobId] = set()
         self._written: dict[JobId, Attempt] = {}
-        """The last attempts of unfinished jobs as they are stored: components of these that have not changed since are
-        not written again."""
+        """The last stored attempts of unfinished jobs. Components that have not changed since are not written again."""
         self._plans = PlansInUse()
         self._numbers = count(1)
 
@@ -62,7 +61,7 @@ class SqlStore:
     # Writing
 
     def write(self, batch: Batch) -> None:
-        """All of the batch in one transaction; a batch that comes again because its fate was unknown is stored once."""
+        """Write a batch in one transaction. A batch that is retried because its result is unknown is stored once."""
         if self._job_numbers is not None and batch.jobs:
             self._job_numbers.give(max(batch.jobs))
         batch.number = batch.number or next(self._numbers)
@@ -88,7 +87,7 @@ class SqlStore:
             statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
             connection.execute(statement, [{"done": done} for done in batch.acknowledged])
             remove_plans(connection, self._plans.unused_after(batch))
-        # A key is the first job's that was stored with it, whatever another says.
+        # A key belongs to the first job that was stored with it.
         keys = [{"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted]
         upsert(connection, tables.submissions, keys, replace=False)
         upsert(connection, tables.clusters, [rows.cluster_to_row(record) for record in batch.clusters])
@@ -128,7 +127,7 @@ class SqlStore:
     # Reading
 
     def load(self) -> Saved:
-        """Everything that is not over."""
+        """Return unfinished jobs, unacknowledged commands, clusters and the next job id."""
         unfinished = tables.jobs.c.state.not_in([state.value for state in FINAL_STATES])
         with self.database.reading() as connection:
             jobs = jobs_of(connection, select(tables.jobs).where(unfinished))
@@ -172,7 +171,7 @@ class SqlStore:
             return JobPage(jobs_of(connection, query) if fitting else [], before)
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
-        # By the index alone as far as it is passed over.
+        # Entries before the page are skipped by the index alone.
         ids = select(tables.timeline.c.id).where(tables.timeline.c.job_id == job).order_by(tables.timeline.c.id)
         page = ids.offset(after).limit(limit).subquery()
         query = select(tables.timeline).join(page, page.c.id == tables.timeline.c.id).order_by(page.c.id)
@@ -201,7 +200,7 @@ def _insert(connection: Connection, table: Table, values: list[dict[str, Any]]) 
 
 
 def changed_components(attempt: Attempt, written: Attempt | None) -> Iterator[Component]:
-    """Yield the components that are not the very ones of an attempt that is stored."""
+    """Yield the components that are not identical objects in the stored attempt."""
     same = written.components if written is not None and written.generation == attempt.generation else ()
     for place, component in enumerate(attempt.components):
         if place >= len(same) or component is not same[place]:
@@ -209,7 +208,7 @@ def changed_components(attempt: Attempt, written: Attempt | None) -> Iterator[Co
 
 
 def jobs_of(connection: Connection, query: Any) -> list[Job]:
-    """Those of whole rows of ``jobs`` that a query selects, in its order, each with its last attempt."""
+    """Return the jobs that a query on ``jobs`` selects, in its order, each with its last attempt."""
     selected = connection.execute(query).mappings().all()
     attempts: dict[tuple[JobId, int], Attempt] = {}
     for ids in chunks(row["id"] for row in selected if row["generation"]):

@@ -1,4 +1,4 @@
-"""The tables; ``migrations/`` makes the same (a test proves it). Times are seconds since the epoch, as floats."""
+"""The SQL tables; ``migrations/`` creates the same ones. Times are seconds since the epoch, as floats."""
 
 from dataclasses import fields
 from enum import StrEnum
@@ -29,7 +29,7 @@ from koalapy.model.job import ComponentState, JobState, Priority
 
 
 class PlainText(TypeDecorator[str]):
-    """Without NULs and lone surrogates, which PostgreSQL refuses, and resource managers and programs may write."""
+    """A text column. NULs and lone surrogates, which PostgreSQL rejects and programs may write, are replaced."""
 
     impl = Text
     cache_ok = True
@@ -39,7 +39,7 @@ class PlainText(TypeDecorator[str]):
 
 
 class Plain(TypeDecorator[str]):
-    """The same, cut to the length of its column."""
+    """A text column like ``PlainText``; longer values are truncated to its length."""
 
     impl = String
     cache_ok = True
@@ -53,7 +53,7 @@ class Plain(TypeDecorator[str]):
 
 
 class Whole(TypeDecorator[int]):
-    """A number that its column can hold; what is beyond that counts as the largest or smallest there is."""
+    """An integer column; values out of its range become the largest or smallest possible value."""
 
     impl = BigInteger
     cache_ok = True
@@ -87,7 +87,7 @@ metadata = MetaData(
 
 
 def _one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
-    """Make the database refuse what is none of the values."""
+    """Return a constraint that rejects values outside an enumeration."""
     return CheckConstraint(f"{column} in ({', '.join(repr(value.value) for value in values)})", name=column)
 
 
@@ -236,7 +236,7 @@ audit = Table(
     Index(None, "action", "id"),
 )
 
-# The last entry of the audit, and the last of those that were removed for their age, with which the rest begins.
+# The last entry of the audit, and the last entry that was deleted by age, after which the remaining chain begins.
 audit_chain = Table(
     "audit_chain",
     metadata,
@@ -272,7 +272,7 @@ outbox = Table(
     Column("written_at", Float, nullable=False),
 )
 
-# The plans of the commands in the outbox that open barriers: each is the same for all components of an attempt.
+# The plans in commands that open barriers; all components of an attempt share one plan.
 plans = Table(
     "plans",
     metadata,
@@ -398,7 +398,7 @@ advice = Table(
     Index(None, "application", "job_id"),
 )
 
-# What was foretold of jobs; what came of it, the other tables say.
+# Predictions of jobs. The actual times are in the other tables.
 predictions = Table(
     "predictions",
     metadata,
@@ -414,7 +414,7 @@ predictions = Table(
     Index(None, "made_at"),
 )
 
-# What the advisor learned from jobs that are not kept any more.
+# Runs of deleted jobs, from which the advisor learns.
 runs = Table(
     "runs",
     metadata,
@@ -422,7 +422,7 @@ runs = Table(
     Column("run", JSON, nullable=False),
 )
 
-# What was in days, counted from the epoch on: of the whole grid, and by cluster, user, policy and priority.
+# Daily figures by day since the epoch: of the grid, and by cluster, user, policy and priority.
 days = Table(
     "days",
     metadata,
@@ -433,11 +433,11 @@ days = Table(
         Column(each.name, Integer if each.type is int else Float, nullable=False, server_default="0")
         for each in fields(Figures)
     ),
-    # The most of a cluster in that day.
+    # The maximum nodes of a cluster on that day.
     Column("nodes", Whole(Integer(), bits=32), nullable=False, server_default="0"),
 )
 
-# What users and operators are to be told, until they are.
+# Notifications that are not delivered yet.
 notifications = Table(
     "notifications",
     metadata,

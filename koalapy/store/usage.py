@@ -1,4 +1,4 @@
-"""Statistics in SQL (semantics 12): daily figures, written with the jobs that end, and the use of clusters."""
+"""Statistics in SQL (semantics 12): daily figures, updated when jobs end, and the use of clusters."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -14,15 +14,15 @@ from koalapy.store.tables import attempts, components, jobs
 from koalapy.store.tables import days as day_table
 
 USERS = jobs.c.internal == false()
-"""The daemon's own jobs, such as measurements of the network, are no use of the grid by anybody."""
+"""Condition for jobs of users. The daemon's own jobs, such as network measurements, do not count as use."""
 THEIRS_ARE_USERS = case((jobs.c.internal, 1), else_=0) == 0
-"""The same where jobs are found by their components: said so that no index of all users' jobs is taken for that."""
+"""The same condition, for queries that find jobs by their components. Its form prevents the use of an index on jobs."""
 NO_ORDER = components.c.cluster.concat("")
-"""Clusters, said so that no index of all components is taken for their order."""
+"""The cluster, in a form that prevents the use of an index on components for its order."""
 
 
 def usage_between(connection: Connection, start: float, end: float) -> Usage:
-    """Of the span from ``start`` to ``end``; what still runs at its end counts until then."""
+    """Return the use between two times. Components that still run at the end count until then."""
     if start % DAY == 0 and end - start > DAY:
         return _by_days(connection, start, end)
     nodes: dict[str, float] = {}
@@ -34,7 +34,7 @@ def usage_between(connection: Connection, start: float, end: float) -> Usage:
 
 
 def _by_days(connection: Connection, start: float, now: float) -> Usage:
-    """From the beginning of a day until now: what days add up to, and what attempts have had that are not over."""
+    """Return the use from the beginning of a day until now: the daily figures, and the use by unfinished attempts."""
     first, last = day_of(start), day_of(now)
 
     def all_of(kind: Kind) -> dict[str, Figures]:
@@ -70,12 +70,13 @@ def _means_of(sums: Figures) -> MeanTimes:
 
 
 def _ended_of_live(start: float, end: float) -> Select[str, float]:
-    """Components that have ended since ``start``, of attempts that are not over: no day has them yet."""
+    """Return a query for the use by ended components of unfinished attempts, which the daily figures do not include
+    yet."""
     ended, claimed = components.c.ended_at, components.c.claimed_at
     alive = [state.value for state in JobState if state not in FINAL_STATES]
     query = select(components.c.cluster, _held(start, ended)).select_from(jobs)
     query = query.join(components, (components.c.job_id == jobs.c.id) & (components.c.generation == jobs.c.generation))
-    # Found by the jobs that are not over: those that have ended since may be as many as there are.
+    # Found by unfinished jobs, since ended components may be very many.
     since = case((ended > start, 1), else_=0) == 1
     query = query.where(
         THEIRS_ARE_USERS, jobs.c.state.in_(alive), jobs.c.generation > 0, since, claimed < end, claimed <= ended
@@ -84,14 +85,14 @@ def _ended_of_live(start: float, end: float) -> Select[str, float]:
 
 
 def _held(start: float, until: ColumnElement[float]) -> ColumnElement[float]:
-    """Node-seconds that a component had from ``start``, or its own later claim, until it gave them back."""
+    """Return the node-seconds of components between ``start``, or a later claim, and ``until``."""
     claimed = components.c.claimed_at
     since = case((claimed > start, claimed), else_=start)
     return func.sum(components.c.size * (until - since))
 
 
 def _ended_in(start: float, end: float) -> Select[str, float]:
-    """Components that have ended since ``start``."""
+    """Return a query for the use by components that have ended since ``start``."""
     ended, claimed = components.c.ended_at, components.c.claimed_at
     until = case((ended < end, ended), else_=end)
     cluster = func.min(components.c.cluster)
@@ -101,7 +102,7 @@ def _ended_in(start: float, end: float) -> Select[str, float]:
 
 
 def _not_ended(start: float, end: float) -> Select[str, float]:
-    """Components that have not ended, of jobs that are not over: others are known to nobody any more."""
+    """Return a query for the use by components that have not ended, of unfinished jobs."""
     active = [state.value for state in ACTIVE_STATES]
     until = case((components.c.claimed_at < end, end), else_=components.c.claimed_at)
     query = select(components.c.cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
