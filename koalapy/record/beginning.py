@@ -1,4 +1,4 @@
-"""What a scheduler begins with: all that a daemon knows when it starts, as a value that can be written down."""
+"""The initial state of a scheduler: all that a daemon knows at its start, as a serializable value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -25,7 +25,7 @@ from koalapy.scheduler.state import SchedulerState
 
 @dataclass(frozen=True, slots=True)
 class KnownCluster:
-    """A cluster as a daemon knows it before it is heard of."""
+    """The stored and configured state of a cluster, before its agent reports."""
 
     name: ClusterName
     speed: float = 1.0
@@ -39,14 +39,15 @@ class KnownCluster:
     uplink_bandwidth: float | None = None
 
     def status(self) -> ClusterStatus:
-        """A new one, which changes from then on."""
+        """Return a new mutable status of the cluster."""
         health = HealthStatus(self.errors, self.unusable, self.note, self.trials)
         cluster = ClusterStatus(self.name, self.speed, self.profile, health=health, drained=self.drained)
         cluster.total, cluster.uplink.bandwidth = self.total, self.uplink_bandwidth
         return cluster
 
     def alone(self) -> "KnownCluster":
-        """Without what only the configuration adds to a profile."""
+        """Return a copy with only the fields of ``ClusterProfile`` and ``Mpi``, without those that the configuration
+        adds."""
         own = {each.name: getattr(self.profile, each.name) for each in fields(ClusterProfile)}
         profile = ClusterProfile(**own | {"mpi": Mpi(self.profile.mpi.series)})
         return KnownCluster(**{each.name: getattr(self, each.name) for each in fields(self)} | {"profile": profile})
@@ -54,16 +55,16 @@ class KnownCluster:
 
 @dataclass(frozen=True, slots=True)
 class People:
-    """Who is who on which cluster, and what they may have at most."""
+    """The users, their accounts on clusters, and their limits."""
 
     users: Mapping[str, User] = field(default_factory=dict)
     unmapped: tuple[ClusterName, ...] = ()
-    """Clusters whose accounts may come though nobody has named them."""
+    """Clusters with accounts that may submit jobs although ``users`` does not map them."""
     domains: Mapping[ClusterName, Domain] = field(default_factory=dict)
     limits: LimitSettings = field(default_factory=LimitSettings)
     limits_contact: str = ""
     past_use: tuple[NodeUse, ...] = ()
-    """What jobs that are over have used within the last day, where that is limited."""
+    """Node use of ended jobs within the last day, if such use is limited."""
 
     def accounts(self) -> Accounts:
         return Accounts(self._known(), self.domains)
@@ -77,28 +78,28 @@ class People:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The rules, what is known of clusters, people, files and applications, and the jobs that are not over."""
+    """The initial state of a scheduler: rules, clusters, links, users, replicas, run times and unfinished jobs."""
 
     rules: Rules
     policies: tuple[str, ...]
-    """The names of all that there are."""
+    """Names of all policies."""
     clusters: tuple[KnownCluster, ...]
     links: tuple[tuple[ClusterName, ClusterName, Link], ...] = ()
     runs: tuple[Run, ...] = ()
-    """What was learned of applications, from the oldest to the newest."""
+    """Runs from which the advisor learns, oldest first."""
     people: People = field(default_factory=People)
     replicas: Mapping[str, tuple[ClusterName, ...]] = field(default_factory=dict)
-    """The clusters that have a logical file."""
+    """Clusters with a replica, by logical file."""
     jobs: tuple[Job, ...] = ()
     scans: Mapping[Priority, int] = field(default_factory=dict)
-    """How often the placement queues had been scanned."""
+    """Number of scans so far of each placement queue."""
     now: Moment = 0.0
-    """When the jobs were taken up."""
+    """Time at which the scheduler takes up the jobs, in seconds since the epoch."""
 
     def scheduler(
         self, policies: Registry, nonces: Nonces, clock: Clock | None, *, keeps_effects: bool = True
     ) -> Scheduler:
-        """One that knows all that and has taken up the jobs; the rest as the scheduler has it."""
+        """Return a new scheduler with this state and these jobs. See ``Scheduler`` for the other parameters."""
         speeds = {cluster.name: cluster.speed for cluster in self.clusters}
         state = SchedulerState(
             self.rules,

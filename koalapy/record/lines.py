@@ -1,7 +1,7 @@
-"""A record as lines of JSON, and back: what begins it, its steps, and its end.
+"""Convert a record to JSON lines and back: its initial state, its steps and its end.
 
-Numbers are exact, infinity included. What bears on no decision is left out: variables of programs, which may be secret,
-and who is told of a job; and of agents, what runs there, how it answers and where it writes.
+Numbers are exact, infinity included. Fields that affect no decision are omitted: environment variables, which may be
+secret, recipients of notifications, and an agent's disks, versions and call statistics.
 """
 
 import json
@@ -21,20 +21,20 @@ from koalapy.scheduler import events as ev
 Json = dict[str, Any]
 Kind = type[Any]
 FORMAT = 1
-"""Rises with every change that an older reader would misread."""
+"""Version of the format; incremented with every change that an older reader would misread."""
 EVENTS = {kind.__name__: kind for kind in get_args(ev.Event)}
 REPORTS = {kind.__name__: kind for kind in (ComponentStatus, ClusterReport, StageStatus)}
 FOR_PEOPLE = ("environment", "mail_type", "mail_user", "webhook")
-"""What of a job is not written down."""
+"""Fields of a job that are omitted."""
 OF_AGENTS = ("calls", "disks", "versions")
-"""The same of a report."""
+"""Fields of a report that are omitted."""
 
 
 def line(content: Json) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
-# What begins it
+# Initial state
 
 
 def beginning_to_json(beginning: Beginning) -> Json:
@@ -44,7 +44,7 @@ def beginning_to_json(beginning: Beginning) -> Json:
 
 
 def beginning_from_json(data: Json) -> Beginning:
-    """``ValueError`` or its like for what is none."""
+    """Return an initial state from JSON. Raise one of ``reading.NOT_READ`` for invalid data."""
     rest = {name: value for name, value in data.items() if name != "jobs"}
     begun: Beginning = _adapter(Beginning).validate_python(rest)
     return replace(begun, jobs=tuple(job_from_json(job) for job in data.get("jobs", ())))
@@ -75,7 +75,7 @@ def step_to_json(step: Step) -> Json:
 
 
 def step_from_json(data: Json) -> Step:
-    """Raise ``ValueError`` or its like for what is none."""
+    """Return a step from JSON. Raise one of ``reading.NOT_READ`` for invalid data."""
     events = tuple(_event_from_json(*event) for event in data.get("events", ()))
     rest = {name: value for name, value in data.items() if name not in ("n", "events")}
     step: Step = _adapter(Step).validate_python(rest | {"number": data["n"], "events": events})
@@ -109,7 +109,7 @@ def _adapter(kind: Kind) -> TypeAdapter[Any]:
 
 
 def _plain(value: Any, *leave_out: str) -> Json:
-    """Return a value's fields, but those that have their defaults."""
+    """Return the fields of a value as JSON, without those that have their default values."""
     told = {each.name for each in fields(value) if getattr(value, each.name) != _default(each)}
     data: Json = _adapter(value.__class__).dump_python(value, mode="json", include=told - set(leave_out))
     return data

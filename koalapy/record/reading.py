@@ -1,4 +1,4 @@
-"""Reads a record, and says what is the matter with one that cannot be replayed."""
+"""Read a record file, and report the defect of a file that cannot be replayed."""
 
 import gzip
 import json
@@ -17,14 +17,15 @@ AGAIN = "export it again: koala export"
 Lines = BinaryIO | gzip.GzipFile
 GZIP = b"\x1f\x8b"
 MAX_LINE = 1024**3
-"""Bytes: what a record begins with is one line, and has all jobs that wait. What is packed may pretend to be more."""
+"""Maximum bytes of a line. The initial state is one line with all waiting jobs. A small packed file could expand to
+more."""
 NOT_READ = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What is raised of a line that is none of a record."""
+"""Exceptions from converting a line that is no part of a record."""
 
 
 @dataclass(slots=True)
 class Life:
-    """One daemon's record from its start on; its steps are read once, before the next life."""
+    """The record of one daemon run. Its steps can be read once, and before the next run."""
 
     version: str
     beginning: Beginning
@@ -32,18 +33,20 @@ class Life:
 
 
 class RecordFile:
-    """A file as ``koala export`` writes it."""
+    """A record file that ``koala export`` wrote."""
 
     def __init__(self, path: Path, lost: list[str] | None = None, *, max_line: int = MAX_LINE) -> None:
-        """``lost`` receives what the daemon could not read of its record, or not write. ``max_line``: bytes of a line
-        at most, so that a small packed file cannot fill the memory."""
+        """``lost`` receives the parts of the record that the daemon could not read or write.
+
+        ``max_line``: maximum bytes of a line, so that a small packed file cannot fill the memory.
+        """
         self._path, self._max_line = path, max_line
         self._lost: list[str] = [] if lost is None else lost
         self._number = 0
         self._ahead: Json | None = None
 
     def lives(self) -> Iterator[Life]:
-        """Yield the lives in order. Raise ``UsageError`` where the file is no whole record."""
+        """Yield the daemon runs in order. Raise ``UsageError`` if the file is not a complete record."""
         try:
             with self._path.open("rb") as file:
                 is_packed = file.read(len(GZIP)) == GZIP
@@ -70,7 +73,7 @@ class RecordFile:
                 raise self._fault(f"has no beginning of what comes in line {self._number}")
             life = self._begun(head, file)
             yield life
-            for _ in life.steps:  # what nobody wanted
+            for _ in life.steps:  # skip the steps that the caller did not read
                 pass
         raise self._cut()
 
@@ -112,7 +115,7 @@ class RecordFile:
         raise self._cut()
 
     def _next(self, file: Lines) -> Json | None:
-        """The next line; None at the end of the file."""
+        """Return the next line; None at the end of the file."""
         if self._ahead is not None:
             told, self._ahead = self._ahead, None
             return told

@@ -1,4 +1,4 @@
-"""A scheduler that records what it is told, what it finds out by itself (nonces, lateness), and what it does."""
+"""A scheduler that records its events, its nonces and clock readings, and its effects."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,14 +12,14 @@ from koalapy.scheduler.events import Event
 from koalapy.scheduler.queries import Queries
 
 TICKS = 16
-"""Parts of a step's budget in which its clock is read: a power of 2, so that multiples are exact."""
+"""Ticks of the step clock per step budget; a power of 2, so that multiples are exact."""
 
 
 class StepClock:
-    """Measure a step in seconds since it began, in ticks, so that few numbers say what was read."""
+    """A clock that returns seconds since the step began, in whole ticks, so that its readings are short to record."""
 
     def __init__(self, clock: Callable[[], float], budget: float) -> None:
-        """``budget`` of a step in seconds."""
+        """``budget``: seconds of a step's budget."""
         self._clock, self._tick = clock, budget / TICKS
         self._began: float | None = None
         self._runs: list[list[int]] = []
@@ -36,7 +36,10 @@ class StepClock:
         return ticks * self._tick
 
     def take(self) -> tuple[tuple[int, int], ...]:
-        """Return what was read since the last call, as a step has it; nothing if no time was seen to pass."""
+        """Return the readings of the current step as (count, ticks), and begin a new step.
+
+        Empty if all readings are 0.
+        """
         runs, self._runs, self._began = self._runs, [], None
         return tuple((count, ticks) for count, ticks in runs) if any(ticks for _, ticks in runs) else ()
 

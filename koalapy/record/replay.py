@@ -1,4 +1,4 @@
-"""Replay a record: a new scheduler is told what was recorded, and what it does is compared with what was done."""
+"""Replay a record: a new scheduler gets the recorded events, and its effects are compared with the recorded ones."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from koalapy.scheduler.effects import Effects
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Where a scheduler did something else than what was recorded."""
+    """The first difference between the effects of a replay and the recorded ones."""
 
     step: int
     at: float
@@ -27,12 +27,12 @@ class Divergence:
 
 @dataclass(slots=True)
 class History:
-    """What happened in the life of one daemon."""
+    """The history of one daemon run."""
 
     version: str
     began: float
     ended: float
-    """The time of its last step."""
+    """Time of its last step."""
     jobs: set[JobId]
     steps: int = 0
     placements: int = 0
@@ -46,9 +46,10 @@ class History:
 
 
 def replay(path: Path, policies: Registry, lost: list[str] | None = None) -> Iterator[History]:
-    """Replay each life in a record. Raise ``UsageError`` for a file that cannot be read, or names an unknown policy.
+    """Replay each daemon run in a record, and yield its history.
 
-    ``lost`` receives what the daemon that exported the file could not read or write of its record.
+    ``lost`` receives the parts of the record that the daemon could not read or write before the export. Raise
+    ``UsageError`` if the file cannot be read or names an unknown policy.
     """
     for life in RecordFile(path, lost).lives():
         yield _replay_life(life, policies, path)
@@ -75,7 +76,7 @@ def _replay_life(life: Life, policies: Registry, path: Path) -> History:
     except KoalaError:
         raise
     except NOT_READ as error:
-        # No daemon writes of clusters or jobs that it does not know.
+        # A daemon never records unknown clusters or jobs.
         raise UsageError(
             f"{path} tells after step {history.steps} of what there is not: {error!r:.100}",
             field="file",
@@ -86,7 +87,7 @@ def _replay_life(life: Life, policies: Registry, path: Path) -> History:
 
 
 class Replay:
-    """A scheduler that is told what another was told, and given what that was given."""
+    """A scheduler that gets recorded events, nonces and clock readings."""
 
     def __init__(self, beginning: Beginning, policies: Registry) -> None:
         self._nonces: deque[Nonce] = deque()
@@ -95,7 +96,7 @@ class Replay:
         self._scheduler = beginning.scheduler(policies, self._nonce, self._clock)
 
     def _nonce(self) -> Nonce:
-        # One more than was recorded is found out by what is done with it.
+        # An extra nonce shows as a difference in the effects.
         return self._nonces.popleft() if self._nonces else ""
 
     def _clock(self) -> float:
@@ -107,7 +108,7 @@ class Replay:
         return ticks * self._tick
 
     def take(self, step: Step) -> tuple[Effects, Divergence | None]:
-        """Do one step; and how it differs from what was recorded, if it does."""
+        """Replay one step. Return its effects, and the difference from the record if there is one."""
         self._nonces, self._looks = deque(step.nonces), deque(step.looks)
         refused = []
         for index, event in enumerate(step.events):
@@ -121,7 +122,7 @@ class Replay:
 
 
 def _difference(step: Step, done: Done, refused: tuple[int, ...]) -> tuple[str, str] | None:
-    """What was recorded and what was done instead, of the first thing that is not the same."""
+    """Return the first recorded effect that differs and the replayed one as texts; None if all are equal."""
     if refused != step.refused:
         return f"refused {_events(step.refused)}", f"refused {_events(refused)}"
     if done == step.done:

@@ -1,4 +1,4 @@
-"""What is kept of a record."""
+"""Settings of the record."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,11 +10,13 @@ from koalapy.model.measurement import Finite
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What is kept of what the scheduler was told, to be replayed; the section ``record``."""
+    """The record of the scheduler's inputs, which can be replayed."""
 
     enabled: bool = True
-    """Whether anything is."""
+    """Whether the daemon records."""
     keep: Annotated[Finite, Ge(60)] = 7 * 86400.0
-    """Seconds for which the record of a daemon that has ended is kept; that of this one is kept whole."""
+    """Seconds for which the record of an ended daemon run is stored. The record of the current run is stored
+    completely."""
     size: Annotated[int, Ge(1024**2)] = 1024**3
-    """Bytes of all: the oldest go first. When this daemon's alone is larger, no more of it is recorded."""
+    """Maximum bytes of all records; the oldest are deleted first. If the current run alone exceeds it, recording
+    stops."""

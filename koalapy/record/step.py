@@ -1,4 +1,4 @@
-"""One step of a scheduler as it is written down: what it was told, and what it did."""
+"""One recorded step of a scheduler: its inputs and effects."""
 
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -12,7 +12,7 @@ from koalapy.scheduler.events import Event
 
 
 class Placed(NamedTuple):
-    """A component of a job that was placed."""
+    """A placed component of a job."""
 
     cluster: ClusterName
     nodes: int
@@ -20,7 +20,7 @@ class Placed(NamedTuple):
 
 
 class JobNow(NamedTuple):
-    """How a job stands after a step that has changed it."""
+    """The state of a job after a step that changed it."""
 
     job: JobId
     state: str
@@ -29,7 +29,7 @@ class JobNow(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A line of a job's timeline, without its words."""
+    """A timeline entry of a job, without its reason text."""
 
     job: JobId
     event: str
@@ -39,7 +39,7 @@ class Told(NamedTuple):
 
 
 class Ordered(NamedTuple):
-    """A command to a cluster's agent."""
+    """A command to the agent of a cluster."""
 
     what: str
     cluster: ClusterName
@@ -47,7 +47,7 @@ class Ordered(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a step did, as far as it shows outside."""
+    """The externally visible effects of a step."""
 
     jobs: tuple[JobNow, ...] = ()
     timeline: tuple[Told, ...] = ()
@@ -75,7 +75,7 @@ class Done(NamedTuple):
 
 Count = Annotated[int, Ge(0), Le(2**53)]
 Moment = Annotated[float, Ge(0), Le(253_402_300_799.0)]
-"""Seconds since the epoch, up to the year 9999."""
+"""Time in seconds since the epoch, up to the year 9999."""
 
 
 NOTHING_DONE = Done()
@@ -83,15 +83,15 @@ NOTHING_DONE = Done()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a scheduler was told at one moment, all that it did not know of itself, and what it did."""
+    """The events of one step, its nonces and clock readings, and its effects."""
 
     number: Count
-    """Of its life, from 1 on, without a gap."""
+    """Number within the daemon run, from 1 without a gap."""
     at: Moment
     events: tuple[Event, ...] = ()
     refused: tuple[Count, ...] = ()
-    """The events that were not possible, by their places."""
+    """Indices of the events that were rejected."""
     nonces: tuple[Nonce, ...] = ()
     looks: tuple[tuple[Count, Count], ...] = ()
-    """How often in a row its clock read how many ticks of its budget, where that was more than none."""
+    """Clock readings as (count, ticks) of equal readings in a row; empty if all are 0."""
     done: Done = NOTHING_DONE
