@@ -1,4 +1,4 @@
-"""Checks of a submission: limits, permissions, clusters, input files.
+"""Check submissions: limits, permissions, clusters and input files.
 
-Pure; imports ``model`` and ``policies``. Start at ``submission.py``, whose ``check`` raises the first violation.
+Pure functions; imports ``model`` and ``policies``. Start at ``submission.py``: ``check`` raises the first violation.
 """

@@ -1,4 +1,4 @@
-"""Whether a request fits on the empty grid, and on the clusters that it may combine; sizes in nodes."""
+"""Check that a request fits on the empty grid, and on clusters that may share a job. Sizes are in nodes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,21 +15,22 @@ from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.site import able_clusters
 
 Totals = Mapping[ClusterName, int | None]
-"""The sizes of clusters, None for those that are not known."""
+"""Sizes of clusters, by cluster; None while unknown."""
 Sizes = Mapping[ClusterName, int]
 
 
 def check_fits(spec: JobSpec, limits: Limits) -> None:
-    """The request fits on the empty grid, once the sizes of all clusters that count are known.
+    """Reject a request that does not fit on the empty grid.
 
-    For a fixed one the sizes of its own clusters are enough. Only what its policy could never place is refused.
+    A fixed request is checked against the clusters that it names, another one once all sizes are known. A non-fixed
+    request is also rejected if its policy can never place it.
     """
     with able_clusters(spec, limits) as able:
         check_on(totals_of(able), spec.request, spec.policy, limits.policies)
 
 
 def check_fits_together(spec: JobSpec, limits: Limits) -> None:
-    """Check that what fits on the whole grid also fits on clusters that may share a job."""
+    """Reject a request that fits on the whole grid, but on no group of clusters that may share a job."""
     if isinstance(spec.request, FixedRequest):
         return
     with able_clusters(spec, limits) as able:
@@ -54,7 +55,7 @@ def check_fits_together(spec: JobSpec, limits: Limits) -> None:
 
 
 def check_on(totals: Totals, request: Request, policy: str, policies: Registry) -> None:
-    """``UsageError`` for a request that would not fit on these clusters if all of their nodes were idle."""
+    """Raise ``UsageError`` for a request that would not fit on these clusters if all of their nodes were idle."""
     if isinstance(request, FixedRequest):
         _check_fixed(request, totals)
         return
@@ -85,7 +86,7 @@ def totals_of(clusters: Iterable[ClusterLimits]) -> Totals:
 
 
 def sizes_text(totals: Totals) -> str:
-    """The largest clusters with their sizes, as far as known."""
+    """Return the clusters with known sizes as text, largest first."""
     known = ((name, total) for name, total in totals.items() if total is not None)
     return format_list([f"{name} {total}" for name, total in sorted(known, key=lambda item: (-item[1], item[0]))])
 
@@ -148,7 +149,7 @@ def _check_flexible(request: FlexibleRequest, known: Sizes) -> None:
 
 
 def check_combination(spec: JobSpec, limits: Limits) -> None:
-    """Clusters that may be combined have room together: as many as are allowed, and of speeds that are alike."""
+    """Reject a job that does not fit within its own bounds on combined clusters: their number and speed ratio."""
     if isinstance(spec.request, FixedRequest):
         _check_named_together(spec, spec.request, limits)
         return
@@ -204,7 +205,7 @@ def _fits_within(
     for group in sharing_groups(spec, clusters):
         speeds = {cluster.name: cluster.speed for cluster in group}
         for names in [frozenset(speeds)] if ratio is None else speed_sets(speeds, ratio):
-            # More nodes never make a request fit worse, so that the largest clusters tell of all.
+            # More nodes never make a request fit worse, so the largest clusters decide for all.
             inside = sorted((c for c in group if c.name in names), key=lambda cluster: -(cluster.total or 0))
             try:
                 check_on(totals_of(inside[:fewer]), request, spec.policy, policies)

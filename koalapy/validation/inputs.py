@@ -1,4 +1,4 @@
-"""What a submission's inputs mean: logical names become sizes, file sites and parts by the replica catalogue."""
+"""Resolve the inputs of a submission: the replica catalogue maps logical names to sizes, file sites and parts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +16,10 @@ MAX_COMPARED = 1000
 
 
 def resolve_inputs(spec: JobSpec, catalogue: Catalogue) -> JobSpec:
-    """The submission with each component's inputs, their sizes and sites.
+    """Return the submission with the inputs of each component, their sizes and file sites.
 
-    Raises ``UsageError`` for a name the catalogue does not know or has no good replica of, for a partitioned input that
-    does not fit the components, and for two inputs of one component that would be one file in its folder.
+    Raise ``UsageError`` for a name without a good replica in the catalogue, and for a partitioned input that does not
+    fit the components. Raise it also for two inputs with the same file name in the folder of one component.
     """
     if not spec.all_inputs:
         return spec
@@ -41,7 +41,8 @@ def resolve_inputs(spec: JobSpec, catalogue: Catalogue) -> JobSpec:
 
 
 def _job_input(field: str, file: InputFile, count: int | None, catalogue: Catalogue) -> Sequence[InputFile]:
-    """One input of the whole job for each of ``count`` components, or for all when that is for the scheduler to say."""
+    """Return an input of the job for each of ``count`` components, or one for all if the scheduler chooses the
+    components."""
     good = _good(field, file, catalogue)
     sites, first = tuple(replica.cluster for replica in good), good[0]
     whole = replace(file, size=first.size, sites=sites)
@@ -62,7 +63,7 @@ def _job_input(field: str, file: InputFile, count: int | None, catalogue: Catalo
 
 
 def _own_input(field: str, file: InputFile, catalogue: Catalogue) -> InputFile:
-    """One input of one component: a logical file, or one entry of it."""
+    """Return an input of one component: a logical file, or one entry of it."""
     good = _good(field, file, catalogue)
     first, sites = good[0], tuple(replica.cluster for replica in good)
     if file.part is None:
@@ -79,7 +80,7 @@ def _own_input(field: str, file: InputFile, catalogue: Catalogue) -> InputFile:
 
 
 def _good(field: str, file: InputFile, catalogue: Catalogue) -> list[Replica]:
-    """The good replicas of a logical file, at least one."""
+    """Return the good replicas of a logical file. Reject a file that has none."""
     replicas = catalogue.replicas_of(file.name)
     if not replicas:
         hint = f"{near_names(file.name, catalogue.names())}; add it with {ADD}"
@@ -93,7 +94,7 @@ def _good(field: str, file: InputFile, catalogue: Catalogue) -> list[Replica]:
 
 
 def _check_names(inputs: Mapping[str, InputFile]) -> None:
-    """Each input, by its field, must have a name of its own in the component's folder."""
+    """Reject inputs with an invalid or duplicate file name in the folder of their component."""
     seen: dict[str, InputFile] = {}
     for field, file in inputs.items():
         name = file.file_name
@@ -106,13 +107,13 @@ def _check_names(inputs: Mapping[str, InputFile]) -> None:
 
 
 def near_names(wrong: str, names: Iterable[str]) -> str:
-    """The way out after a wrong logical name, however many there are: all of a few, else the nearest."""
+    """Return a hint for an unknown logical name: all names if they are few, otherwise the most similar one."""
     known = sorted(names)
     if len(known) <= MAX_SHOWN:
         return suggest_names(wrong, known)
     likely = known
     if len(known) > MAX_COMPARED:
-        # To compare with very many costs seconds: those that end alike are the likeliest.
+        # Comparison with very many names takes seconds; names with the same last part are the likeliest.
         last = InputFile(wrong).file_name
         likely = [name for name in known if InputFile(name).file_name == last][:MAX_COMPARED]
     near = get_close_matches(wrong, likely, 1)
@@ -120,7 +121,7 @@ def near_names(wrong: str, names: Iterable[str]) -> str:
 
 
 def name_problem(name: str) -> str:
-    """Why a text is no name of one file in a folder; empty when it is one."""
+    """Return the reason why a text is not a valid file name; empty if it is valid."""
     if not name or name in (".", ".."):
         return "which is no file name"
     if "/" in name:

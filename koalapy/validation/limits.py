@@ -1,4 +1,4 @@
-"""What a submission is held against."""
+"""The clusters and bounds that submissions are checked against."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from koalapy.policies.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
-    """A cluster's size in nodes, None while it is not known, its speed, and what programs find there."""
+    """A cluster with its size in nodes (None while unknown), relative speed and profile."""
 
     name: ClusterName
     total: int | None
@@ -23,8 +23,7 @@ class ClusterLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The clusters, the policies, how many components, seconds of grace and bytes a job may have, where its owner has
-    an account, and what its home site means."""
+    """The clusters, policies, bounds, accounts and sharing rules for submissions. ``max_grace`` is in seconds."""
 
     clusters: Sequence[ClusterLimits]
     policies: Registry
@@ -33,9 +32,9 @@ class Limits:
     accounts: Accounts = field(default_factory=Accounts)
     sharing: Sharing = field(default_factory=Sharing)
     max_bytes: int | None = None
-    """Of a job's texts; None: not limited."""
+    """Maximum bytes of the texts of a job; None: no limit."""
     refusal_on_empty_grid: Callable[[JobSpec], str] = lambda _: ""
-    """Why its policy would not place a job on the whole grid if all nodes were idle and all clusters usable.
+    """Returns the reason why a job's policy would not place it on the empty grid with all clusters usable.
 
-    Empty where it would, or where that cannot be told yet; what is not known of links is assumed to be good.
+    Empty if it would, or while that is unknown. Links without measurements are assumed to be good.
     """

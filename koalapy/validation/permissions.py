@@ -1,4 +1,4 @@
-"""What a caller may do with jobs and may ask for: owners, priorities, home sites, notifications."""
+"""Check permissions of callers: jobs, owners, priorities, home sites and notifications."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -12,12 +12,15 @@ from koalapy.model.wording import format_list
 
 
 def may_see_all_of(by: Identity, job: Job) -> bool:
-    """Users their own jobs, operators everybody's; the daemon's own are no user's, whatever they are called."""
+    """Return whether a caller may see all details of a job: owners their jobs, operators any job.
+
+    The daemon's own jobs belong to no user, whatever their owner is called.
+    """
     return by.has_role(Role.OPERATOR) or (job.spec.owner == by.user and not job.spec.internal)
 
 
 def check_is_theirs(by: Identity, job: Job) -> None:
-    """``ForbiddenError`` for a job of somebody else's."""
+    """Raise ``ForbiddenError`` if the caller is neither the owner of a job nor an operator."""
     if not may_see_all_of(by, job):
         raise ForbiddenError(
             f"job {job.id} is not yours",
@@ -30,19 +33,19 @@ def check_is_theirs(by: Identity, job: Job) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionRules:
-    """What callers may ask for in a submission."""
+    """The permissions of callers for fields of a submission."""
 
     high_priority: HighPriority = field(default_factory=HighPriority)
     role_of: Callable[[str], Role] = lambda _: Role.USER
-    """Returns the highest role that a user has by any source."""
+    """Returns the highest role that a user has from any source."""
     reserved: Collection[str] = frozenset()
-    """Names of the daemon's own, which own no submission but those of the daemon's token."""
+    """User names that are reserved for the daemon; only callers with such a name may submit for them."""
 
     def with_owner(self, spec: JobSpec, by: Identity) -> JobSpec:
         """Return a submission with its owner, by default the caller.
 
-        Raise ``ForbiddenError`` if the caller may not submit for that owner, or not with that priority. A program that
-        runs as its owner's account can do what the owner can, so nobody submits for an owner of a higher role.
+        Raise ``ForbiddenError`` if the caller may not submit for that owner or with that priority. A program can do
+        what its owner can, so callers cannot submit for an owner with a higher role.
         """
         owner = spec.owner or by.user
         if owner != by.user:
@@ -74,10 +77,9 @@ class SubmissionRules:
 
 
 def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
-    """Return a submission with its home site: by default the site that its owner comes from or belongs to.
+    """Return a submission with its home site, by default the site from which its owner comes or to which it belongs.
 
-    Raise ``ForbiddenError`` for a site of which the owner is not known to be a user, since a site's own jobs go first
-    there.
+    Raise ``ForbiddenError`` unless the owner is known to be a user of the site, since each site prefers its own jobs.
     """
     came_by = by.site if by.site and by.owns(spec.owner) and not accounts.rejection_reason(spec.owner, by.site) else ""
     if not spec.home_site:
@@ -95,7 +97,7 @@ def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
 
 
 def check_notifications(spec: JobSpec, reachable: AllowedRecipients) -> None:
-    """``UsageError`` for a place that is not reached from here, and for what is to be told nowhere."""
+    """Raise ``UsageError`` for a recipient that is not allowed, and for ``mail_type`` without a recipient."""
     if spec.mail_user and (wrong := reachable.mail_problem(spec.mail_user)):
         named = ", ".join(reachable.recipients[:5])
         hint = f"give one of {named}" if named else "leave it out: no notifications.mail.recipients are configured"

@@ -1,4 +1,4 @@
-"""What is wrong with a submission in itself, whatever the clusters are: its size, fields, program and request."""
+"""Check a submission by itself, independent of the clusters: its size, fields, program and request."""
 
 import re
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest
 from koalapy.validation.limits import Limits
 
 MAX_INPUTS = 10_000
-"""Inputs of all components of a job together."""
+"""Maximum inputs of all components of a job together."""
 MAX_PLAN_LENGTH = 256 * 1024 * 1024
-"""Characters of commands and variables that are sent for one job: each component is told those of all."""
+"""Maximum characters of commands and variables that are sent for one job; each component receives those of all."""
 ENTRY_BYTES = 4
-"""Bytes that each text counts beside its own, so that many empty ones are not free."""
+"""Bytes that each text counts in addition to its content, so that many empty texts are limited, too."""
 
 
 def check_size(spec: JobSpec, limits: Limits) -> None:
-    """Components, inputs and texts, before anything is made of them or looked up for them."""
+    """Reject a job with too many components, inputs or bytes, before any work is done for it."""
     _check_bytes(spec, limits.max_bytes)
     request, most = spec.request, limits.max_components
     bound = f"more than max_components_per_job, {most}"
@@ -64,7 +64,7 @@ def _check_bytes(spec: JobSpec, most: int | None) -> None:
 
 
 def _bytes_of(value: Any) -> int:
-    """Bytes of all texts in a value, and a few for each text, entry and dataclass in it."""
+    """Return the bytes of all texts in a value, plus ``ENTRY_BYTES`` for each text and dataclass in it."""
     if isinstance(value, str):
         return len(value.encode(errors="replace")) + ENTRY_BYTES
     if isinstance(value, tuple):
@@ -75,13 +75,13 @@ def _bytes_of(value: Any) -> int:
 
 
 def _text_length(spec: JobSpec, component: ComponentRequest) -> int:
-    """Characters that tell what a component runs."""
+    """Return the number of characters in the command and variables of a component."""
     variables = (*spec.environment, *component.environment)
     return sum(map(len, component.command or spec.command)) + sum(len(name) + len(value) for name, value in variables)
 
 
 def check_fields(spec: JobSpec, limits: Limits) -> None:
-    """Numbers are within the bounds that their fields state, and patterns of results lead out of no folder."""
+    """Reject numbers out of the bounds of their fields, and result patterns that lead out of the component's folder."""
     for field, value, problem, way_out in find_out_of_bounds(spec):
         reject(field, value, problem, way_out)
     for index, pattern in enumerate(spec.collect):
@@ -120,12 +120,12 @@ RESERVED_VARIABLES = frozenset(
         "STAGE",
     )
 )
-"""Variables that the runner sets or reads on each node."""
+"""Environment variables that the runner sets or reads on each node."""
 SLURM_JOB_NUMBER = re.compile(r"%\d*[jJA]")
 
 
 def check_program(spec: JobSpec, limits: Limits) -> None:
-    """Every component has a command, and commands, variables and files are such as a process can be given."""
+    """Reject a job with a component without a command, or with commands, variables or files that no process can get."""
     _check_command("command", spec.command)
     if spec.launcher is Launcher.PROCESSES and (count := spec.processes_per_node or 1) > 1:
         problem = f"is {count}, but the launcher processes starts the command once on each node"
@@ -151,7 +151,7 @@ def check_program(spec: JobSpec, limits: Limits) -> None:
 
 
 def check_warning(spec: JobSpec, limits: Limits) -> None:
-    """A program is warned while it runs, and keeps nobody waiting for longer than is allowed."""
+    """Reject a warning before the start of the program, or with more grace than is allowed."""
     if spec.warning is None:
         return
     grace, said = spec.warning.grace, str(spec.warning)
@@ -190,7 +190,10 @@ def _check_environment(field: str, environment: Environment) -> None:
 
 
 def check_components(spec: JobSpec, limits: Limits) -> None:
-    """There are some; of a fixed request each names a cluster that there is, of a non-fixed one none does."""
+    """Reject a request without components, or with a wrong cluster.
+
+    Each component of a fixed request names an existing cluster, and none of a non-fixed request names one.
+    """
     if isinstance(spec.request, FlexibleRequest):
         return
     if not spec.request.components:
@@ -209,7 +212,7 @@ def check_components(spec: JobSpec, limits: Limits) -> None:
 
 
 def check_flexible(spec: JobSpec, limits: Limits) -> None:
-    """The bounds of a flexible request agree with each other, and so does each way to split it."""
+    """Reject a flexible request with contradictory bounds, or a split option that violates them."""
     request = spec.request
     if not isinstance(request, FlexibleRequest):
         return

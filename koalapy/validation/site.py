@@ -1,4 +1,4 @@
-"""What a job needs of the clusters it runs on beside nodes: an account, folders, and one series of Open MPI."""
+"""Check the needs of a job on its clusters other than nodes: accounts, folders and the Open MPI series."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +20,11 @@ from koalapy.model.users import owner_rejection_reason
 from koalapy.validation.limits import ClusterLimits, Limits
 
 MAX_NAMED = 5
-"""Clusters in a hint."""
+"""Maximum clusters that a hint names."""
 
 
 def check_accounts(spec: JobSpec, limits: Limits) -> None:
-    """The owner may use the clusters that were named, or any if none was."""
+    """Reject a job on clusters that its owner may not use, or of an owner that may use none."""
     closed = limits.accounts.closed_to(spec.owner)
     if not closed:
         return
@@ -41,7 +41,10 @@ def check_accounts(spec: JobSpec, limits: Limits) -> None:
 
 
 def check_home_site(spec: JobSpec, limits: Limits) -> None:
-    """The home site is a cluster that there is, and that the owner may use."""
+    """Reject a home site that is unknown or closed to the owner.
+
+    Reject also a fixed request with a cluster that does not accept jobs of the home site.
+    """
     home = spec.home_site
     if not home:
         return
@@ -57,7 +60,7 @@ def check_home_site(spec: JobSpec, limits: Limits) -> None:
 
 
 def check_folders(spec: JobSpec, limits: Limits) -> None:
-    """The clusters that were named, or any if none was, have the folders that placeholders stand for."""
+    """Reject a job with placeholders for folders that its named clusters, or all clusters, do not have."""
     if isinstance(spec.request, FixedRequest):
         profiles = {cluster.name: cluster.profile for cluster in limits.clusters}
         for index, component in enumerate(spec.request.components):
@@ -71,7 +74,7 @@ def check_folders(spec: JobSpec, limits: Limits) -> None:
 
 
 def check_clusters_share(spec: JobSpec, limits: Limits) -> None:
-    """Check that the clusters that a fixed request names may share a job, and can run one Open MPI program together."""
+    """Reject a fixed request with clusters that may not share a job, or cannot run one Open MPI program together."""
     if not isinstance(spec.request, FixedRequest):
         return
     profiles = {cluster.name: cluster.profile for cluster in limits.clusters}
@@ -87,10 +90,10 @@ def check_clusters_share(spec: JobSpec, limits: Limits) -> None:
 
 @contextmanager
 def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLimits]]:
-    """The clusters that count for a job: those its owner may use with the folders it needs, and where jobs of its home
-    site go; or all if it names its own.
+    """Yield the clusters on which a job may run; of a fixed request, all clusters.
 
-    What is refused within for want of nodes says which clusters were left out.
+    The owner must have access, the needed folders must exist, and the cluster must accept jobs of the home site. A
+    ``UsageError`` that is raised within the context is extended by the clusters that were left out.
     """
     able = _able(spec, limits)
     try:
@@ -119,7 +122,7 @@ def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
 
 
 def _reject_folder(spec: JobSpec, indices: Iterable[int | None], missing: frozenset[str], why: str) -> NoReturn:
-    """Name the first text of these components that needs one of these folders."""
+    """Reject the first text of these components that needs one of these folders."""
     for field, text in (each for index in indices for each in texts_of(spec, index)):
         if used := find_folder_placeholders([text]) & missing:
             folder = min(used)

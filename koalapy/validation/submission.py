@@ -1,7 +1,7 @@
-"""All that is held against a submission before it becomes a job (semantics 2).
+"""Check a submission before it becomes a job (semantics 2).
 
-Each check is whole: it raises ``UsageError`` with the field, its value and the way out, or says nothing. The first that
-fails is told. What inputs mean by the replica catalogue is worked out by ``inputs``, once ``check_size`` allows.
+Each check raises ``UsageError`` with the field, its value and a hint, or returns nothing. Only the first violation is
+reported. ``inputs`` resolves the inputs by the replica catalogue, after ``check_size``.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from koalapy.validation.site import check_accounts, check_clusters_share, check_
 
 
 def check_policy(spec: JobSpec, limits: Limits) -> None:
-    """There is such a policy, it has such options and serves such requests, and its own check passes (semantics 3)."""
+    """Reject an unknown policy, unknown options, or a request that the policy does not accept (semantics 3)."""
     limits.policies.resolve(spec.policy, spec.request, spec.policy_options)
 
 
 def check_memory(spec: JobSpec, limits: Limits) -> None:
-    """What nodes must have is asked for only of a policy that goes by it."""
+    """Reject ``memory`` with a policy that ignores it."""
     if spec.memory is None or limits.policies.capabilities(spec.policy).heeds_memory:
         return
     name = spec.policy or DEFAULTS[spec.request.type]
@@ -44,7 +44,7 @@ def check_memory(spec: JobSpec, limits: Limits) -> None:
 
 
 def check_placement(spec: JobSpec, limits: Limits) -> None:
-    """Refuse a job that its policy does not place on the whole empty grid: it would wait for ever."""
+    """Reject a job that its policy would not place on the empty grid, since it would wait forever."""
     if why := limits.refusal_on_empty_grid(spec):
         name = spec.policy or DEFAULTS[spec.request.type]
         hint = "use another policy, ask for smaller components, or allow more clusters"
@@ -72,18 +72,19 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
 
 
 def check(spec: JobSpec, limits: Limits) -> None:
-    """``UsageError`` for the first thing that can never work, whatever becomes idle."""
+    """Raise ``UsageError`` for the first violation that makes a job impossible on any state of the grid."""
     for each in CHECKS:
         each(spec, limits)
 
 
 def hash_key(user: str, key: str) -> str:
-    """Hash an ``Idempotency-Key`` with its user, so that no user finds the submissions of another."""
+    """Return the hash of an ``Idempotency-Key`` and its user, so that no user finds submissions of others."""
     return hashlib.sha256(f"{user}\n{key}".encode(errors="surrogatepass")).hexdigest()
 
 
 def hash_spec(spec: JobSpec) -> str:
-    """Hash a submission without its default values, so that a field that a later version adds changes no digest."""
+    """Return the hash of a submission without its default values, so that new fields of later versions do not change
+    it."""
     text = json.dumps(_plain(spec), sort_keys=True)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
