@@ -1,4 +1,4 @@
-"""What the stores keep, and how services ask for it: the Protocols that ``daemon.core`` fills with adapters."""
+"""The interfaces of the stores (Protocols) and their data types. ``daemon.core`` supplies the adapters."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ class ClusterRecord:
 
     name: ClusterName
     kind: str
-    """The kind of resource manager: local, slurm, sge, drmaa."""
+    """Kind of resource manager: local, slurm, sge, drmaa."""
     state: str
     total: int
     idle: int
     used: int
-    """Nodes that jobs of this scheduler have, or that are reserved for them."""
+    """Nodes that jobs of this scheduler hold, or that are reserved for them."""
     background: int
     down: int
     errors: int
@@ -39,7 +39,7 @@ class ClusterRecord:
     unusable: bool = False
     """Whether consecutive errors made it unusable, regardless of ``state``."""
     note: str = ""
-    """Why it is unusable."""
+    """Reason why it is unusable."""
     trials: int = 0
     """Number of failed probations since."""
     drained: Drain | None = None
@@ -186,99 +186,108 @@ class OutputPiece:
 
 
 class OutputStore(Protocol):
-    """Components' output up to a limit: of what is longer head and tail, half each. Calls block; ``OSError``."""
+    """The output of components, up to a limit; of longer output head and tail, half each.
+
+    Calls block and may raise ``OSError``.
+    """
 
     @property
     def limit(self) -> int:
-        """Bytes of a component's output that are kept at most."""
+        """Return the maximum stored bytes of a component's output."""
 
     @property
     def head(self) -> int:
-        """Of these, bytes that are kept from the first on."""
+        """Return the number of stored bytes at the beginning of the output."""
 
     def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
-        """Keep what is new of these, on the disk when this returns; how far the component's output is known now.
+        """Store the new bytes of pieces durably, and return the offset up to which the output is known.
 
-        A piece is kept where the output ends, or where it would end were it not for the bytes that are missing before
-        the piece; others are left for later, with those that follow.
+        A piece is stored unless earlier bytes, other than its ``missing`` ones, are not stored yet. Such a piece and
+        those after it are left for a later call.
         """
 
     def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
-        """The next pieces beyond an offset, about 1 MiB of them; none when there are no more.
+        """Return the next pieces after an offset, about 1 MiB; empty if there are none.
 
-        ``to_the_end``: nothing more will come, so that bytes that are missing after the last piece are told as well.
+        ``to_the_end``: the output is complete, so bytes that are missing after the last piece are reported, too.
         """
 
     def size(self, token: Token) -> int:
-        """Bytes that the component is known to have written."""
+        """Return the number of bytes that the component is known to have written."""
 
     def remove(self, jobs: Collection[JobId]) -> None:
-        """All that is kept of these jobs; no error where there is nothing."""
+        """Delete the output of jobs; ignore jobs without output."""
 
 
 class Store(Protocol):
-    """The truth. Calls block; those that write raise ``StoreUnavailable`` when trying again may help."""
+    """The store of jobs, the source of truth of the daemon.
+
+    Calls block. Writing raises ``StoreUnavailable`` if a retry may succeed.
+    """
 
     @property
     def instance(self) -> str:
-        """The name of what is stored here, the same for every daemon that opens it."""
+        """Return the id of the stored data, the same for every daemon that opens it."""
 
     @property
     def epoch(self) -> int:
-        """Of the lease that is held."""
+        """Return the epoch of the lease that this process holds."""
 
     def load(self) -> Saved: ...
 
     def write(self, batch: Batch) -> None:
-        """All of the batch or nothing; ``LeaseLost`` when another daemon has taken over since."""
+        """Write a batch in one transaction. Raise ``LeaseLost`` if another daemon has taken over."""
 
     def renew_lease(self, now: float) -> None: ...
 
     def raise_epoch(self, epoch: int) -> None:
-        """Go on with a higher epoch than the lease was taken with; ``LeaseLost`` as ``write``."""
+        """Continue with a higher epoch of the lease. Raise ``LeaseLost`` if another daemon has taken over."""
 
     def release_lease(self) -> None:
-        """Let the next daemon start at once."""
+        """Release the lease, so that the next daemon starts at once."""
 
     def close(self) -> None: ...
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
-        """Those of the keys that were used, and for what."""
+        """Return the used keys among these, with their jobs, by key."""
 
     def job(self, job: JobId) -> Job | None: ...
 
     def page(self, which: JobFilter) -> JobPage: ...
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
-        """In order: all of it, or so many lines after the first ``after``."""
+        """Return timeline entries in order: all, or at most ``limit`` entries after the first ``after``."""
 
     def attempts(self, job: JobId, last: int | None = None) -> list[Attempt]:
-        """In order: all of them, or the last so many."""
+        """Return the attempts of a job in order: all, or the last ``last``."""
 
     def usage(self, start: float, end: float) -> Usage:
-        """From the beginning of a day on, over more than one, until now: however long it is, at the same cost."""
+        """Return the use of the grid between two times.
+
+        A span of several days from the beginning of a day until now has the same cost for any length.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBundle:
-    """A submitter's own files as they are kept: bytes of the archive, files in it, and when it was last wanted."""
+    """An uploaded archive: bytes, number of files, and time of last use in seconds since the epoch."""
 
     id: str
     size: int
     files: int
     used_at: float
     owners: tuple[str, ...] = ()
-    """The users who have sent it, the first one first; to others it is not there."""
+    """Users that uploaded the archive, the first one first; other users have no access to it."""
 
     @property
     def owner(self) -> str:
-        """Who sent it first; empty of those that an earlier version took."""
+        """Return the first user that uploaded it; empty for archives of earlier versions."""
         return self.owners[0] if self.owners else ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """What one component of one attempt has brought: files in the archive, and its bytes, 0 when it is not kept now."""
+    """The result archive of one component of an attempt; ``size`` in bytes is 0 once the archive is deleted."""
 
     job: JobId
     generation: int
@@ -291,14 +300,14 @@ class StoredResult:
 
 @dataclass(frozen=True, slots=True)
 class StoredToken:
-    """A token that was asked for, by its digest; times in seconds since the epoch."""
+    """An issued token, stored by its digest; times in seconds since the epoch."""
 
     id: int
     digest: str
     user: str
     role: str
     how: str
-    """For people: by what its owner was known when it was made."""
+    """Method by which its owner was authenticated when it was issued, for display."""
     note: str
     created_at: float
     created_by: str
@@ -306,91 +315,98 @@ class StoredToken:
     last_used_at: float | None = None
     revoked_at: float | None = None
     made_by: int | None = None
-    """The token that was shown when it was asked for, with which it ends; None of one that cannot be revoked."""
+    """Id of the token that authenticated its request, and with which it is revoked; None for one that cannot be
+    revoked."""
 
 
 class TokenStore(Protocol):
-    """Tokens by their digests. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+    """The store of token digests. Calls block and may raise ``StoreUnavailable``, like those of ``Store``."""
 
     def tokens(self) -> list[StoredToken]:
-        """In order of their numbers."""
+        """Return all tokens in order of their ids."""
 
     def save_tokens(self, tokens: Sequence[StoredToken]) -> None:
-        """All or none; each replaces that of the same number."""
+        """Insert or replace tokens in one transaction."""
 
     def remove_tokens(self, tokens: Collection[int]) -> None:
-        """Nothing is known of these any more."""
+        """Delete tokens by id."""
 
 
 class NotificationStore(Protocol):
-    """What is on its way to somebody. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+    """The store of undelivered notifications. Calls block and may raise ``StoreUnavailable``, as in ``Store``."""
 
     def notifications(self) -> list[Notification]:
-        """In order of their numbers."""
+        """Return all undelivered notifications in order of their ids."""
 
     def save_notifications(self, notifications: Sequence[Notification]) -> None:
-        """Each replaces that of the same number."""
+        """Insert or replace notifications."""
 
     def remove_notifications(self, notifications: Collection[int]) -> None: ...
 
 
 class AuditStore(Protocol):
-    """The audit, to which is only added. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+    """The append-only audit. Calls block and may raise ``StoreUnavailable``, like those of ``Store``."""
 
     def append_audit(self, entries: Sequence[AuditEntry]) -> None: ...
 
     def audit_entries(self, which: AuditFilter) -> list[AuditEntry]:
-        """The oldest first."""
+        """Return the entries that match a filter, oldest first unless it has ``newest_first``."""
 
     def forget_audit(self, before: float) -> int:
-        """Remove the first entries, up to one that is not from before a moment; return how many these were."""
+        """Delete the first entries, up to the first one since ``before``, and return their number."""
 
     def audit_head(self) -> AuditHead:
-        """Return the last entry."""
+        """Return the id and hash of the last entry."""
 
     def audit_hash(self, entry: int) -> str | None:
-        """Return the hash of an entry; None if the entry is not there, empty if it was removed for its age."""
+        """Return the hash of an entry; None if it does not exist, empty if it was deleted by age."""
 
     def check_audit(self, after: AuditHead | None, limit: int) -> AuditCheck:
-        """Check so many entries after one that was checked; None: from the first on."""
+        """Check the hashes of at most ``limit`` entries after a checked one; None: from the first entry."""
 
 
 class AdviceStore(Protocol):
-    """What is kept of the advisor. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+    """The store of the advisor. Calls block and may raise ``StoreUnavailable``, like those of ``Store``."""
 
     def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
-        """What was advised, newest first: of all applications when none is named, and of everybody's jobs."""
+        """Return advised placements, newest first. An empty ``application`` matches all, ``owner=None`` all owners."""
 
     def applications_of(self, owner: str) -> set[str]:
-        """The known ones among those of somebody's jobs."""
+        """Return the known applications of an owner's jobs."""
 
     def runs(self, limit: int) -> list[Run]:
-        """The last jobs that succeeded and whose application is known, from the oldest to the newest."""
+        """Return the last runs with a known application, oldest first."""
 
 
 class PredictionStore(Protocol):
-    """What was foretold of jobs. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+    """The store of predictions. Calls block and may raise ``StoreUnavailable``, like those of ``Store``."""
 
     def add_predictions(self, made: Sequence[Prediction]) -> None:
-        """All or none, but of jobs that there are; what is there of a job, kind and moment stays."""
+        """Insert predictions in one transaction, except for deleted jobs.
+
+        Existing ones of a job, kind and time are unchanged.
+        """
 
     def predictions(
         self, since: float, limit: int, owner: str | None = None, application: str = ""
     ) -> list[tuple[Prediction, Course]]:
-        """The newest, of everybody's jobs and all applications where none is named, and what has come since."""
+        """Return the newest predictions with the actual course of their jobs.
+
+        An empty ``application`` matches all, ``owner=None`` all owners.
+        """
 
 
 class FileStore(Protocol):
-    """What is kept of files outside the jobs themselves. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+    """The store of replicas, uploaded bundles and results. Calls block and may raise ``StoreUnavailable``."""
 
     def replicas(self) -> list[Replica]:
-        """In order of name and cluster."""
+        """Return all replicas in order of name and cluster."""
 
     def save_replicas(self, replicas: Sequence[Replica]) -> None:
-        """All or none; each replaces that of the same name and cluster."""
+        """Insert or replace replicas, by name and cluster, in one transaction."""
 
     def remove_replicas(self, name: str, clusters: Sequence[ClusterName]) -> None:
-        """No error for those that are not there."""
+        """Delete replicas of a logical file; ignore those that do not exist."""
 
     def bundles(self) -> list[StoredBundle]: ...
 
@@ -399,68 +415,86 @@ class FileStore(Protocol):
     def remove_bundle(self, bundle: str) -> None: ...
 
     def results(self, job: JobId, generation: int) -> list[StoredResult]:
-        """Of one attempt, in order of rank."""
+        """Return the results of one attempt in order of rank."""
 
     def results_sizes(self) -> dict[str, int]:
-        """Bytes of all that are kept, by the owners of their jobs."""
+        """Return the bytes of stored results, by owner."""
 
     def save_result(self, result: StoredResult) -> int:
-        """In place of what the component brought before, and of all earlier attempts; how many bytes these were."""
+        """Store a result, and return the bytes of the results that it replaces.
+
+        It replaces the component's earlier result and those of all earlier attempts.
+        """
 
     def old_results(self, before: float, owners: Collection[str] | None = None) -> dict[JobId, int]:
-        """The jobs (of these owners) that ended before a moment and of which something is kept, those first that ended
-        first, and how many bytes theirs are; ``LeaseLost`` as what writes, for files are removed by it."""
+        """Return the bytes of stored results by job, for jobs that ended before a time, oldest end first.
+
+        ``owners=None``: jobs of all owners. Raise ``LeaseLost`` like a writing call, since the caller deletes the
+        files.
+        """
 
     def clear_results(self, jobs: Collection[JobId]) -> int:
-        """What these jobs brought is not kept any more; how many bytes that was. It is known that there was some."""
+        """Set the size of these jobs' results to 0, and return the bytes that they had.
+
+        The caller deletes the files.
+        """
 
     def forget_results(self, jobs: Sequence[JobId]) -> int:
-        """Nothing is known of what these jobs brought any more; how many bytes that was."""
+        """Delete the results of these jobs, and return the bytes that they had."""
 
 
 class HistoryStore(Protocol):
-    """The books of jobs that are over. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+    """The store of ended jobs and daily figures.
+
+    Calls block and may raise ``StoreUnavailable``, like those of ``Store``.
+    """
 
     def node_use(self, since: float) -> list[NodeUse]:
-        """Nodes that users' jobs had in attempts that are over and ended since a moment, component by component."""
+        """Return the node use of each component that ended since a time, in ended attempts of users' jobs."""
 
     def days(self, which: DayFilter) -> dict[Key, Figures]:
-        """What has become of jobs, by their days; of those that are gone, too."""
+        """Return the daily figures that match a filter, including those of deleted jobs."""
 
     def first_day(self) -> int | None:
-        """Of which anything is known."""
+        """Return the first day with figures; None without any."""
 
     def first_submission(self) -> float | None:
-        """Return when the oldest job that is kept was submitted; None without one."""
+        """Return the submission time of the oldest stored job; None without one."""
 
     def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
-        """Days up to one, in order, in which clusters told how many nodes they have, and how many at most."""
+        """Return (day, cluster, maximum nodes) in order of days up to ``until``, where clusters reported nodes."""
 
     def ended(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
-        """Users' jobs in order of their ends and numbers, beyond one of these, that ended before a moment."""
+        """Return at most ``limit`` jobs of users that ended before ``until``, in order of end and id.
+
+        ``after`` is the end and id of the last job of the previous call.
+        """
 
     def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
-        """Jobs that ended before a moment, those that ended first: users', or the daemon's own."""
+        """Return jobs that ended before a time, oldest end first: those of users, or the daemon's own."""
 
     def remove(self, jobs: Sequence[JobId]) -> None:
-        """All there is of these jobs; their numbers are not given again, and what they taught the advisor is kept."""
+        """Delete jobs. Their ids are not reused, and their runs are retained for the advisor."""
 
     def size(self) -> int | None:
-        """Bytes that the database takes up; None where that cannot be said."""
+        """Return the size of the database in bytes; None if unknown."""
 
     def shrink(self) -> bool:
-        """Give some of the room back that is not used any more; whether there is more of it to give."""
+        """Return unused space to the disk in a bounded step. Return whether more is left."""
 
 
 class MeasurementStore(Protocol):
-    """The history of links. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+    """The store of link measurements. Calls block and may raise ``StoreUnavailable``, like those of ``Store``."""
 
     def add(self, measurement: Measurement) -> None:
-        """Keep it, and the last thousand of its pair and kind."""
+        """Store a measurement, and retain the last thousand of its pair and kind."""
 
     def latest(self) -> list[Measurement]:
-        """Of each pair the newest of each kind, of transfers each way; of ping-pongs the newest that failed, and the
-        newest ``MAX_PINGPONGS`` that went well. In the order in which they were added."""
+        """Return the newest measurements in the order of insertion: one of each pair, kind and, for transfers,
+        direction.
+
+        For ping-pongs, return the newest failed one, and the newest ``MAX_PINGPONGS`` successful ones.
+        """
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
-        """Of one pair, both ways, newest first."""
+        """Return the measurements between two clusters in both directions, newest first."""
