@@ -60,7 +60,7 @@ class AlertKind(StrEnum):
     RECORD = "record"
     """The recording of scheduler events has stopped."""
     RECORDS_LOST = "records-lost"
-    """An agent has lost the records of components, whose jobs start again."""
+    """An agent has lost the records of components; their jobs start again."""
 
 
 CLUSTER_ALERTS = frozenset(
@@ -94,7 +94,7 @@ class Alert:
     cluster: ClusterName = ""
     job: JobId | None = None
     user: str = ""
-    """The user whom the alert concerns, or who owns the job."""
+    """The user that the alert concerns, or the owner of the job."""
 
     @property
     def key(self) -> tuple[AlertKind, str]:

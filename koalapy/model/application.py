@@ -12,7 +12,7 @@ INTERPRETERS = dict.fromkeys(("python", "bash", "dash", "sh", "zsh"), "c") | dic
 WRAPPERS = ("env", "nice", "nohup", "numactl", "stdbuf", "taskset", "time", "timeout")
 """Programs that run another program, which therefore do not name an application."""
 NO_APPLICATION = "-"
-"""Application name of a job whose run time is not to be learned."""
+"""Application name that excludes a job from the learning of run times."""
 
 
 def name_application(spec: JobSpec) -> JobSpec:

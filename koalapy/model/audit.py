@@ -26,7 +26,7 @@ class AuditEntry:
     """``done``, ``refused`` or ``failed``."""
     detail: str = ""
     times: int = 1
-    """Number of equal actions that this entry stands for; repeated rejections are counted in one entry."""
+    """Number of equal actions in this entry; repeated rejections are counted in one entry."""
     id: int = 0
     """Sequence number, set by the store."""
 
@@ -68,7 +68,7 @@ class AuditCheck:
     is_complete: bool
     """Whether ``last`` is the last entry of the log."""
     problem: str = ""
-    """What is wrong with the next entry; empty if it is valid."""
+    """Description of the error in the next entry; empty if it is valid."""
 
 
 def chain_hash(previous: str, entry: AuditEntry) -> str:
@@ -85,7 +85,7 @@ class ChainChecker:
         self.checked = 0
 
     def problem_of(self, entry: AuditEntry, stored_hash: str) -> str:
-        """Check the next entry against its stored hash. Return what is wrong, or an empty text."""
+        """Check the next entry against its stored hash. Return a description of the error; empty if it is valid."""
         if stored_hash != chain_hash(self.last.hash, entry):
             return (
                 f"entry {entry.id} is not as it was written, was not written by the daemon, or entries between "

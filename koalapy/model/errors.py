@@ -85,7 +85,10 @@ class ProblemCode(StrEnum):
 
 
 class KoalaError(Exception):
-    """Base class of the exceptions of koalapy. ``field`` and ``value`` say what is wrong, ``hint`` what to do."""
+    """Base class of the exceptions of koalapy.
+
+    ``field`` and ``value`` identify the error, ``hint`` says how to correct it.
+    """
 
     default_code: ClassVar[ProblemCode] = ProblemCode.INTERNAL_ERROR
 

@@ -1,4 +1,4 @@
-"""Authenticated callers, their roles, and the OpenID provider whose tokens authenticate them."""
+"""Authenticated callers, their roles, and the OpenID provider that issues their tokens."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -49,7 +49,7 @@ class Identity:
     expires_at: float | None = None
     """When the authentication expires, in seconds since the epoch; None: never."""
     site: str = ""
-    """The cluster whose agent attested the account; empty for other kinds of login."""
+    """The cluster with the agent that attested the account; empty for other kinds of login."""
     guessable: bool = False
     """Whether a person chose the token, so that it may be easy to guess."""
 
@@ -64,14 +64,14 @@ class Identity:
 
 @dataclass(frozen=True)
 class HighPriority:
-    """The users who may submit high-priority jobs, which preempt others; the setting ``high_priority``."""
+    """The users that may submit high-priority jobs, which preempt others; the setting ``high_priority``."""
 
     role: Literal[Role.USER, Role.OPERATOR] = Role.OPERATOR
     """The lowest role that may: ``operator``, or ``user`` for all users."""
     users: list[str] = field(default_factory=list)
-    """Additional users who may."""
+    """Additional users that may."""
     groups: list[str] = field(default_factory=list)
-    """Groups of the setting ``users`` whose members may, too."""
+    """Groups of the setting ``users``; their members may, too."""
 
     def is_allowed_to(self, caller: Identity) -> bool:
         """Return whether a caller may give jobs high priority."""
@@ -116,7 +116,7 @@ class Provider:
     """The secret of the daemon at the provider, if the provider needs one; the client ID is the ``audience``."""
 
     def user_of(self, claims: Mapping[str, Any]) -> str | None:
-        """Return the user whom a token's claims identify; None if there is no such user."""
+        """Return the user that a token's claims identify; None if there is no such user."""
         value = claims.get(self.claim)
         if not isinstance(value, str) or not 0 < len(value) <= MAX_CLAIM_LENGTH:
             return None
@@ -136,7 +136,7 @@ class Provider:
         return highest_role(roles) if roles else None
 
     def possible_role(self, user: str) -> Role:
-        """Return the highest role that a token may give a user whose claims are not known."""
+        """Return the highest role that a token may give a user before its claims are known."""
         may_be_named = user in self.users.values() or (self.pattern is not None and USER.fullmatch(user))
         return highest_role(self.roles.values()) if may_be_named else Role.USER
 

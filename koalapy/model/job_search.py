@@ -1,8 +1,8 @@
-"""What somebody looks for among jobs, as a line of words: ``user:alice state:waiting cluster:north size>32``.
+"""Parse and evaluate searches for jobs: ``user:alice state:waiting cluster:north size>32``.
 
-Every word must hold. ``word:one,other`` is one of several, ``-word:x`` is its opposite, ``*`` stands for any letters.
-Between quotation marks all means itself, and two of them there are one.
-Without a ``state`` only jobs that are not over are meant.
+Every term must match. ``term:one,other`` matches any of several values, ``-term:x`` negates the term, and ``*`` stands
+for any characters. Text between quotation marks is literal; two quotation marks there stand for one. Without a
+``state`` term, only unfinished jobs match.
 """
 
 import re
@@ -21,7 +21,7 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.model.wording import format_list
 
 MAX_LENGTH = 1000
-"""Characters of a search."""
+"""Maximum characters of a search."""
 MAX_WORDS = 40
 MAX_NUMBER = 2**53
 
@@ -40,7 +40,7 @@ Texts = Callable[[Job], Iterable[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a word is about; ``public``: whether everybody may see that of everybody's jobs."""
+    """A kind of term. ``public``: whether every user may see its value for all jobs."""
 
     example: str
     public: bool
@@ -50,7 +50,7 @@ class _Kind:
 
 
 def _clusters(job: Job) -> Iterable[str]:
-    """Where it is, or was last; of one that was nowhere yet, where it asks to be."""
+    """Return the clusters of the last attempt; before the first attempt, the clusters that the request names."""
     if job.attempt is not None:
         return (component.cluster for component in job.attempt.gang)
     if isinstance(job.spec.request, FlexibleRequest):
@@ -85,7 +85,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 _LEAST: dict[str, Callable[[float], int]] = {":": ceil, "=": ceil, ">": lambda number: floor(number) + 1, ">=": ceil}
 _MOST: dict[str, Callable[[float], int]] = {":": floor, "=": floor, "<": lambda number: ceil(number) - 1, "<=": floor}
 _STAR = "\ue000"
-"""Stands for a ``*`` that means itself: nobody can give it, for it cannot be seen."""
+"""Stands for a literal ``*``. Users cannot enter it, since it is not printable."""
 _QUOTED = re.compile(r'("(?:[^"]|"")*")')
 _PLAIN = re.compile(r"[\w.@+-]+")
 _WORD = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:=<>])(.*)", re.DOTALL)
@@ -95,40 +95,43 @@ _PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+')
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a search."""
+    """One term of a search."""
 
     kind: str
     operator: str
     values: tuple[str, ...]
     opposite: bool
     holds: Callable[[Job, float], bool]
-    """``now`` in seconds since the epoch."""
+    """Returns whether a job matches; the second argument is the time in seconds since the epoch."""
 
     @property
     def is_public(self) -> bool:
-        """Whether everybody may see of everybody's jobs whether it holds."""
+        """Return whether every user may see for all jobs whether the term matches."""
         return KINDS[self.kind].public
 
 
 @dataclass(frozen=True, slots=True)
 class JobSearch:
-    """A search that makes sense; ``states``: the only ones that can be found."""
+    """A valid search; ``states``: the only states that can match."""
 
     text: str
     words: tuple[Word, ...]
     states: frozenset[JobState]
 
     def matches(self, job: Job, now: float, *, include_private: bool = True) -> bool:
-        """Whether a job is meant; not ``include_private`` as those find it who see what everybody may see of it."""
+        """Return whether a job matches.
+
+        Without ``include_private``, only public terms can match, as for jobs of other users.
+        """
         if job.state not in self.states:
             return False
-        for word in self.words:  # noqa: SIM110 - a generator costs more than all the words, and there are many jobs
+        for word in self.words:  # noqa: SIM110 - a generator costs more than all the terms
             if not ((include_private or word.is_public) and word.holds(job, now)):
                 return False
         return True
 
     def single_value(self, kind: str) -> str:
-        """The one value that a kind must have, if the search says so; empty otherwise."""
+        """Return the only value that matching jobs can have for a kind of term; empty if the search allows several."""
         for word in self.words:
             if word.kind == kind and len(word.values) == 1 and not word.opposite and "*" not in word.values[0]:
                 return word.values[0].replace(_STAR, "*")
@@ -136,7 +139,7 @@ class JobSearch:
 
     @property
     def ids(self) -> tuple[int, ...] | None:
-        """Return the numbers of the only jobs that can match; None where the search names none."""
+        """Return the ids of the only jobs that can match; None if the search has no such term."""
         for word in self.words:
             if (
                 word.kind == "id"
@@ -148,15 +151,15 @@ class JobSearch:
         return None
 
     def minimum(self, kind: str) -> int:
-        """Return the least whole number that a kind may have by the search; 0 where the search sets no bound."""
+        """Return the smallest integer that the search allows for a kind of term; 0 without a bound."""
         return max([0, *self._bounds(kind, _LEAST)])
 
     def maximum(self, kind: str) -> int | None:
-        """Return the greatest whole number that a kind may have by the search; None where the search sets no bound."""
+        """Return the largest integer that the search allows for a kind of term; None without a bound."""
         return min(self._bounds(kind, _MOST), default=None)
 
     def _bounds(self, kind: str, by_operator: Mapping[str, Callable[[float], int]]) -> list[int]:
-        """Return the bound that each word of a kind sets by its operator, where the operator sets one."""
+        """Return the bound that each term of a kind sets by its operator, if it sets one."""
         return [
             by_operator[word.operator](float(word.values[0]))
             for word in self.words
@@ -165,7 +168,7 @@ class JobSearch:
 
 
 def parse_search(text: str) -> JobSearch:
-    """``UsageError`` that names the word that is wrong, and the way out."""
+    """Parse a search. Raise ``UsageError``, which names the invalid term, for a text that is not a search."""
     if len(text) > MAX_LENGTH:
         _refuse(text, f"the filter has {len(text)} characters", f"give at most {MAX_LENGTH}")
     if not text.isprintable():
@@ -212,13 +215,13 @@ def _word(piece: str) -> Word:
 
 
 def format_term(kind: str, value: str) -> str:
-    """The word that means this value and nothing else, whoever has chosen it."""
+    """Return a term that matches exactly this value, with quotation marks where needed."""
     told = value if _PLAIN.fullmatch(value) else '"' + value.replace('"', '""') + '"'
     return f"{kind}:{told}"
 
 
 def _split(told: str) -> list[str]:
-    """By the commas that are not between quotation marks, which go."""
+    """Split values at commas outside quotation marks, and remove the quotation marks."""
     values = [""]
     for index, piece in enumerate(_QUOTED.split(told)):
         first, *more = [piece[1:-1].replace('""', '"').replace("*", _STAR)] if index % 2 else piece.split(",")
@@ -259,7 +262,7 @@ def _meant(piece: str, kind: str, operator: str, values: tuple[str, ...], opposi
 def _textual(known: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
     texts = known.texts
     if texts is None:
-        return lambda job, now: True  # states are kept apart
+        return lambda job, now: True  # ``JobSearch.states`` holds the states
     exact = frozenset(value.replace(_STAR, "*") for value in values if "*" not in value)
     patterns = [_pattern(value) for value in values if "*" in value]
     if not patterns:
@@ -269,7 +272,7 @@ def _textual(known: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bo
 
 @lru_cache(100)
 def _pattern(value: str) -> re.Pattern[str]:
-    """Only ``*`` means something."""
+    """Return the pattern of a value, in which only ``*`` has a special meaning."""
     pattern = translate(re.sub(r"[\[?]", lambda match: f"[{match[0]}]", value))
     return re.compile(pattern.replace(_STAR, r"\*"))
 

@@ -40,7 +40,7 @@ NAMES = tuple(limit.name for limit in fields(UserLimits))
 
 @dataclass(frozen=True, slots=True)
 class LimitSettings:
-    """The section ``limits``: for each user, for some users instead, and for groups, whose members share them."""
+    """The section ``limits``: limits of each user, of particular users, and of groups, which all members share."""
 
     default: UserLimits = UNLIMITED
     users: dict[str, UserLimits] = field(default_factory=dict)

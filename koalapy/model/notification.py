@@ -36,7 +36,7 @@ class Notification:
     to: str
     """A mail address, or a URL."""
     owner: str
-    """The user who is notified; empty for operators."""
+    """The recipient; empty for operators."""
     body: dict[str, Any]
     """The JSON body of a webhook call."""
     tries: int = 0
@@ -45,7 +45,8 @@ class Notification:
 
     @property
     def destination(self) -> str:
-        """Return the destination for logs: the mail address, or only the host of a URL, whose path may be secret."""
+        """Return the destination for logs: the mail address, or only the host of a URL, since its path may be
+        secret."""
         return self.to if self.channel == "mail" else host_of(urlsplit(self.to))
 
 

@@ -146,7 +146,11 @@ def classify_outcome(low: float, high: float, came: float | None, cut: float | N
 
 
 def _moment(told: Prediction, course: Course, now: float) -> tuple[float | None, float | None, float]:
-    """What came, what it was cut off by, and what has passed, from the prediction on."""
+    """Return the seconds from the prediction to the event, to its interruption, and until now.
+
+    A change by a user and an earlier end of the job are interruptions. The first two values are None if they have not
+    occurred; the first also if the interruption was earlier.
+    """
     came = course.started_at
     if told.kind is PredictionKind.END:
         came = course.ended_at if course.ran_to_its_end else None

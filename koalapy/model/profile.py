@@ -1,7 +1,7 @@
-"""What a job meets on a cluster: its folders, where it has the submitter's paths, its Open MPI; and what a job needs.
+"""Cluster profiles (folders, path mapping, Open MPI), and the placeholders and folders that jobs need.
 
-``{scratch}``, ``{home}``, ``{cluster}`` and ``{job}`` stand for the cluster's own values; ``{{scratch}}`` is
-``{scratch}`` itself, and ``${home}`` a variable of the shell's. All other braces are the program's.
+``{scratch}``, ``{home}``, ``{cluster}`` and ``{job}`` are replaced by the values of the cluster. ``{{scratch}}`` yields
+the text ``{scratch}``, and ``${home}`` is a shell variable. All other braces are left unchanged.
 """
 
 import re
@@ -17,7 +17,7 @@ from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import format_list
 
 FOLDERS = ("scratch", "home")
-"""What not every cluster has."""
+"""Placeholders of folders, which a cluster may lack."""
 NONE: frozenset[str] = frozenset()
 
 _PLACEHOLDER = re.compile(r"\$\{\{?\w+\}|\{\{(scratch|home|cluster|job)\}\}|\{(scratch|home|cluster|job)\}")
@@ -25,7 +25,7 @@ _PATH_WORD = re.compile(r"([\w.-]+=)?(/[^\s;|&<>$`]*)")
 
 
 class MpiSeries(IntEnum):
-    """Major version of Open MPI."""
+    """A major version of Open MPI."""
 
     FOUR = 4
     FIVE = 5
@@ -33,10 +33,10 @@ class MpiSeries(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mpi:
-    """Open MPI on one cluster, as far as a job's place depends on it."""
+    """Properties of Open MPI on one cluster that affect the placement of jobs."""
 
     series: MpiSeries = MpiSeries.FIVE
-    """Major version; all clusters of one job must have the same."""
+    """Major version; all clusters of a job must have the same one."""
 
 
 def _absolute(paths: Mapping[str, str]) -> bool:
@@ -48,41 +48,42 @@ def _absolute(paths: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClusterProfile:
-    """One cluster as programs find it: what the configuration says of it, under ``clusters.NAME``."""
+    """The properties of a cluster for programs, configured under ``clusters.NAME``."""
 
     processes_per_node: Annotated[int, Ge(1), Le(MAX_PROCESSES_PER_NODE)] = 1
-    """MPI processes on each node, where a job does not say."""
+    """MPI processes on each node, for jobs that do not set it."""
     scratch: str | None = None
-    """Folder for large files; ``{scratch}`` in commands, working directories and output files."""
+    """Folder for large files; the value of ``{scratch}`` in commands, working directories and output files."""
     home: str | None = None
-    """Home folder of the jobs' user; ``{home}`` in commands, working directories and output files."""
+    """Home folder of the jobs' user; the value of ``{home}`` in commands, working directories and output files."""
     paths: Annotated[Mapping[str, str], Predicate(_absolute)] = field(default_factory=dict)
-    """Where this cluster has what the submitter calls ``/a/b``: longest match of whole folder names first."""
+    """Path mapping from the submitter's paths to paths on this cluster. The longest match of complete folder names
+    applies."""
     mpi: Mpi = Mpi()
     coallocate_with: tuple[ClusterName, ...] | None = None
-    """Clusters whose nodes may be in one job with this one's, if they allow this one, too. By default all."""
+    """Clusters that may share a job with this one, if they also allow this one. By default all."""
     lease: Annotated[float, Ge(0), Le(MAX_DURATION)] | None = None
-    """Seconds for which components here go on while the daemon is silent, before they end and their jobs are tried
-    again, or ``none``; by default as ``lease`` says for all clusters."""
+    """Seconds that components on this cluster continue while the daemon is silent; then they end and their jobs are
+    retried. ``none``: no limit. By default the setting ``lease`` for all clusters."""
 
     @property
     def folders(self) -> frozenset[str]:
-        """Which of ``FOLDERS`` it has."""
+        """Return the names in ``FOLDERS`` that the cluster has."""
         return frozenset(name for name in FOLDERS if getattr(self, name) is not None)
 
     def map_path(self, text: str, cluster: ClusterName, job: JobId) -> str:
-        """A path of the job's as this cluster has it."""
+        """Return a path of a job as a path on this cluster."""
         return self._fill(self._mapped(text), cluster, job)
 
     def map_command(self, command: Sequence[str], cluster: ClusterName, job: JobId) -> list[str]:
-        """A command as it is run here. A word is mapped that is a path as a whole, or a name, ``=`` and a path.
+        """Return a command as it runs on this cluster. A word is mapped if it is a path, or a name, ``=`` and a path.
 
-        One with blanks or the shell's own characters is none: it may be a script, of which only a part would be mapped.
+        A word with blanks or shell characters is not mapped, since only a part of a script would be mapped.
         """
         return [self._fill(self._mapped_word(word), cluster, job) for word in command]
 
     def _mapped(self, path: str) -> str:
-        """By the longest of ``paths`` whose whole folder names the path begins with."""
+        """Map a path by the longest entry of ``paths`` that it begins with, in complete folder names."""
         for folder in sorted(self.paths, key=len, reverse=True):
             own = folder.rstrip("/")
             if path == own or path.startswith(f"{own}/"):
@@ -94,7 +95,10 @@ class ClusterProfile:
         return (match[1] or "") + self._mapped(match[2]) if match else word
 
     def _fill(self, text: str, cluster: ClusterName, job: JobId) -> str:
-        """Placeholders replaced; one for a folder that there is not stays, for no job is placed that needs it."""
+        """Replace placeholders.
+
+        One for a missing folder is left unchanged, since no job that needs it is placed here.
+        """
         if "{" not in text:
             return text
         values = {"scratch": self.scratch, "home": self.home, "cluster": cluster, "job": str(job)}
@@ -108,14 +112,17 @@ class ClusterProfile:
 
 
 def find_folder_placeholders(texts: Iterable[str]) -> frozenset[str]:
-    """Which of ``FOLDERS`` there are placeholders of."""
-    # Asked at every try, of texts that may be long and full of braces.
+    """Return the names in ``FOLDERS`` with placeholders in texts."""
+    # Called at every placement try, with texts that may be long and contain many braces.
     likely = [text for text in texts if any(f"{{{folder}}}" in text for folder in FOLDERS)]
     return frozenset(match[2] for text in likely for match in _PLACEHOLDER.finditer(text)) & frozenset(FOLDERS)
 
 
 def texts_of(spec: JobSpec, index: int | None = None) -> Iterator[tuple[str, str]]:
-    """The texts in which a component's placeholders are replaced, by their fields; of a flexible request all alike."""
+    """Yield the texts of a component with placeholders, as (field, text).
+
+    All components of a flexible request have the same.
+    """
     own, place = spec.component(index), f"request.components[{index}]."
     command, field = (own.command, f"{place}command") if own and own.command else (spec.command, "command")
     yield from ((f"{field}[{number}]", word) for number, word in enumerate(command))
@@ -124,13 +131,13 @@ def texts_of(spec: JobSpec, index: int | None = None) -> Iterator[tuple[str, str
 
 
 def component_folders(spec: JobSpec, index: int | None = None) -> frozenset[str]:
-    """The folders that a cluster must have for a component."""
+    """Return the folders that a cluster must have for a component."""
     return find_folder_placeholders(text for _, text in texts_of(spec, index))
 
 
 def job_folders(spec: JobSpec) -> frozenset[str]:
-    """The folders that a cluster must have for any component of the job."""
-    # Asked for every job at every try, and almost none has a placeholder.
+    """Return the folders that a cluster must have for any component of the job."""
+    # Called for every job at every placement try; almost no job has a placeholder.
     if "{" not in "".join((*spec.command, spec.workdir or "", spec.output or "")):
         if isinstance(spec.request, FlexibleRequest) or not any(c.command or c.output for c in spec.request.components):
             return NONE
@@ -141,7 +148,7 @@ def job_folders(spec: JobSpec) -> frozenset[str]:
 
 
 def describe_missing_folders(clusters: Sequence[ClusterName], folders: Iterable[str]) -> str:
-    """``cluster south has no scratch folder``, ``clusters east, south have no scratch folder``."""
+    """Return a text such as ``cluster south has no scratch folder``."""
     which = " or ".join(sorted(folders))
     if len(clusters) == 1:
         return f"cluster {clusters[0]} has no {which} folder"
@@ -149,7 +156,7 @@ def describe_missing_folders(clusters: Sequence[ClusterName], folders: Iterable[
 
 
 def describe_series_conflict(series: Mapping[ClusterName, int]) -> str:
-    """``north has Open MPI 5, south 4: a job runs under one series``; the clusters of one series together."""
+    """Return a text such as ``north has Open MPI 5, south 4: a job runs under one series``, grouped by series."""
     groups: dict[int, list[ClusterName]] = {}
     for name in sorted(series):
         groups.setdefault(series[name], []).append(name)
@@ -161,7 +168,7 @@ def describe_series_conflict(series: Mapping[ClusterName, int]) -> str:
 
 
 MAX_SETS = 64
-"""Largest sets of clusters that may share a job: for each of them a policy is asked once more."""
+"""Maximum number of largest sets of clusters that may share a job; each set costs one more call of the policy."""
 Profiles = Mapping[ClusterName, ClusterProfile]
 
 
@@ -185,7 +192,7 @@ def partners(name: ClusterName, profiles: Profiles, *, one_series: bool) -> froz
 
 def find_largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[frozenset[ClusterName]]:
     """Yield the largest sets of clusters of which each may share a job with each other one, in a fixed order."""
-    if all(profile.coallocate_with is None for profile in profiles.values()):  # as a rule, and asked of each submission
+    if all(profile.coallocate_with is None for profile in profiles.values()):  # the usual case
         by_series: dict[int, list[ClusterName]] = {}
         for name in sorted(profiles):
             by_series.setdefault(profiles[name].mpi.series if one_series else 0, []).append(name)
@@ -194,7 +201,7 @@ def find_largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[froze
     near = {name: partners(name, profiles, one_series=one_series) for name in sorted(profiles)}
 
     def grow(chosen: frozenset[str], possible: frozenset[str], done: frozenset[str]) -> Iterator[frozenset[str]]:
-        """Yield those with all of ``chosen``, some of ``possible`` and none of ``done`` (Bron and Kerbosch)."""
+        """Yield the sets with all of ``chosen``, some of ``possible`` and none of ``done`` (Bron and Kerbosch)."""
         if not possible and not done:
             yield chosen
             return
@@ -214,7 +221,7 @@ def find_sharing_sets(profiles: Profiles, *, one_series: bool) -> tuple[frozense
 
 
 def explain_conflict(names: Iterable[ClusterName], profiles: Profiles, *, one_series: bool) -> str:
-    """Say why these clusters may not share a job: their series of Open MPI, or those that do not allow each other."""
+    """Return the reason why clusters may not share a job: Open MPI series or ``coallocate_with``. Empty if they may."""
     named = sorted(names)
     apart = [(a, b) for i, a in enumerate(named) for b in named[i + 1 :] if not may_share_job(a, b, profiles)]
     said = [f"coallocate_with keeps {format_list([f'{a} and {b}' for a, b in apart])} apart"] if apart else []

@@ -1,6 +1,8 @@
-"""What agents report of their clusters, on the wire as in the scheduler: whatever it is, all of it each time.
+"""Reports of agents on their clusters, used on the wire and in the scheduler. Each report is complete, not a
+difference.
 
-A report may come twice or late. None names its cluster: that is whose agent sent it, whatever it says.
+A report may arrive twice or late. It names no cluster: the connection determines which agent, and so which cluster, it
+is from.
 """
 
 from dataclasses import dataclass, field
@@ -41,21 +43,23 @@ ReportedState = Literal[
     ComponentState.ENDED,
 ]
 Refusal = Literal["", "job", "unsuitable", "limit", "unknown"]
-"""What the refusal of a resource manager concerns, if not the cluster, whose fault is an infrastructure failure: the
-job on any cluster (``job``); this job on this cluster, which never takes its walltime or size (``unsuitable``); a
-limit that may be gone later (``limit``); or nothing that is known (``unknown``)."""
+"""Scope of a rejection by a resource manager. Empty: the cluster, which counts as an infrastructure failure.
+
+``job``: the job on any cluster. ``unsuitable``: this job on this cluster, which never accepts its walltime or size.
+``limit``: a limit that may be lifted later. ``unknown``: the scope is not known.
+"""
 StageState = Literal["running", "done", "failed"]
 StageFault = Literal["site", "source", "file"]
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentStatus:
-    """One component as its agent sees it now.
+    """The current state of one component on its cluster.
 
-    ``program_exit`` is told as soon as it is certain: non-zero when the first node's program failed, 0 when the
-    program of the component is done everywhere (Open MPI: the head node's ``mpirun``). ``delivering`` means that the
-    resource manager has the nodes back, and ``ended`` that the daemon has the results and the output as well.
-    ``refused``: its resource manager did not take it, for ``error``: see ``Refusal``.
+    ``program_exit`` is reported as soon as it is certain: non-zero if the program failed on the first node, 0 if the
+    program of the component has finished on all nodes (Open MPI: ``mpirun`` of the head node). ``delivering`` means
+    that the resource manager has the nodes back; ``ended`` that the daemon also has the results and the output.
+    ``refused`` is the scope of a rejection by the resource manager, with the reason in ``error``; see ``Refusal``.
     """
 
     token: Name
@@ -67,25 +71,27 @@ class ComponentStatus:
     infrastructure: bool = False
     refused: Refusal = ""
     exceeded: Literal["", "memory"] = ""
-    """The limit for which its resource manager ended it: an ending of the program, and no fault of the cluster."""
+    """Limit for which the resource manager ended it. This is a failure of the program, not of the cluster."""
     missing: TruncatedText = ""
-    """What of its output will never come, and why."""
+    """Description of lost output, with the reason."""
     over: bool = False
-    """Whether its program has ended, be its exit code on the way or told: that comes after the output."""
+    """Whether its program has ended; its exit code may be reported only later, after the output."""
     pending: TruncatedText = ""
-    """Of one whose nodes have not all reported: what its resource manager says that it waits for."""
+    """Reason why the resource manager keeps it waiting, while not all of its nodes have reported."""
     warned: bool = False
-    """Whether its program was told by its signal that it will be stopped."""
+    """Whether its program received the warning signal."""
     starting: Seconds = 0.0
-    """Not 0 while its nodes are its own and are being started, as from power saving: how long that takes at most."""
+    """Maximum seconds that its allocated nodes need to start, as from power saving; 0 if they are running."""
     lease: Seconds | None = None
-    """Seconds of the daemon's silence after which its agent and runners end it; None: silence does not end it, as with
-    an agent of before there were leases."""
+    """Seconds of the daemon's silence after which its agent and runners end it.
+
+    None: silence does not end it, as with agents of versions without leases.
+    """
     type: Literal["status"] = field(default="status", kw_only=True)
 
 
 class LrmOperation(StrEnum):
-    """What an agent asks of its resource manager."""
+    """An operation of an agent on its resource manager."""
 
     OPEN = "open"
     SNAPSHOT = "snapshot"
@@ -98,22 +104,22 @@ class LrmOperation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LrmCalls:
-    """What an agent has asked of its resource manager in one way, since the agent began.
+    """Statistics of one kind of call to the resource manager, since the agent started.
 
-    A failure is a call that was not answered, or that the resource manager could not do by a fault of its own; a job
-    that it does not take is none.
+    A failure is a call without a response, or one that failed by a fault of the resource manager. A rejected job is no
+    failure.
     """
 
     operation: Label
-    """One of ``LrmOperation``, or of a later agent's."""
+    """A value of ``LrmOperation``, or one of a later version."""
     count: Number = 0
-    """Calls that are over."""
+    """Finished calls."""
     failures: Number = 0
-    """How many of these."""
+    """Failed calls among these."""
     seconds: Seconds = 0.0
-    """All that they took together."""
+    """Total duration in seconds."""
     largest: Seconds = 0.0
-    """What the longest of the last minutes took."""
+    """Longest duration within the last minutes, in seconds."""
     last_error: ShortText = ""
     failed_ago: Seconds | None = None
     """Seconds between the last failure and the report."""
@@ -121,27 +127,27 @@ class LrmCalls:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What runs on a cluster, for people; empty where that is not known."""
+    """Versions of software on a cluster, for display; empty where unknown."""
 
     agent: Label = ""
     lrm: Label = ""
-    """The resource manager, with its name."""
+    """Resource manager, with its name."""
     open_mpi: Label = ""
-    """That of the agent's host, which is as a rule its nodes' as well."""
+    """Open MPI on the agent's host, usually the same as on its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeClassReport:
-    """Nodes of a cluster that are alike; ``idle`` are those that a job could have now which asks for this class."""
+    """A class of equal nodes of a cluster. ``idle`` counts the nodes that a job of this class could get now."""
 
     name: Name
-    """By which components ask for them; empty where all nodes are alike."""
+    """Name by which components request them; empty if all nodes are equal."""
     total: Nodes
     idle: Nodes
     power: Annotated[float, Interval(gt=0, le=1e6)] | None = None
-    """What they can do as against nodes of other clusters; None: as the cluster's speed has it."""
+    """Speed relative to nodes of other clusters; None: the speed of the cluster."""
     memory: Bytes | None = None
-    """Bytes of each; None: not known."""
+    """Bytes of memory of each node; None: unknown."""
 
 
 MAX_LOST_RECORDS = 20
@@ -149,7 +155,7 @@ MAX_LOST_RECORDS = 20
 
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
-    """Node counts of the cluster; ``holding`` are the tokens of ours whose nodes are counted as not idle."""
+    """Node counts of a cluster. ``holding`` are the tokens of components with nodes that are not counted as idle."""
 
     total: Nodes
     idle: Nodes
@@ -157,44 +163,49 @@ class ClusterReport:
     down: Nodes = 0
     holding: Annotated[frozenset[Name], MaxLen(MAX_LISTED)] = frozenset()
     problem: ShortText = ""
-    """Why nothing can be started there: the resource manager takes no jobs, or the counts could not be read; they may
-    then be the last ones, or 0 when there never were any."""
+    """Reason why nothing can start there: the resource manager accepts no jobs, or the counts are unavailable.
+
+    The counts may then be the last known ones, or 0 if there were none.
+    """
     notices: Annotated[tuple[TruncatedText, ...], MaxLen(MAX_LINES), NOTICES] = ()
-    """What people should know beside that, such as jobs of ours that the resource manager does not let go."""
+    """Other notices for operators, such as jobs that the resource manager fails to release."""
     lacks: Annotated[frozenset[Label], MaxLen(MAX_LINES), NOTICES] = frozenset()
-    """Programs that are missing on the agent's host, and that some jobs need."""
+    """Programs that some jobs need and that are missing on the agent's host."""
     disks: Annotated[tuple[Disk, ...], MaxLen(MAX_DISKS), BoundedTogether] = ()
-    """Where the agent writes."""
+    """Disks to which the agent writes."""
     versions: Versions | None = None
-    """None of an agent of before there was this."""
+    """None from agents of versions without this field."""
     node_classes: Annotated[tuple[NodeClassReport, ...], MaxLen(MAX_LINES), BoundedTogether] = ()
-    """In the order in which the resource manager gives nodes to who asks for no class; none where it has but nodes of
-    which nothing is known."""
+    """Node classes, in the order in which the resource manager allocates nodes to jobs without a class.
+
+    Empty if no properties of the nodes are known.
+    """
     lost_records: Annotated[tuple[Name, ...], MaxLen(MAX_LOST_RECORDS)] = ()
-    """Components whose records the agent has lost in the last hour: it has ended what still ran of them."""
+    """Components of which the agent lost the records in the last hour, and ended the remaining processes."""
     calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_CALLS)] = field(default=(), compare=False)
-    """Told with the next report that there is for another reason: they change with every look."""
+    """Sent with the next report that another change causes, since the statistics change at every poll."""
     type: Literal["report"] = field(default="report", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TransferMeasurement:
-    """One transfer between two clusters that is over: bytes and seconds."""
+    """One finished transfer between two clusters: bytes and seconds."""
 
     source: Name
     size: Bytes
     seconds: Seconds
     flowed: Bytes = 0
     flowing: Seconds = 0.0
-    """What of both came after the first bytes had been seen: without what it takes to set a transfer up."""
+    """Bytes (``flowed``) and seconds after the first bytes arrived, which exclude the setup of the transfer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """The files that are brought to one component (its stage), as its agent sees them now; bytes.
+    """The transfer of the files of one component (its stage); sizes in bytes.
 
-    ``fault`` of a failed one: ``site`` when the execution site is to blame (its disk is full), ``source`` when a file
-    site cannot be reached, ``file`` when a replica is not what the catalogue says. ``source`` and ``file`` say which.
+    ``fault`` of a failed stage is ``site`` for a fault of the execution site, such as a full disk. It is ``source`` if
+    a file site is unreachable, and ``file`` if a replica differs from the catalogue. The fields ``source`` and ``file``
+    name these.
     """
 
     token: Name
@@ -206,20 +217,21 @@ class StageStatus:
     source: Name = ""
     file: Path = ""
     moved: Annotated[tuple[TransferMeasurement, ...], MaxLen(MAX_LISTED)] = ()
-    """Of a stage that is done: what came from where, and how fast."""
+    """Transfers of a finished stage, with source, size and duration."""
     type: Literal["stage_status"] = field(default="stage_status", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Everything an agent and its resource manager hold for a daemon that has let it in.
+    """All components and stages that an agent and its resource manager hold, sent when the agent connects.
 
-    Where the resource manager does not answer it is sent without what only that knows, and again when it does.
+    If the resource manager does not respond, the inventory omits its part, and is sent again when it responds.
     """
 
     components: Annotated[tuple[ComponentStatus, ...], MaxLen(MAX_LISTED)]
     whole: bool = True
-    """Whether what is not in it is not there: else the resource manager has not been asked yet."""
+    """Whether the inventory is complete: components that it omits do not exist. False until the resource manager
+    responds."""
     stages: Annotated[tuple[StageStatus, ...], MaxLen(MAX_LISTED)] = ()
     type: Literal["inventory"] = field(default="inventory", kw_only=True)
 

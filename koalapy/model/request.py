@@ -1,4 +1,4 @@
-"""What a user asks for: fixed, non-fixed and flexible requests (semantics 2)."""
+"""Requests for nodes: fixed, non-fixed and flexible (semantics 2)."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 from koalapy.model.field import Bounds, Field, Length, TextForm
 
 MAX_COMPONENTS = 10_000
-"""Components of one job that no configuration can allow more of."""
+"""Maximum components of one job, whatever the configuration allows."""
 MAX_WORDS = 10_000
-"""Words of a command, or variables of an environment."""
+"""Maximum words of a command, or variables of an environment."""
 MAX_ENTRIES = 1000
-"""Inputs of a component, or patterns of files."""
+"""Maximum inputs of a component, or patterns of result files."""
 MAX_OPTIONS = 100
-"""Options of a policy, or ways to split a request."""
+"""Maximum options of a policy, or options to split a request."""
 MAX_NAME_LENGTH = 200
 MAX_PATH_LENGTH = 4096
 MAX_LOGICAL_NAME_LENGTH = 1000
@@ -26,7 +26,7 @@ ClusterName = Annotated[str, Length(MAX_CLUSTER_NAME_LENGTH, minimum=1)]
 Command = Annotated[tuple[str, ...], Length(MAX_WORDS), TextForm("the program, then its arguments")]
 """A program and its arguments."""
 OwnCommand = Annotated[tuple[str, ...], Length(MAX_WORDS, minimum=1), TextForm("the program, then its arguments")]
-"""Of one component."""
+"""The command of one component."""
 Environment = Annotated[tuple[tuple[str, str], ...], Length(MAX_WORDS), TextForm("variables and their values")]
 """Names and values, sorted by name."""
 NodeCount = Annotated[int, Bounds(minimum=1, hint="ask for at least 1 node")]
@@ -35,11 +35,11 @@ NotNegative = Annotated[int, Bounds(minimum=0)]
 Split = Annotated[tuple[NodeCount, ...], Length(MAX_COMPONENTS, minimum=1)]
 
 MAX_GRACE = 86400
-"""Seconds that no configuration can allow more of."""
+"""Maximum seconds of grace, whatever the configuration allows."""
 
 
 class WarningSignal(StrEnum):
-    """What a program can catch, and what does not stop it in its tracks if it does not: then it could not end."""
+    """Signals that a program can catch and that do not suspend it by default, since it could not end then."""
 
     TERM = "TERM"
     INT = "INT"
@@ -56,7 +56,7 @@ class WarningSignal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StopWarning:
-    """A signal to all processes of a program, and the grace in seconds that they have from then on."""
+    """A signal to all processes of a program, and their grace in seconds before the stop."""
 
     signal: WarningSignal
     grace: Annotated[float, Bounds(above=0, maximum=MAX_GRACE, hint=f"give more than 0 and up to {MAX_GRACE} seconds")]
@@ -73,8 +73,8 @@ Distribution = Literal["whole", "partitioned"]
 class InputFile:
     """A logical file of the replica catalogue that a component needs before it can start (semantics 10).
 
-    ``size`` in bytes of what the component gets, and ``sites``, the clusters that had a replica, are filled in when the
-    job is submitted. Of a ``partitioned`` one, a folder, each component gets one entry, its ``part``.
+    ``size`` (bytes that the component gets) and ``sites`` (clusters with a replica) are set at submission. Of a
+    ``partitioned`` input, which is a folder, each component gets one entry, its ``part``.
     """
 
     name: Annotated[LogicalName, Field(json="file")]
@@ -82,9 +82,9 @@ class InputFile:
     sites: Annotated[tuple[ClusterName, ...], Field(is_settable=False)] = ()
     distribution: Distribution = "whole"
     part: FileName | None = None
-    """The entry of the folder that this component gets."""
+    """Entry of the folder that this component gets."""
     target: Annotated[Name, Field(json="as")] = ""
-    """What it is called in the component's folder; by default the last part of its logical name."""
+    """File name in the component's folder; by default the last part of the logical name."""
 
     @property
     def file_name(self) -> str:
@@ -96,7 +96,7 @@ Inputs = Annotated[tuple[InputFile, ...], Length(MAX_ENTRIES)]
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Files of the submitter for every execution site: an archive that the daemon keeps, named by its SHA-256."""
+    """Files of the submitter for every execution site: an archive in the daemon's store, identified by its SHA-256."""
 
     id: str
     size: int
@@ -106,7 +106,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class ComponentRequest:
-    """One component a user spelled out: its size in nodes, and what differs from the job's own program."""
+    """A requested component: its size in nodes, and the settings that differ from those of the job."""
 
     size: NodeCount
     cluster: ClusterName | None = None
@@ -121,7 +121,7 @@ Components = Annotated[tuple[ComponentRequest, ...], Length(MAX_COMPONENTS, mini
 
 @dataclass(frozen=True, slots=True)
 class FixedRequest:
-    """Sizes and clusters are given; the scheduler chooses only the moment."""
+    """A request with sizes and clusters; the scheduler chooses only the time."""
 
     type: Literal["fixed"] = field(default="fixed", kw_only=True, repr=False)
     components: Components
@@ -133,7 +133,7 @@ class FixedRequest:
 
 @dataclass(frozen=True, slots=True)
 class NonFixedRequest:
-    """Sizes are given; the scheduler chooses the cluster of each component."""
+    """A request with sizes; the scheduler chooses the cluster of each component."""
 
     type: Literal["nonfixed"] = field(default="nonfixed", kw_only=True, repr=False)
     components: Components
@@ -145,10 +145,10 @@ class NonFixedRequest:
 
 @dataclass(frozen=True, slots=True)
 class FlexibleRequest:
-    """Only the total is given; the scheduler chooses components and clusters within the bounds.
+    """A request with a total size; the scheduler chooses components and clusters within the bounds.
 
-    ``max_components=None`` means as many as there are usable clusters. With ``split_options`` each option is tried
-    in order as a non-fixed request.
+    ``max_components=None`` allows as many components as there are usable clusters. Each of the ``split_options`` is
+    tried in order as a non-fixed request.
     """
 
     type: Literal["flexible"] = field(default="flexible", kw_only=True, repr=False)
@@ -162,7 +162,8 @@ Request = FixedRequest | NonFixedRequest | FlexibleRequest
 
 
 def shape_of(request: Request) -> tuple[object, ...]:
-    """What placement depends on: two requests of one shape are placed or refused alike (semantics 4)."""
+    """Return the properties of a request that affect placement: requests with the same shape get the same result
+    (semantics 4)."""
     if isinstance(request, FlexibleRequest):
         return (
             "flexible",

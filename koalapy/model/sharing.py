@@ -35,7 +35,7 @@ class Sharing:
         return self._sections.get(home, len(self._sections))
 
     def site_of(self, home: ClusterName) -> ClusterName:
-        """Return the site in whose queue section jobs wait; empty if they wait in no site's section."""
+        """Return the home site if it has a section of the placement queue; otherwise an empty text."""
         return home if home in self._sections else ""
 
     def reclaiming_site(self, home: ClusterName) -> ClusterName:

@@ -147,7 +147,7 @@ class Accounts:
 SERVICE = Domain()
 NOWHERE: frozenset[ClusterName] = frozenset()
 MAX_OWNERS = 10_000
-"""Maximum number of owners whose closed clusters are cached."""
+"""Maximum number of owners with cached closed clusters."""
 
 
 def owner_rejection_reason(clusters: Collection[ClusterName]) -> str:

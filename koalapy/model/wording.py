@@ -114,16 +114,16 @@ _POWERS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 BYTES = {"": 1.0, **{f"{prefix}B": power for prefix, power in (_POWERS | _BINARY).items()}}
 BYTES_PER_SECOND = BYTES | {f"{prefix}bit": power / 8 for prefix, power in _POWERS.items()}
-"""Bits and bytes are written out, for ``b`` stands for either."""
+"""Units of bandwidth. Bits and bytes are written out, since ``b`` could mean either."""
 
 
 def parse_seconds(value: float | str) -> float:
-    """A number of seconds, or a text with a unit; ``ValueError`` that says what to write."""
+    """Return the seconds of a number, or of a text with a unit. Raise ``ValueError`` with a hint for other values."""
     return _quantity(value, SECONDS, "give seconds, or a number with ms or us: 0.5ms")
 
 
 def parse_bytes(value: float | str) -> int:
-    """A number of bytes, or a text with a unit; ``ValueError`` that says what to write."""
+    """Return the bytes of a number, or of a text with a unit. Raise ``ValueError`` with a hint for other values."""
     hint = "give bytes, or a number with a unit: 16GB, 512MiB"
     size = _quantity(value, BYTES, hint)
     if not isfinite(size):
@@ -132,13 +132,16 @@ def parse_bytes(value: float | str) -> int:
 
 
 def parse_bandwidth(value: float | str) -> float:
-    """A number of bytes per second, or a text with a unit; ``ValueError`` that says what to write."""
+    """Return the bytes per second of a number, or of a text with a unit.
+
+    Raise ``ValueError`` with a hint for other values.
+    """
     text = re.sub(r"/s$", "", value.strip()) if isinstance(value, str) else value
     return _quantity(text, BYTES_PER_SECOND, "give bytes per second, or a number with a unit: 1Gbit, 100MB")
 
 
 def format_bytes(size: float) -> str:
-    """``200 MB``, ``1.5 GB``, ``17 bytes``: decimal units, three digits."""
+    """Format a number of bytes in decimal units with three digits: ``200 MB``, ``1.5 GB``, ``17 bytes``."""
     for unit, power in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if size >= 0.9995 * power:
             return f"{size / power:.3g} {unit}"
