@@ -122,7 +122,7 @@ class ClusterStatus:
     notices: tuple[str, ...] = ()
     """Other messages of its agent to operators."""
     lost_records: tuple[Token, ...] = ()
-    """Components whose records its agent has lost recently."""
+    """Components of which its agent has lost the records recently."""
     lacks: frozenset[str] = frozenset()
     """Required programs that are missing there."""
     disks: tuple[Disk, ...] = ()
@@ -137,12 +137,12 @@ class ClusterStatus:
     """Since when the node counts may be outdated, as the agent is away or cannot query its resource manager. None after
     the next full report."""
     over: set[Token] = field(default_factory=set)
-    """Components whose program has ended, reported before its exit code."""
+    """Components with a program that has ended, as reported before its exit code."""
     classes: NodeClasses = field(default_factory=NodeClasses)
     _idle: int = 0
     _holding: frozenset[Token] = frozenset()
 
-    # What components of ours have, or were promised
+    # Nodes that components of this scheduler have, or were promised
 
     live: dict[Token, int] = field(default_factory=dict)
     """Size in nodes of each component that may hold nodes here."""
@@ -177,7 +177,7 @@ class ClusterStatus:
     _trials: set[Token] = field(default_factory=set)
     """Components placed here as trials during probation."""
 
-    # What it is not believed, or does not take
+    # Reported nodes that are doubted, and limits on further components
 
     limit: Limit | None = None
     limits: int = 0
@@ -205,15 +205,15 @@ class ClusterStatus:
         elif self.outdated_since is None:
             self.outdated_since = now
         if report.problem and not report.total:
-            return  # its agent is new and has not seen its nodes yet: what was known of them stands
-        # No node is two things, whatever an agent says.
+            return  # a restarted agent has not seen the nodes yet: keep the previous numbers
+        # Agents may report more idle nodes than nodes.
         self.total, self._idle = report.total, min(report.idle, report.total)
         self.down = min(report.down, self.total - self._idle)
         self.background = min(report.background, self.total - self._idle - self.down)
         self.classes.report(report.node_classes, self.speed)
         self.reported = True
         if self.doubt is not None and self._idle < self.doubt.nodes:
-            # Somebody has taken some of them: these were there.
+            # Some of the doubted idle nodes are in use now, so these existed.
             self.doubt = replace(self.doubt, nodes=self._idle) if self._idle else None
         self._take_holding(report.holding)
         for token in [token for token in self._leaving if token not in self.live and not self.holds(token)]:
@@ -459,7 +459,7 @@ class ClusterStatus:
                 self._make_preemptible(leaving, size)
 
     def overdue_components(self, token: Token, now: float) -> list[Token]:
-        """Return the components that should have ended by now and whose nodes were promised to this one."""
+        """Return the components that should have ended by now and have nodes that were promised to this one."""
         return [leaving for leaving in self._promised_from.get(token, ()) if self.about_to_end.get(leaving, inf) <= now]
 
     @property
@@ -478,7 +478,7 @@ class ClusterStatus:
         return sum(self._leaving.values())
 
     def release_deadline(self, token: Token) -> float:
-        """Return when the graces of all components end whose nodes were promised to this one; 0 without any."""
+        """Return when the last grace ends of the components with nodes promised to this one; 0 without any."""
         return self._release_deadlines.get(token, 0.0)
 
     def unreleased_nodes(self, token: Token) -> int:

@@ -49,7 +49,7 @@ class Cycle:
         self._claiming, self._attempts, self._budget = claiming, attempts, budget
         self._keeps_effects = keeps_effects
         self._being_placed: set[JobId] = set()
-        """Guest jobs whose placement waits until a job of their home site has been placed."""
+        """Guest jobs that are placed only after a job of the home site has been placed."""
         self._guest_sites: set[ClusterName] = set()
         """The clusters where jobs of other home sites were placed in this cycle."""
         self._refused_owners: set[Group] = set()
@@ -60,14 +60,14 @@ class Cycle:
 
         When the time budget is spent, the remaining candidates are tried by the next cycle, which is due at once.
         """
-        # 1. Apply what has happened to jobs and clusters.
+        # 1. Apply the events of jobs and clusters.
         now = self._contact.advance_clock(now)
         for event in events:
             self._events.apply(event, now)
         # 2. Handle the deadlines that are due.
         for timer in self._state.timers.pop_due(now):
             self._deadlines.handle(timer, now)
-        # 3. Wake the jobs that may be placed by what has changed.
+        # 3. Wake the jobs that may be placed after these changes.
         self._begin_placing()
         # 4. Choose candidates: by priority, and by their places in the queues.
         while (candidate := self._candidates.next_candidate()) is not None:
@@ -80,7 +80,7 @@ class Cycle:
                 self._count_refusal(candidate, answer, now)
             if self._budget.is_spent:
                 break
-        # 7. Hand out what has changed, and the commands to clusters.
+        # 7. Return the changes, and the commands to clusters.
         self._end_placing()
         return self._ledger.take_effects(share=self._keeps_effects)
 

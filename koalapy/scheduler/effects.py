@@ -117,7 +117,7 @@ class Effects:
     timeline: list[TimelineEntry] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     clusters: set[ClusterName] = field(default_factory=set)
-    """Clusters whose error count or state changed."""
+    """Clusters with a changed error count or state."""
     confirm: set[ClusterName] = field(default_factory=set)
     """Clusters that are to report everything they know and confirm that: see ``events.ClusterConfirmed``."""
     advised: list[AdvisedPlacement] = field(default_factory=list)

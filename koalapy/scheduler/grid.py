@@ -100,7 +100,7 @@ class GridStatus:
         starve."""
         return not any(cluster.state is ClusterState.USABLE for cluster in self._clusters.values())
 
-    # What has changed
+    # Changes
 
     def touch(self, name: ClusterName) -> None:
         """Record that a cluster, or what components have there, has changed."""
@@ -161,7 +161,7 @@ class GridStatus:
             return view
         return GridView(view.clusters, self._links, (), self._replicas, view.cut_off, uplinks)
 
-    # What is known beside the clusters; views of before keep what they were made of
+    # Links, uplinks and replicas; earlier views keep the values that they were made of
 
     @property
     def uplinks(self) -> Mapping[ClusterName, Uplink]:

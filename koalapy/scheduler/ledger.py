@@ -162,7 +162,7 @@ class Ledger:
         return job, live(job).components[location[1]]
 
     def find_staged(self, token: Token) -> tuple[Job, Component] | None:
-        """Return the job and the component of a live attempt whose stage a token names; None if there is none."""
+        """Return the job and the component of the live attempt with the stage of this token; None if there is none."""
         location = self._tokens.get(token)  # its rank was once the index of a component of that attempt
         job = self.jobs[location[0]] if location is not None else None
         component = job.staged_component_of(token) if job is not None else None

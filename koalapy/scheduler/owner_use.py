@@ -13,7 +13,7 @@ NODES, HOURS, QUEUED = "nodes", "node_hours_per_day", "queued_jobs"
 
 
 class LimitedDemand(NamedTuple):
-    """What a job would add to the use of a limited owner. Jobs with equal demands are rejected alike."""
+    """The use that a job would add for a limited owner. Jobs with equal demands are rejected together."""
 
     owner: str
     nodes: int
@@ -80,7 +80,7 @@ class OwnerUse:
                 within = min(use.end, (hour + 1) * HOUR) - max(use.start, hour * HOUR)
                 hours[hour] += max(0.0, within) * use.nodes / HOUR
 
-    # What is asked for
+    # Demand
 
     def demand_of(self, spec: JobSpec) -> LimitedDemand | None:
         """Return what a job adds to the limited use of its owner; None if its owner is not limited."""

@@ -65,7 +65,7 @@ class Queries:
         return self._shared(self._ledger.find(token))
 
     def find_staged(self, token: Token) -> tuple[Job, Component] | None:
-        """Return the job and the component of a live attempt whose stage a token names; None if there is none."""
+        """Return the job and the component of the live attempt with the stage of this token; None if there is none."""
         return self._shared(self._ledger.find_staged(token))
 
     def _shared(self, match: tuple[Job, Component] | None) -> tuple[Job, Component] | None:
@@ -90,7 +90,7 @@ class Queries:
             )
 
     def waiting(self, priority: Priority) -> Iterator[Job]:
-        """Yield the jobs of a placement queue from head to tail. The queue must not change meanwhile."""
+        """Yield the jobs of a placement queue from head to tail. The queue must not change during the iteration."""
         return (self._ledger.jobs[job] for job in self.queues[priority])
 
     def has_waited_long(self, job: Job) -> bool:

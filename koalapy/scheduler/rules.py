@@ -40,76 +40,78 @@ class Rules:
     """Parameters of scheduling and claiming; the section ``rules`` of the configuration. Times in seconds."""
 
     queue: QueueMode = "scan"
-    """How a scan goes through a queue: past jobs that do not fit (``scan``), or no further than the first of them."""
+    """How a scan handles a job that does not fit: continue past it (``scan``), or stop there."""
     queue_order: QueueOrder = "fcfs"
-    """By age, or small jobs first."""
+    """Order of each queue: by age, or small jobs first."""
     sharing: SharingMode = "ordinary"
     """One queue for all (``ordinary``), or one for each home site: its jobs run nowhere else (``independent``), or it
     takes back its nodes for them (``feasible``)."""
     speed_threshold: Annotated[float, Ge(0), FINITE] = 0.0
-    """Of the speed of its home site: clusters that have less are not for a job."""
+    """Minimum speed of a cluster for a job, as a fraction of the speed of its home site."""
     reclaimed_position: ReclaimedPosition = "place"
-    """Where a job waits whose nodes were taken back: in its own place, or before all others of its home site."""
+    """Queue position of a job that lost its nodes to a home site: its own place, or before all others of its home
+    site."""
     high_scans_per_low: Count = 2
     """S: how often the high queue is scanned for each scan of the low one."""
     scan_interval: Seconds = 30.0
-    """Between two regular scans."""
+    """Time between two regular scans."""
     event_driven: bool = True
     """Scan also when nodes become free, a job arrives or a cluster comes back."""
     step_budget: Annotated[Seconds, FINITE] = 0.05
-    """How long jobs are placed in one go, before messages and requests have their turn again."""
+    """Maximum time for placing jobs in one cycle, before messages and requests are handled again."""
     placement_queue_limit: Count = 100_000
-    """Jobs that may wait; beyond it submissions are refused for the time being."""
+    """Maximum number of waiting jobs. Further submissions are rejected until jobs leave the queue."""
     max_components_per_job: Annotated[Count, Le(MAX_COMPONENTS)] = 1000
-    """Each of them is told of all."""
+    """Maximum number of components of a job. Every component receives the list of all components."""
     max_bytes_per_job: Annotated[Count, Le(MAX_JOB_BYTES)] = 256 * 1024
     """Bytes of all texts that a job is submitted with, such as its command and variables; they stay in memory until the
     job has ended."""
     max_placement_tries: Count | None = None
-    """After so many tries to place it a job fails, unless it says otherwise itself."""
+    """Tries to place a job before it fails; None is unlimited. A job may set its own number."""
     claim_grace: Seconds = 10.0
-    """How long a runner may stay queued in its LRM before its claim has timed out: local users got the nodes first."""
+    """Time that a runner may stay queued in its LRM before its claim times out: local users got the nodes first."""
     barrier_timeout: Seconds = 120.0
     """From placement until every node has reported, and from the open barrier until the program is launched."""
     unreachable_after: Seconds = 5.0
-    """Without a word from a cluster's agent its components count as unknown."""
+    """Time without a message from a cluster's agent after which its components count as unknown."""
     error_threshold: Count = 3
-    """After so many errors of the infrastructure in a row a cluster is ``unusable``."""
+    """Consecutive infrastructure errors after which a cluster is ``unusable``."""
     max_restarts: Annotated[int, Ge(0)] | None = 10
-    """After so many failures of the infrastructure a job fails, unless it says otherwise itself."""
+    """Restarts after infrastructure failures before a job fails; None is unlimited. A job may set its own number."""
     restart_pause: Annotated[float, Ge(0), FINITE] = 1.0
-    """Before a job's second restart; each further one doubles it, up to ``restart_pause_max``. 0 is none."""
+    """Pause before a job's second restart. Each further restart doubles it, up to ``restart_pause_max``. 0
+    disables it."""
     restart_pause_max: Annotated[float, Ge(0), FINITE] = 60.0
     """The longest of these pauses."""
     claiming: ClaimingMode = ClaimingMode.ATOMIC
-    """All of a job's components at once, or those that can be had, unless the job says otherwise itself."""
+    """Claim all components of a job together, or those that are available. A job may set its own mode."""
     claim_threshold: Annotated[float, Ge(0), Le(1)] = 0.0
     """T of incremental claiming: the fraction of components that must be startable for a claim to start any."""
     claim_factor: Factor = 0.75
-    """L: how much of the time left until the job start time passes before the next claiming try."""
+    """L: fraction of the time until the job start time after which claiming is tried again."""
     claim_factor_step: Annotated[float, Ge(0), Lt(1)] = 0.125
-    """What L is lowered by after a claim that failed in the end."""
+    """Amount by which L decreases after a failed claim."""
     claim_factor_min: Factor = 0.25
-    """How far L is lowered at most."""
+    """Minimum of L."""
     claim_epsilon: Annotated[Seconds, FINITE] = 1.0
-    """So near to the job start time, it counts as reached."""
+    """Time before the job start time from which on it counts as reached."""
     max_claiming_tries: Count | None = None
-    """After so many claims in vain a job fails, unless it says otherwise itself."""
+    """Failed claims before a job fails; None is unlimited. A job may set its own number."""
     preemption: Preemption = "placement"
-    """Whether high-priority jobs preempt low ones: never, only while claiming (as in M05), or already to be placed."""
+    """When high-priority jobs preempt low ones: never, only while claiming (as in M05), or already for placement."""
     preemption_order: PreemptionOrder = "least-harm"
-    """Which low jobs are preempted: those with which the least work is lost, or in descending order of their JST, as in
-    M05."""
+    """Order in which low jobs are preempted: least lost work first, or by descending JST, as in M05."""
     warning_max: Annotated[Seconds, FINITE] = 600.0
-    """The longest grace that a job may ask for between its warning and its stop."""
+    """Maximum grace that a job may request between its warning and its stop."""
     assumed_bandwidth: Annotated[float, Gt(0)] = 100e6
-    """Bytes per second that a transfer is estimated by where the link has not been measured."""
+    """Bandwidth in bytes per second for estimates of transfers over links that have not been measured."""
     aging: bool = True
     """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
     aging_tries: Count = 20
-    """In how many scans a job must have failed to be one that nothing may delay further."""
+    """Failed scans after which low-priority jobs may not delay a job further."""
     low_patience: Annotated[Seconds, FINITE] | None = 14_400.0
-    """So long a job of low priority may wait until it is promised its turn: none of high priority delays it further."""
+    """Waiting time after which a job of low priority gets the starvation guarantee: jobs of high priority do not delay
+    it further. None disables it."""
     probation: bool = True
     """Whether an unusable cluster is tried again, one component at a time, after a growing pause."""
     probation_pause: Annotated[Seconds, FINITE] = 60.0

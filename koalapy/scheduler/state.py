@@ -138,7 +138,7 @@ class LrmWait:
     starting: bool = False
     """Whether these nodes are still being started."""
     first_up_by: float = 0.0
-    """When the first nodes that were started for it should have been up. Replacements get no more time."""
+    """When the first nodes that were started for it should have been up. Replacements get no extra time."""
 
 
 NONE_KNOWN = LrmWait()

@@ -139,7 +139,7 @@ class Experience:
         self.add(run)
 
     def take_first_seen(self) -> set[str]:
-        """Return the applications whose first run was stored since the last call."""
+        """Return the applications of which the first run was stored since the last call."""
         first_seen = self._first_seen
         if first_seen:
             self._first_seen = set()
@@ -149,7 +149,7 @@ class Experience:
         """Return the speed of the slowest cluster, for which the others wait."""
         return min((self._speeds.get(name, 1.0) for name in clusters), default=1.0)
 
-    # What it says
+    # Statistics
 
     def shape(self, spec: JobSpec) -> tuple[object, ...]:
         """Return what the statistics of a job depend on besides request and inputs; the same for all unknown

@@ -23,7 +23,7 @@ from koalapy.scheduler.state import SchedulerState
 T = TypeVar("T")
 
 MAX_RETAINED_WAITS = 10_000
-"""Jobs whose waiting time with enough idle nodes is kept, the most recent ones."""
+"""Number of recent jobs for which the waiting time with enough idle nodes is stored."""
 FREE_ODDS = 2.0
 """The highest odds of a slowdown at which a job is co-allocated as a probe on an idle grid."""
 MAX_RUNS_BETWEEN = 200
@@ -92,7 +92,7 @@ class KnowledgeBuilder:
         self._capacities.forget()
 
     def build(self, spec: JobSpec, view: GridView) -> Knowledge:
-        """Return what is known about a job for its placement on a view."""
+        """Return the statistics about a job that its policy uses on a view."""
         application = application_of(spec)
         first_two = view.compute_once(
             ("first two that wait",), lambda view: tuple(islice(self._queues.waiting_requests(), 2))
@@ -128,7 +128,7 @@ class KnowledgeBuilder:
         return sum(map(sum, under_way.values())) + size <= max(size, probability**2 * total)
 
     def _probes(self) -> dict[str, list[int]]:
-        """Return the nodes of each co-allocated job whose slowdown is still uncertain, by application."""
+        """Return the nodes of each co-allocated job with a slowdown that is still uncertain, by application."""
         probes: dict[str, list[int]] = {}
         largest = max((cluster.total for cluster in self._grid.clusters()), default=0)
         for ident in set[JobId]().union(*self._co_allocated.values()):

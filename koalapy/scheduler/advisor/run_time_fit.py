@@ -15,7 +15,7 @@ from koalapy.policies.knowledge import Slowdowns, Where
 from koalapy.policies.log_normal import LogNormal, combine, spread_of
 
 SINGLE_CLUSTER: Where = ()
-"""Stands for the set of clusters of runs on one cluster."""
+"""Key used in place of the set of clusters for runs on one cluster."""
 
 USUAL_SCATTER, SCATTER_WEIGHT = 0.3, 2.0
 """The assumed standard deviation among equal runs, and its weight as a number of runs."""
@@ -30,7 +30,8 @@ work."""
 OTHER_LAYOUT = 0.5
 """The standard deviation of run times with another number of processes per node."""
 MAX_DEVIATION = log(2.0)
-"""Run times whose mean has a larger standard deviation count as unknown; a factor of two."""
+"""Maximum standard deviation of a mean run time, as a logarithm: a factor of two. Beyond it the run time counts as
+unknown."""
 MIN_WEIGHT = 0.01
 """The lowest weight of a group."""
 MAX_ROUNDS, TOLERANCE = 8, 0.01

@@ -60,7 +60,7 @@ class Attempts:
         )
 
     def mark_waiting(self, job: Job, component: Component, now: float) -> Job:
-        """Mark a component whose runner the resource manager has queued: local users may have been faster."""
+        """Mark a component as waiting: the resource manager has queued its runner. Local users may have been faster."""
         self.set_claim_timeout(job, component, now)
         return self._ledger.update_component(job, component.index, state=ComponentState.WAITING)
 
@@ -232,7 +232,7 @@ class Attempts:
         self._grid[component.cluster].expect_release(job.token(component.index), deadline)
 
     def end_after_walltime(self, job: Job, now: float) -> Job:
-        """Fail a job whose walltime has passed."""
+        """Fail a job after its walltime."""
         if job.spec.warning is not None:
             self._warned.update(job.token(c.index) for c in live(job).gang if c.state is ComponentState.RUNNING)
         return self.end_attempt(job, JobState.FAILED, f"walltime of {job.spec.walltime:g} s exceeded", now)
@@ -279,7 +279,7 @@ class Attempts:
     # What becomes of the job
 
     def settle_job_of(self, token: Token, now: float) -> None:
-        """Settle the job whose component a token names, if there is one."""
+        """Settle the job with the component of this token, if there is one."""
         match = self._ledger.find(token)
         if match is not None:
             self.settle_job(match[0], now)
@@ -302,7 +302,7 @@ class Attempts:
         if becomes is JobState.QUEUED:
             self._requeue(self._ledger.change_state(job, becomes, now, "requeued", reason, ending=None), now)
             return
-        # A program that came to its own end was carried there by its clusters, whatever it made of it.
+        # A program that ended by itself counts as a success of its clusters, whatever its exit code.
         if becomes is JobState.SUCCEEDED or (becomes is JobState.FAILED and attempt.exit_code is not None):
             for component in attempt.gang:
                 self._health.count_success(component.cluster)

@@ -39,8 +39,8 @@ class Components:
         """Components of no live attempt that were stopped and have not ended yet."""
 
     def update(self, cluster: ClusterName, status: ComponentStatus, now: float) -> Job | None:
-        """Apply a component's report and return its job, None if it has none. Ignore components whose submit was not
-        sent yet."""
+        """Apply a component's report and return its job, None if it has none. Ignore components that were not submitted
+        yet."""
         if status.token in self._ledger.unsent_submits:
             return None
         if status.over and status.token in self._grid[cluster].live:
@@ -65,7 +65,7 @@ class Components:
         return self._attempts.open_barrier_if_complete(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
-        """Compare an inventory with the jobs; yield the tokens whose jobs may have to be settled."""
+        """Compare an inventory with the jobs; yield the tokens of jobs that may have to be settled."""
         reported = {status.token for status in event.inventory.components}
         # An event before this one in the same step may have led to submits, which are in no outbox yet.
         undelivered = event.undelivered | self._ledger.unsent_submits

@@ -83,7 +83,7 @@ class Confirmations:
         cluster.contact.confirmation_requested = False
         self.retry_deadlines(cluster.name)
         if cluster.contact.unconfirmed_since is not None:
-            self._request(cluster, now)  # else it would stay unconfirmed for ever, with nothing to wait for
+            self._request(cluster, now)  # otherwise it would stay unconfirmed, with no event to wait for
 
     def extend_timeout(self, cluster: ClusterStatus, seconds: float) -> None:
         """Extend the timeout by seconds in which no confirmation could be received."""

@@ -98,14 +98,14 @@ class Deadlines:
         return None
 
     def _postponed(self, timer: Timer, job: Job, now: float) -> float | None:
-        """Return the new time of a deadline whose event may still happen without a fault; None if it has failed."""
+        """Return the new time of a deadline if its event may still happen without a fault; None if it has failed."""
         at_barrier = now + max(self._rules.barrier_timeout, MIN_RETRY_PAUSE)
         match timer.kind:
             case Deadline.CLAIM_GRACE if not self._is_claim_timed_out(job, timer, now):
                 return now + max(self._rules.claim_grace, MIN_RETRY_PAUSE)
             case Deadline.WALLTIME if is_program_over(job, self._state.grid):
                 return now + RESULT_PAUSE
-            case Deadline.BARRIER if only_awaits_files(job):  # transfers have limits of their own
+            case Deadline.BARRIER if only_awaits_files(job):  # transfers have separate limits
                 return at_barrier
             case Deadline.BARRIER if (due := self._nodes_are_due(job)) > now:
                 return min(due, at_barrier)

@@ -82,11 +82,11 @@ class Failures:
         for member in live(job).gang:
             self._health.count_success(member.cluster)
         job = self._ledger.change_job(job, retry_at=None)
-        # Without an exit code, so that no infrastructure failure that is told later overrides it.
+        # Without an exit code, so that an infrastructure failure reported later does not override it.
         return self._attempts.end_attempt(job, JobState.FAILED, reason, now)
 
     def handle_refusal(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
-        """Handle a rejection by a component's resource manager according to what it ``concerns``."""
+        """Handle a rejection by a component's resource manager. ``concerns``: the scope of the rejection."""
         if concerns == "job":
             self._note_refusal(job, component, error, now)
             return self._attempts.end_attempt(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
@@ -104,7 +104,7 @@ class Failures:
             self.forget_refusals(cluster, unknown_only=True)
 
     def handle_claim_timeout(self, job: Job, component: Component, now: float) -> Job:
-        """Handle a claim whose nodes the resource manager gave to others: the claim failed, without an error of the
+        """Fail a claim because the resource manager did not start the component in time. This is no error of the
         cluster."""
         cluster, token = component.cluster, job.token(component.index)
         if reason := self._lrm_problems([component]):

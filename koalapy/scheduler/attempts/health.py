@@ -25,7 +25,7 @@ class ClusterHealth:
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
         self._counted: dict[ClusterName, bool] = {}
-        """Whether an error was counted, for each cluster whose errors currently count as one."""
+        """Whether an error was counted, for each cluster with errors that currently count as one."""
 
     # Errors, and probation
 

@@ -190,7 +190,7 @@ class Claiming:
         )
 
     def restore(self, job: Job, now: float) -> None:
-        """Restore an attempt of an earlier daemon run whose barrier is not open."""
+        """Restore an attempt of an earlier daemon run if its barrier is not open."""
         attempt = live(job)
         for component in attempt.gang:
             if component.state is ComponentState.WAITING:
@@ -202,7 +202,7 @@ class Claiming:
             self._attempts.set_barrier_timeout(job, now)
 
     def handle_due_claim(self, job: Job, at: float, now: float) -> Job:
-        """Claim a job whose JCT has come, or set a later JCT if its transfers are late. Ignore an outdated JCT."""
+        """Claim a job at its JCT, or set a later JCT if its transfers are late. Ignore an outdated JCT."""
         attempt = live(job)
         if attempt.claim_at != at or not unclaimed(job):
             return job

@@ -147,11 +147,11 @@ def _choose_exactly(victims: Sequence[_Victim], lacks: Nodes, initial: list[_Vic
     """Return the cheapest set of victims, or the cheapest one visited within ``max_steps``."""
     best, lowest_price = initial, sum(victim.price for victim in initial)
     combinations: dict[Nodes, tuple[int, list[_Victim]]] = {lacks: (0, [])}
-    """Of those that leave so many lacking the one of the lowest price."""
+    """For each vector of nodes still lacking: the price and the victims of the cheapest combination."""
     steps = 0
     for victim in victims:
-        # Each node that still lacks costs as much as one of this victim's at least: the later ones are dearer. What is
-        # given up is so before any is added: a better way may come to leave as many as one that is not worth its price.
+        # Victims are sorted by price per node: each lacking node costs at least as much as a node of this victim. Drop
+        # hopeless combinations before adding others, since a better one may leave the same nodes lacking.
         combinations = {
             lacking: combination
             for lacking, combination in combinations.items()
@@ -350,7 +350,7 @@ def capacity_with_reclaiming(cluster: ClusterStatus, more: int = 0) -> int:
 
 
 class Reclaiming(Preemption):
-    """Chooses the guest jobs that a home site stops for a job of its own users."""
+    """The choice of guest jobs that a home site stops for a job of its users."""
 
     event = RECLAIMED
 

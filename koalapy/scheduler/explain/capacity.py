@@ -88,7 +88,7 @@ def estimate_capacities(
     priority."""
     dry_run, policies = DryRun(queries), queries.policies
     if dry_run.may_preempt(base):
-        # Whom such a job may preempt is out of its way already.
+        # The view already offers the nodes of jobs that such a job may preempt.
         ends = [end for end in ends if end.priority is Priority.HIGH]
     ahead = _FutureGrid(dry_run, base, ends)
     components = sum(len(cluster.live) for cluster in queries.grid.clusters())

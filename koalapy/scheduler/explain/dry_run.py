@@ -48,7 +48,7 @@ class DryRun:
         self._barred = queries.barred(instead_of) if instead_of is not None else NOWHERE
         """The clusters that rejected the job; they may also reject a changed one."""
         self._left: GridView | None = None
-        """What is left for a new job once the job is cancelled and others were tried before it."""
+        """The nodes for a new job after the job is cancelled and the jobs ahead were tried."""
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None

@@ -488,7 +488,7 @@ def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
 
 
 def _enough_if_usable(dry_run: DryRun, spec: JobSpec, node_sources: Sequence[NodeSource]) -> list[str]:
-    """Return the clusters whose return alone would suffice, as text."""
+    """Return as text the clusters of which the return of a single one would suffice."""
     closed = [cluster for cluster in dry_run.queries.grid.clusters() if not cluster.is_open or cluster.doubted]
     texts = []
     for cluster in closed[:MAX_CLOSED_CLUSTERS]:

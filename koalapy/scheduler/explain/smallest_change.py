@@ -282,6 +282,6 @@ def _idle_part(spec: JobSpec, request: FixedRequest, view: GridView, also: str) 
             remaining[component.cluster or ""] -= size
             components.append(replace(component, size=size))
         elif component.command or component.environment:
-            return  # it is a part of its own: without it the job would be another
+            return  # it runs a different program: without it the job would be another
     if components and tuple(components) != request.components:
         yield Steps((tuple(components),), lambda fitting: _resized(spec, FixedRequest(fitting), also))

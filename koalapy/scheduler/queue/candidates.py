@@ -27,7 +27,7 @@ from koalapy.scheduler.state import SchedulerState
 
 
 def refusal_text(refusal: ClusterRefusal, now: float) -> str:
-    """Return a rejection as text: ``north has refused it, and is asked again at 10:00:30: no node hours left``."""
+    """Return a rejection as text: the cluster, the time of its next try if there is one, and the reason."""
     again = "is not asked again"
     if refusal.until is not None:
         again = f"is asked again at {format_time(refusal.until, now, exact=True)}"
@@ -75,8 +75,7 @@ class WaitingReasons:
         return "fits, and waits for the next scan"
 
     def _in_front_of(self, job: Job) -> JobId | None:
-        """Return the job whose position keeps this one waiting; None for the head and for a job that scans
-        pass over."""
+        """Return the job ahead that keeps this one waiting; None for the head and for a job that scans pass over."""
         queue = self._queues[job.spec.priority]
         if self._rules.queue == "scan" or (job.id in queue and queue.is_known_unplaceable(queue.group_of(job.id))):
             return None
@@ -185,7 +184,7 @@ class Offers:
     def _offer(self, priority: Priority, *, everything: bool = False) -> Offer:
         see = self._reservation.own_view if everything else partial(self._reservation.view, priority)
         may_preempt = priority is Priority.HIGH and self._preempts
-        # What is kept for an aged job is kept from jobs of low priority only.
+        # Nodes reserved for an aged job are withheld from jobs of low priority only.
         see_taken_back = self._taken_back[everything or priority is Priority.HIGH]
         return Offer(see, self.view_with_preemption if may_preempt else None, see_taken_back, self._sharing)
 
@@ -281,7 +280,7 @@ class Candidates:
         yield
         self._scanned = ()
 
-    # What has changed
+    # Wakeups
 
     def _wake(self) -> None:
         if self._rules.queue != "scan":
@@ -304,7 +303,7 @@ class Candidates:
         gains, departures = grid.take_capacity_changes()
         for cluster in gains:
             queues.wake(nodes_of(cluster))
-        for cluster in departures:  # jobs may be placed on what is about to be free
+        for cluster in departures:  # jobs may be placed on nodes that are about to be free
             queues.wake(nodes_of(cluster), [Priority.HIGH])
             queues.wake([at_home(cluster)], [Priority.LOW])
         if files := grid.take_files_learned():
@@ -395,7 +394,7 @@ class Candidates:
             queue.check_placeable(job.id, self._never_fits)
 
     def _count_scan(self, priority: Priority) -> Iterator[JobId]:
-        """Count a failed try of all jobs that remain after a scan; yield those whose tries are used up."""
+        """Count a failed try of all jobs that remain after a scan; yield those that have used up their tries."""
         queue = self._queues[priority]
         if not scan_tries_all(self._rules):
             for head in queue.heads():

@@ -1,7 +1,7 @@
 """Decide on which clusters a job may run, and how often it may be tried (semantics 4 and 5).
 
-A job may run where its owner and its home site may, and where the required folders exist. Its clusters must share jobs:
-each allows the others, and with Open MPI they have the same series of it.
+A job may run on the clusters that allow its owner and its home site and have the required folders. The clusters of one
+job must share jobs: each allows the others. With Open MPI, all must use the same series.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

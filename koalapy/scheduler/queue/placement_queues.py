@@ -48,7 +48,7 @@ class PlacementQueues:
         self.placing: JobId | None = None
         """The job that is being placed now, if any."""
         self.failed_at_once: set[JobId] = set()
-        """Jobs whose claim failed in the cycle in which they were placed. They are not placed again in that cycle."""
+        """Jobs with a claim that failed in the cycle of their placement. They are not placed again in that cycle."""
         self._requests: dict[Request, Request] = {}
 
     def __getitem__(self, priority: Priority) -> PlacementQueue:
@@ -63,7 +63,7 @@ class PlacementQueues:
         if self._learns(spec):
             learned = (*self._state.experience.shape(spec), spec.per_node_bandwidth, spec.memory)
         internal = ("internal",) if spec.internal else ()
-        # Whom a limit keeps from being placed keeps nobody else from it.
+        # A job rejected by a limit must not stop the jobs of other owners.
         demand = () if (ask := self._use.demand_of(spec)) is None else (ask,)
         site = ("site", site) if (site := self._state.sharing.site_of(spec.home_site)) else ()
         demands = self._eligibility.demands(spec)
@@ -99,7 +99,7 @@ class PlacementQueues:
         """Return the positions of those of the jobs that are in a queue."""
         return {job.id: position for job in jobs if (position := self.position(job)) is not None}
 
-    # Who comes and goes
+    # Adding and removing jobs
 
     def add_new(self, job: Job) -> None:
         """Add a new job. Equal requests are replaced by one object, since they use most of the queue's memory."""
@@ -191,9 +191,9 @@ class PlacementQueues:
             self.reservation.invalidate()
         if self._rules.queue != "scan":
             if job.id != self.placing:
-                self.wakeups[priority].all_jobs = True  # it may have stood in others' way
+                self.wakeups[priority].all_jobs = True  # it may have blocked other jobs
             elif self._use.demand_of(job.spec) is not None:
-                self.wake_all()  # others of its owner may be barred by it, who stood in others' way
+                self.wake_all()  # its use may bar jobs of its owner that blocked other jobs
         self._queues[priority].remove(job.id)
         self.wakeups[priority].jobs.discard(job.id)
         if self._unknown and self._learns(job.spec) and (application := application_of(job.spec)) in self._unknown:
@@ -239,7 +239,7 @@ class PlacementQueues:
         self._push(job)
         self.wakeups[job.spec.priority].jobs.add(job.id)
 
-    # Who may have got a chance
+    # Waking jobs that may fit after a change
 
     def wake(self, changes: Iterable[Change], priorities: Iterable[Priority] = PRIORITIES) -> None:
         """Wake the jobs that wait for one of these changes."""

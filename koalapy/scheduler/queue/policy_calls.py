@@ -368,7 +368,7 @@ class PolicyEvaluator:
         self._seen = self._empty = GridView(())
         """The grid of which ``_empty`` was last computed."""
         self._broken: set[str] = set()
-        """Policies whose invalid answers have been logged."""
+        """Policies with invalid answers that have been logged."""
 
     def evaluate(self, spec: JobSpec, view: GridView, barred: frozenset[ClusterName] = NOWHERE) -> Placement | Refusal:
         """Return the answer of the job's policy on a view, without the clusters that rejected it (``barred``)."""

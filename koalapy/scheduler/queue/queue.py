@@ -279,10 +279,10 @@ class PlacementQueue:
         return job in self._entries
 
     def __iter__(self) -> Iterator[JobId]:
-        """Yield jobs from head to tail. The queue must not change meanwhile."""
+        """Yield jobs from head to tail. The queue must not change during the iteration."""
         return (job for *_, job in self._order)
 
-    # Who comes and goes
+    # Adding and removing jobs
 
     def push(
         self,
@@ -352,7 +352,7 @@ class PlacementQueue:
         entry.last_scan = None
 
     def count_scan(self) -> list[JobId]:
-        """Count a failed try of all jobs here, and return those whose tries are used up, in order."""
+        """Count a failed try of all jobs here, and return those that have used up their tries, in order."""
         self.scans += 1
         jobs = self._last_scans.pop(self.scans, set())
         return sorted(jobs, key=self.place)
@@ -419,7 +419,7 @@ class PlacementQueue:
         return [place[-1] for place in sorted(group.entries[0].place for group in groups)]
 
     def _sections(self) -> Iterator[int]:
-        """Yield the sections that have jobs, in order. They may change meanwhile."""
+        """Yield the sections that have jobs, in order. They may change during the iteration."""
         index = 0
         while index < len(self._order):
             section = self._order[index][0]
@@ -486,8 +486,8 @@ class PlacementQueue:
         """Yield jobs from head to tail. A job that is still here when the next is requested was rejected.
 
         A group rejected once is rejected for the rest of the scan. In the modes ``head`` and ``fcfs`` the first
-        rejection ends the scan of its section, unless the job can never be placed. Jobs that arrive meanwhile are not
-        yielded.
+        rejection ends the scan of its section, unless the job can never be placed. Jobs that arrive during the
+        scan are not yielded.
         """
         arrived = self._arrived = set()
         try:

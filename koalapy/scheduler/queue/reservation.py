@@ -39,8 +39,8 @@ class Reservation:
     """The nodes reserved for one job: the longest waiting one that would fit on the grid without the scheduler's jobs.
 
     Jobs with the starvation guarantee come first, then those of high priority. The nodes that it would get on each
-    cluster are not offered to low-priority jobs until it is placed. An older job that could be placed again meanwhile
-    does not replace it: a job whose claims are rejected repeatedly would undo the reservation. For a job with the
+    cluster are not offered to low-priority jobs until it is placed. An older job that becomes placeable in that time
+    does not replace it: a job with claims that are rejected repeatedly would undo the reservation. For a job with the
     starvation guarantee the nodes are reserved against all others until they are claimed. The daemon's own jobs get no
     reservation.
     """
@@ -76,11 +76,11 @@ class Reservation:
 
     @property
     def kept_for(self) -> JobId | None:
-        """Return the waiting job with the reservation, or a placed one whose guaranteed nodes are not claimed yet."""
+        """Return the waiting job with the reservation, or a placed one with guaranteed nodes still to be claimed."""
         return self.job or next(iter(self._held), None)
 
     def keeper(self, job: JobId | None) -> JobId | None:
-        """Return the job whose reservation keeps nodes from this job, or from a new one."""
+        """Return the job with the reservation that withholds nodes from this job, or from a new one if None."""
         if job is None or job != self.job:
             return self.kept_for
         first = next(iter(self._held), None)
@@ -151,7 +151,7 @@ class Reservation:
         if self._chosen is not None and self._is_promised:
             reserved[self._chosen] = self._kept
         is_less = False
-        for job in dict.fromkeys([*reserved, *self._held]):  # who was placed first, as its turn came before
+        for job in dict.fromkeys([*reserved, *self._held]):  # the job placed first gets its nodes first
             nodes_before, nodes_after = self._held.get(job, Counter()), reserved.get(job, Counter())
             for name in {*nodes_before, *nodes_after}:
                 if nodes_before[name] != nodes_after[name]:
