@@ -1,7 +1,7 @@
-"""What a client shows to its daemon: a token that it was given, that of this account's own daemon, or a login.
+"""The token of a client: given by the user, read from the files of this account's own daemon, or a login.
 
-A login is found without a question to the user: saved by an earlier command, or requested from the agent of this head
-node. Each token is shown only to the daemon that it is for.
+A login needs no input from the user: it was saved by an earlier command, or is requested from the agent of this head
+node. Each token is sent only to the daemon that it is for.
 """
 
 import os
@@ -21,12 +21,15 @@ _WHERE = "it is in tokens of the daemon's configuration, or in the file token of
 
 
 class Access:
-    """Access to one daemon. Raise ``ValueError`` for a URL that is none, and ``CliError`` if a login is refused."""
+    """The address, token and trusted certificates of one daemon.
+
+    Raises ``ValueError`` for an invalid URL, and ``CliError`` if a login is rejected.
+    """
 
     def __init__(
         self, url: str | None, shown: str | None, ca: str = "", timeouts: ClientTimeouts = DEFAULT_TIMEOUTS
     ) -> None:
-        """``shown``: the token that was given, if any; ``ca``: certificates in PEM by which the daemon is known."""
+        """``shown``: the token given by the user, if any; ``ca``: trusted certificates of the daemon, in PEM."""
         self.parts, self._timeouts, self.ca, self.token = _parsed(url or DEFAULT_URL), timeouts, ca, ""
         if shown:
             self.token = showable(shown, "KOALA_TOKEN" if os.environ.get("KOALA_TOKEN") == shown else "--token")
@@ -34,7 +37,7 @@ class Access:
         """The certificate file of this account's own daemon, if the daemon must show exactly that certificate."""
         self._renews = False
         self.hint = f"correct KOALA_TOKEN or --token: {_WHERE}"
-        """What to do when the daemon refuses the token."""
+        """Hint for the user if the daemon rejects the token."""
         if not shown:
             self._find(is_url_given=url is not None)
         elif (known := _own_daemon(self.parts))[1].certificate:
@@ -42,14 +45,14 @@ class Access:
         if self.token:
             self._check_encrypted()
         self.trust = self._trust()
-        # A proxy of the environment does not know this machine's own addresses, nor may it see a token of our own.
+        # A proxy of the environment does not know this machine's addresses, and must not see a token of this account.
         local = self.pinned is not None or is_this_machine(self.parts.hostname or "")
         own = bool(self.token) and not shown
         self.by_proxy = not local and self.parts.scheme == "https" and (not own or self._renews)
 
     @property
     def url(self) -> str:
-        """The URL without a name and a password, which are for the daemon or a proxy in front of it."""
+        """Return the URL without user name and password, which are for the daemon or a proxy in front of it."""
         return self.parts._replace(netloc=self.parts.netloc.rpartition("@")[2]).geturl()
 
     @property
@@ -57,7 +60,7 @@ class Access:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def renew(self) -> bool:
-        """Get another login in place of one that the daemon refuses; return whether there is one."""
+        """Replace a login that the daemon rejects; return whether a new one was obtained."""
         if not self._renews:
             return False
         from koalapy.client import logins
@@ -79,7 +82,7 @@ class Access:
             self.token, self.pinned = found.token, found.certificate
             self.hint = f"the daemon of this account there has another token; set KOALA_TOKEN: {_WHERE}"
             return
-        # Not every command has a head node's agent beside it, and pays for what asks it.
+        # Imported here, since most commands do not need an agent's login.
         from koalapy.client import logins
 
         silent = ""
@@ -88,7 +91,7 @@ class Access:
         except logins.SilentAgentsError as error:
             if not is_url_given:
                 raise
-            # One that was killed leaves its socket behind, and may have led elsewhere.
+            # A killed agent leaves its socket behind, and may have belonged to another daemon.
             login, silent = None, f"{error}; "
         self.hint = f"{silent}{found.reason}; set KOALA_TOKEN: {_WHERE}"
         if login is not None:
@@ -100,12 +103,12 @@ class Access:
         try:
             check_encrypted(self.parts)
         except UsageError as error:
-            # What this account's own daemon listens at is this machine, whatever its address.
+            # An address of this account's own daemon is on this machine.
             if not find_token(self.parts.hostname or "", self.parts.port or PORTS[self.parts.scheme]).token:
                 raise of_koala(error) from error
 
     def _trust(self) -> Trust:
-        """Return what a certificate must be: that of this account's own daemon, or of an authority for any other."""
+        """Return how certificates are verified: pinned for this account's own daemon, by authorities for any other."""
         if self.pinned is not None:
             return Trust(pinned=self.pinned)
         given = os.environ.get(CA_FILE)
@@ -120,9 +123,9 @@ class Access:
 
 
 def showable(token: str, where: str) -> str:
-    """Return a token without the end of the line of its file. Raise ``CliError``, without the token, for any other.
+    """Return a token without its trailing newline. Raise ``CliError``, without the token, if it is invalid.
 
-    ``where``: the option or variable that it comes from.
+    ``where``: the option or variable with the token, for the error message.
     """
     word = token.strip()
     if not word:
@@ -149,8 +152,8 @@ def _parsed(url: str) -> SplitResult:
 def _own_daemon(parts: SplitResult) -> tuple[SplitResult, TokenSearch]:
     """Return the address of this account's daemon at a URL, and its token.
 
-    A name may lead anywhere, so that a token is shown to addresses only; those of ``localhost`` are known. A daemon
-    that speaks TLS gets ``https``, whatever the URL says.
+    Host names are not trusted: the token is used for IP addresses and ``localhost`` only. For a daemon that speaks TLS
+    the scheme becomes ``https``.
     """
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     for address in LOCALHOST if host == "localhost" else ():

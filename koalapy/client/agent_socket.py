@@ -1,7 +1,8 @@
 """Requests for a login to the agents of this head node.
 
-The socket is checked before anything is sent or believed: its folder belongs to root or to this account, or is
-``/run/koala``, in which root decides who listens; and the listening process belongs to root or to the folder's owner.
+The socket is checked before any data is sent or trusted. Its folder must belong to root or to this account, or be
+``/run/koala``, where root controls the listening accounts. The listening process must belong to root or to the owner of
+the folder.
 """
 
 import json
@@ -30,9 +31,9 @@ from koalapy.system.login_socket import (
 
 VARIABLE = "KOALA_LOGIN_SOCKET"
 OWN_AGENTS = "~/.local/share/koala/clusters"
-"""Where the agents of an account are, if they were not told otherwise."""
+"""Default folder of the agents of an account."""
 RETRY_PAUSE = 0.02
-"""Seconds."""
+"""Pause in seconds before another connection attempt to a busy agent."""
 ROOT = 0
 RENEWAL_SHARE = 0.9
 """Share of its lifetime after which a login is renewed."""
@@ -40,7 +41,7 @@ RENEWAL_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A token that a head node's agent got for this account."""
+    """A token that a head node's agent obtained for this account."""
 
     url: str
     token: str
@@ -51,11 +52,11 @@ class Login:
     socket: str
     """The socket of the agent."""
     made_at: float
-    """Seconds since the epoch."""
+    """Time of creation, in seconds since the epoch."""
     lifetime: float
-    """Seconds."""
+    """Lifetime in seconds."""
     ca: str = ""
-    """Certificates in PEM by which the daemon is known."""
+    """Trusted certificates of the daemon, in PEM."""
 
     @property
     def ends_at(self) -> float:
@@ -63,12 +64,12 @@ class Login:
 
     @property
     def is_valid(self) -> bool:
-        """Whether it has not ended by this machine's clock. A clock that was set back ends it, too."""
+        """Return whether the login has not expired by this machine's clock. Setting the clock back expires it too."""
         return 0 <= time.time() - self.made_at < self.lifetime
 
     @property
     def is_due(self) -> bool:
-        """Whether to renew it."""
+        """Return whether to renew the login."""
         return time.time() - self.made_at > self.lifetime * RENEWAL_SHARE
 
     def __repr__(self) -> str:
@@ -82,12 +83,12 @@ class Agent:
     path: Path
     cluster: str
     url: str
-    """Of its daemon, as users reach it."""
+    """URL of its daemon for users."""
     ca: str
 
 
 def sockets(well_known: Path = DIRECTORY) -> list[Path]:
-    """Return the paths at which an agent may listen for this account. ``well_known``: the folder that root made."""
+    """Return the socket paths of possible agents for this account. ``well_known``: the folder created by root."""
     if given := os.environ.get(VARIABLE):
         return [Path(given).absolute()]
     found: list[Path] = []
@@ -100,7 +101,7 @@ def sockets(well_known: Path = DIRECTORY) -> list[Path]:
 def agents(
     paths: Iterable[Path], timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY
 ) -> tuple[list[Agent], list[str]]:
-    """Return the agents that answer at these paths, and the errors of the other paths."""
+    """Return the agents that respond at these paths, and the errors of the other paths."""
     found, wrong = [], []
     for path in paths:
         try:
@@ -112,7 +113,7 @@ def agents(
 
 
 def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login:
-    """Return a new login. Raise ``CliError`` if the agent gives none."""
+    """Request a new login from an agent. Raise ``CliError`` if the agent rejects the request."""
     with _Conversation(agent.path, timeouts.agent_login_s, timeouts.sleep, well_known) as conversation:
         now = conversation.greeting()
         answer = conversation.ask({"ask": "login"})
@@ -139,7 +140,7 @@ def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known
 
 
 class _Conversation:
-    """A conversation with an agent, with one deadline. Every failure is a ``CliError``."""
+    """A conversation with an agent under one deadline. Every failure is a ``CliError``."""
 
     def __init__(self, path: Path, timeout: float, sleep: Callable[[float], None], well_known: Path) -> None:
         self._path, self._timeout, self._sleep, self._well_known = path, timeout, sleep, well_known
@@ -188,7 +189,7 @@ class _Conversation:
             try:
                 self._socket.connect(where)
                 return
-            except BlockingIOError:  # it takes no more connections for the moment, or hangs
+            except BlockingIOError:  # its queue of connections is full, or it hangs
                 self._sleep(RETRY_PAUSE)
 
     def greeting(self) -> Agent:
@@ -226,7 +227,7 @@ class _Conversation:
         return said
 
     def _settle(self) -> None:
-        """Limit the next operation to the time that is left."""
+        """Limit the next operation to the remaining time."""
         left = self._ends_at - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")

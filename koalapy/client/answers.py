@@ -1,6 +1,6 @@
-"""The fields that clients read of the daemon's answers about jobs and clusters; moments are texts in ISO 8601.
+"""The fields of the daemon's responses about jobs and clusters that clients read. Times are strings in ISO 8601.
 
-``tests/client/test_answers.py`` holds these types against the schema of the API.
+``tests/client/test_answers.py`` compares these types with the schema of the API.
 """
 
 from typing import Any, TypedDict

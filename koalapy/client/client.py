@@ -20,12 +20,12 @@ from koalapy.system.tls import explain_tls_error
 FINAL = ("succeeded", "failed", "cancelled")
 MAX_PAGE_SIZE = 1000
 MAX_ACTIVE_JOBS = 10_000
-"""Maximum number of listed jobs that have nodes, or are about to get them."""
+"""Maximum number of listed jobs that have nodes or are about to get them."""
 LONG_POLL_S = 20.0
-"""Time for which the daemon is asked to hold a request until a job is over."""
+"""Time for which the daemon may hold a request until a job has ended."""
 ANSWER_TIMEOUT_S = LONG_POLL_S + 20
 ABSENCE_TIMEOUT_S = 60.0
-"""Time for which a daemon that has answered before may be away: jobs go on without it."""
+"""Time for which a daemon that has responded before may be unreachable: jobs continue without it."""
 
 
 def _print(line: str) -> None:
@@ -33,7 +33,7 @@ def _print(line: str) -> None:
 
 
 class Client:
-    """Talks to one daemon. Every failure is a ``CliError``."""
+    """A client of one daemon. Every failure is a ``CliError``."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Client:
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
         report: Callable[[str], None] = _print,
     ) -> None:
-        """``url``: None for the default one; ``report`` prints a line that says for what the client waits."""
+        """``url``: None for the default daemon; ``report`` prints a line about the cause of a wait."""
         self.has_answered, self.timeouts, self.report = False, timeouts, report
         try:
             self._access = found = access or Access(url, token, timeouts=timeouts)
@@ -55,7 +55,7 @@ class Client:
         self.url = self._access.url
 
     def get(self, path: str, *, patient: bool = False, **query: Any) -> Json:
-        """``patient``: wait for the answer however long it takes. Empty values of the query are left out."""
+        """Send a GET request. ``patient``: wait for the response without a timeout. Omit empty values of the query."""
         return self._json("GET", path, query=query, timeout=None if patient else ANSWER_TIMEOUT_S)
 
     def post(
@@ -67,7 +67,7 @@ class Client:
         return self._json("DELETE", path, query=query)
 
     def submit(self, body: Json, key: str) -> Job:
-        """Submit a job, again while the daemon is away for a moment. The key makes a repetition harmless."""
+        """Submit a job, and retry while the daemon is briefly unreachable. The key prevents duplicate jobs."""
         for pause in (0.2, 0.5, 1.0):
             try:
                 return self._submit_once(body, key)
@@ -81,7 +81,7 @@ class Client:
         return cast(Job, self.post("/api/v1/jobs", body, {"Idempotency-Key": key}))
 
     def act(self, action: str, jobs: list[int], **order: str | bool) -> Iterator[Json]:
-        """Yield the result of an action for each of many jobs; ``order``: the fields of the action."""
+        """Apply an action to jobs and yield the result for each job. ``order``: the fields of the action."""
         for start in range(0, len(jobs), MAX_PAGE_SIZE):
             some = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
             yield from self.post(f"/api/v1/jobs/{action}", some)["jobs"]
@@ -90,14 +90,14 @@ class Client:
         return cast(Job, self.get(f"/api/v1/jobs/{job}", **query))
 
     def wait(self, job: int, deadline: float | None) -> Job:
-        """Return the job when it is over. Raise ``CliError`` at ``deadline`` (monotonic seconds).
+        """Wait until a job has ended and return it. Raise ``CliError`` at ``deadline`` (monotonic seconds).
 
-        Wait also while a daemon that has answered before is away, and while its database does not answer.
+        Continue to wait if a daemon that has responded before, or its database, becomes unreachable.
         """
         absence, state = Absence(self), "unknown"
         while True:
             asked = time.monotonic()
-            # The first answer comes at once, which tells a daemon that was never there from one that went away.
+            # The first request does not wait, to distinguish a daemon that never responded from one that stopped.
             left = LONG_POLL_S if self.has_answered else 0.0
             if deadline is not None:
                 left = max(0.0, min(left, deadline - asked))
@@ -113,11 +113,11 @@ class Client:
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 raise CliError(f"job {job} is still {state}", Exit.TIMEOUT, f"the job continues: koala wait {job}")
-            # A daemon that is about to end answers at once, and one that is away does not hold the request either.
+            # A daemon that is shutting down or unreachable does not hold the request, so pause here.
             self.timeouts.sleep(max(0.0, min(0.2, left) - (now - asked)))
 
     def attempts(self, job: int, last: int | None = None) -> list[Attempt]:
-        """Return the last attempts of a job, in order."""
+        """Return the last attempts of a job, oldest first."""
         return cast(list[Attempt], self.get(f"/api/v1/jobs/{job}/attempts", last=last)["attempts"])
 
     def cluster(self, name: str) -> Cluster:
@@ -143,12 +143,12 @@ class Client:
             query["before"] = parse_qs(urlsplit(page["next"]).query)["before"][0]
 
     def unfinished_jobs(self, max_waiting: int, **query: Any) -> tuple[list[ListedJob], bool]:
-        """Return the jobs that are not over, and whether more of them wait than are listed.
+        """Return the unfinished jobs, and whether more jobs wait than are listed.
 
-        First come all jobs with nodes or about to get them, then the newest ``max_waiting`` of those that wait; each
-        group newest first. Later submissions never hide a job that runs.
+        List all jobs that have nodes or are about to get them, then the newest ``max_waiting`` waiting jobs; each
+        group newest first. Later submissions never hide a running job.
         """
-        # Waiting jobs first: a job placed between the two requests is then in the second answer.
+        # Request waiting jobs first: a job placed between the two requests is then in the second response.
         waiting, has_more = self.jobs(max_waiting, state=sorted(WAITING_STATES), **query)
         active, _ = self.jobs(MAX_ACTIVE_JOBS, state=sorted(ACTIVE_STATES), **query)
         active_ids = {job["id"] for job in active}
@@ -160,16 +160,16 @@ class Client:
         return self._pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL_S)
 
     def events(self, job: int, last: int) -> Iterator[bytes]:
-        """Yield the server-sent events of a job that follow the event of this number."""
+        """Yield the server-sent events of a job after event number ``last``."""
         return self._pieces(f"/api/v1/jobs/{job}/events", {}, None, {"Last-Event-ID": str(last)})
 
     def grid_events(self, last: str, timeout: float) -> Iterator[bytes]:
-        """Yield the server-sent events of the grid that follow the event of this id, until a silence of ``timeout``."""
+        """Yield the server-sent events of the grid after event id ``last``, until ``timeout`` seconds without data."""
         headers = {"Last-Event-ID": last} if last else {}
         return self._pieces("/api/v1/events", {}, timeout, headers)
 
     def text(self, path: str, query: Json) -> Iterator[bytes]:
-        """Yield an answer that is text."""
+        """Yield the pieces of a text response."""
         return self._pieces(path, query, LONG_POLL_S)
 
     def another(self) -> "Client":
@@ -181,7 +181,7 @@ class Client:
         return self._pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL_S)
 
     def has_bundle(self, bundle: str) -> bool:
-        """Return whether the daemon has the archive of this SHA-256. The daemon then keeps it for a while."""
+        """Return whether the daemon stores the archive of this SHA-256. If so, the daemon extends its lifetime."""
         try:
             self.get(f"/api/v1/bundles/{bundle}")
         except CliError as error:
@@ -191,7 +191,7 @@ class Client:
         return True
 
     def upload(self, archive: Readable, size: int) -> Json:
-        """Send the daemon an archive of ``size`` bytes."""
+        """Upload an archive of ``size`` bytes to the daemon."""
         headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
         return self._json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=None)
 
@@ -237,7 +237,7 @@ class Client:
         return body
 
     def _renewed(self, content: Readable | None = None) -> bool:
-        """Get another login; return whether there is one. ``content`` is rewound, to be sent again."""
+        """Renew the login and rewind ``content`` for another request; return whether that succeeded."""
         if not self._access.renew():
             return False
         self.http.show(self._access.headers)
@@ -267,9 +267,9 @@ class Absence:
         self._reported = False
 
     def tolerate(self, error: CliError) -> None:
-        """Report the absence once, or raise the error if waiting is no use.
+        """Report the absence once, or raise the error if the daemon is not expected to return.
 
-        A daemon that answers 503 is there, and is waited for without limit.
+        There is no limit on the wait for a daemon that responds with status 503.
         """
         now = time.monotonic()
         if not error.is_passing:
@@ -287,7 +287,7 @@ class Absence:
 
 
 def events(pieces: Iterator[bytes]) -> Iterator[dict[str, str]]:
-    """Yield the fields of each server-sent event: ``event``, ``data``, ``id``. Comments are left out."""
+    """Yield the fields of each server-sent event: ``event``, ``data``, ``id``. Skip comments."""
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n\n")
@@ -305,14 +305,14 @@ def nodes_of(request: Json) -> int:
 
 
 def in_path(name: str) -> str:
-    """Return a name as one part of a path. Raise ``CliError`` for a name that no URL takes."""
+    """Quote a name as one segment of a URL path. Raise ``CliError`` if it cannot be encoded."""
     if not is_utf8(name):
         raise CliError(f"the name {name[:60]!r} is not valid UTF-8", Exit.USAGE, "write it in UTF-8")
     return quote(name, safe="")
 
 
 def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:
-    """Return an error that names the field of the body which cannot be encoded."""
+    """Return an error with the name of the field that cannot be encoded."""
     field, text = _odd_text(sent.get("body"), "") or ("", error.object)
     what = f"{field or 'what was given'} is {text[:60]!r}, which is not valid UTF-8"
     return CliError(what, Exit.USAGE, "write it in UTF-8", field)
@@ -333,7 +333,7 @@ def _odd_text(value: object, field: str) -> tuple[str, str] | None:
 
 
 def _refusal(answer: Answer) -> CliError:
-    """Return a problem+json answer as an error."""
+    """Convert a problem+json response to an error."""
     try:
         error = refused({**answer.json(), "status": answer.status})
     except (ValueError, KeyError, TypeError):
@@ -346,7 +346,7 @@ def _refusal(answer: Answer) -> CliError:
 
 
 def refused(problem: Json) -> CliError:
-    """Return a problem of the daemon as an error."""
+    """Convert a problem of the daemon to an error."""
     status, hint, field = int(problem["status"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
     error = CliError(str(problem["detail"]), CODE_OF_STATUS.get(status, Exit.FAILED), hint, field)
     error.status = status

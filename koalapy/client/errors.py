@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and errors in one line."""
+"""Exit codes and one-line error messages of commands."""
 
 from enum import IntEnum
 from http import HTTPStatus
@@ -16,7 +16,7 @@ from koalapy.model.errors import (
 
 
 class Exit(IntEnum):
-    """Documented exit codes; ``--wait`` and ``koala wait`` exit with the job's own."""
+    """The documented exit codes. ``--wait`` and ``koala wait`` exit with the code of the job instead."""
 
     OK = 0
     FAILED = 1
@@ -29,10 +29,10 @@ class Exit(IntEnum):
 
 
 class CliError(Exception):
-    """Ends the command with a line on standard error: what is wrong, and the way out; ``field`` is the API's.
+    """An error that ends the command with a line on standard error: the message and a hint.
 
-    ``status`` and ``problem`` are those of the daemon's answer, 0 and None without one. ``retry_after`` is how many
-    seconds it asks to wait.
+    ``field``: the field of the API that the error concerns. ``status`` and ``problem`` come from the daemon's response;
+    0 and None without one. ``retry_after``: pause in seconds that the daemon requests.
     """
 
     status = 0
@@ -51,7 +51,7 @@ class CliError(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the daemon, or its database, is away, or was asked too fast: it may answer when it is asked again."""
+        """Return whether a later retry may succeed: the daemon or its database is unreachable, or limits the rate."""
         busy = self.status == HTTPStatus.SERVICE_UNAVAILABLE or self.problem is ProblemCode.RATE_LIMIT_EXCEEDED
         return self.code is Exit.UNREACHABLE or (busy and self.retry_after > 0)
 
@@ -62,7 +62,7 @@ def printable(text: str) -> str:
 
 
 def of_koala(error: KoalaError) -> CliError:
-    """Return an error of koalapy as one of a command."""
+    """Convert an error of koalapy to an error of a command."""
     code = next((code for kind, code in CODE_OF_ERROR.items() if isinstance(error, kind)), Exit.FAILED)
     return CliError(error.message, code, error.hint)
 

@@ -1,6 +1,6 @@
-"""HTTP for the client: connections to one daemon that are kept, answers whole or piece by piece.
+"""HTTP for the client: persistent connections to one daemon, with whole or streamed responses.
 
-It uses ``http.client``: to load a larger library takes longer than most commands run.
+It uses ``http.client``, since importing a larger library takes longer than most commands run.
 """
 
 import http.client
@@ -21,13 +21,13 @@ from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.tls import SYSTEM_TRUST, Trust
 
 CHUNK_SIZE = 64 * 1024
-"""Bytes that are read or sent at once."""
+"""Bytes that are read or sent in one call."""
 CONNECT_TIMEOUT = 20.0
-"""Seconds."""
+"""Limit in seconds for opening a connection."""
 RENEWAL_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-"""Seconds before each further attempt meanwhile."""
+"""Pauses in seconds between connection attempts while the daemon replaces its certificate."""
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
-"""Errors of a daemon that does not answer, or breaks off."""
+"""Errors of a daemon that does not respond or closes the connection early."""
 Seconds = float | None
 PORTS = {"http": 80, "https": 443}
 
@@ -39,7 +39,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Connection:
-    """Connections to the daemon at a URL: one for each request under way, in any thread, kept for the next requests."""
+    """A thread-safe pool of connections to the daemon at a URL: one per concurrent request, reused afterwards."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Connection:
         trust: Trust = SYSTEM_TRUST,
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """``by_proxy``: through the proxy that the environment names, if any, which sees nothing of what is said.
+        """``by_proxy``: connect through the proxy of the environment, if any, by a tunnel that hides the content.
 
-        ``ValueError`` for a URL that is none.
+        Raise ``ValueError`` for an invalid URL.
         """
         host, port = url.hostname or "", url.port or PORTS[url.scheme]
         proxy = _proxy(url.scheme, host) if by_proxy else None
@@ -81,7 +81,7 @@ class Connection:
         self._new = partial(_tunnel, there, host, port, _credentials(via, "Proxy-Authorization"))
 
     def show(self, headers: Mapping[str, str]) -> None:
-        """Send these headers from now on."""
+        """Set the headers of all further requests."""
         self.headers = headers
         self._headers |= headers
 
@@ -96,7 +96,7 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         timeout: Seconds = None,
     ) -> Answer:
-        """Return the answer to a request with a ``body`` as JSON or file ``content``; raise ``CONNECTION_ERRORS``."""
+        """Send a request with a JSON ``body`` or file ``content``; return the response. Raise ``CONNECTION_ERRORS``."""
         with self._requested(method, path, query, body, content, headers, timeout) as answer:
             return Answer(answer.status, answer.headers, answer.read())
 
@@ -104,7 +104,7 @@ class Connection:
     def stream(
         self, path: str, *, query: Mapping[str, Any], headers: Mapping[str, str] | None, timeout: Seconds
     ) -> Iterator[tuple[int, http.client.HTTPMessage, Iterator[bytes]]]:
-        """Yield status, headers and pieces of an answer as they come. Raise ``CONNECTION_ERRORS``."""
+        """Yield status, headers and the pieces of a streamed response. Raise ``CONNECTION_ERRORS``."""
         with self._requested("GET", path, query, None, None, headers, timeout) as answer:
             yield answer.status, answer.headers, _pieces(answer)
 
@@ -127,7 +127,7 @@ class Connection:
             lines |= {"Content-Type": "application/json", "Content-Length": str(len(payload))}
         elif method != "GET":
             lines.setdefault("Content-Length", "0")
-            # By which the daemon knows that it is no web page that asks for this.
+            # This header shows the daemon that the request was not forged by a web page.
             lines.setdefault("X-Requested-With", "koala")
         is_over, connection = False, self._connected()
         try:
@@ -136,7 +136,7 @@ class Connection:
             for name, value in lines.items():
                 connection.putheader(name, value.encode())
             connection.endheaders()
-            # A refusal may come before the daemon has read all, and says more than the broken pipe.
+            # The daemon may reject the request before it has read the body; its response explains more than EPIPE.
             with suppress(BrokenPipeError, ConnectionResetError):
                 if payload:
                     connection.send(payload)
@@ -153,7 +153,7 @@ class Connection:
                 connection.close()
 
     def _connected(self) -> http.client.HTTPConnection:
-        """Return a kept connection that the daemon has not closed or written to since, or a new one."""
+        """Return an idle connection that the daemon has not closed or written to, or a new one."""
         while self._idle:
             try:
                 kept = self._idle.pop()
@@ -167,7 +167,7 @@ class Connection:
             try:
                 return self._opened()
             except ssl.SSLCertVerificationError:
-                # What was read may be older or younger than what the daemon showed then; it was told nothing yet.
+                # The certificate file may have been replaced between reading it and the handshake. Nothing was sent.
                 if not self.trust.was_renewed(began - self._timeouts.certificate_renewal_s):
                     raise
             self._timeouts.sleep(pause)
@@ -204,7 +204,7 @@ def _proxy(scheme: str, host: str) -> str | None:
 
 
 def _credentials(url: SplitResult, header: str) -> dict[str, str]:
-    """Return the header with the name and password of a URL, if any."""
+    """Return the authentication header for the user name and password of a URL, if any."""
     if url.username is None:
         return {}
     shown = f"{unquote(url.username)}:{unquote(url.password or '')}"
@@ -212,7 +212,7 @@ def _credentials(url: SplitResult, header: str) -> dict[str, str]:
 
 
 def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield the pieces of an answer as they come. Raise ``CONNECTION_ERRORS`` if some are missing."""
+    """Yield the pieces of a response as they arrive. Raise ``CONNECTION_ERRORS`` if the response is incomplete."""
     if answer.length is None:
         while piece := answer.read1(CHUNK_SIZE):
             yield piece

@@ -1,7 +1,7 @@
-"""Which login a client uses: one that is saved, or a new one from an agent of this head node.
+"""Logins of a client: saved by an earlier command, or newly obtained from an agent of this head node.
 
-Saved logins are private files of this account and machine, one for each URL of a daemon. They end by this machine's
-clock, whatever the daemon's clock says.
+Saved logins are private files of this account and machine, one for each URL of a daemon. They expire by this machine's
+clock, independently of the daemon's clock.
 """
 
 import fcntl
@@ -27,13 +27,13 @@ RETRY_PAUSE_S = 0.05
 
 
 class SilentAgentsError(CliError):
-    """No agent of this host answers that leads to the daemon, and some do not answer at all."""
+    """No responding agent of this host belongs to the daemon, and some agents do not respond."""
 
 
 def find(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
-    """Return a login at a daemon, or without a URL at the only one. Return None if no agent leads there.
+    """Return a login for the daemon at a URL, or without a URL for the only daemon; None if no agent belongs to it.
 
-    Renew a login that is about to end if possible. Raise ``CliError`` if an agent leads there and gives no login.
+    Renew a login that is about to expire if possible. Raise ``CliError`` if the agent rejects the request for a login.
     """
     saved = _saved(url)
     if saved is not None and not saved.is_due:
@@ -53,7 +53,7 @@ def find(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_know
 
 
 def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
-    """Get a new login and save it; else as ``find``."""
+    """Obtain a new login and save it. Return None and raise errors as ``find`` does."""
     paths = agent_socket.sockets(well_known)
     if not paths:
         return None
@@ -102,7 +102,7 @@ def directory() -> Path | None:
 
 @contextmanager
 def _opened_folder(*, make: bool = False) -> Iterator[int]:
-    """Open the folder as a file descriptor. Raise ``OSError``; ``ValueError`` if it is not ours alone."""
+    """Open the folder as a file descriptor. Raise ``OSError``, or ``ValueError`` if other accounts may access it."""
     where = directory()
     if where is None:
         raise OSError("the account has no home")
@@ -114,7 +114,7 @@ def _opened_folder(*, make: bool = False) -> Iterator[int]:
 
 
 def save(login: Login) -> None:
-    """Save a login in place of an earlier one. Raise ``OSError`` and ``ValueError`` as ``_opened_folder``."""
+    """Save a login and replace an earlier one. Raise ``OSError`` and ``ValueError`` as ``_opened_folder`` does."""
     with _opened_folder(make=True) as folder:
         os.fchmod(folder, 0o700)
         os.close(write_private_file(_name(login.url), folder, json.dumps(asdict(login))))
@@ -122,12 +122,12 @@ def save(login: Login) -> None:
 
 @contextmanager
 def _lock(timeout_s: float) -> Iterator[None]:
-    """Hold back other commands of this account that want to log in, since one login is enough for all.
+    """Block other commands of this account that log in, since one login serves all of them.
 
-    The block runs without the lock after the timeout, and where nothing can be locked.
+    Run the block without the lock after the timeout, or if the file system has no locks.
     """
     lock = -1
-    # Each caller opens the file anew, so that threads of one process exclude each other too.
+    # Each caller opens the file separately, so that threads of one process also exclude each other.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with suppress(OSError, ValueError), _opened_folder(make=True) as folder:
         lock = os.open(".lock", flags, 0o600, dir_fd=folder)
@@ -148,17 +148,17 @@ def _lock(timeout_s: float) -> Iterator[None]:
 
 
 def of_url(url: str) -> Login | None:
-    """Return the login for a daemon, unless it has ended."""
+    """Return the saved login for a daemon; None if there is none or it has expired."""
     return next((login for login in _read_all([_name(url)]) if login.url == url), None)
 
 
 def valid() -> list[Login]:
-    """Return all logins that have not ended."""
+    """Return all saved logins that have not expired."""
     return _read_all(None)
 
 
 def forget(url: str, token: str | None = None) -> None:
-    """Delete a login; with a ``token`` only that one, since another command may have saved a new one."""
+    """Delete a saved login. With a ``token``, delete only that one, since another command may have saved a new one."""
     if token is not None and ((saved := of_url(url)) is None or saved.token != token):
         return
     with suppress(OSError, ValueError), _opened_folder() as folder:

@@ -19,35 +19,35 @@ class ClientTimeouts:
     certificate_renewal_s: float = 5.0
     """Time for which a daemon may show its previous certificate after the certificate file was replaced."""
     completion_s: float = 3.0
-    """Limit for the words that a shell offers as completions."""
+    """Limit for the completions of a shell."""
     min_look_pause_s: float = 2.0
-    """Minimum pause between two looks at a daemon that does not announce changes."""
+    """Minimum pause between two requests to a daemon that does not announce changes."""
     min_live_look_pause_s: float = 1.0
-    """Minimum pause between two looks at a daemon that announces changes."""
+    """Minimum pause between two requests to a daemon that announces changes."""
     progress_delay_s: float = 1.0
     """Pause before the first line of progress on a terminal."""
     redraw_interval_s: float = 0.5
     """Pause between two lines of progress on a terminal."""
     plain_interval_s: float = 30.0
-    """Pause before and between lines of progress elsewhere."""
+    """Pause before and between lines of progress without a terminal."""
     wait_report_delay_s: float = 1.0
     """Time that a command waits for a job before it prints what the job waits for."""
     last_report_s: float = 1.0
     """Limit for printing the last changes of a job after the job has ended."""
     sleep: Callable[[float], None] = time.sleep
-    """Pauses a command between two requests or attempts, for that many seconds."""
+    """Function that pauses a command for a number of seconds between two requests or attempts."""
 
 
 DEFAULT_TIMEOUTS = ClientTimeouts()
 
 
 class TimeIsUp(BaseException):
-    """The deadline has passed."""
+    """Raised when a deadline has passed."""
 
 
 @contextmanager
 def until(deadline: float | None) -> Iterator[None]:
-    """Run the block; ``TimeIsUp`` is raised in it at ``deadline`` (monotonic seconds). For the main thread only."""
+    """Run the block and raise ``TimeIsUp`` in it at ``deadline`` (monotonic seconds). For the main thread only."""
     if deadline is None:
         yield
         return
