@@ -1,14 +1,14 @@
-"""The folders of one account's jobs, for an agent that acts for many: run as that account, and never as another.
+"""Access to the folders of one account's jobs, for an agent that serves several accounts. It runs as that account only.
 
-``account_files.py BASE ACCOUNT VERB [NAME]``: folders lie in ``BASE/ACCOUNT``, which belongs to the account and is for
-nobody else. What goes in is a tar archive on standard input, what comes out are frames on standard output (a line of
-JSON, and so many bytes): an agent itself never opens anything where somebody else may write.
+``account_files.py BASE ACCOUNT VERB [NAME]``: the folders are in ``BASE/ACCOUNT``, which is private to the account.
+The input is a tar archive on standard input. The output is a sequence of frames on standard output: a line of JSON,
+then the bytes of the file. So an agent never opens files in a folder that another account can write.
 
-put NAME      make the folder, if it is not there, and put into it what is on standard input
-get NAME      what runners left in it: results, output that they could not send, the end of their log
-collect NAME  the files in it that a job wants to have back
-remove NAME   remove it
-list          the names of all of the account's
+put NAME      create the folder if it is missing, and unpack standard input into it
+get NAME      write the files that runners left in it: results, unsent output and the end of their log
+collect NAME  write the files in it that a job collects
+remove NAME   remove the folder
+list          write the names of all folders of the account
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 RUNNER_LOG = "runner.log"
 LEFT = re.compile(r"(result)\.\d{1,7}\.json|(output)\.\d{1,7}\.\d{1,18}", re.ASCII)
 MAX_RESULT = 256 * 1024
-"""Bytes of a result: more is none."""
+"""Maximum size of a result in bytes. Larger ones are ignored."""
 LOG_END = 1000
-"""Bytes of the log that are told."""
+"""Bytes that are sent from the end of the log."""
 CHUNK = 1 << 20
 
 
 class Refused(Exception):
-    """It cannot be done, for a reason that people should read."""
+    """A rejected operation, with a message for users."""
 
 
 class Frames:
-    """Files as they are told to an agent."""
+    """A writer of files as frames for an agent."""
 
     def __init__(self, target: BinaryIO) -> None:
         self._target = target
 
     def addfile(self, tarinfo: tarfile.TarInfo, fileobj: IO[bytes] | None = None) -> None:
-        """As an archive takes them."""
+        """Write a frame. The signature is that of ``tarfile.TarFile.addfile``."""
         known = {"name": tarinfo.name, "size": tarinfo.size, "mode": tarinfo.mode, "mtime": int(tarinfo.mtime)}
         self.add(known, fileobj or io.BytesIO())
 
@@ -71,7 +71,7 @@ class Frames:
 
 
 class Folders:
-    """All of one account's, below a folder of its own."""
+    """All job folders of one account, in a private folder."""
 
     def __init__(self, base: str, account: str) -> None:
         if not os.path.isabs(base) or not ACCOUNT.fullmatch(account):
@@ -146,7 +146,7 @@ def _read(file: io.FileIO, size: int) -> bytes:
 
 
 def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
-    """New, whatever was there before: what is ours to remove is removed, and nothing is followed."""
+    """Extract a member of an archive into a folder. Replace an existing entry, and follow no links."""
     parts = [part for part in member.name.split("/") if part not in ("", ".")]
     if ".." in parts or (not parts and not member.isdir()):
         raise Refused(f"{member.name!r} leads out of the folder")
@@ -221,7 +221,7 @@ def run(argv: list[str], stdin: BinaryIO, stdout: BinaryIO) -> None:
 
 
 def main() -> int:
-    """0 when it is done; else 1, and one line says why."""
+    """Run a verb; return 0 for success, else 1 with the reason in a line on standard error."""
     try:
         run(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer)
         sys.stdout.flush()

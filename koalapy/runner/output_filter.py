@@ -1,4 +1,4 @@
-"""What ``mpirun`` and its ranks write that needs a hint for the user, or that nobody should have to read."""
+"""Filter the output of ``mpirun`` and its ranks: remove noise, and add hints for the user."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ NOISE = re.compile(
 """Messages of Open MPI that are removed from the output:
 
 - a warning about a harmless race between mpirun and its launch agent;
-- an error of series 5 in each rank that makes a window, on nodes without a UCX network. It may stand between a line's
-  text and its newline where a program writes the two separately;
+- an error of series 5 in each rank that creates a window, on nodes without a UCX network. It may appear between a
+  line's text and its newline if a program writes the two separately;
 - a failed write of mpirun to an MPI daemon that has ended. The runner reports the lost daemon itself, and a stopped
   job has daemons that end before mpirun does."""
 SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c", b"oob:tcp: send_msg", b"oob_tcp_peer_send_handler")
 RULE = rb"^-{20,}\n"
 LOST = RULE + rb"(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"
 ALL_OF_LOST = re.compile(LOST + rb".*?(?:\Z|" + RULE + rb"\0?)", re.MULTILINE | re.DOTALL)
-"""What mpirun says of it; series 5 writes each line by itself, and a zero after the last."""
+"""The whole message of mpirun about a lost daemon. Series 5 writes each line separately, and a zero byte at the end."""
 BEGIN_OF_LOST = re.compile(rb"%s|%s\Z" % (LOST, RULE), re.MULTILINE)
 PAUSE = 0.2
-"""Seconds for which we wait for what follows a line that may be the first of it."""
+"""Seconds to wait for further output after a line that may begin this message."""
 HOLD = 10.0
-"""Seconds at most for which we wait, where mpirun has lost a daemon, whether we are told to stop: the other node was
-told first then, and had no trouble. Clusters hear of it one after the other; who is in trouble concludes sooner."""
+"""Maximum time in seconds to withhold the message about a lost daemon, until the job may be stopped.
+
+If the job is stopped, the daemon was not lost: its node was stopped first, since clusters receive a stop one after the
+other. For a failed node the runner fails the job before this time has passed."""
 TRACEBACK = b"Traceback (most recent call last)"
 HINT_DELAY = 10.0
-"""Seconds after an exception for which ranks go on before we say what may be wrong."""
+"""Seconds that ranks may continue after an exception before the user gets the hint."""
 HINT = (
     "a rank wrote a traceback {seconds:g} s ago, and the program has not ended: where one rank ends by an exception, "
     "mpi4py waits for ever for the others; started as python -m mpi4py PROGRAM it ends them all"
@@ -52,7 +54,7 @@ ADVICE = {
     b"PMI_Init returned -1": BUILT_WITH_MPICH,
     b"MPIR_pmi_init(": BUILT_WITH_MPICH,
 }
-"""What the user is told, once, by words of the output."""
+"""Hints for the user by text in the output. Each hint is printed once."""
 
 
 class OutputFilter:
@@ -61,21 +63,21 @@ class OutputFilter:
         commands = [" ".join(context["command"]) for context in plan.contexts]
         is_alone = len(plan.nodes) == 1 and plan.me["slots"] == 1
         self._is_clear = is_alone or any("-m mpi4py" in each for each in commands)
-        """Whether there is nothing to say: no rank waits for another, or one that fails ends all."""
+        """Whether no hint about exceptions is needed: no rank waits for another, or a failed rank ends all."""
         self._held = b""
         self._advice = dict(ADVICE)
         self._pending = ""
         self.has_lost = False
-        """Whether mpirun has just said that it lost a daemon, and the user was not told yet."""
+        """Whether a message of mpirun about a lost daemon is withheld from the user."""
 
     def apply(self, output: bytes) -> bytes:
-        """What the user is to see of it now."""
+        """Return the output to show to the user now. Withhold the rest."""
         for text in {text for words, text in self._advice.items() if words in output}:
             self._advice = {words: other for words, other in self._advice.items() if other != text}
             self._pending += f"koala: {text}\n"
             self._runner.loop.after("advice", PAUSE, self._advise)
         if not self._is_clear and TRACEBACK in output:
-            self._is_clear = True  # said once
+            self._is_clear = True  # print the hint once
             self._runner.loop.after("hint", HINT_DELAY, lambda: self._runner.say(HINT.format(seconds=HINT_DELAY)))
         if any(sign in output for sign in SIGNS_OF_NOISE):
             output = NOISE.sub(b"", output)
@@ -92,7 +94,7 @@ class OutputFilter:
         return output[: begin.start()]
 
     def rest(self, *, stopped: bool) -> bytes:
-        """What was held back; without the trouble that was none where we were ``stopped``."""
+        """Return the withheld output. Omit the message about a lost daemon if the job was ``stopped``."""
         held, self._held, self.has_lost = self._held, b"", False
         pending, self._pending = self._pending, ""
         return (ALL_OF_LOST.sub(b"", held) if stopped else held) + pending.encode()

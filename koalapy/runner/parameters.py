@@ -1,4 +1,4 @@
-"""Environment and daemon parameters of Open MPI on one node; of the latter the head node may choose a few."""
+"""Environment and daemon parameters of Open MPI on one node. The head node of a job may set a few of the latter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAEMON = re.compile(r"(?:^|(?<=[\s;]))(?:[^\s;]*/)?(?:prted|orted)(?=\s|$)")
 OPTIONS = ("--prtemca", "-prtemca", "--mca", "-mca")
 MAX_DAEMONS = 1_000_000
 MAX_LENGTH = 64 * 1024
-"""Characters of a value. The names of all nodes of a large job are the longest."""
+"""Maximum length of a value in characters. The node list of a large job is the longest value."""
 _NUMBER = r"\d{1,10}"
 _JOB = r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}"
 _ADDRESSES = r"(?:;tcp6?://[0-9A-Za-z\[\]:.,%-]{1,8000}){1,4}"
@@ -40,18 +40,18 @@ REQUIRED = {
         "orte_node_regex": r"[A-Za-z0-9_][A-Za-z0-9_.:,@()\[\]-]{0,65535}",
     },
 }
-"""By series: which daemon it is, of how many, and the addresses of ``mpirun``."""
+"""Required parameters by series: job, number and count of the daemons, and the addresses of ``mpirun``."""
 SHARED = {
     5: {"rml_base_radix": _NUMBER, "routed_radix": _NUMBER},
     4: {"routed": "binomial|debruijn|direct|radix", "routed_radix": _NUMBER},
 }
-"""By series: how daemons route messages, which must be the same in all of them."""
+"""Parameters by series that all daemons of a job share: the routing of messages between them."""
 
 
 def select_parameters(series: int, command: str) -> dict[str, str]:
-    """Return the parameters that another node's daemon needs, from the shell command that ``mpirun`` wants run there.
+    """Return the parameters for another node's daemon, from the shell command that ``mpirun`` runs there.
 
-    Leave out all others: each node has its own. Raise ``Failure`` if the command starts no MPI daemon.
+    Omit all others, since each node sets them itself. Raise ``Failure`` if the command starts no MPI daemon.
     """
     daemon = DAEMON.search(command)
     if daemon is None:
@@ -99,7 +99,7 @@ def _shorten(value: object) -> str:
 
 
 MISLEADING = ("SLURM", "PMI_", "PMI2_", "PMIX_", "PE_HOSTFILE")
-"""By these Open MPI would take itself for a part of the resource manager's own start of jobs."""
+"""Prefixes of variables from which Open MPI would conclude that the resource manager has started it."""
 OF_PRRTE = (
     "errmgr",
     "ess",
@@ -118,24 +118,25 @@ OF_PRRTE = (
     "schizo",
     "state",
 )
-"""Parts of series 5 whose parameters are PRRTE's; those in ``OF_PMIX`` are PMIx's, all others Open MPI's own."""
+"""Name prefixes of PRRTE's parameters in series 5. Those in ``OF_PMIX`` belong to PMIx, all others to Open MPI."""
 PREFER_ROMIO = {"OMPI_MCA_io_ompio_priority": "1"}
-"""Of Open MPI's two implementations of MPI-IO, ompio hangs where some ranks can open a file and others cannot, as on
-clusters without a common file system; ROMIO lets all of them fail."""
+"""Select ROMIO for MPI-IO. The other implementation, ompio, hangs if some ranks can open a file and others cannot, as
+on clusters without a common file system. With ROMIO all ranks fail."""
 REFUSE_MPICH = {"PMI_PORT": "127.0.0.1:1", "PMI_ID": "0"}
-"""By these MPICH and what descends from it (MVAPICH, Intel MPI) look for a process manager, find none, and end with an
-error; without them each rank would be a program of one rank, and succeed. Open MPI does not use them."""
+"""Variables that make MPICH and its derivatives (MVAPICH, Intel MPI) look for a process manager and fail. Without them
+each rank would run as a program of one rank, and succeed. Open MPI ignores them."""
 OF_PMIX = ("gds", "pmdl", "pmix", "pnet", "psec", "ptl")
 CONTROL_PORTS = 64
 
 
 def control_ports(first: int, last: int) -> int:
-    """How many of a cluster's ports are the control channel's: mpirun opens them all, and ranks need the others."""
+    """Return how many ports of a cluster's range the control channel gets. The others are for ranks, since mpirun opens
+    every port that it gets."""
     return max(1, min(CONTROL_PORTS, (last - first + 1) // 4))
 
 
 def rank_ports(environment: dict[str, str]) -> tuple[int, int] | None:
-    """First and last port of the cluster's range at which ranks may listen; None without a range."""
+    """Return the first and last port at which ranks may listen; None if the cluster has no port range."""
     if not (ports := environment.get("KOALA_MPI_PORTS")):
         return None
     first, last = map(int, ports.split("-"))
@@ -143,7 +144,7 @@ def rank_ports(environment: dict[str, str]) -> tuple[int, int] | None:
 
 
 def prepare(environment: dict[str, str], installation: Installation, plan: Plan) -> None:
-    """Make a node's environment fit for its Open MPI; what it says already is kept."""
+    """Prepare a node's environment for its Open MPI. Keep the values of derived variables that are set already."""
     for name in [n for n in environment if n.startswith(MISLEADING) and not n.startswith("PMIX_MCA_")]:
         del environment[name]
     for name, value in _derived(environment, installation.series, plan).items():
@@ -158,20 +159,23 @@ def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, 
     own = dict(PREFER_ROMIO) if plan.spans_clusters else {}
     if network := environment.get("KOALA_MPI_INTERFACE") or _way_out(plan):
         own |= {"OMPI_MCA_btl_tcp_if_include": network, "OMPI_MCA_btl_tcp_disable_family": "6"}
-        if not on_loopback:  # which the control channel refuses
+        if not on_loopback:  # the control channel rejects the loopback interface
             include = "prte_if_include" if series >= 5 else "oob_tcp_if_include"
             own |= {control + include: network, f"{control}oob_tcp_disable_ipv6_family": "1"}
     if ports := rank_ports(environment):
         own["OMPI_MCA_btl_tcp_port_min_v4"] = str(ports[0])
         own["OMPI_MCA_btl_tcp_port_range_v4"] = str(ports[1] - ports[0] + 1)
-        if not on_loopback:  # where several daemons would fight for them
+        if not on_loopback:  # there several daemons would compete for the ports
             first = environment["KOALA_MPI_PORTS"].partition("-")[0]
             own[f"{control}oob_tcp_dynamic_ipv4_ports"] = f"{first}-{ports[0] - 1}"
     return own | {_variable(name, series): value for name, value in _parameters(environment).items()}
 
 
 def _way_out(plan: Plan) -> str | None:
-    """The interface by which other clusters know this node: Open MPI would also try those that they do not reach."""
+    """Return the interface with the address by which other clusters reach this node; None on loopback or one cluster.
+
+    Without it, Open MPI would also try interfaces that other clusters cannot reach.
+    """
     host = plan.me["host"]
     if host.startswith("127.") or not plan.spans_clusters:
         return None
