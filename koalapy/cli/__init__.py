@@ -1,5 +1,5 @@
-"""The ``koala`` command: one module a command, by topic; prints tables, JSON and live views.
+"""The ``koala`` command: modules of commands by topic, which print tables, JSON and live views.
 
-Talks REST only and imports nothing heavy at start: ``main.py`` names each command's module, which is imported when it
-is called. ``serve``, ``agent`` and ``check`` import the daemon and the agent inside. Start at ``main.py``.
+Commands use the REST API only and start fast: ``main.py`` maps each command to its module, which is imported when the
+command runs. ``serve``, ``agent`` and ``check`` import the daemon and the agent inside. Start at ``main.py``.
 """

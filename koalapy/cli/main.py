@@ -65,7 +65,7 @@ KOALA = Group(
 
 
 def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
-    """Run a command; whatever goes wrong is one line on standard error and a documented exit code."""
+    """Run a command and exit. Print an error as one line on standard error, with a documented exit code."""
     open_standard_streams()
     try:
         code = _run(timeouts)
@@ -88,7 +88,7 @@ def _run(timeouts: ClientTimeouts) -> int:
         refused = of_koala(error) if isinstance(error, KoalaError) else error
         try:
             print(f"koala: {refused}", file=sys.stderr)
-        except OutputLost:  # the exit code is all that is left to tell it by
+        except OutputLost:  # only the exit code can report the error
             give_up_standard_streams()
         return refused.code
 

@@ -1,4 +1,4 @@
-"""``koala login``, ``logout``, ``whoami`` and ``limits``: who a user is, and what a user may have."""
+"""``koala login``, ``logout``, ``whoami`` and ``limits``: the identity and the limits of a user."""
 
 import os
 import sys
@@ -47,7 +47,7 @@ def logout(url: Url = None, every: Annotated[bool, Option("--all", help="at ever
         try:
             Client(login.url, None, Access(login.url, login.token, login.ca)).post("/api/v1/logout")
         except CliError as error:
-            if error.status != 401:  # else it has ended already
+            if error.status != 401:  # otherwise it has expired already
                 until = f"it was not told, and takes the login until {_moment(login)}"
                 print(f"koala: {printable(error.message)}: {until}", file=sys.stderr)
                 worst = error.code

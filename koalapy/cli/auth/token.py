@@ -1,4 +1,4 @@
-"""``koala token``: make, list and revoke tokens."""
+"""``koala token``: create, list and revoke tokens."""
 
 import sys
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""A job's attempts as a chart for the terminal: one lane for the queue, and one for each component."""
+"""A chart of a job's attempts for the terminal: one lane for the queue, and one for each component."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ ASCII = dict(zip(MEANINGS, "-_.:+#~", strict=True)) | {"begin": "+", "tick": "+"
 MAX_LABEL_COLUMNS = 28
 MIN_COLUMNS = 20
 TICK_COLUMNS = 10
-"""At least so far apart."""
+"""Minimum distance of two ticks in columns."""
 STEPS = (
     *(base * power for power in (0.001, 0.01, 0.1, 1) for base in (1, 2, 5)),
     10,
@@ -43,7 +43,7 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What something was in from ``start`` to ``end``, in seconds since the epoch; ``what`` is one of ``MEANINGS``."""
+    """A state from ``start`` to ``end``, in seconds since the epoch; ``what`` is a key of ``MEANINGS``."""
 
     what: str
     start: float
@@ -52,7 +52,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A lane, or where it has no phases a line of text."""
+    """A lane of phases, or a line of text."""
 
     label: str
     phases: Sequence[Phase] = ()
@@ -62,7 +62,7 @@ class Row:
 def chart(
     job: Job, attempts: Sequence[Attempt], *, width: int, now: float, limit: int = 5, unicode: bool = True
 ) -> str:
-    """Return the chart of the last ``limit`` attempts, with lines of at most ``width`` columns if that is enough."""
+    """Return the chart of the last ``limit`` attempts, with lines of at most ``width`` columns if possible."""
     marks = UNICODE if unicode else ASCII
     start, end = _span(job, attempts, limit, now)
     rows = [Row("queued", _queue_phases(job, start, end)), *_attempt_rows(job, attempts, limit, end, marks["cut"])]
@@ -85,7 +85,7 @@ def _ascii(text: str) -> str:
 
 
 class Scale:
-    """From moments to columns."""
+    """A mapping of times to columns."""
 
     def __init__(self, start: float, end: float, columns: int) -> None:
         self._start = start
@@ -96,7 +96,7 @@ class Scale:
         return min(self.columns, max(0, round((at - self._start) / self._span * self.columns)))
 
     def _ticks(self) -> Iterable[tuple[int, float]]:
-        """Columns, and the seconds since the beginning that they stand for."""
+        """Yield the column of each tick, and its time in seconds since the start of the chart."""
         step = next((s for s in STEPS if s * self.columns >= TICK_COLUMNS * self._span), self._span)
         number = 0
         while (column := round(number * step / self._span * self.columns)) < self.columns:
@@ -118,7 +118,7 @@ class Scale:
 
 
 def _elapsed(seconds: float) -> str:
-    """``0.25s``, ``7s``, ``1:30``, ``2:00:00``, ``3d``, ``3d 12:00``."""
+    """Return a time since the start as text: ``0.25s``, ``7s``, ``1:30``, ``2:00:00``, ``3d`` or ``3d 12:00``."""
     if seconds < 60:
         return f"{round(seconds, 3):g}s"
     minutes, left = divmod(round(seconds), 60)
@@ -137,7 +137,7 @@ def _at(moment: str | None) -> float | None:
 
 
 def _span(job: Job, attempts: Sequence[Attempt], limit: int, now: float) -> tuple[float, float]:
-    """Return the start (the submission, or the end of the last attempt that is not shown) and the end of the chart."""
+    """Return start and end of the chart. It starts at the submission, or at the end of the last attempt not shown."""
     submitted = _at(job["submitted_at"]) or 0.0
     hidden, shown = attempts[: -limit or None], attempts[-limit:]
     start = max([submitted, *_moments(hidden)]) if len(attempts) > limit else submitted
@@ -176,7 +176,7 @@ def _attempt_rows(job: Job, attempts: Sequence[Attempt], limit: int, end: float,
         is_last = attempt is attempts[-1]
         result = attempt["end_reason"] or (job["state"] if is_last else "over")
         rows.append(Row(f"attempt {attempt['generation']}", text=result))
-        # An attempt that was followed, or whose job is over, has nothing that may still go on.
+        # Only the last attempt of an unfinished job can still run.
         over = end if is_last and job["ended_at"] is None else _at(attempt["ended_at"])
         components = sorted(attempt["components"], key=lambda c: (c["rank"], c["index"]))
         begun = _at(attempt["placed_at"]) or 0.0
@@ -189,7 +189,7 @@ def _attempt_rows(job: Job, attempts: Sequence[Attempt], limit: int, end: float,
 
 
 def _component_phases(component: AttemptComponent, attempt: Attempt, begun: float, over: float | None) -> list[Phase]:
-    """Return the phases of a component in order, at least one."""
+    """Return at least one phase of a component, in order."""
     claimed, submitted = _at(component["claimed_at"]), _at(component["submitted_at"])
     ended = _at(component["ended_at"]) or over or begun
     if submitted is None and component["state"] != "placed":
@@ -212,7 +212,7 @@ def _component_phases(component: AttemptComponent, attempt: Attempt, begun: floa
 
 
 def _label(component: AttemptComponent, stands_in: bool, mark: str) -> str:
-    """``  2 north:4 (for 0)``, with a long name cut."""
+    """Return the label of a lane, for example ``  2 north:4 (for 0)``. Cut a long name."""
     before, after = f"  {component['index']} ", f":{component['size']}" + f" (for {component['rank']})" * stands_in
     return before + cut(printable(component["cluster"]), MAX_LABEL_COLUMNS - len(before) - len(after), mark) + after
 
@@ -221,7 +221,7 @@ def _label(component: AttemptComponent, stands_in: bool, mark: str) -> str:
 
 
 def _paint(phases: Sequence[Phase], scale: Scale, marks: dict[str, str]) -> str:
-    """Return a lane, in which each phase has at least one column, in order."""
+    """Draw the phases as a lane of characters, with at least one column for each phase."""
     if len(phases) > scale.columns:
         longest = sorted(phases, key=lambda phase: phase.start - phase.end)[: scale.columns]
         phases = [phase for phase in phases if phase in longest][: scale.columns]

@@ -1,4 +1,4 @@
-"""``koala clusters``, ``metrics`` and ``alerts``: clusters, how well they are used, and what is wrong."""
+"""``koala clusters``, ``metrics`` and ``alerts``: the clusters, their use and current problems."""
 
 import sys
 from typing import Annotated, cast
@@ -27,7 +27,7 @@ def clusters(watch: Watch = False, as_json: AsJson = False, daemon: Daemon = DAE
 
 
 def _look(client: Client) -> list[Cluster]:
-    """Return the clusters without the times of their last reports, whose change is not shown."""
+    """Return the clusters without the times of their last reports, since a change of these alone is not shown."""
     return [cast(Cluster, {**cluster, "last_heard": None}) for cluster in client.clusters()]
 
 
@@ -77,7 +77,7 @@ def lost(
 
 
 def _confirm_lost(name: str) -> None:
-    """Have the operator type the cluster's name; ``CliError`` otherwise."""
+    """Ask the operator to type the cluster's name. Raise ``CliError`` for another answer."""
     print(
         f"Every job that runs on {name} will be started again elsewhere, at once. A program that still runs there then "
         f"runs twice.\nGo on only if nothing runs there: its nodes are off, or its resource manager has ended all jobs "

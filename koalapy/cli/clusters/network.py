@@ -1,4 +1,4 @@
-"""``koala network``: the links between clusters as a matrix, their measurement, and the history of a link."""
+"""``koala network``: a matrix of the links between clusters, their measurement, and the history of a link."""
 
 import sys
 import time
@@ -23,11 +23,11 @@ UNMEASURED = "–"
 UNREACHABLE = "unreachable"
 STALE = "*"
 MIN_COLUMN_WIDTH = 8
-"""Of a column at least, so that a short matrix can be read too."""
+"""Minimum width of a column, so that a small matrix is readable."""
 
 
 def network_page(answer: Json, columns: int | None = None) -> str:
-    """The matrix, its legend, and what there is to be said of single links; ``columns`` of the terminal if any."""
+    """Return the matrix, its legend and notes on single links. ``columns``: width of the terminal, if any."""
     links = {(link["one"], link["other"]): link for link in answer["links"]}
     parts = [matrix(answer["clusters"], links, columns)]
     parts += ["\n".join(legend)] if (legend := _legend(answer)) else []
@@ -36,7 +36,10 @@ def network_page(answer: Json, columns: int | None = None) -> str:
 
 
 def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], columns: int | None = None) -> str:
-    """Two lines for each cluster: bandwidth in MB/s above, latency in ms below; in parts that have room."""
+    """Return a table with two lines for each cluster: bandwidth in MB/s, and below it latency in ms.
+
+    Split the table into parts that fit ``columns``.
+    """
     rows = [["MB/s, ms", *(printable(name) for name in clusters)]]
     for one in clusters:
         cells = [_cell(links[min(one, other), max(one, other)], back=one > other) for other in clusters]
@@ -98,7 +101,7 @@ def _notes(links: Sequence[Json]) -> list[str]:
 
 
 def measurement_text(result: Json | None, reason: str = "") -> str:
-    """What became of one measurement."""
+    """Return the result of a measurement as text, or the ``reason`` why there is none."""
     if reason:
         return f"not measured, {reason}"
     if result is None:
@@ -172,7 +175,7 @@ def _started_page(asked: Json) -> str:
 
 
 def _code_of(links: list[Json]) -> Exit:
-    """Fail if no link can be measured."""
+    """Return the exit code. If no link can be measured, print an error and return ``Exit.FAILED``."""
     if any(not link["reason"] for link in links):
         return Exit.OK
     print("koala: no link is measured; see the reasons above and koala clusters", file=sys.stderr)
@@ -180,7 +183,7 @@ def _code_of(links: list[Json]) -> Exit:
 
 
 def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool) -> list[Json]:
-    """Print each link as soon as it is measured; return all requested links with their results."""
+    """Print the result of each link when it is measured; return all requested links with their results."""
     waiting = {(link["one"], link["other"]): link for link in asked["links"]}
     found: list[Json] = []
     with closing(_Reporter(client)) as reporter:
@@ -205,7 +208,7 @@ def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool)
 
 
 class _Reporter:
-    """Reports what the job waits for that measures now."""
+    """A reporter of the cause for which the current measuring job waits."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -227,7 +230,7 @@ class _Reporter:
 
 
 def _links(client: Client) -> list[Json]:
-    """Return all links, as soon as the daemon is there."""
+    """Return all links. Wait for the daemon if it is unreachable."""
     absence = Absence(client)
     while True:
         try:

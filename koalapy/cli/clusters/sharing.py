@@ -1,4 +1,4 @@
-"""``koala sharing``: whether every site is better off for taking part in the grid."""
+"""``koala sharing``: the benefit of the grid for the users of each site."""
 
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated

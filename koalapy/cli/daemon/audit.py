@@ -1,4 +1,4 @@
-"""``koala audit-log``: who did what, from where, and who was refused."""
+"""``koala audit-log``: changes and rejected requests, with their users and addresses."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
 
 POLL_INTERVAL = 2.0
-"""Seconds between two questions for what is new."""
+"""Seconds between two requests for new entries."""
 
 
 def audit_log(
@@ -44,13 +44,13 @@ def audit_log(
         if len(page["entries"]) < MAX_PAGE_SIZE:
             if not follow:
                 return Exit.OK
-            query.pop("since", None)  # what is new is told by its number, whatever the clocks say
+            query.pop("since", None)  # later requests select by entry number, independently of the clocks
             sys.stdout.flush()
             client.timeouts.sleep(POLL_INTERVAL)
 
 
 def _verify(client: Client, known_head: str | None) -> int:
-    """Check the audit from an entry that is known from an earlier check, if one is given, then the whole audit."""
+    """Verify the whole audit log. If an entry of an earlier check is given, first verify the entries after it."""
     starts = [*([_after(known_head)] if known_head is not None else []), {}]
     for start in starts:
         checked, query = 0, start

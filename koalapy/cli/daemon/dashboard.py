@@ -1,4 +1,4 @@
-"""``koala dashboard``: the daemon's pages in a browser that need not be told a token."""
+"""``koala dashboard``: open the daemon's pages in a browser without entering a token."""
 
 import os
 import sys
@@ -33,7 +33,10 @@ def dashboard(
 
 
 def _page_that_leads_to(where: str) -> Path:
-    """A file for this account only: what a browser is started with, every other account of the machine reads."""
+    """Write a private file that redirects a browser to an address. Raise ``CliError`` if this fails.
+
+    Other accounts of the machine can read the arguments of a browser process, and would see a token in them.
+    """
     folder = account_directory("browser")
     try:
         if folder is None:

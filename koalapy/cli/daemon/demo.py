@@ -1,4 +1,4 @@
-"""``koala demo``: one MPI program as a single job over two clusters, from beginning to end."""
+"""``koala demo``: run one MPI program as a single job on two clusters, from beginning to end."""
 
 import os
 import shutil
@@ -20,15 +20,15 @@ from koalapy.client.errors import CliError, Exit
 NODES = 6
 PROGRAM = ["python", "-m", "koalapy.apps.poisson"]
 STEP_TIMEOUT = 120.0
-"""Seconds for anything that should take a few."""
+"""Limit in seconds for a step that should take a few seconds."""
 END_TIMEOUT = 30.0
-"""Seconds in which everything ends that was told to."""
+"""Limit in seconds for processes to end after a request to stop."""
 
 T = TypeVar("T")
 
 
 def run_demo(keep: bool) -> int:
-    """The whole demonstration; 0 only when the program's own check has passed."""
+    """Run the demonstration; return 0 if the program has verified its result."""
     if os.environ.get("KOALA_CONFIG"):
         raise CliError("the demo uses its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
     directory = Path(tempfile.mkdtemp(prefix="koala-demo-"))
@@ -48,7 +48,7 @@ def run_demo(keep: bool) -> int:
         if not kept:
             try:
                 _check_nothing_is_left(directory)
-            finally:  # also where that cannot be said
+            finally:  # also if the message cannot be printed
                 shutil.rmtree(directory, ignore_errors=True)
     _print("")
     _print("The program's own check passed." if passed else "The program's own check did not pass.")
@@ -66,7 +66,7 @@ def _heading(text: str) -> None:
 
 @contextmanager
 def _daemon(directory: Path, keep: bool) -> Iterator[str]:
-    """A daemon of its own on a free port, ended afterwards."""
+    """Run a separate daemon on a free port for the duration of the block, and yield its URL."""
     started = time.monotonic()
     log = (directory / "daemon.log").open("w")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KOALA_")}
@@ -135,7 +135,7 @@ def _show_grid(client: Client) -> None:
 
 
 def _run(client: Client) -> Job:
-    """Submit the job and show what happens to it, as it happens."""
+    """Submit the job, print its progress, and return the ended job."""
     body = {
         "request": {"type": "flexible", "total_size": NODES},
         "command": PROGRAM,
@@ -172,7 +172,7 @@ def _show_result(job: Job, attempts: list[Attempt], output: str) -> None:
 
 
 def _check_nothing_is_left(directory: Path) -> None:
-    """Look at the process table until nothing of the demo is there."""
+    """Wait until the process table has no process of the demo."""
     end = time.monotonic() + END_TIMEOUT
     while left := _processes_of(directory):
         if time.monotonic() > end:
@@ -185,7 +185,7 @@ def _check_nothing_is_left(directory: Path) -> None:
 
 
 def _processes_of(directory: Path) -> list[int]:
-    """Processes that were started with the demo's directory in their environment or command line."""
+    """Return the processes with the demo's directory in their environment or command line."""
     needle = str(directory)
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [p for p in pids if p != os.getpid() and needle in _read(p, "cmdline") + _read(p, "environ")]

@@ -1,4 +1,4 @@
-"""The commands that need no running daemon: processes started here, backups, the demo."""
+"""Commands that need no running daemon: processes of the grid, backups and the demo."""
 
 import json
 import os
@@ -25,7 +25,7 @@ Cluster = Annotated[str, Argument(help="name of the cluster in the configuration
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """Where an agent's daemon, folder and configuration are."""
+    """The locations of an agent's daemon, folder and configuration."""
 
     url: Annotated[str, Option(envvar="KOALA_URL", help="URL of the daemon")] = DEFAULT_URL
     directory: Annotated[Path | None, Option(envvar=AGENT_DIRECTORY, help=ABOUT_DIRECTORY)] = None
@@ -82,7 +82,7 @@ def agent(
 
 
 def _agent_token() -> str:
-    """Return what the agent shows to the daemon, and remove it from the environment of processes started from here."""
+    """Return the agent's token, and remove it from the environment, so that child processes do not inherit it."""
     given = os.environ.pop(AGENT_TOKEN, "")
     return showable(given, AGENT_TOKEN) if given else ""
 

@@ -1,4 +1,4 @@
-"""``koala export`` and ``koala replay``: write a record of the scheduler, and check it by replaying it."""
+"""``koala export`` and ``koala replay``: export a record of the scheduler, and verify it by a replay."""
 
 import gzip
 import os
@@ -40,7 +40,7 @@ def export(
         return
     if not output.name or output.is_dir():
         raise CliError(f"{output} is a folder", Exit.USAGE, "give a file: --output day.gz")
-    # A pipe, a terminal, or what a link leads to is written to, and not replaced.
+    # Write to a pipe, a terminal or the target of a link in place; replace only regular files.
     is_new = not output.is_symlink() and (output.is_file() or not output.exists())
     incoming = output.with_name(f".{output.name}.incoming") if is_new else output
     got = Transfer(f"writes {output}")
@@ -59,7 +59,7 @@ def export(
 
 @contextmanager
 def _opened(path: Path, *, is_new: bool, packed: bool) -> Iterator[IO[bytes]]:
-    """Open a file for writing. Only this account may read a new one, since it has the commands of jobs."""
+    """Open a file for writing. A new file is readable by this account only, since it contains the commands of jobs."""
     if is_new:
         path.unlink(missing_ok=True)
     how = os.O_WRONLY | (os.O_CREAT | os.O_EXCL if is_new else os.O_TRUNC)

@@ -1,4 +1,4 @@
-"""The commands for files: where input files are, and what jobs brought."""
+"""Commands for files: the catalogue of input files, and the results of jobs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -134,7 +134,7 @@ def fetch(
 
 
 def _is_taken(folder: Path) -> bool:
-    """Whether there is anything that could be overwritten."""
+    """Return whether the folder has entries that could be overwritten."""
     try:
         return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     except OSError as error:

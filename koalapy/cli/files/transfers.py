@@ -1,4 +1,4 @@
-"""The files that are brought to a job's components, in lines for people."""
+"""Progress of the file transfers to a job's components, as lines of text."""
 
 import sys
 import time
@@ -16,21 +16,21 @@ from koalapy.client.timeouts import TimeIsUp
 from koalapy.model.wording import format_bytes
 
 BAR_COLUMNS = 20
-"""Characters."""
+"""Width of a progress bar in characters."""
 POLL_INTERVAL = 0.5
-"""Seconds between two looks at a job whose files are on their way."""
+"""Seconds between two requests for a job during its transfers."""
 UNDER_WAY = ("queued", "held", "placed", "claiming", "unknown")
-"""States of a job in which files may still be brought."""
+"""States of a job in which files may still be transferred."""
 
 
 def has_stages(job: Job) -> bool:
-    """Whether files may be brought to any of its components."""
+    """Return whether files may be transferred to a component of the job."""
     own = any(component.get("inputs") for component in job["request"].get("components", ()))
     return bool(own or job["inputs"] or job["bundle"])
 
 
 def lines(job: Job, *, unicode: bool) -> list[str]:
-    """A line for each component to which files are brought, or were."""
+    """Return a line for each component with current or completed transfers."""
     staged = [
         (printable(f"{i} {c['cluster']}"), c)
         for i, c in enumerate(job["components"])
@@ -41,7 +41,10 @@ def lines(job: Job, *, unicode: bool) -> list[str]:
 
 
 def _progress(job: Job, component: Component, unicode: bool) -> str:
-    """``120 of 200 MB from north, 45 MB/s`` with a bar, or how long it took."""
+    """Return the progress of a component's transfers with a bar, or their duration if they are complete.
+
+    For example ``120 of 200 MB from north, 45 MB/s``.
+    """
     size, there = component["stage_size"], component["staged"]
     away = sorted({source for source in component["sources"] if source != component["cluster"]})
     where = f" from {', '.join(away)}" if away else ""
@@ -57,7 +60,7 @@ def _progress(job: Job, component: Component, unicode: bool) -> str:
 
 
 def _of(there: int, size: int) -> str:
-    """``120 of 200 MB``, or with both units where they differ."""
+    """Return two sizes as text: ``120 of 200 MB``, or each with its unit if the units differ."""
     (some, unit), (everything, whole) = format_bytes(there).split(" "), format_bytes(size).split(" ")
     return f"{some} of {everything} {whole}" if unit == whole else f"{some} {unit} of {everything} {whole}"
 
@@ -72,7 +75,7 @@ def _bar(fraction: float, unicode: bool) -> str:
 
 
 def follow(client: Client, job: int, deadline: float | None = None) -> None:
-    """Show on standard error how far a job's files are, until they are all there or the job is over.
+    """Show the progress of a job's transfers on standard error, until they are complete or the job has ended.
 
     Raise ``TimeIsUp`` at ``deadline`` (monotonic seconds).
     """

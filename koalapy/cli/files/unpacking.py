@@ -1,4 +1,4 @@
-"""Unpacking of a job's results: nothing outside the folder is touched, whatever the archive has."""
+"""Unpack a job's results safely: no archive can change files outside the target folder."""
 
 import contextlib
 import os
@@ -16,14 +16,14 @@ PIECE = 1024 * 1024
 
 @dataclass(slots=True)
 class Came:
-    """What came for one component; bytes."""
+    """The number and size in bytes of the files unpacked for one component."""
 
     files: int = 0
     size: int = 0
 
 
 class _Pieces(RawIOBase):
-    """Pieces of bytes as a file that is read from its beginning to its end."""
+    """A readable file object over an iterator of bytes."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -44,9 +44,9 @@ class _Pieces(RawIOBase):
 
 
 def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]:
-    """Write an archive's files below a folder, and return what came, by the folders directly in it.
+    """Unpack an archive into a folder; return number and size of the files by top-level folder.
 
-    Raise ``CliError`` for anything but plain files and folders, and for files that are there already, unless forced.
+    Raise ``CliError`` for members other than files and folders, and for existing files unless forced.
     """
     came: dict[str, Came] = {}
     root = -1
@@ -55,7 +55,7 @@ def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]
             to.mkdir(parents=True, exist_ok=True)
             root = os.open(to, os.O_RDONLY | os.O_DIRECTORY)
             for member in archive:
-                archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
+                archive.members.clear()  # type: ignore[attr-defined] # it would store every member
                 parts = _parts(member)
                 counted = came.setdefault(parts[0], Came())
                 if member.isdir():
@@ -78,7 +78,7 @@ def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]
 
 
 def _parts(member: tarfile.TarInfo) -> list[str]:
-    """Return a member's name as folders and a file, or raise ``CliError`` if it leads elsewhere."""
+    """Split a member's name into folders and a file name. Raise ``CliError`` if it leads outside the target folder."""
     parts = member.name.rstrip("/").split("/")
     if not (member.isreg() or member.isdir()) or member.issparse() or any(p in ("", ".", "..") for p in parts):
         raise CliError(
@@ -88,7 +88,7 @@ def _parts(member: tarfile.TarInfo) -> list[str]:
 
 
 def _folder(root: int, parts: list[str], to: Path) -> int:
-    """Open a folder, and make it if it is missing, without following links; return its descriptor."""
+    """Open a folder without following links, and create it if it is missing; return its descriptor."""
     found = os.dup(root)
     for depth, part in enumerate(parts):
         with contextlib.suppress(FileExistsError):
@@ -120,7 +120,7 @@ def _write(
                 _copy(content, file)
                 os.utime(file.fileno(), (member.mtime, member.mtime))
         except BaseException:
-            # A part of a file must not look like the whole file.
+            # Remove an incomplete file, so that it is not taken for the complete one.
             os.unlink(parts[-1], dir_fd=folder)
             raise
     except FileExistsError as error:

@@ -1,4 +1,4 @@
-"""The commands for the advisor: what it has learned of applications, and how right its predictions were."""
+"""Commands for the advisor: its statistics about applications, and the accuracy of its predictions."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -33,7 +33,7 @@ def record(
 
 
 def applications_table(answer: Json) -> str:
-    """Return a line for each size and set of clusters; the verdict with the first of each application."""
+    """Return a table with a row for each size and set of clusters. The first row of an application has the verdict."""
     if not answer["applications"]:
         return "nothing is known yet: no job whose program has a name has run to its end"
     rows = []
@@ -59,7 +59,7 @@ def record_page(answer: Json) -> str:
 
 
 def record_table(found: Sequence[Json]) -> str:
-    """Return the newest first, and below how far off predictions were on the whole."""
+    """Return a table of predictions, newest first, followed by their mean error."""
     if not found:
         return "the policy auto has placed no job yet"
     rows = [
@@ -82,7 +82,7 @@ COVERAGE = "FORETOLD,LAST,DECIDED,JOBS,WITHIN,EARLY,LATE,MEDIAN ERROR,BIAS,OPEN,
 
 
 def coverage_table(found: Sequence[Json]) -> str:
-    """Return how right predictions were, by kind and period. Leave out a period without more than the one before."""
+    """Return a table of the accuracy of predictions, by kind and period. Omit periods without further predictions."""
     rows, before = [], None
     for each in found:
         same = [each[name] for name in ("kind", "predictions", "open", "censored")]

@@ -1,4 +1,4 @@
-"""``koala explain``, ``submit --dry-run`` and ``what-if``: why a job waits, and when it will start."""
+"""``koala explain``, ``submit --dry-run`` and ``what-if``: the reasons why a job waits, and its expected start."""
 
 import os
 from typing import Annotated
@@ -14,7 +14,7 @@ from koalapy.client.errors import CliError, printable
 from koalapy.model.wording import format_days, format_duration
 
 MAX_LINES = 20
-"""Jobs that are shown; ``--json`` has all."""
+"""Maximum number of jobs in the table; ``--json`` prints all."""
 
 
 def what_if(
@@ -83,7 +83,7 @@ def _page(found: Json) -> str:
 
 
 def _number(interval: Json | None) -> str:
-    """As ``span``, of jobs."""
+    """Return an interval of a number of jobs as text."""
     if interval is None:
         return "-"
     low, middle, high = (f"{interval[name]:.0f}" for name in ("low", "middle", "high"))
@@ -91,7 +91,7 @@ def _number(interval: Json | None) -> str:
 
 
 def span(interval: Json | None) -> str:
-    """The middle of an interval, and between which bounds it lies."""
+    """Return an interval of durations as text: its middle and its bounds."""
     if interval is None:
         return "-"
     low, middle, high = (format_duration(interval[name]) for name in ("low", "middle", "high"))
@@ -99,7 +99,7 @@ def span(interval: Json | None) -> str:
 
 
 MAX_HISTORY_LINES = 10
-"""Lines of the history that are shown; ``--json`` has more."""
+"""Maximum number of history lines; ``--json`` prints more."""
 
 
 def explain(job: Job, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
@@ -112,7 +112,7 @@ def explain(job: Job, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
 
 
 def dry_run(client: Client, body: Json, options: Json, *, as_json: bool) -> None:
-    """Show what would become of a submission; nothing is submitted."""
+    """Print how a job would be handled, without submitting it."""
     try:
         found = client.post("/api/v1/explain", body)
     except CliError as error:
@@ -122,7 +122,7 @@ def dry_run(client: Client, body: Json, options: Json, *, as_json: bool) -> None
 
 
 def _expected(client: Client, body: Json) -> Json:
-    """Return when the job would start, or why that is not known."""
+    """Return the expected start of the job, or the reason why it is unknown."""
     try:
         with waiting_for("simulates"):
             return client.post("/api/v1/forecast", body)
@@ -132,7 +132,7 @@ def _expected(client: Client, body: Json) -> Json:
 
 
 def page(found: Json) -> str:
-    """Return the binding reason first, then the clusters, the queue, the way out, and the history."""
+    """Format an explanation: the binding reason, the clusters, the queue, the smallest change and the history."""
     job, headline = found["job"], found["headline"]
     if job is None:
         headline = headline if found["state"] == "placed" else f"would wait: {headline}"
@@ -196,7 +196,7 @@ def _start(expected: Json) -> str:
 
 
 def _way_out(change: Json, job: int | None) -> str:
-    """Return the smallest change, as a command where there is one for it."""
+    """Return the smallest change as text, with a command if options can express it."""
     where: dict[str, int] = {}
     for component in change["placement"]["components"]:
         where[component["cluster"]] = where.get(component["cluster"], 0) + component["size"]
@@ -206,5 +206,5 @@ def _way_out(change: Json, job: int | None) -> str:
     if command is None:
         which = "koala explain --json" if job is None else f"koala explain {job} --json"
         return f"{said}\n  {which} has the whole submission, for koala submit -f"
-    # The new job takes the place of the old one, which may be just what keeps it from starting.
+    # Cancel the old job first, since it may block the new one.
     return f"{said}\n  {command}" if job is None else f"{said}\n  koala cancel {job} && {command}"

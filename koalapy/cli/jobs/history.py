@@ -1,4 +1,4 @@
-"""``koala history``: what has become of jobs, by days or weeks."""
+"""``koala history``: past use of clusters, wait times and outcomes of jobs, by days or weeks."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated

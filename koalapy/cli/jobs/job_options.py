@@ -1,4 +1,4 @@
-"""The options of a job, each made of a field of ``JobSpec``, which has its help."""
+"""The options of a job, generated from the fields of ``JobSpec`` and their help texts."""
 
 import os
 import re
@@ -19,12 +19,12 @@ INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a type in options: what click reads, what the API takes for it, and that as options again."""
+    """The conversion of a type between options and the API: the type for click, and functions in both directions."""
 
     type: Any
     read: Callable[[Any], Any]
     texts: Callable[[Any], Iterable[str]]
-    """One for each time that the option is given."""
+    """Returns one text for each occurrence of the option."""
 
     @property
     def is_repeated(self) -> bool:
@@ -39,7 +39,7 @@ def number(text: str) -> int | None:
 
 
 def environment_of(pairs: list[str]) -> dict[str, str]:
-    """``NAME=VALUE`` as given, or ``NAME`` for what it is here."""
+    """Parse environment variables: ``NAME=VALUE``, or ``NAME`` for the value in this environment."""
     environment = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -50,7 +50,7 @@ def environment_of(pairs: list[str]) -> dict[str, str]:
 
 
 def policy_options_of(pairs: list[str]) -> dict[str, str]:
-    """``NAME=VALUE`` as given."""
+    """Parse options of a policy: ``NAME=VALUE``."""
     options = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -63,7 +63,7 @@ def policy_options_of(pairs: list[str]) -> dict[str, str]:
 
 
 def coallocation_of(text: str) -> str | int:
-    """``never``, ``allowed`` or a number of clusters."""
+    """Parse ``never``, ``allowed`` or a number of clusters."""
     if text in ("never", "allowed"):
         return text
     most = number(text)
@@ -74,7 +74,7 @@ def coallocation_of(text: str) -> str | int:
 
 
 def inputs_of(texts: list[str]) -> list[Json]:
-    """``NAME``, ``NAME:partitioned``, ``NAME:as=FILE`` or both."""
+    """Parse input files: ``NAME``, ``NAME:partitioned``, ``NAME:as=FILE`` or both suffixes."""
     inputs = []
     for text in texts:
         name, found = text, Json()
@@ -119,7 +119,7 @@ FORMS = {
     Inputs: Form(list[str], inputs_of, input_texts),
     Bundle: Form(list[str], list, texts),
 }
-"""Types whose options differ from their form in the API."""
+"""Conversions of the types with options that differ from their form in the API."""
 
 
 def form_of(kind: Any) -> Form:
@@ -132,9 +132,9 @@ def form_of(kind: Any) -> Form:
 
 
 COMPLETED = {"policy": "policies", "owner": "users", "home_site": "clusters", "inputs": "replicas", "bundle": "files"}
-"""What a shell offers for the options of these fields."""
+"""Kinds of completion for the options of these fields."""
 JOB_FIELDS = {each.name: each for each in describe_fields(JobSpec).values() if each.option}
-"""Those that have an option."""
+"""The fields with an option, by name."""
 JOB_OPTIONS = {
     each.name: Annotated[
         form_of(each.type).type | None,
@@ -145,7 +145,7 @@ JOB_OPTIONS = {
 
 
 def read_options(given: Json) -> Json:
-    """Return the options as the API takes them; None for one that is not given."""
+    """Convert options to fields of the API; None for an option that is not given."""
     return {
         name: None if value is None else form_of(JOB_FIELDS[name].type).read(value) for name, value in given.items()
     }

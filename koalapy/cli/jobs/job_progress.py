@@ -1,6 +1,6 @@
-"""What happens to a job that is waited for: a line on standard error for each change out of the ordinary.
+"""Progress of a job while a command waits for it: a line on standard error for each unusual change.
 
-Of one that does not run yet it is told what it waits for, too, as soon as that has taken a moment.
+For a job that does not run yet, the cause of its wait is also printed after a short delay.
 """
 
 import json
@@ -18,16 +18,16 @@ from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.wording import format_duration
 
 RETRY_DELAY = 1.0
-"""Seconds until a daemon that is away is asked again."""
+"""Seconds until the next request to an unreachable daemon."""
 RUNS = ("running", *FINAL)
 
 
 class ProgressReporter:
-    """A thread that reports what happens to a job while the block runs; whatever happens to it, the waiting goes on."""
+    """A thread that reports changes of a job while the block runs. Its errors do not end the wait."""
 
     def __init__(self, client: Client, job: int, *, from_the_first: bool, in_place: bool = True) -> None:
-        """``from_the_first``: report also what had happened before; ``in_place``: on a terminal also what it waits for
-        at any moment, and how long already, in one line that is drawn again."""
+        """``from_the_first``: also report earlier changes; ``in_place``: on a terminal, also show the cause and the
+        duration of the wait in one line that is redrawn."""
         self._client, self._job, self._from_the_first = client.another(), job, from_the_first
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._over = threading.Event()
@@ -65,12 +65,12 @@ class ProgressReporter:
                 continue
             except (ValueError, KeyError):
                 return
-            if seen == before:  # nothing more is to come
+            if seen == before:  # the stream has ended without new entries
                 return
 
 
 class WaitReporter:
-    """Says what a job waits for after a moment, and from then on what has become of that."""
+    """A reporter that prints the cause of a job's wait after a short delay, and later each change of it."""
 
     def __init__(self, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
         self._lock = threading.Lock()
@@ -79,10 +79,10 @@ class WaitReporter:
         self._reported = ""
         self._after = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
         self._after.daemon = True
-        self._after.start()  # last: it may call back at once
+        self._after.start()  # start it last: it may call back immediately
 
     def update(self, job: Job, *, is_reported: bool) -> None:
-        """The job has changed; ``is_reported``: the user knows already why."""
+        """Store the changed job and report its wait. ``is_reported``: the reason was printed already."""
         with self._lock:
             self._job = job
             if is_reported:
@@ -94,7 +94,7 @@ class WaitReporter:
         self._after.cancel()
 
     def moment(self) -> str:
-        """What it waits for now, and how long already; nothing of one that runs."""
+        """Return the state of a waiting job, the duration of its wait and the cause; empty for a running job."""
         with self._lock:
             job = self._job
             if job is None or self._is_silent or job["state"] in RUNS:
@@ -119,7 +119,7 @@ class WaitReporter:
 
 
 def situation(job: Job) -> str:
-    """Where a job stands, without the numbers, which may change with every moment."""
+    """Return state and reason of a job without numbers, since these change too often for a comparison."""
     return re.sub(r"\d+", "0", f"{job['state']}: {'' if job['state'] in RUNS else job['reason']}")
 
 
@@ -128,7 +128,7 @@ def _report(line: str) -> None:
 
 
 def lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
-    """What is worth a line of the entries of a timeline after which a job is as it is."""
+    """Yield a line of text for each timeline entry that a waiting user should see. ``job``: the job afterwards."""
     for _, entry in entries:
         reason = entry["reason"]
         if entry["event"] == "requeued":
@@ -138,7 +138,7 @@ def lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
 
 
 def changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, TimelineEntry]], Job]]:
-    """A stream of events, change by change: the new entries of the timeline with their numbers, and the job then."""
+    """Yield each change in a stream of events: the numbered new timeline entries, and the job after them."""
     entries: list[tuple[int, TimelineEntry]] = []
     for fields in events(pieces):
         if fields.get("event") == "timeline":

@@ -1,4 +1,4 @@
-"""``koala show``, ``cancel``, ``hold``, ``release`` and ``priority``: look at a job, or act on some."""
+"""``koala show``, ``cancel``, ``hold``, ``release`` and ``priority``: show a job, or change jobs."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ def show(
     if as_json:
         show_json(found)
     else:
-        # With one more, for the chart begins where that ended.
+        # Request one more attempt, since the chart begins at its end.
         under_way = transfers.lines(found, unicode=tables.is_unicode())
         print(tables.job_page(found, client.attempts(job, attempts + 1), attempts, under_way))
         if found["state"] == "queued" and (expected := _expected(client, job)):
@@ -47,7 +47,7 @@ def show(
 
 
 def _expected(client: Client, job: int) -> str:
-    """Return when the job will start, if the daemon answers soon."""
+    """Return the expected start of a job as text; empty if the daemon does not respond soon."""
     from koalapy.cli.jobs.explain import span
 
     try:
@@ -95,7 +95,7 @@ def priority(
 
 
 def _print_results(results: Iterable[Json], change: Callable[[Json], str]) -> int:
-    """Print what has become of each job; return the worst exit code."""
+    """Print the result for each job; return the worst exit code."""
     worst = Exit.OK
     for one in results:
         if one["problem"]:

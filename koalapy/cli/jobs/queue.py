@@ -15,7 +15,7 @@ from koalapy.client.errors import printable
 from koalapy.model.job import JobState
 
 Found = tuple[list[ListedJob], bool]
-"""Jobs, and whether there are more."""
+"""Listed jobs, and whether more exist."""
 
 
 class Format(StrEnum):
@@ -57,7 +57,7 @@ def queue(
         jobs, more = client.jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
         for named in (cluster, home_site):
             if not jobs and named:
-                client.cluster(named)  # says so if there is none
+                client.cluster(named)  # raises an error if there is none
         return jobs, more
 
     owner = user or ("yours" if mine else "")
@@ -89,7 +89,7 @@ def queue(
 def _watch(
     client: Client, look: Callable[[Client], Found], form: Format, nothing: str, cut: str, **others: bool
 ) -> NoReturn:
-    """Show every change; as NDJSON each changed job, also one that is not listed any more."""
+    """Show the jobs after every change. As NDJSON, print each changed job, even if it is no longer listed."""
     from koalapy.cli.terminal import watching
 
     refuse_together(watch=True, **others)

@@ -1,4 +1,4 @@
-"""The submitter's own files as one archive that any koala daemon takes (``--stage``)."""
+"""Pack the user's files into an archive for the daemon (``--stage``)."""
 
 import errno
 import hashlib
@@ -19,12 +19,12 @@ from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import is_utf8
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors that are of what is written, not of what is read."""
+"""Errors caused by the written archive, not by the files that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file or folder that goes into the archive; links have been followed."""
+    """A file or folder for the archive, with links resolved."""
 
     name: str
     path: str
@@ -45,7 +45,7 @@ class Packed:
 
 
 def stage(client: Client, paths: Sequence[str]) -> str:
-    """Send files and folders to the daemon unless it has them, and return the id of their bundle."""
+    """Upload files and folders unless the daemon stores them already; return the id of their bundle."""
     with ExitStack() as stack:
         with waiting_for("packs the files of --stage"):
             archive = stack.enter_context(packed(paths))
@@ -58,7 +58,7 @@ def stage(client: Client, paths: Sequence[str]) -> str:
 
 @contextmanager
 def packed(paths: Sequence[str]) -> Iterator[Packed]:
-    """Yield the archive of files and folders, the same one for the same files. Raise ``CliError``."""
+    """Yield the archive of files and folders. Equal files give equal archives. Raise ``CliError``."""
     found = sorted(look(paths), key=lambda one: one.name.split("/"))
     with _archive(found) as file:
         size = file.tell()
@@ -69,7 +69,7 @@ def packed(paths: Sequence[str]) -> Iterator[Packed]:
 
 
 def _archive(found: Sequence[Found]) -> BufferedRandom:
-    """Return the archive as a file without a name. Raise ``CliError`` if there is no room for it."""
+    """Write the archive to an unnamed temporary file. Raise ``CliError`` if the disk is full."""
     try:
         file = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -86,7 +86,7 @@ def _archive(found: Sequence[Found]) -> BufferedRandom:
 
 
 def look(paths: Sequence[str]) -> list[Found]:
-    """Return everything at and below paths by its own name; of the folder ``.`` only what it holds."""
+    """Return all files and folders at and below the paths. For the folder ``.`` return only its contents."""
     found: dict[str, Found] = {}
     for path in paths:
         name = "" if os.path.normpath(path) == "." else os.path.basename(os.path.abspath(path))
@@ -104,7 +104,7 @@ def look(paths: Sequence[str]) -> list[Found]:
 
 
 def _below(path: str, name: str, asked: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
-    """Yield a file, or a folder and what is below it; ``above``: the folders it is in, by which loops are found."""
+    """Yield a file, or a folder and everything below it. ``above``: the parent folders, for the detection of loops."""
     try:
         seen = os.stat(path)
         entries = sorted(os.listdir(path)) if stat.S_ISDIR(seen.st_mode) else []
@@ -137,7 +137,7 @@ def _write(found: Sequence[Found], file: BinaryIO) -> None:
             member = tarfile.TarInfo(one.name)
             member.mode, member.size, member.mtime = one.mode, one.size, one.mtime
             if one.is_folder:
-                # A folder's time changes with what editors leave in it for a moment: that would make another archive.
+                # Omit folder times: temporary files of editors change them, and so would change the archive.
                 member.type, member.mtime = tarfile.DIRTYPE, 0
                 archive.addfile(member)
                 continue

@@ -1,4 +1,4 @@
-"""From options and job files to the body of a submission, and from a body to the command that makes it."""
+"""Convert options and job files to the body of a submission, and a body back to a command."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import is_utf8
 
 STANDARD_INPUT = "-"
-"""As a file's name."""
+"""File name that selects standard input."""
 MAX_SIZE = 1024 * 1024
-"""Bytes: as many as the daemon takes of a request."""
+"""Maximum size of a job file in bytes: the limit of the daemon for a request."""
 
 
 def read_job_file(file: Path) -> Json:
-    """Return the fields of a job. Raise ``CliError`` for a file without any."""
+    """Read the fields of a job from a file. Raise ``CliError`` if the file has none."""
     name = "standard input" if str(file) == STANDARD_INPUT else str(file)
     body = _parsed(name, _content(name, file))
     if not isinstance(body, dict):
@@ -56,7 +56,7 @@ def _parsed(name: str, content: bytes) -> object:
     from koalapy.config.strict_yaml import AliasFound, DuplicateKey, load_yaml
 
     try:
-        # Without aliases: what is small to read may be endless to write.
+        # Reject aliases: a small file with nested aliases may expand to a huge document.
         return load_yaml(content.decode("utf-8"), aliases=False)
     except AliasFound as error:
         hint = "write its value instead, or put it in quotes"
@@ -70,7 +70,7 @@ def _parsed(name: str, content: bytes) -> object:
         LookupError,
         AttributeError,
         yaml.YAMLError,
-    ) as error:  # the reader's own of odd numbers and tags
+    ) as error:  # errors of the YAML reader for invalid numbers and tags
         raise CliError(f"cannot read {name}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
 
 
@@ -94,7 +94,7 @@ def _fixed(text: str) -> list[Json]:
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """How many nodes, and where."""
+    """The options for number and location of nodes."""
 
     flexible: Annotated[int | None, Option(help="total nodes; the scheduler chooses components and clusters")] = None
     nonfixed: Annotated[str | None, Option(help="sizes of components, e.g. 2,4; the scheduler chooses clusters")] = None
@@ -107,7 +107,7 @@ class RequestOptions:
 
 
 def request_of(options: RequestOptions) -> Json | None:
-    """Return the request that the options describe, or None."""
+    """Convert the options to a request; None if no option is given."""
     kinds = {"--flexible": options.flexible, "--nonfixed": options.nonfixed, "--fixed": options.fixed}
     given = [option for option, value in kinds.items() if value is not None]
     if len(given) > 1:
@@ -127,7 +127,7 @@ def request_of(options: RequestOptions) -> Json | None:
 
 
 def brings_files(body: Json) -> bool:
-    """Return whether programs start in folders of their own."""
+    """Return whether the job transfers files, so that programs start in separate folders."""
     request = body.get("request")
     components = request.get("components") if isinstance(request, dict) else None
     own = [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
@@ -135,7 +135,7 @@ def brings_files(body: Json) -> bool:
 
 
 def paths_to_stage(body: Json, file: Path | None, given: list[str]) -> list[str]:
-    """Return the paths to send along, of the options or of the job file, relative to whose folder its paths are."""
+    """Return the paths of files to upload, from the options or the job file. The latter are relative to its folder."""
     told = body.pop("stage", None)
     if given or told is None:
         return given
@@ -145,7 +145,7 @@ def paths_to_stage(body: Json, file: Path | None, given: list[str]) -> list[str]
 
 
 def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
-    """Return the fields of a job file, with the options in place of them."""
+    """Return the fields of a job file, overridden by the options."""
     body = read_job_file(file) if file else {}
     if (workdir := options.get("workdir")) and not workdir.startswith(("/", "{")):
         options = options | {"workdir": os.path.abspath(workdir)}
@@ -158,7 +158,7 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
         if given:
             body[field] = of_file | given
     if options.get("workdir"):
-        body.pop("workdir_optional", None)  # said of the file's
+        body.pop("workdir_optional", None)  # it refers to the folder in the file
     if "workdir" not in body and not brings_files(body) and (here := _here()):
         body |= {"workdir": here, "workdir_optional": True}
     if "request" not in body:
@@ -167,7 +167,7 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
 
 
 def checked_key(key: str) -> str:
-    """Return an idempotency key, or raise ``CliError`` if no header takes it."""
+    """Validate an idempotency key. Raise ``CliError`` if a header cannot contain it."""
     if not key.strip() or not key.isprintable() or not is_utf8(key):
         hint = "use letters, digits and signs, the same for each retry"
         raise CliError("--idempotency-key is blank, or has characters that a header does not allow", Exit.USAGE, hint)
@@ -190,7 +190,7 @@ REQUEST_OPTIONS = {
 
 
 def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
-    """Return a refusal by the daemon that names options instead of fields, unless a file gave the field."""
+    """Rewrite a rejection by the daemon to name options instead of fields, except for fields from a job file."""
     field, request = error.field, body["request"]
     first = re.split(r"[.\[]", field)[0]
     if not field or options.get(first) is None or not error.message.startswith(field):
@@ -213,7 +213,7 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
 
 
 def command_for(body: Json, here: str) -> str | None:
-    """Return ``koala submit …`` for a body, in the folder ``here``; None if only a file can say it."""
+    """Return the command ``koala submit …`` for a body in the folder ``here``; None if the body needs a job file."""
     request = _request(body["request"])
     if request is None or not body.get("command") or body.get("bundle"):
         return None
@@ -224,7 +224,7 @@ def command_for(body: Json, here: str) -> str | None:
             form = form_of(field.type)
             for text in form.texts(value):
                 (repeated if form.is_repeated else once).extend((field.option, text))
-    # Where files are brought, the folder of these is where the program starts, and not the one that one is in.
+    # A job with transferred files starts in their folder, not in the current one.
     goes_by_itself = body.get("workdir_optional") and body.get("workdir") == here and not brings_files(body)
     if body.get("workdir") is not None and not goes_by_itself:
         once += ["--chdir", body["workdir"]]

@@ -53,7 +53,7 @@ def submit(
     if dry_run:
         from koalapy.cli.jobs import explain, staging
 
-        # Files are packed to find those that cannot be read.
+        # Pack the files to detect unreadable ones.
         with staging.packed(paths) if paths else nullcontext():
             explain.dry_run(client, body, options, as_json=as_json)
         return None
@@ -72,7 +72,7 @@ def submit(
 
 
 def _submit(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> SubmittedJob:
-    """Send the files, then the job."""
+    """Upload the files, then submit the job."""
     if paths:
         from koalapy.cli.jobs import staging
 
@@ -86,7 +86,7 @@ def _submit(client: Client, body: Json, options: Json, paths: list[str], key: st
 def _announce(job: SubmittedJob, wait: bool) -> None:
     request = job["request"]
     kind = f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"
-    # The program's output goes to standard output alone when it is waited for.
+    # With --wait, standard output is for the program's output only.
     print(printable(f"Submitted job {job['id']}: {kind}"), file=sys.stderr if wait else sys.stdout, flush=True)
     if not wait and sys.stdout.isatty():
         print(f"Follow it: koala show {job['id']} · koala logs -f {job['id']}")

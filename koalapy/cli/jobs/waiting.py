@@ -1,4 +1,4 @@
-"""The commands that wait for jobs or print what they print."""
+"""Commands that wait for jobs or print their output."""
 
 import sys
 import time
@@ -16,18 +16,18 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import TimeIsUp, until
 
 RETRY_DELAY = 0.5
-"""Seconds until a daemon that is away is asked again for a job's output."""
+"""Seconds until the next request for a job's output to an unreachable daemon."""
 
 
 def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
     """Wait for a job and return its exit code."""
     job = submitted["id"]
     try:
-        # Where files come first, it is these that are drawn.
+        # Show the transfers first, if there are any.
         comes = show_output and not as_json and transfers.has_stages(submitted)
         with ProgressReporter(client, job, from_the_first=True, in_place=not comes):
             if comes and sys.stderr.isatty():
-                with suppress(TimeIsUp):  # and a daemon that is away is waited for below
+                with suppress(TimeIsUp):  # the wait for an unreachable daemon follows below
                     _follow_transfers(client, job, deadline)
             whole = not show_output or as_json or _print_output(client, job, deadline)
             over = client.wait(job, deadline)
@@ -54,7 +54,7 @@ def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
 
 
 def _print_output(client: Client, job: int, deadline: float | None) -> bool:
-    """Print the output of a job until its end or ``deadline``; return whether that was all of it."""
+    """Print the output of a job until its end or ``deadline``; return whether the output was complete."""
     try:
         with until(deadline):
             _print_logs(client, job, follow=True, component=None)
@@ -99,7 +99,7 @@ def logs(
 
 
 def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> None:
-    """Print the output until the job is over, also while its daemon is away; say what was missed."""
+    """Print the output until the job has ended. Wait for an unreachable daemon, and report if output was missed."""
     absence, output = Absence(client), ProgramOutput(raw=raw)
     while True:
         shown = False
@@ -112,7 +112,7 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
         except CliError as error:
             absence.tolerate(error)
             if shown:
-                break  # what comes anew has begun from its beginning
+                break  # a new stream would repeat the output from its beginning
         client.timeouts.sleep(RETRY_DELAY)
     client.wait(job, None)
     print(f"koala: the daemon was unreachable for a while; koala logs {job} shows all of the output", file=sys.stderr)

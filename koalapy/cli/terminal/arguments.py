@@ -1,8 +1,8 @@
-"""Commands made of functions: click reads, refuses, explains and completes what a signature declares.
+"""Commands generated from functions: click parses, validates, documents and completes the parameters of a signature.
 
 A parameter is ``Annotated[type, Option(…)]`` or ``Argument(…)``. Types are ``str``, ``int``, ``float``, ``bool`` (a
-flag), ``Path``, enums of texts, and lists of these; ``| None`` where the default is None. A parameter that is a
-dataclass stands for its fields, and ``Annotated[dict[str, Any], Options(…)]`` for the options that it names.
+flag), ``Path``, enums of texts, and lists of these; ``| None`` if the default is None. A dataclass parameter expands to
+its fields, and ``Annotated[dict[str, Any], Options(…)]`` to the listed options.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import suggest_names
 
 Function = Callable[..., int | None]
-"""What runs; it gives the exit code, None for 0."""
+"""The function of a command. It returns the exit code, or None for 0."""
 COMPLETION_VARIABLE = "_KOALA_COMPLETE"
-"""The variable by which a shell's script asks for completion."""
+"""Environment variable by which a shell's script requests completions."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 MAX_SHOWN_CHOICES = 4
-"""As many choices stand in place of a value in help pages."""
+"""Maximum number of choices that help pages list in place of a metavariable."""
 MAX_REFUSAL_LENGTH = 500
-"""Characters of what click says of a word, which it repeats whole."""
+"""Maximum length in characters of an error message of click, which repeats the whole argument."""
 
 
 class Option:
-    """``--name VALUE``, or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite.
+    """An option ``--name VALUE`` or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite.
 
-    ``completes``: what a shell offers as its value, a key of ``koalapy.cli.terminal.completion.OFFERS``.
-    ``beside``: an option that every command with this one has too; its value is put into its environment variable.
-    ``may_be_empty``: the empty text is a value. Otherwise it is refused: a shell variable was not set.
+    ``completes``: kind of the values for completion, a key of ``koalapy.cli.terminal.completion.OFFERS``.
+    ``beside``: an option added to every command with this one. Its value is stored in its environment variable.
+    ``may_be_empty``: accept the empty text. By default it is rejected, as it usually means an unset shell variable.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Option:
 
 
 class Argument:
-    """A word at its place. ``rest``: the words after it are no options."""
+    """A positional argument. ``rest``: later arguments are not parsed as options."""
 
     def __init__(self, *, help: str = "", metavar: str = "", rest: bool = False, completes: str = "") -> None:
         self.help, self.metavar, self.rest = help, metavar, rest
@@ -70,14 +70,14 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options by name, each ``Annotated[type | None, Option(…)]``, that come as one mapping."""
+    """Options by name, each ``Annotated[type | None, Option(…)]``, passed to the function as one mapping."""
 
     of: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """A command or group in a module that is imported when it is asked for: ``module:attribute``."""
+    """A command or group in a module that is imported on first use: ``module:attribute``."""
 
     where: str
 
@@ -89,7 +89,7 @@ class Lazy:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Commands below a word. Without one of them ``default`` runs; its options may also stand before theirs."""
+    """A group of subcommands. Without a subcommand ``default`` runs; its options may also precede a subcommand."""
 
     help: str
     commands: Mapping[str, Function | Lazy | Group]
@@ -118,7 +118,7 @@ class _Int(click.IntRange):
 
 
 class _Option(click.Option):
-    """An option that may be given with an empty value only if that has a meaning."""
+    """An option that rejects an empty value unless it has a meaning."""
 
     def __init__(self, *names: Any, may_be_empty: bool = False, **options: Any) -> None:
         super().__init__(*names, **options)
@@ -133,7 +133,7 @@ class _Option(click.Option):
 
 
 class _Choice(click.Choice[str]):
-    """One of an enum's texts, in any case."""
+    """A parameter type for the texts of an enum, case-insensitive."""
 
     def __init__(self, kind: type[Enum]) -> None:
         super().__init__([str(one.value) for one in kind], case_sensitive=False)
@@ -147,7 +147,7 @@ class _Choice(click.Choice[str]):
 
 
 class _Refusing(click.Command):
-    """A command whose usage errors name the command with the help page."""
+    """A command with usage errors that name the command for the help page."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -158,7 +158,7 @@ class _Refusing(click.Command):
 
 
 class Commands(_Refusing, click.Group):
-    """A ``Group`` as click has it: what is below is imported when it is asked for."""
+    """A click group made from a ``Group``. It imports a subcommand on first use."""
 
     def __init__(self, name: str, group: Group) -> None:
         own = click_command(name, group.default) if group.default else None
@@ -197,7 +197,7 @@ class Commands(_Refusing, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The subcommand; what was given before it holds for it, too."""
+        """Return the subcommand. Pass it the options that precede it, or reject those that it does not have."""
         name, command, rest = args[0], self.get_command(ctx, args[0]), args[1:]
         if command is None:
             raise click.exceptions.NoSuchCommand(name, possibilities=self._below, ctx=ctx)
@@ -214,7 +214,7 @@ class Commands(_Refusing, click.Group):
 
 
 def click_command(name: str, run: Function) -> click.Command:
-    """Return a function as a command; its docstring is the help."""
+    """Create a click command from a function; its docstring is the help."""
     found = list(_parameters(run))
     takes_rest = any(isinstance(one.spec, Argument) and one.spec.rest for one in found)
     about = inspect.getdoc(run) or ""
@@ -230,7 +230,7 @@ def click_command(name: str, run: Function) -> click.Command:
 
 
 def _beside(option: Option) -> click.Option:
-    """Return an option that comes along with another one, and sets its environment variable."""
+    """Create an option that accompanies another one and sets its environment variable."""
 
     def put(context: click.Context, _: click.Parameter, value: Any) -> None:
         if value is not None and not context.resilient_parsing:
@@ -242,7 +242,7 @@ def _beside(option: Option) -> click.Option:
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """One option or argument; ``part_of`` names the function's parameter of which it is a field."""
+    """An option or argument. ``part_of``: the parameter of the function that has it as a field, if any."""
 
     name: str
     type: type
@@ -337,11 +337,11 @@ def _dashed(name: str) -> str:
 
 
 def _called(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., int | None]:
-    """Return ``run`` with the values that click gives by name."""
+    """Wrap ``run`` as a callback that gets the values of click by name."""
 
     def call(**values: Any) -> int | None:
         lists = {one.name for one in parameters if one.is_list}
-        # A list that was not given is the default, not an empty list.
+        # Click passes an empty list for an omitted one: use the default instead.
         given = {name: (list(value) or None) if name in lists else value for name, value in values.items()}
         wanted = inspect.signature(run).parameters
         parts: dict[str, dict[str, Any]] = {}
@@ -354,9 +354,9 @@ def _called(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., in
 
 
 def run(name: str, root: Group, words: Sequence[str], version: str, of_context: object = None) -> int:
-    """Run the command that the words name and return its exit code. Raise ``CliError`` for a wrong command line.
+    """Run the command of a command line and return its exit code. Raise ``CliError`` for an invalid command line.
 
-    ``of_context``: an object that the command finds in its click context.
+    ``of_context``: an object stored in the click context for the command.
     """
     commands = root_of(name, root, version)
     if asked := os.environ.get(COMPLETION_VARIABLE):
@@ -379,7 +379,7 @@ def run(name: str, root: Group, words: Sequence[str], version: str, of_context: 
 
 
 def root_of(name: str, root: Group, version: str) -> Commands:
-    """Return all commands, with the options of the whole command."""
+    """Create the top-level command with all commands and its own options."""
     commands = Commands(name, root)
     once: dict[str, Any] = {"is_eager": True, "expose_value": False}
     version_text = _prints(lambda _: f"{name} {version}\n")
@@ -393,7 +393,7 @@ def root_of(name: str, root: Group, version: str) -> Commands:
 
 
 def _prints(text: Callable[[Any], str]) -> Callable[[click.Context, click.Parameter, Any], None]:
-    """Return the callback of an option that prints a text and ends the command."""
+    """Create the callback of an option that prints a text and ends the command."""
 
     def show(context: click.Context, _: click.Parameter, value: Any) -> None:
         if value and not context.resilient_parsing:

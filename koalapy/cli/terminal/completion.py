@@ -1,7 +1,7 @@
-"""What a shell offers for a word: jobs, clusters, policies, users and files, as the daemon has them.
+"""Shell completion of jobs, clusters, policies, users, files and tokens from the daemon.
 
-The daemon has little time to answer, and errors are not printed, since the user has only pressed Tab. A word is offered
-only if a shell takes it for one plain word.
+The daemon has little time to respond, and errors are not printed, since the user has only pressed Tab. Completions with
+characters that need quoting in a shell are omitted.
 """
 
 import re
@@ -27,14 +27,14 @@ from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, 
 from koalapy.model.wording import format_nodes
 
 Offer = tuple[str, str]
-"""A word, and what is said of it."""
+"""A completion and its description."""
 __all__ = ["complete", "get_completion_class", "install", "shell_complete"]
 MAX_JOBS = 100
-"""As many are offered, the newest."""
+"""Maximum number of offered jobs, the newest ones."""
 MAX_HELP_LENGTH = 60
-"""Characters."""
+"""Maximum length of a description in characters."""
 PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+/-]*")
-"""What no shell takes for anything else than itself."""
+"""Words that need no quoting in any shell."""
 
 
 def complete(what: str, context: click.Context, given: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
@@ -58,7 +58,7 @@ def complete(what: str, context: click.Context, given: click.Parameter, incomple
 
 
 def _help(told: str) -> str:
-    # Fish ends a text at a comma.
+    # Fish ends a description at a comma.
     short = printable(told).replace(",", ";")
     return short if len(short) <= MAX_HELP_LENGTH else f"{short[: MAX_HELP_LENGTH - 1]}…"
 
@@ -66,7 +66,7 @@ def _help(told: str) -> str:
 def _jobs(
     list_jobs: Callable[..., tuple[list[ListedJob], bool]] = Client.jobs, **query: object
 ) -> Callable[[Client, str], Sequence[Offer]]:
-    """Offer listed jobs: the caller's own, or all users' where none of those begins with the word."""
+    """Offer listed jobs of the caller, or of all users if none of the caller's jobs begins with the word."""
 
     def offered(client: Client, incomplete: str) -> Sequence[Offer]:
         for mine in (True, None):
@@ -126,9 +126,9 @@ OFFERS: dict[str, Callable[[Client, str], Iterable[Offer]]] = {
 
 
 class _Bash(BashComplete):
-    """Takes ``--option``, ``=`` and ``value``, as bash parts them, for what they are."""
+    """Completion for bash, which splits ``--option=value`` into three words: join them again."""
 
-    # Quoted, so that bash does not replace an offered word by matching files.
+    # Quote the value, so that bash does not replace a completion by matching file names.
     source_template = BashComplete.source_template.replace("COMPREPLY+=($value)", 'COMPREPLY+=("$value")')
 
     def get_completion_args(self) -> tuple[list[str], str]:
@@ -144,7 +144,7 @@ class _Bash(BashComplete):
 
 
 class _WholeWords(ShellComplete):
-    """For shells in which ``--option=value`` is one word, all of which is replaced."""
+    """Completion for shells that replace ``--option=value`` as one word."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         option, equals, _ = incomplete.partition("=")
@@ -156,14 +156,14 @@ class _WholeWords(ShellComplete):
 
 
 class _Zsh(_WholeWords, ZshComplete):
-    """The class of click, for whole words."""
+    """Completion for zsh."""
 
 
 class _Fish(_WholeWords, FishComplete):
-    """The class of click, for whole words."""
+    """Completion for fish."""
 
 
 def install() -> None:
-    """Register the shells with click."""
+    """Register these completion classes with click."""
     for shell in (_Bash, _Zsh, _Fish):
         add_completion_class(shell)

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments shared by several commands."""
 
 import json
 from collections.abc import Callable
@@ -32,14 +32,14 @@ Why = Annotated[str, Option("--reason", help="reason, shown in the job's timelin
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """Which daemon a command talks to, and what it shows to it."""
+    """The options that select a command's daemon and its token."""
 
     url: Url = None
     token: Annotated[str | None, Option("--token", envvar="KOALA_TOKEN", help="token for the daemon")] = None
 
     @property
     def timeouts(self) -> ClientTimeouts:
-        """The timeouts that ``koalapy.cli.main.main`` was given."""
+        """Return the timeouts passed to ``koalapy.cli.main.main``."""
         context = click.get_current_context(silent=True)
         return (context.find_object(ClientTimeouts) if context else None) or DEFAULT_TIMEOUTS
 
@@ -48,18 +48,18 @@ class Daemon:
 
 
 DAEMON = Daemon()
-"""The default of commands' parameters, for which the command line makes another."""
+"""Default value of the parameter in signatures. The command line passes another object."""
 
 
 def refuse_together(**given: bool) -> None:
-    """Raise ``CliError`` if two of the options are given, of which the second would be ignored."""
+    """Raise ``CliError`` if two of the options are given, since one would be ignored."""
     options = [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
     if len(options) > 1:
         raise CliError(f"{options[1]} and {options[0]} cannot be given together", Exit.USAGE, "drop one")
 
 
 def print_answer(answer: T, as_json: bool, page: Callable[[T], str]) -> None:
-    """Print an answer of the daemon as JSON, or as the page that is made of it."""
+    """Print a response of the daemon as JSON, or formatted by ``page``."""
     if as_json:
         show_json(answer)
     else:

@@ -1,4 +1,4 @@
-"""A line on standard error that says how far something long has come."""
+"""Progress lines on standard error for long operations."""
 
 import threading
 import time
@@ -12,9 +12,9 @@ from koalapy.model.wording import format_bytes, format_duration
 
 
 class Progress(Block):
-    """Draw the text that ``describe`` returns, again and again, while the ``with`` block runs.
+    """A line with the text returned by ``describe``, redrawn periodically while the ``with`` block runs.
 
-    Where nothing can be drawn in place, print it as a line now and then if it is ``plain``.
+    If the output cannot be redrawn and ``plain`` is set, print the text as a line at longer intervals.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Progress(Block):
 
 
 def waiting_for(what: str) -> Progress:
-    """Return a progress line with the time that something takes."""
+    """Return a progress line with the text ``what`` and the elapsed time."""
     began = time.monotonic()
     return Progress(lambda: f"{what}, {format_duration(time.monotonic() - began)}")
 
 
 class Transfer:
-    """Bytes that are sent or received: how many of how many, if that is known, and how fast."""
+    """The progress of a transfer as text: bytes so far, total size if known, and speed."""
 
     def __init__(self, what: str, size: int | None = None) -> None:
         self._what, self._size = what, size
@@ -66,14 +66,14 @@ class Transfer:
         return f"{self._what}: {format_bytes(self.done)} of {format_bytes(self._size)}{percent}{speed}"
 
     def counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the pieces, and count their bytes."""
+        """Yield the pieces and count their bytes."""
         for piece in pieces:
             self.done += len(piece)
             yield piece
 
 
 class Counted:
-    """A file whose bytes are counted as they are read."""
+    """A readable file that counts the bytes read from it."""
 
     def __init__(self, file: IO[bytes], transfer: Transfer) -> None:
         self._file, self._transfer = file, transfer

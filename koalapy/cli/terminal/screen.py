@@ -1,4 +1,4 @@
-"""Live views on a terminal: lines drawn in place on standard error, and a page on the whole terminal."""
+"""Live views on a terminal: lines drawn in place on standard error, and full-screen pages."""
 
 import os
 import re
@@ -17,10 +17,10 @@ from koalapy.cli.terminal.width import can_redraw, cut, terminal_size
 
 ERASE = "\r\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""Show a page of its own without a cursor, and show again what the terminal had before."""
+"""Control codes that switch to the alternate screen and hide the cursor, and restore the previous content."""
 BOLD, REVERSE = "1", "7"
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that end the command. The terminal is restored before."""
+"""Signals that end the command after the terminal is restored."""
 KEYS = {
     sent: name
     for name, keys in {
@@ -37,14 +37,14 @@ KEYS = {
     }.items()
     for sent in keys
 }
-"""Names of keys by what terminals send for them."""
+"""Names of keys by the codes that terminals send."""
 KEY = re.compile("\x1b[\\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
 class Block:
     """Lines drawn in place on standard error, below everything printed there, until the ``with`` block ends.
 
-    Where nothing can be drawn in place, each new line is printed once. ``leaves_lines``: the last lines stay there.
+    If the output cannot be redrawn, each new line is printed once. ``leaves_lines``: keep the last lines at the end.
     """
 
     _lock = threading.RLock()
@@ -82,7 +82,7 @@ class Block:
             self._shown = list(lines)
 
     def end(self) -> None:
-        """Erase the lines, and draw nothing any more."""
+        """Erase the lines and ignore later calls of ``draw``."""
         with Block._lock:
             self._is_over = True
             self._erase()
@@ -97,7 +97,7 @@ class Block:
 
     @staticmethod
     def report(line: str) -> None:
-        """Print a line on standard error, above the lines that are drawn there."""
+        """Print a line on standard error above the drawn lines."""
         with Block._lock:
             if Block._current is not None:
                 Block._current._erase()
@@ -105,7 +105,7 @@ class Block:
 
     @staticmethod
     def end_all() -> None:
-        """Draw nothing any more in this command: the output of a program follows."""
+        """End all blocks of this command, before the output of a program is printed."""
         block = Block._current
         while block is not None:
             block.end()
@@ -120,7 +120,7 @@ class Line(NamedTuple):
 
 
 class _Ended(BaseException):
-    """A signal ends the command."""
+    """Raised when a signal ends the command."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -128,9 +128,9 @@ class _Ended(BaseException):
 
 
 class Screen:
-    """A page on the whole terminal. For the main thread only, but for ``wake``.
+    """A full-screen page. For the main thread only, except ``wake``.
 
-    The terminal is restored at the end, and while the command is stopped by Ctrl-Z.
+    The terminal is restored at the end, and while the command is suspended by Ctrl-Z.
     """
 
     def __init__(self, *, reads_keys: bool = False) -> None:
@@ -141,11 +141,11 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows."""
+        """Return the columns and rows of the terminal."""
         return terminal_size(sys.stdout) or (80, 24)
 
     def show(self, lines: Sequence[Line]) -> None:
-        """Draw a page, as much of it as has room."""
+        """Draw a page, cut to the size of the terminal."""
         columns, rows = self.size
         texts = fitting([line.text for line in lines], columns, rows)
         styles = [line.style for line in lines]
@@ -153,7 +153,7 @@ class Screen:
         _print("\x1b[H" + "\x1b[K\n".join(shown) + "\x1b[K\x1b[J")
 
     def wait(self, seconds: float) -> list[str]:
-        """Wait for ``wake``, a key, another size or the time, and return the keys that were pressed."""
+        """Wait for ``wake``, a key, a resize or the timeout in seconds; return the pressed keys."""
         sources = [self._read, *([0] if self._reads_keys else [])]
         ready = select.select(sources, [], [], seconds)[0]
         with suppress(BlockingIOError):
@@ -172,7 +172,7 @@ class Screen:
 
     @contextmanager
     def open(self) -> Iterator["Screen"]:
-        """Take the terminal while the block runs."""
+        """Control the terminal while the block runs."""
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         before = {number: signal.signal(number, _end) for number in ENDING}
@@ -214,13 +214,13 @@ class Screen:
     def _stop(self) -> None:
         self._give_back()
         _default_action(signal.SIGTSTP)
-        # The shell has continued the command.
+        # The shell has resumed the command.
         signal.signal(signal.SIGTSTP, self._note_stop)
         self._take()
 
 
 def fitting(lines: Sequence[str], columns: int, rows: int) -> list[str]:
-    """Return the lines that have room, each cut to a line of the terminal; the last one counts what is left out."""
+    """Cut lines to the size of the terminal. If lines are omitted, the last line gives their number."""
     most = max(2, rows)
     if len(lines) > most:
         lines = [*lines[: most - 1], f"and {len(lines) - most + 1} more lines"]
@@ -236,7 +236,7 @@ def _keys() -> list[str]:
     if not read:
         return ["q"]
     if read.endswith(b"\x1b") and select.select([0], [], [], 0.05)[0]:
-        read += os.read(0, 1024)  # the rest of an arrow key
+        read += os.read(0, 1024)  # further bytes of an arrow key
     return [
         KEYS.get(key, key) for key in KEY.findall(read.decode(errors="replace")) if key in KEYS or key.isprintable()
     ]
@@ -247,11 +247,11 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """The signal wakes ``wait`` by the pipe."""
+    """Ignore a signal; the wakeup pipe ends ``wait``."""
 
 
 def _default_action(number: int) -> None:
-    """Have a signal do what it does to a command that does not handle it."""
+    """Apply the default action of a signal to this process."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

@@ -1,4 +1,4 @@
-"""The standard streams: their errors differ from those of other files, and they exist though they were closed."""
+"""Standard streams with distinct errors and replacements for closed streams."""
 
 import codecs
 import os
@@ -11,11 +11,11 @@ from koalapy.cli.terminal.screen import Block
 
 
 class OutputLost(OSError):
-    """What a command prints cannot be written."""
+    """An error writing to a standard stream."""
 
 
 def without_control_codes(text: str) -> str:
-    """Return text without terminal codes: a control character as ``^[``, another one without a sign as ``?``."""
+    """Replace terminal codes: control characters by forms such as ``^[``, other unprintable characters by ``?``."""
     return "".join(c if c.isprintable() or c in "\n\t\r" else _visible(c) for c in text)
 
 
@@ -25,10 +25,10 @@ def _visible(control: str) -> str:
 
 
 class ProgramOutput:
-    """Output of programs and of the daemon on standard output; on a terminal without control codes."""
+    """A writer of program and daemon output to standard output. On a terminal it replaces control codes."""
 
     def __init__(self, *, raw: bool = False) -> None:
-        """``raw``: keep control codes on a terminal, too."""
+        """``raw``: keep control codes on a terminal."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() and not raw else None
 
     def write(self, piece: bytes) -> None:
@@ -37,13 +37,13 @@ class ProgramOutput:
         self._put(piece, is_last=False)
 
     def copy(self, pieces: Iterable[bytes]) -> None:
-        """Write all pieces, as the whole output."""
+        """Write all pieces and end the output."""
         for piece in pieces:
             self.write(piece)
         self.end()
 
     def end(self) -> None:
-        """Write what is left of an incomplete last character."""
+        """Write the remaining bytes of an incomplete last character."""
         self._put(b"", is_last=True)
 
     def _put(self, piece: bytes, *, is_last: bool) -> None:
@@ -64,9 +64,9 @@ class _Stream(FileIO):
 
 
 def open_standard_streams() -> None:
-    """From here on, failing to write there is an ``OutputLost``.
+    """Replace the standard streams, so that failed writes raise ``OutputLost``.
 
-    Where one was closed, what is written there goes nowhere, and nothing else that is opened gets its number.
+    Open a closed stream on the null device, so that no other file gets its number.
     """
     for number in range(3):
         try:
@@ -74,7 +74,7 @@ def open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    # Other objects belong to a test, or to a program that imports this one.
+    # Keep other objects: they belong to a test or to a program that imports this module.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text(1, sys.stdout, "replace")
     if sys.stderr is sys.__stderr__:
@@ -84,12 +84,15 @@ def open_standard_streams() -> None:
 def _text(number: int, before: Any, errors: str) -> TextIOWrapper:
     raw = _Stream(number, "w", closefd=False)
     encoding = before.encoding if before is not None else "utf-8"
-    # As Python has them: a terminal and standard error get whole lines at once.
+    # As in Python, a terminal and standard error are line-buffered.
     return TextIOWrapper(BufferedWriter(raw), encoding, errors, line_buffering=number == 2 or raw.isatty())
 
 
 def give_up_standard_streams() -> None:
-    """What is still buffered, where it cannot be written, goes nowhere, so that no complaint follows at the end."""
+    """Flush the standard streams, and discard buffered data that cannot be written.
+
+    Otherwise Python would print an error at exit.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:

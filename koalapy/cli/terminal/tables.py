@@ -1,4 +1,4 @@
-"""Tables and pages for people: plain text that fits a terminal."""
+"""Tables and pages as plain text that fits a terminal."""
 
 import shutil
 import sys
@@ -16,15 +16,15 @@ from koalapy.model.wording import format_bytes, format_duration, format_nodes, f
 
 QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
 CLUSTERS = ("NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON")
-"""Headers of tables."""
+"""Column headers of tables."""
 MIN_FOLDED_COLUMNS = 20
-"""Columns of a text that is folded."""
+"""Minimum width in columns of folded text."""
 INDENT = 4
-"""Columns, of what stands below its line."""
+"""Indentation in columns of continuation lines."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool = True) -> str:
-    """Columns as wide as needed; on a terminal the last one is folded, within its column or below the others."""
+    """Format a table. On a terminal, fold the last column within its width or below the others."""
     text = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(cell_len(row[column]) for row in text) for column in range(len(header))]
     terminal = terminal_size(sys.stdout) if fold else None
@@ -44,7 +44,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool
 
 
 def seconds_since(start: str, end: str | None) -> float:
-    """From one moment of the API to another, or to now."""
+    """Return the seconds from one time of the API to another, or to now if ``end`` is None."""
     return _span(start, end or datetime.now(UTC).isoformat())
 
 
@@ -57,7 +57,7 @@ def signed_duration(seconds: float | None) -> str:
 
 
 def moment_text(moment: str | None) -> str:
-    """Return a moment of the API to the second, or a dash."""
+    """Return a time of the API to the second, or a dash for None."""
     return moment.partition(".")[0].replace("T", " ") if moment else "-"
 
 
@@ -70,14 +70,14 @@ def _reason(job: Job | ListedJob) -> str:
 
 
 def _running_time(job: ListedJob) -> str:
-    """Of the last attempt; a job that waits again has none."""
+    """Return the running time of the last attempt; a dash for a waiting job."""
     if not job["started_at"] or job["state"] in ("queued", "held", "placed", "claiming"):
         return "-"
     return format_duration(seconds_since(job["started_at"], job["ended_at"]))
 
 
 def queue_row(job: ListedJob) -> list[object]:
-    """Below ``QUEUE``."""
+    """Return the cells of a job for the columns ``QUEUE``."""
     placed = job["components"] if job["state"] != "queued" else []
     where = ",".join(f"{each['cluster']}:{each['size']}" for each in placed) or "-"
     who = [job["id"], job["name"] or "-", job["owner"], job["priority"], job["state"]]
@@ -85,7 +85,7 @@ def queue_row(job: ListedJob) -> list[object]:
 
 
 def queue(jobs: Sequence[ListedJob], *, wide: bool = False) -> str:
-    """Jobs as squeue users expect them."""
+    """Return a table of jobs, in the style of squeue."""
     header, rows = list(QUEUE), [queue_row(job) for job in jobs]
     if wide:
         header[-1:-1] = ["SUBMITTED", "HOME", "TYPE", "POLICY", "RESTARTS", "EXIT"]
@@ -97,18 +97,18 @@ def queue(jobs: Sequence[ListedJob], *, wide: bool = False) -> str:
 
 
 def cluster_row(cluster: Cluster) -> list[object]:
-    """Below ``CLUSTERS``."""
+    """Return the cells of a cluster for the columns ``CLUSTERS``."""
     shown: Mapping[str, object] = cluster
     return [*(shown[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
 
 
 def _size(component: Component) -> str:
-    """Return a component's number of nodes, with their class if it asked for one."""
+    """Return a component's number of nodes, with the node class if it requested one."""
     return f"{component['size']} {component.get('node_class') or ''}".rstrip()
 
 
 def cluster(found: Cluster) -> str:
-    """One cluster: its line, what its nodes are, and its link to the others."""
+    """Return the page of a cluster: its row, its node classes and its uplink."""
     parts, details = [clusters([found])], found["details"]
     if classes := details.get("node_classes"):
         sizes = ["-" if c["memory"] is None else format_bytes(c["memory"]) for c in classes]
@@ -129,7 +129,7 @@ def clusters(found: Sequence[Cluster]) -> str:
 
 
 def _cluster_reason(cluster: Cluster) -> str:
-    """Return since when, by whom and why a cluster is drained, and why else it would not be used."""
+    """Return why a cluster is not used: time, user and reason of a drain, and other reasons."""
     order = cluster["drained"]
     if order is None:
         return cluster["reason"] or "-"
@@ -140,7 +140,7 @@ def _cluster_reason(cluster: Cluster) -> str:
 
 
 def metrics(found: Json) -> str:
-    """How the clusters are used, how long jobs wait, and how they ended."""
+    """Return a page with the use of the clusters, and the wait times and outcomes of jobs."""
     span = _span(found["start"], found["end"])
     used = [
         [
@@ -167,7 +167,7 @@ def metrics(found: Json) -> str:
 
 
 def timeline(job: Job) -> str:
-    """What happened, in seconds since the submission."""
+    """Return a table of the job's timeline, with times in seconds since the submission."""
     rows = []
     for entry in job["timeline"]:
         at = seconds_since(job["submitted_at"], entry["at"])
@@ -179,7 +179,7 @@ def timeline(job: Job) -> str:
 def job_page(
     job: Job, attempts: Sequence[Attempt], limit: int = 5, transfers: Sequence[str] = (), *, unicode: bool | None = None
 ) -> str:
-    """Everything about one job; its attempts as a chart of the last ``limit`` ones, ``transfers`` as they are given."""
+    """Return the page of a job with a chart of its last ``limit`` attempts. ``transfers``: lines on its transfers."""
     unicode = is_unicode() if unicode is None else unicode
     request = job["request"]
     facts = [

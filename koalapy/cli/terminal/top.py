@@ -1,4 +1,4 @@
-"""``koala top``: what is wrong, the clusters, the queue and one job, live, on the whole terminal."""
+"""``koala top``: a live full-screen view of alerts, clusters, the queue and one job."""
 
 import sys
 from collections import deque
@@ -24,13 +24,13 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import format_nodes
 
 EXPLAINED = ("queued", "held", "placed", "claiming", "unknown")
-"""States of jobs whose page begins with an explanation."""
+"""States of jobs for which the page begins with an explanation."""
 MAX_ALERTS = 3
 MAX_ATTEMPTS = 5
 MAX_REASON_LINES = 4
 MAX_TAIL_LINES = 500
 MAX_LINE_LENGTH = 2000
-"""Characters of a line of output."""
+"""Maximum length of a line of output in characters."""
 
 
 def top(
@@ -62,7 +62,7 @@ def top(
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The answers of one look at the daemon, and what was asked for."""
+    """The responses of the daemon to one update, and the filters of the requests."""
 
     clusters: list[Cluster]
     jobs: list[ListedJob]
@@ -74,7 +74,7 @@ class Grid:
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a table below its header, by their first cell, with a cursor that stays on its row."""
+    """A table with a cursor that follows its row. Rows are identified by their first cells."""
 
     header: Sequence[str]
     shown: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Rows:
         return self.shown[self.at] if self.shown else ""
 
     def lines(self, rows: Sequence[Sequence[object]], height: int, *, has_focus: bool) -> list[Line]:
-        """Return the header, and as many rows around the cursor as have room."""
+        """Return the header, and the rows around the cursor that fit ``height``."""
         chosen, self.shown = self.chosen, [str(row[0]) for row in rows]
         self.at = self.shown.index(chosen) if chosen in self.shown else min(self.at, max(0, len(rows) - 1))
         header, *texts = tables.table(self.header, rows, fold=False).split("\n")
@@ -106,7 +106,7 @@ class Rows:
 
 
 class Top:
-    """What ``koala top`` shows, and what its keys do; without a terminal."""
+    """The content and the key bindings of ``koala top``, independent of a terminal."""
 
     def __init__(self, client: Client, *, everyone: bool, limit: int, wake: Callable[[], None]) -> None:
         self._client, self._everyone, self._limit, self._wake = client, everyone, limit, wake
@@ -222,7 +222,7 @@ def alert_lines(alerts: Sequence[Alert]) -> list[str]:
 
 
 class JobPage:
-    """Everything about one job, with its output when that is asked for."""
+    """The page of one job, with its output on request."""
 
     def __init__(self, client: Client, job: int, wake: Callable[[], None], *, unicode: bool) -> None:
         self._client, self._number, self._wake, self._unicode = client, job, wake, unicode
@@ -249,7 +249,10 @@ class JobPage:
             self.feed.close()
 
     def _look(self, client: Client) -> Callable[[], str]:
-        """Return a function that makes the page at any moment. A refusal that concerns this job is its text."""
+        """Request the job and return a function that formats the page for the current time.
+
+        If the daemon rejects the request because of this job, the page is the error message.
+        """
         try:
             job = client.job(self._number)
             if job["redacted"]:
@@ -290,7 +293,7 @@ class JobPage:
         self._first = max(0, min(self._first, self._last_first) + steps[key]) if key in steps else self._first
 
     def lines(self, height: int) -> list[Line]:
-        """Return as many lines of the page, from where it is scrolled to."""
+        """Return ``height`` lines of the page from the scroll position."""
         lines = (self._failure if self.feed is None else self.feed.latest()).split("\n")
         if self._output is not None:
             lines += ["", f"output, {printable(self._output_state)}", *map(_without_control_codes, list(self._output))]

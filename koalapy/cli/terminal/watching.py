@@ -1,4 +1,4 @@
-"""Tables that follow the daemon: looked at again by a thread, and shown again whenever they differ (``--watch``)."""
+"""Live tables (``--watch``): a thread requests the data again, and changed tables are redrawn."""
 
 import json
 import sys
@@ -16,35 +16,35 @@ from koalapy.model.wording import format_duration
 
 T = TypeVar("T")
 TICK_S = 1.0
-"""Time after which a page is drawn again, for the times in it."""
+"""Interval for redrawing a page, since it may contain the current time."""
 MAX_PAUSE_S = 15.0
-"""Maximum time between two looks."""
+"""Maximum time between two requests."""
 MAX_LOAD = 0.1
-"""Maximum share of the time in which the daemon answers this command."""
+"""Maximum fraction of the time that the daemon spends on requests of this command."""
 SILENCE_S = 30.0
-"""Time after which a stream of events is dead. The daemon sends something every ten seconds."""
+"""Time without data after which a stream of events is dead. The daemon sends data every ten seconds."""
 STALE_AFTER_S = 20.0
-"""Age of a page from which on the page says how old it is, without an error too."""
+"""Age from which a page shows its age, even without an error."""
 
 
 class Feed(Generic[T]):
-    """The latest answer of the daemon to a question, with its age and the reason why there is no newer one.
+    """The latest response of the daemon to a request, with its age and the reason why there is no newer one.
 
-    A thread asks again when the daemon announces a change, or every few seconds where it announces none. It waits for a
-    daemon that is away, however long that takes.
+    A thread repeats the request when the daemon announces a change, or every few seconds if the daemon announces none.
+    It waits for an unreachable daemon without limit.
     """
 
     def __init__(self, client: Client, look: Callable[[Client], T], wake: Callable[[], None]) -> None:
-        """Ask once; raise its ``CliError``. ``wake`` is called after each further answer or error."""
+        """Send the first request and raise its ``CliError``. ``wake`` is called after each later response or error."""
         self._client, self._look, self._wake = client.another(), look, wake
         self._timeouts = client.timeouts
         self._asked = time.monotonic()
         self.latest = look(self._client)
         self.at = time.monotonic()
         self.trouble: CliError | None = None
-        """Why there is nothing newer, as long as that lasts."""
+        """The error of the last request; None if it succeeded."""
         self.ended: CliError | None = None
-        """Why nothing more is to come."""
+        """The error that ended the feed; None while it runs."""
         self.is_live = False
         """Whether the daemon announces changes."""
         self._now, self._over = threading.Event(), threading.Event()
@@ -53,7 +53,7 @@ class Feed(Generic[T]):
 
     @property
     def staleness(self) -> str:
-        """Why the latest answer is older than it should be; empty if it is not."""
+        """Return why the latest response is outdated; empty if it is current."""
         age = time.monotonic() - self.at
         if self.trouble is None and age <= STALE_AFTER_S:
             return ""
@@ -61,7 +61,7 @@ class Feed(Generic[T]):
         return printable(f"as it was {format_duration(age)} ago: {why}")
 
     def refresh(self) -> None:
-        """Ask again as soon as the load of the daemon permits."""
+        """Repeat the request as soon as the load of the daemon permits."""
         self._now.set()
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Feed(Generic[T]):
                 self.close()
 
     def _pause(self) -> float:
-        """Return the minimum time until the next look."""
+        """Return the minimum time until the next request in seconds."""
         if self.trouble is not None:
             return max(self._timeouts.min_look_pause_s, self.trouble.retry_after)
         took = max(0.0, self.at - self._asked)
@@ -98,7 +98,7 @@ class Feed(Generic[T]):
         return min(MAX_PAUSE_S, max(least, took / MAX_LOAD - took))
 
     def _listen(self) -> None:
-        """Have ``_follow`` ask again when the daemon announces a change."""
+        """Wake ``_follow`` when the daemon announces a change."""
         client, last = self._client.another(), ""
         while not self._over.is_set():
             try:
@@ -108,7 +108,7 @@ class Feed(Generic[T]):
                         self._now.set()
             except CliError as error:
                 if not error.is_passing:
-                    break  # no such stream, or no access to it, of which the next look says more
+                    break  # no stream, or no access to it: the next request reports the reason
             except (KeyError, TypeError, ValueError):
                 break
             self.is_live = False
@@ -119,7 +119,7 @@ class Feed(Generic[T]):
 
 
 def watch(client: Client, look: Callable[[Client], T], page: Callable[[T], str]) -> NoReturn:
-    """Show a page of what ``look`` returns until Ctrl-C: in place on a terminal, else each one that differs."""
+    """Show the result of ``look``, formatted by ``page``, until Ctrl-C. Without a terminal, print each changed page."""
     if not can_redraw(sys.stdout):
         each_change(client, look, lambda _, found: print(f"{_heading()}\n{page(found)}\n", flush=True))
     screen = Screen()
@@ -138,7 +138,7 @@ def watch(client: Client, look: Callable[[Client], T], page: Callable[[T], str])
 
 
 def each_change(client: Client, look: Callable[[Client], T], show: Callable[[T | None, T], None]) -> NoReturn:
-    """Call ``show`` with the previous and the present answer whenever they differ, until Ctrl-C."""
+    """Call ``show`` with the previous and the current response whenever they differ, until Ctrl-C."""
     news = threading.Event()
     feed = Feed(client, look, news.set)
     before: T | None = None

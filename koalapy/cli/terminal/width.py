@@ -1,4 +1,4 @@
-"""Texts in columns of a terminal: East Asian signs take two, accents that stand by themselves none."""
+"""Fit text to terminal columns. East Asian characters take two columns, combining accents none."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from typing import TextIO
 from rich.cells import cell_len, chop_cells
 
 WITHOUT_CURSOR = ("", "dumb", "unknown")
-"""Terminals, by ``TERM``, on which nothing can be written over."""
+"""Values of ``TERM`` for terminals without cursor movement."""
 
 
 def left(text: str, columns: int) -> str:
@@ -19,14 +19,14 @@ def right(text: str, columns: int) -> str:
 
 
 def cut(text: str, columns: int, mark: str = "…") -> str:
-    """Return as much of a text as has room, with a mark of one column if something is missing."""
+    """Cut a text to a number of columns. End a shortened text with a mark of one column."""
     if cell_len(text) <= columns:
         return text
     return (chop_cells(text, columns - 1)[0] if columns > 1 else "") + mark
 
 
 def folded(text: str, columns: int) -> list[str]:
-    """Return a text in lines of at most so many columns, broken at blanks if there are any."""
+    """Fold a text into lines of at most ``columns`` columns, at blanks if possible."""
     lines = [""]
     for word in text.split(" "):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
@@ -43,5 +43,5 @@ def terminal_size(stream: TextIO) -> tuple[int, int] | None:
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Return whether the stream is a terminal on which text can be replaced."""
+    """Return whether the stream is a terminal with cursor movement, so that text can be redrawn."""
     return stream.isatty() and os.environ.get("TERM", "") not in WITHOUT_CURSOR

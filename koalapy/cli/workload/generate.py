@@ -1,4 +1,4 @@
-"""``koala workload generate``: from options to a recipe, and from that to a file of jobs."""
+"""``koala workload generate``: build a recipe from options, and generate a file of jobs from it."""
 
 import shlex
 import sys
@@ -22,7 +22,7 @@ from koalapy.workload.recipe import DEFAULT, PRESETS, GridSize, Recipe, form_for
 
 @dataclass(frozen=True, slots=True)
 class RecipeOptions:
-    """Aspects of jobs, each in place of the preset's; the fields are those of ``Recipe``."""
+    """Options that override properties of the preset; the fields are those of ``Recipe``."""
 
     jobs: Annotated[int | None, Option(help="number of jobs")] = None
     duration: Annotated[float | None, Option(help="seconds in which jobs arrive")] = None
@@ -93,7 +93,7 @@ def generate(
 
 
 def _grid_of_daemon(daemon: Daemon, recipe: Recipe) -> GridSize:
-    """Return the daemon's grid; an empty one where the daemon is away and the recipe needs none."""
+    """Return the daemon's grid; an empty one if the daemon is unreachable and the recipe needs none."""
     try:
         found = daemon.client().get("/api/v1/clusters")["clusters"]
     except CliError as error:
@@ -105,7 +105,7 @@ def _grid_of_daemon(daemon: Daemon, recipe: Recipe) -> GridSize:
 
 
 def recipe_of(preset: str | None, options: RecipeOptions, *, is_trace: bool) -> Recipe:
-    """Return the preset, or the plain recipe, with the options in place of its own values."""
+    """Return the preset, or the default recipe, with values overridden by the options."""
     if preset is not None and preset not in PRESETS:
         raise CliError(f"--preset is {preset!r}", Exit.USAGE, f"known: {', '.join(PRESETS)}")
     recipe = PRESETS[preset] if preset else DEFAULT
@@ -131,7 +131,7 @@ def recipe_of(preset: str | None, options: RecipeOptions, *, is_trace: bool) -> 
     form = changes.get("request") or form_for(changes.get("policy", ""), recipe.request)
     if form not in ("nonfixed", "flexible"):
         raise CliError(f"--request is {form!r}", Exit.USAGE, "give nonfixed or flexible")
-    # Jobs or duration bounds a workload: the one that is given replaces the other one of the recipe.
+    # Either jobs or duration limits a workload: an option for one removes the other from the recipe.
     if is_trace or "duration" in changes or "jobs" in changes:
         changes = {"jobs": None, "duration": None} | changes
     if is_trace and "scale" not in changes:
@@ -140,7 +140,7 @@ def recipe_of(preset: str | None, options: RecipeOptions, *, is_trace: bool) -> 
 
 
 def clusters_of(text: str) -> dict[str, int]:
-    """Read ``north:4,south:4``."""
+    """Parse clusters and their sizes: ``north:4,south:4``."""
     found = {}
     for part in text.split(","):
         name, colon, nodes = part.strip().rpartition(":")

@@ -1,4 +1,4 @@
-"""``koala workload report``, and the files of reports in folders: JSON, a page, and plots."""
+"""``koala workload report``, and report folders with JSON, a page and plots."""
 
 import json
 import sys
@@ -53,7 +53,7 @@ def make_folder(folder: Path) -> None:
 
 
 def load(folder: Path) -> Json:
-    """The report in a folder."""
+    """Read the report in a folder. Raise ``CliError`` if there is no valid report."""
     path = folder / "report.json"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ def load(folder: Path) -> Json:
 
 
 def save(folder: Path | None, told: Json, form: Plots, name: str) -> str:
-    """The page of one run; with a folder, it, ``report.json`` and the plots are written there."""
+    """Return the page of one run. If a folder is given, write the page, ``report.json`` and the plots there."""
     title = measures.label_of(told, name)
     text = tables.report(told, f"Workload run: {title}")
     if folder is not None:
@@ -79,7 +79,7 @@ def save(folder: Path | None, told: Json, form: Plots, name: str) -> str:
 
 
 def save_comparison(folder: Path | None, found: Sequence[tuple[str, Json]], form: Plots) -> tuple[Json, str]:
-    """The same of several runs side by side; nothing is written where there is not a folder."""
+    """Return the comparison of several runs as JSON and as a page. With a folder, write both and the plots there."""
     told = measures.compare(found)
     text = tables.comparison(told)
     if folder is not None:
@@ -91,7 +91,7 @@ def save_comparison(folder: Path | None, found: Sequence[tuple[str, Json]], form
 
 
 def _page(text: str, folder: Path, runs: Sequence[tuple[str, Json]], form: Plots) -> str:
-    """The page with the plots below."""
+    """Write the plots and return the page with references to them."""
     if form is Plots.NONE:
         return text
     try:

@@ -1,4 +1,4 @@
-"""``koala workload run``: a run's daemon over REST, and what a run shows on the screen."""
+"""``koala workload run``: access to the daemon over REST, and the progress display of a run."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ from koalapy.workload.recipe import form_for
 from koalapy.workload.run import Options, Progress, Run
 
 PLAIN_INTERVAL_S = 10.0
-"""Time between two lines of progress where there is no terminal."""
+"""Time between two lines of progress without a terminal."""
 MAX_ACTIVE_JOBS = 200_000
 SERVER_ERRORS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a run goes; the fields are those of ``koalapy.workload.run.Options``."""
+    """The options of a run; the fields are those of ``koalapy.workload.run.Options``."""
 
     background: Annotated[float, Option(help="fraction of nodes for background load, e.g. 0.2", min=0, max=0.9)] = 0.0
     background_seconds: Annotated[float, Option(help="mean run time of background jobs in seconds", min=1, max=200)] = (
@@ -86,7 +86,7 @@ def run(
 
 
 def ended_with(told: Json) -> Exit:
-    """How the command ends: interrupted, out of time, with jobs that did not succeed, or well."""
+    """Return the exit code of a report: interrupted, timed out, with failed jobs, or successful."""
     reason = told["run"]["interrupted"]
     if reason == "interrupted":
         return Exit.INTERRUPTED
@@ -97,7 +97,7 @@ def ended_with(told: Json) -> Exit:
 
 @contextmanager
 def _translated_errors() -> Iterator[None]:
-    """Raise the errors of the client as those that a run knows."""
+    """Convert errors of the client to those that a run handles."""
     try:
         yield
     except CliError as error:
@@ -109,21 +109,21 @@ def _translated_errors() -> Iterator[None]:
 
 
 class RestDaemon:
-    """The daemon of a run."""
+    """The interface of a run to its daemon, over REST."""
 
     def __init__(self, client: Client, policy: str | None) -> None:
-        """``policy`` is set in every job, with the kind of request that it serves."""
+        """``policy``: the placement policy for every job, if given; requests are converted to a kind that it serves."""
         self._client, self._policy = client, policy
         self._owners: set[str] = set()
-        """Owners of the submitted jobs: a workload may name any."""
+        """Owners of the submitted jobs: a workload may have several."""
 
     def check(self, background: float) -> None:
-        """Raise ``CliError`` if the daemon cannot be reached, or takes no background load."""
+        """Raise ``CliError`` if the daemon is unreachable, or if it rejects the requested background load."""
         found = self._client.clusters()
         if not background or not found:
             return
         try:
-            # A daemon that takes background load refuses an order for no nodes by its field.
+            # A daemon that accepts background load rejects zero nodes with an error for that field.
             nothing = {"nodes": 0, "seconds": 1}
             self._client.post(f"/api/v1/clusters/{in_path(found[0]['name'])}/background", nothing)
         except CliError as error:
@@ -173,7 +173,7 @@ class RestDaemon:
 
 
 def request_for(policy: str, request: Json) -> Json:
-    """A request of the kind that a policy serves; a flexible one becomes two components as equal as can be."""
+    """Convert a request to a kind that a policy serves: split a flexible request into two similar components."""
     form = form_for(policy, request["type"])
     if form == request["type"] or request["type"] == "fixed":
         return request
@@ -185,7 +185,7 @@ def request_for(policy: str, request: Json) -> Json:
 
 
 class ProgressDisplay(Block):
-    """One line that is drawn again on a terminal, else a line now and then."""
+    """A progress line that is redrawn on a terminal, and printed at intervals elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class ProgressDisplay(Block):
 
 
 def line_of(progress: Progress) -> str:
-    """Return where a run stands, in one line."""
+    """Return the progress of a run as one line of text."""
     waiting = progress.states.total() - progress.states["running"]
     ended = ", ".join(f"{count} {state}" for state, count in sorted(progress.ended.items())) or "0 ended"
     idle = progress.total - progress.ours - progress.background
