@@ -55,7 +55,7 @@ def build_dashboard(services: Services, engine: Engine, login: LoginServices, au
 def _add_files(dashboard: Dashboard) -> None:
     @dashboard.router.get("/static/{digest}/{name:path}", operation_id="dashboard_file")
     async def file(request: Request, digest: str, name: str) -> Response:
-        """Return a static file, whose path contains the digest of its content."""
+        """Return a static file. Its path contains the digest of its content."""
         page_file = load_page_files().get(name)
         if page_file is None or page_file.digest != digest:
             raise NotFoundError(f"there is no file {name} with the digest {digest}", hint="reload the page")

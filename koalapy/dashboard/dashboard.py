@@ -83,7 +83,7 @@ class PageCache:
 Load = Callable[..., Coroutine[Any, Any, Any]]
 Act = Callable[..., Awaitable[str]]
 MAX_FIELDS = 2000
-"""Fields of a form."""
+"""Maximum number of fields in a form."""
 _REASON: TypeAdapter[str] = TypeAdapter(Reason)
 
 
@@ -109,7 +109,7 @@ class Form:
 
     @property
     def reason(self) -> str:
-        """The reason for an action, in one line. Raise ``UsageError`` if it is invalid."""
+        """Return the reason for an action, in one line. Raise ``UsageError`` if it is invalid."""
         told = self.get("reason")
         try:
             return _REASON.validate_python(told)
@@ -122,7 +122,7 @@ class Form:
 class Dashboard:
     """The registry of pages and form actions.
 
-    Each names the REST operation that it corresponds to, so that ``api/access.py`` decides who may call it.
+    Each names the corresponding REST operation, so that ``api/access.py`` defines the access to it.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -247,7 +247,7 @@ class Dashboard:
 
 
 def _bound(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """Return a dependency with the function's parameters, which returns a call of the function without making it."""
+    """Return a dependency with the function's parameters. It returns a deferred call of the function."""
 
     @wraps(function)
     async def bound(**parameters: Any) -> Callable[[], Awaitable[Any]]:

@@ -13,7 +13,7 @@ BAR_WIDTH, BAR_HEIGHT = 160, 10
 
 
 def bar(value: float, most: float) -> Markup:
-    """Return a bar for the share of a value in the maximum; the page shows the number next to it."""
+    """Return a bar for the fraction of a value in the maximum. The page shows the number next to it."""
     length = 0.0 if most <= 0 else min(1.0, max(0.0, value / most)) * BAR_WIDTH
     size = f'viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"'
     track = f'<rect class="track" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" rx="2"/>'
@@ -78,7 +78,7 @@ def format_share(count: int, total: int) -> str:
 
 NODE_SIZE, NODE_GAP, NODE_COLUMNS = 14, 2, 32
 MAX_SQUARES = 512
-"""Squares of a larger cluster stand for several nodes each."""
+"""Maximum number of squares. In a larger cluster, each square represents several nodes."""
 LETTERS = {"running": "r", "claimed": "c", "local": "l", "down": "×", "idle": ""}
 
 STATE_NAMES = {"running": "running", "claimed": "claimed", "local": "of local users", "down": "down", "idle": "idle"}
@@ -264,7 +264,7 @@ def _component_phases(component: Component, attempt: Attempt, attempt_end: float
 
 
 def job_lanes(lanes: Sequence[JobLane]) -> Markup:
-    """Return the lanes of a job as a Gantt chart; the page has the same in a table."""
+    """Return the lanes of a job as a Gantt chart. The page also has a table with the same content."""
     phases = [phase for lane in lanes for phase in lane.phases]
     if not phases:
         return Markup("")

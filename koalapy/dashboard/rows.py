@@ -55,7 +55,7 @@ class JobRow:
 
 
 MAX_REASON_LENGTH = 500
-"""Characters of a reason in a table; the page of the job shows the whole reason."""
+"""Maximum length of a reason in a table, in characters. The page of the job shows the whole reason."""
 
 
 def job_row(record: JobRecord, caller: Identity, position: int | None = None, *, whole_reason: bool = False) -> JobRow:
@@ -121,7 +121,7 @@ class Survey:
     site_use: defaultdict[ClusterName, SiteUse] = field(default_factory=lambda: defaultdict(SiteUse))
 
     def count_waiting_for(self, cluster: ClusterName) -> int:
-        """Return the number of waiting jobs whose requests allow the cluster."""
+        """Return the number of waiting jobs with requests that allow the cluster."""
         return self.anywhere + self.named[cluster]
 
     def add(self, job: Job) -> None:
@@ -218,9 +218,9 @@ class ClusterRow:
     heard_at: float | None
     """Time of the last message of its agent, if the agent is not connected."""
     absence_reason: str
-    """The reason for which its agent is not connected."""
+    """The reason why its agent is not connected."""
     problem: str
-    """The reason for which its resource manager starts no jobs, as its agent reports it."""
+    """The reason why its resource manager starts no jobs, as reported by its agent."""
     answers: CallStatistics | None
     """Calls that read the state of the resource manager; None if its agent does not report them."""
     waiting: int
@@ -291,7 +291,7 @@ _PAGES = {
     AlertKind.SLOW_LINK: ("/network", "the network"),
     AlertKind.REPLICAS_GONE: ("/files", "the files"),
 }
-"""Path and name of the page with details of alerts that are about no cluster, job or user."""
+"""Path and name of the page with details, for alerts that do not concern a cluster, job or user."""
 
 _HELPED_BY_DRAINING = (AlertKind.RESOURCE_MANAGER, AlertKind.BLACK_HOLE, AlertKind.CLUSTER_FLAPPING)
 
@@ -306,11 +306,11 @@ class AlertRow:
     name: str
     """Subject of that page."""
     action: ClusterAction
-    """The action on its cluster that helps."""
+    """The action on its cluster that resolves the alert."""
 
 
 def alert_row(alert: Alert, grid: GridStatus) -> AlertRow:
-    """Return an alert with the page of its details and the action that helps."""
+    """Return an alert with the page of its details and the action that resolves it."""
     page, name = _details_page(alert)
     action: ClusterAction = ""
     if alert.cluster in grid and alert.kind in _HELPED_BY_DRAINING:

@@ -1,1 +1,1 @@
-"""The pages: for each the dataclass that it shows, and the function that loads it."""
+"""The pages: for each page its dataclass and the function that loads it."""

@@ -1,4 +1,4 @@
-"""The page Capacity: how much would start now under each policy, and after which expected end more would."""
+"""The page Capacity: the largest jobs that would start now under each policy, and the next expected ends of jobs."""
 
 import asyncio
 import time
@@ -36,9 +36,9 @@ class ComingFree:
 
     end: ExpectedEnd
     nodes: int
-    """Nodes that the job gives back."""
+    """Nodes that the job releases."""
     idle: int
-    """Idle nodes in all, unless other jobs take nodes that earlier ends give back."""
+    """Total of idle nodes, unless other jobs take nodes that earlier ends release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class PolicyGroup:
 
 @dataclass(frozen=True, slots=True)
 class CapacityView:
-    """What would start now if the caller submitted it with one priority."""
+    """The capacity for jobs that the caller submits now with one priority."""
 
     priority: Priority
     priorities: Sequence[Priority]
@@ -78,9 +78,9 @@ class ExpectedEnds:
         self._ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
 
     async def load(self, queries: Queries, now: float) -> list[ExpectedEnd | None]:
-        """Return the expected ends of all active jobs, None for a job whose end is not known.
+        """Return the expected ends of all active jobs, None for a job with an unknown end.
 
-        Several requests may call this at the same time: each fills a dictionary of its own.
+        Concurrent requests may call this method: each fills a separate dictionary.
         """
         ends: dict[JobId, tuple[Job, float, ExpectedEnd | None]] = {}
         slice_start = time.thread_time()

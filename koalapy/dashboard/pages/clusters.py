@@ -57,11 +57,11 @@ class NowView:
     active: int
     nodes: int
     idle: int
-    """Idle nodes of usable clusters whose state is current."""
+    """Idle nodes of usable clusters with a current state."""
     ours: int
     """Nodes that jobs of this scheduler have or are claiming."""
     stale: Sequence[str]
-    """Clusters whose state is not current."""
+    """Clusters without a current state."""
     oldest: OldestJob | None
     lanes: Sequence[ClusterRow]
 
@@ -104,7 +104,7 @@ def add_now(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> 
 
 MAX_COMPONENTS_SHOWN = 100
 OPERATIONS_WITHOUT_JOB = frozenset({LrmOperation.OPEN, LrmOperation.SNAPSHOT, LrmOperation.VERSION})
-"""Operations whose errors users may see; those of other operations may reveal a job's owner and command."""
+"""Operations with errors that users may see. Errors of other operations may reveal a job's owner and command."""
 SHOWN_DETAILS = ("directory", "replica_directories")
 """Details of a cluster that the page lists under Profile."""
 
@@ -136,10 +136,10 @@ class Failures:
     """Claims and failed attempts on a cluster since the daemon started, by cause."""
 
     claims: int
-    """Components whose nodes have all reported."""
+    """Components for which all nodes have reported."""
     claims_failed: Mapping[str, int]
     attempts_failed: Mapping[str, int]
-    """Attempts that failed without fault of their programs."""
+    """Attempts that failed for other reasons than the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class ClusterPage:
     """Number of consecutive errors after which the cluster is not used."""
     limit: str
     doubt: str
-    """The reason for which nodes that are reported idle are not used."""
+    """The reason why nodes reported as idle are not used."""
     failures: Failures
     notices: Sequence[str]
     """Messages of its agent for users."""
@@ -173,7 +173,7 @@ class ClusterPage:
     profile: ClusterProfile
     speed: float
     node_classes: Sequence[NodeClass]
-    """Available nodes by class; empty if all nodes are alike."""
+    """Available nodes by class; empty if the cluster has no node classes."""
     uplink: Uplink | None
     details: Mapping[str, object]
 

@@ -27,7 +27,7 @@ FIGURES = {
 SHARES = frozenset({"utilisation", "success", "coallocated"})
 TIMES = frozenset({"queue_time", "response_time"})
 MAX_CURVES = 8
-"""Curves in a chart, those with the most node-seconds."""
+"""Maximum number of curves in a chart: those with the most node-seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class HistoryView:
     since: date | None
     """The first day with data."""
     jobs_keep: float | None
-    """Seconds after their end for which jobs are kept; None: they are never deleted."""
+    """Seconds for which jobs are stored after their end; None: they are never deleted."""
     total: HistoryLine | None
     """The whole grid over all days; None without jobs."""
     pictures: Sequence[Picture]

@@ -1,6 +1,6 @@
-"""The page of a job: its timeline, scheduling, components, output and events, and the actions that are possible.
+"""The page of a job: its timeline, scheduling, components, output and events, and the possible actions.
 
-It shows as much of other users' jobs as the REST API.
+For other users' jobs it shows only the fields that the REST API shows.
 """
 
 import re
@@ -23,9 +23,9 @@ from koalapy.model.job import Job, JobState, Priority
 from koalapy.validation.permissions import may_see_all_of
 
 TAIL_BYTES = 64 * 1024
-"""Shown output of all components."""
+"""Maximum size of the displayed output of all components, in bytes."""
 MAX_LINES = 200
-"""Shown entries of a timeline, the last ones."""
+"""Maximum number of displayed timeline entries, the last ones."""
 
 Last = Annotated[int, Query(ge=1, le=1000, description="maximum number of attempts, newest first")]
 
@@ -124,7 +124,7 @@ _CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) no
     range(0x7F, 0xA0), "\N{SYMBOL FOR DELETE}"
 )
 MAX_CUT_LINE_BYTES = 4096
-"""Length up to which an incomplete first line is left out."""
+"""Length up to which an incomplete first line is omitted."""
 
 
 def decode_output(data: bytes, *, is_cut: bool = False) -> str:

@@ -19,7 +19,7 @@ from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
 
 STEPS = 5
-"""Shades of the heat map."""
+"""Number of shades of the heat map."""
 Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of measurements")]
 
 
@@ -59,7 +59,7 @@ class LinkView:
     forward: LinkDirection
     backward: LinkDirection
     rejection_reason: str
-    """The reason for which it cannot be measured now; empty if it can."""
+    """The reason why the link cannot be measured now; empty if it can."""
     job: int | None
     """The job that measures it now."""
     error: str
@@ -93,8 +93,8 @@ def link_directions(records: Sequence[LinkRecord]) -> Mapping[tuple[ClusterName,
 
 
 def choose_shade(bandwidth: float | None, low: float, high: float) -> int:
-    """Return the shade of a bandwidth on a logarithmic scale of at least a factor of ten, so that similar links look
-    alike."""
+    """Return the shade of a bandwidth on a logarithmic scale. The scale spans at least a factor of ten, so that similar
+    links get similar shades."""
     if not bandwidth:
         return 0
     span = max(log(high) - log(low), log(10))

@@ -25,13 +25,13 @@ from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_ROWS = 200
-"""Rows that a browser updates without a noticeable delay."""
+"""Maximum number of rows that a browser updates without a noticeable delay."""
 MAX_SELECTED = 1000
-"""Jobs in one bulk action."""
+"""Maximum number of jobs in one bulk action."""
 ROWS_PER_SLICE = 20
-"""Rows that are built before other tasks run; each may ask a policy why its job waits."""
+"""Rows that are built before other tasks run. A row may need a call of a policy for the reason why its job waits."""
 MAX_OUTCOMES, MAX_USER_OUTCOMES = 1000, 20
-"""Stored results of actions of all users, and of one user, who thus cannot displace those of other users."""
+"""Maximum number of stored results of actions, in total and for one user, so that no user displaces those of others."""
 
 Action = Literal["cancel", "hold", "release", "high", "low"]
 WORDS: Mapping[Action, tuple[str, str, str]] = {
@@ -65,7 +65,7 @@ class QueueView:
 
     q: str
     problem: str
-    """What is wrong with the filter; there are no jobs then."""
+    """The error in the filter; empty if it is valid. With an error no jobs are listed."""
     hint: str
     jobs: Sequence[JobRow]
     unfinished: int

@@ -138,7 +138,7 @@ def spans_of(timings: Timings) -> list[Span]:
 
 
 def parameters_of(rules: Rules) -> list[Parameter]:
-    """Return all rules that have a default."""
+    """Return all rules with a default value."""
     return [
         Parameter(rule.name, _format_value(getattr(rules, rule.name)), _format_value(rule.default))
         for rule in fields(rules)

@@ -45,12 +45,12 @@ class UsersView:
     """Current use of all visible users, with limits and tokens of one user."""
 
     user: str
-    """The user whose limits and tokens are shown."""
+    """The user of the displayed limits and tokens."""
     users: Sequence[UserUse]
     more_users: int
     scopes: Sequence[ScopeInUse]
     contact: str
-    """Whom to ask for higher limits."""
+    """The contact for requests of higher limits."""
     tokens: Sequence[TokenView]
     more_tokens: int
     include_invalid: bool

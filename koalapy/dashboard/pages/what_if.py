@@ -16,7 +16,7 @@ from koalapy.model.request import ClusterName
 from koalapy.simulation.twin import HORIZON, Answer, Change, Interval
 
 MAX_LINES = 200
-"""Shown jobs; the REST API returns all."""
+"""Maximum number of displayed jobs; the REST API returns all."""
 Names = Annotated[list[Name], Query(max_length=MAX_CHANGES)]
 HORIZONS_S = 3600.0, 86_400.0, 7 * 86_400.0, HORIZON
 """Horizons that the form offers; a link may contain any other."""
