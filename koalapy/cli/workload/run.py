@@ -173,7 +173,7 @@ class RestDaemon:
 
 
 def request_for(policy: str, request: Json) -> Json:
-    """Convert a request to a kind that a policy serves: split a flexible request into two similar components."""
+    """Convert a request to a kind that a policy serves. A flexible one becomes two components of similar size."""
     form = form_for(policy, request["type"])
     if form == request["type"] or request["type"] == "fixed":
         return request
