@@ -17,8 +17,12 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobId
 
 Access = Role | Literal["owner", "everybody", "agents"]
-"""The minimum role; or ``owner``: the owner of the job in the path, and operators; or ``everybody``, without a token;
-or ``agents``, whose routes check the tokens of their clusters."""
+"""The access that a route requires:
+
+- a role: callers with at least this role;
+- ``owner``: the owner of the job in the path, and operators;
+- ``everybody``: all callers, without a token;
+- ``agents``: agents of clusters. These routes check the tokens themselves."""
 AGENT_PATHS = "/api/v1/agents/"
 """Prefix of the agents' routes."""
 UPLOAD_PATH = "/api/v1/bundles"
@@ -101,15 +105,15 @@ _JOB: TypeAdapter[int] = TypeAdapter(Id)
 READ_ONLY_OPERATIONS = frozenset({"ask_what_if", "explain_submission", "foretell_submission"})
 """Operations that change nothing although their method is POST."""
 AUDIT_NAMES = {"name": "cluster"}
-"""Names of path parameters in the audit, where they differ."""
+"""Names of path parameters in the audit, for those with another name there."""
 _IDENTITY = "identity"
 """Key of the request's scope under which the guard stores the authenticated caller."""
 _SESSION = "browser_session"
-"""Key under which it stores the token of a browser session."""
+"""Key of the request's scope under which the guard stores the token of a browser session."""
 
 
 def access_of(path: str, operation: str | None) -> Access:
-    """Return the access that a route requires."""
+    """Return the access that a route requires, by its path and operation id."""
     return "agents" if path.startswith(AGENT_PATHS) else ACCESS.get(operation or "", Role.ADMIN)
 
 

@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 CLOSE_CODE = 4000
 MIN_RANDOM_LENGTH, MIN_RANDOM_CHARACTERS = 32, 8
-"""Length of a token that cannot be guessed, and the number of different characters in it."""
+"""Minimum length, and minimum number of different characters, of a token that cannot be guessed."""
 MAX_REASON_BYTES = 123
 Tokens = Mapping[str, str | None]
 """Tokens of the configured clusters' agents, None where the configuration sets none."""

@@ -27,7 +27,7 @@ METHODS = {"GET", "POST", "PUT", "DELETE", "other"}
 AGENT_ACTIONS = {"login", "impersonate-runner"}
 """Actions that agents report."""
 MAX_TARGET_LENGTH = 200
-"""Characters that are recorded of a path that matches no route."""
+"""Maximum length in characters of the recorded path of a request that matches no route."""
 
 Since = Annotated[
     float | None, Query(gt=0, le=MAX_DURATION, allow_inf_nan=False, description="only entries of the last seconds")

@@ -21,7 +21,7 @@ from koalapy.model.job import FINAL_STATES, MAX_DURATION, Priority
 from koalapy.ports import ClusterRecord, MeanTimes
 
 MIN_SPAN_S = 0.001
-"""Shorter spans have the same start and end, given the resolution of clocks."""
+"""Minimum span in seconds. Start and end of a shorter one may be equal, given the resolution of clocks."""
 Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
 Since = Annotated[
     float, Query(ge=MIN_SPAN_S, le=MAX_DURATION, allow_inf_nan=False, description="length of the span, in seconds")

@@ -23,7 +23,7 @@ NO_ELEMENTS: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class WireFormat:
-    """The JSON format of a type whose format differs from its Python type."""
+    """The JSON format of a Python type, if it differs from the default."""
 
     body: Any
     """Type in requests."""
@@ -32,7 +32,7 @@ class WireFormat:
     to_model: Callable[[Any], Any] = tuple
     """Converts a value of a request to the model's type."""
     has_none: bool = False
-    """Whether the format has a value of its own for None."""
+    """Whether the format has a special value for None."""
 
 
 class Body(Input):
@@ -135,7 +135,7 @@ def view_model(
 ) -> type[Output]:
     """Return the response body that shows a dataclass, or ``only`` some of its fields.
 
-    ``about``: docstring, by default that of the dataclass. ``only_given``: leave out fields with their defaults.
+    ``about``: docstring, by default that of the dataclass. ``only_given``: omit fields with default values.
     A time, such as ``at``, ``added_at`` or ``since``, is shown as a timestamp.
     """
     types: dict[str, Any] = {}

@@ -32,7 +32,7 @@ MAX_EXACT_INTEGER = 2**53
 def parse_duration(value: object) -> object:
     """Return the seconds of a duration such as ``90m``, ``1h30m``, ``2-12:00:00`` or ``1:30:00``.
 
-    Return any other value unchanged. A number without a unit is seconds only if it stands alone: ``1h30`` is ambiguous.
+    Return any other value unchanged. A number without a unit is in seconds, but only by itself: ``1h30`` is ambiguous.
     """
     if not isinstance(value, str):
         return value

@@ -191,7 +191,7 @@ def agent_files_router(
 ) -> APIRouter:
     """Return the routes by which agents download bundles and upload results, with the tokens of their clusters.
 
-    ``is_sent_to``: whether a cluster (first argument) may have a bundle (second argument).
+    ``is_sent_to``: returns whether a cluster (first argument) may download a bundle (second argument).
     """
     attempts = attempts or AgentAttempts()
     router = APIRouter(prefix="/api/v1/agents/{cluster}", include_in_schema=False)

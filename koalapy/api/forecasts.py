@@ -1,4 +1,4 @@
-"""The routes that explain and predict: why a job waits, when it will start, and what the advisor has learned."""
+"""The routes for explanations of waiting jobs, predictions of their starts, and the advisor's statistics."""
 
 from dataclasses import replace
 from typing import Annotated, Any

@@ -186,10 +186,10 @@ TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; put large data int
 class Guard:
     """The middleware that authenticates callers, and rejects foreign hosts, foreign origins and large bodies.
 
-    Web pages of other origins cannot use the API from a browser. A page whose name resolves to the daemon's address
-    (DNS rebinding) sends a foreign ``Host``. A page cannot send a token without a CORS permission, which the daemon
-    never grants. A WebSocket of a page has an ``Origin``. Requests that a page can send without a permission change
-    nothing, however the browser authenticates.
+    Web pages of other origins cannot use the API from a browser. A page with a name that resolves to the daemon's
+    address (DNS rebinding) sends a foreign ``Host``. A page cannot send a token without a CORS permission, which the
+    daemon never grants. A WebSocket of a page has an ``Origin``. Requests that a page can send without a permission
+    change nothing, however the browser authenticates.
     """
 
     def __init__(self, app: ASGIApp, identities: Identities, hosts: AllowedHosts, pace: Pace) -> None:
@@ -213,7 +213,7 @@ class Guard:
         elif scope["method"] in READ_METHODS:
             await self._serve_while_valid(scope, _limit_size(receive), send)
         else:
-            # A change is completed even if the token is revoked meanwhile.
+            # A change is completed even if the token is revoked during the request.
             await self._app(scope, _limit_size(receive), send)
 
     async def _serve_while_valid(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -299,7 +299,7 @@ class Guard:
                 return not_logged_in()
             set_session(scope, token)
             return identity
-        # Of two headers none counts, since a proxy may have checked the other one.
+        # Ignore repeated headers, since a proxy may have checked a different one.
         scheme, _, token = authorizations[0].partition(" ") if len(authorizations) == 1 else ("", "", "")
         token = token.strip() if scheme.lower() == "bearer" else ""
         return await self._authenticator.authenticate(client_address(scope), token)
@@ -364,7 +364,7 @@ def _check_request_origin(scope: Scope, headers: Headers) -> JSONResponse | None
 
 
 def _limit_size(receive: Receive) -> Receive:
-    """Return a ``receive`` that raises 413 for a body that is too large whatever its Content-Length says."""
+    """Return a ``receive`` that raises 413 for a body that is too large, independently of its Content-Length."""
     size = 0
 
     async def receive_and_count() -> Message:

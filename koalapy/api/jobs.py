@@ -148,7 +148,7 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
 
 
 def _check_component(job: Job, component: int | None, *, follow: bool) -> None:
-    """Raise ``NotFoundError`` if the last attempt has no such component, nor could a later attempt have it."""
+    """Raise ``NotFoundError`` if neither the last attempt nor a later one can have this component."""
     if component is None or job.attempt is None or (follow and not job.state.is_final):
         return
     indices = sorted(component.index for component in job.attempt.components)
@@ -163,7 +163,7 @@ def _check_component(job: Job, component: int | None, *, follow: bool) -> None:
 
 
 def _visible_owner(caller: Identity, *, mine: bool, owner: str, name: str) -> str:
-    """Return the owner whose jobs are listed, empty for all. Users may not search other users' jobs by name."""
+    """Return the owner of the jobs to list, empty for all. Users may not search other users' jobs by name."""
     if mine:
         owner = owner or caller.user
     if caller.has_role(Role.OPERATOR):
@@ -179,7 +179,7 @@ def _visible_owner(caller: Identity, *, mine: bool, owner: str, name: str) -> st
 
 
 MAX_JOBS = 1000
-"""Jobs in one bulk action."""
+"""Maximum number of jobs in one bulk action."""
 JobIds = Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_JOBS)]
 
 

@@ -18,7 +18,7 @@ STARTS = ("http.response.start", "websocket.http.response.start")
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """A content security policy under which a page loads nothing, runs nothing, sends no forms and is not framed."""
 CACHE_FOREVER = "public, max-age=31536000, immutable"
-"""Cache control of the dashboard's files, whose names contain a digest of their content."""
+"""Cache control of the dashboard's files. Their names contain a digest of their content."""
 ALWAYS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
@@ -108,7 +108,7 @@ class TrustedProxies:
     def _apply_headers(self, scope: Scope, peer: Address) -> Scope:
         headers = Headers(scope=scope)
         client = peer
-        # The last address that is no trusted proxy: a client may have invented those before it.
+        # Use the last address that is not a trusted proxy: a client may have forged those before it.
         for text in reversed(",".join(headers.getlist("x-forwarded-for")).split(",")):
             address = _parse_address(_strip_port(text.strip()))
             if address is None:
@@ -131,7 +131,7 @@ def _peer(scope: Scope) -> Address | None:
 
 @lru_cache(1000)
 def _parse_address(text: str) -> Address | None:
-    """Return an address in its canonical form: IPv4 also where a dual-stack listener reports it as mapped to IPv6."""
+    """Parse an address to its canonical form. An IPv4 address mapped to IPv6 by a dual-stack listener becomes IPv4."""
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:
@@ -147,9 +147,9 @@ def _strip_port(text: str) -> str:
 
 
 BODY_TIMEOUT_S = 60.0
-"""Time in which a request's body must be complete; bundles may take longer."""
+"""Maximum time for receiving a request's body; bundles may take longer."""
 MAX_USER_FRACTION = 4
-"""One user may have 1/4 of all concurrent requests, since streams stay open as long as the client likes."""
+"""One user may have 1/4 of all concurrent requests, since clients may keep streams open without limit."""
 
 
 class RequestLimiter:

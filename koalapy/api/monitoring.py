@@ -130,7 +130,7 @@ Sample = tuple[Labels, float]
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """The metrics at one time; only counters may change while they are encoded."""
+    """A snapshot of the metrics. Only counters may change while it is encoded."""
 
     figures: Figures
     instruments: Instruments
@@ -377,7 +377,7 @@ def add_metrics(
     is_open: bool,
     min_interval_s: float = MIN_INTERVAL_S,
 ) -> None:
-    """Count requests and serve ``/metrics``; ``is_open``: without a token."""
+    """Count requests and serve ``/metrics``. ``is_open``: serve it without a token."""
     metrics_cache = MetricsCache(engine, health, alerts, min_interval_s)
 
     @app.get(

@@ -16,7 +16,7 @@ from koalapy.model.measurement import MeasurementKind
 Name = Annotated[Cluster, Path(description="a cluster's name")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of measurements")]
 MAX_ORDERED = 10_000
-"""Clusters or pairs in one order."""
+"""Maximum number of clusters or pairs in one request."""
 PairOfNames = Annotated[list[Text], Field(json_schema_extra={"minItems": 2, "maxItems": 2})]
 NOT_EMPTY = {"minItems": 1}
 BOTH: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Errors as problem+json (RFC 9457): what is wrong with a request, a stable code, and a hint."""
+"""Errors as problem+json (RFC 9457): a message, the wrong field, a stable code and a hint."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,12 +25,12 @@ from koalapy.model.wording import escape_surrogates, suggest_names
 log = structlog.get_logger()
 
 RETRY_AFTER_S = 5.0
-"""Time after which a client may retry a request that the daemon cannot answer now."""
+"""Time after which a client may retry a request that the daemon cannot handle now."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 PAGE_HEADERS = ("retry-after", "allow")
-"""Headers of a problem that its page has too."""
+"""Headers of a problem response that its page for browsers keeps."""
 MAX_VALUE_LENGTH = 1000
-"""Characters of JSON to which a wrong value is cut in a response."""
+"""Maximum length of a wrong value in a response, in characters of JSON. Longer ones are cut."""
 
 
 def problem(
@@ -43,7 +43,7 @@ def problem(
     headers: dict[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> JSONResponse:
-    """Return a problem response: what is wrong with which field, a hint, and ``more`` fields for programs."""
+    """Return a problem response with the message, the wrong field, a hint, and ``more`` fields for programs."""
     if code.status in (401, 403, 429):
         about(detail=detail)
     body = _problem(code, detail, field, value, hint) | dict(more or {})
@@ -102,7 +102,7 @@ def _for_browser(request: Request, answer: JSONResponse) -> Response:
 
 
 def add_error_handlers(app: FastAPI, error_page: ErrorPage | None = None) -> None:
-    """Answer every error of the application as a problem, or by ``error_page`` to browsers."""
+    """Convert every error of the application to a problem response, or to a page by ``error_page`` for browsers."""
     app.state.error_page = error_page
     app.add_exception_handler(KoalaError, _koala_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -149,7 +149,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _client_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # nobody receives it
+    return Response(status_code=400)  # the client has disconnected and does not receive it
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
@@ -197,17 +197,17 @@ _CORRECTIONS = {
     "warning_grace": ("with no duration after its @", "give seconds or a duration, for example TERM@30 or USR1@2m"),
 }
 _DURATIONS = ("walltime", "lease", "horizon", "expires")
-"""Fields whose number may have a unit."""
+"""Fields with a duration, which may be a number with a unit."""
 
 
 def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> UsageError:
     """Convert the most helpful of pydantic's errors; ``model`` is the type of the body."""
-    # A misspelt required field is both unknown and missing: the first error says more.
+    # A misspelt required field is both unknown and missing: the first error is more helpful.
     error = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     location = error["loc"]
     kind = str(error["type"])
     if kind == "string_pattern_mismatch" and "\0" in str(error.get("input")):
-        kind = "nul"  # the usual reason
+        kind = "nul"  # the likely cause of the mismatch
     if location[-1] == "[key]":
         field, name = _field_at(location[:-2]), error.get("input")
         wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
@@ -247,7 +247,10 @@ def _shorten_repr(value: object) -> str:
 
 
 def _field_at(location: Sequence[int | str]) -> str:
-    """Return ``("body", "request", "fixed", "components", 1, "size")`` as ``request.components[1].size``."""
+    """Format a location as a field name.
+
+    For example, return ``request.components[1].size`` for ``("body", "request", "fixed", "components", 1, "size")``.
+    """
     field = ""
     for index, part in enumerate(location):
         is_tag = index == 2 and part in _REQUESTS and location[1] == "request"

@@ -22,7 +22,7 @@ from koalapy.ports import StoredToken
 
 USER_PATTERN = r"^[A-Za-z0-9_.+@-]+$"
 MAX_TOKENS = 1000
-"""Tokens that may be revoked at once."""
+"""Maximum number of tokens in one request to revoke."""
 UserName = Annotated[fields.Text, Field(min_length=1, max_length=200, pattern=USER_PATTERN)]
 TokenOwner = Annotated[fields.Name | None, Query(min_length=1, description="only tokens of this user")]
 IncludeInvalid = Annotated[bool, Query(alias="all", description="include expired and recently revoked tokens")]
@@ -163,7 +163,8 @@ LimitedUser = Annotated[fields.Name | None, Query(min_length=1, description="the
 
 
 def limited_user(caller: Identity, user: str | None) -> str:
-    """Return the user whose limits to show: by default the caller. Raise ``ForbiddenError`` if the caller may not."""
+    """Return the user of the requested limits: by default the caller. Raise ``ForbiddenError`` for other users unless
+    the caller is an operator."""
     if user and user != caller.user and not caller.has_role(Role.OPERATOR):
         raise ForbiddenError(
             "only operators may see the limits of other users",
