@@ -87,7 +87,7 @@ testbed:  ## three Slurm clusters (22.05 and 24.11) and a Grid Engine cluster in
 testbed-down:  ## remove the testbed and all it holds
 	@deploy/testbed/control down
 
-check: $(STAMP)  ## lint, format, types, import contracts, locked packages, and sleeps and patched timeouts in ring 1
+check: $(STAMP)  ## lint, format, types, import contracts, locked packages, sleeps in ring 1, and wording
 	$(BIN)/python -m deploy.locked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -96,6 +96,7 @@ check: $(STAMP)  ## lint, format, types, import contracts, locked packages, and 
 	$(BIN)/vermin --quiet --target=3.9- --no-tips koalapy/runner
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.check_rings
+	$(BIN)/python -m tests.check_wording
 
 docs: $(STAMP)  ## the documentation as a site, in site/: what it says of settings and the API is made of the code
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -15,7 +15,7 @@ from koalapy.model.errors import ProblemCode
 from koalapy.model.identity import Role
 
 Json = dict[str, Any]
-FOR = {"owner": "the job's owner, and operators", "everybody": "everybody, without a token", "agents": "agents"}
+FOR = {"owner": "the job's owner, and operators", "public": "everyone, without a token", "agents": "agents"}
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "maxLength": "up to"}
 MANY_VALUES = 12
 

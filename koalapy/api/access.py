@@ -16,12 +16,12 @@ from koalapy.model.errors import ForbiddenError, NotLoggedIn, ProblemCode
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobId
 
-Access = Role | Literal["owner", "everybody", "agents"]
+Access = Role | Literal["owner", "public", "agents"]
 """The access that a route requires:
 
 - a role: callers with at least this role;
 - ``owner``: the owner of the job in the path, and operators;
-- ``everybody``: all callers, without a token;
+- ``public``: all callers, without a token;
 - ``agents``: agents of clusters. These routes check the tokens themselves."""
 AGENT_PATHS = "/api/v1/agents/"
 """Prefix of the agents' routes."""
@@ -38,8 +38,8 @@ ACCESS: Mapping[str, Access] = {
     "clear_cluster": Role.OPERATOR,
     "create_login_code": Role.USER,
     "create_token": Role.USER,
-    "openapi": "everybody",
-    "docs": "everybody",
+    "openapi": "public",
+    "docs": "public",
     "declare_cluster_lost": Role.OPERATOR,
     "drain_cluster": Role.OPERATOR,
     "explain_job": "owner",
@@ -51,25 +51,25 @@ ACCESS: Mapping[str, Access] = {
     "foretell_job": "owner",
     "foretell_submission": Role.USER,
     "has_bundle": Role.USER,
-    "health": "everybody",
+    "health": "public",
     "hold_job": "owner",
     "hold_jobs": Role.USER,
     "list_alerts": Role.USER,
     "list_attempts": "owner",
     "dashboard_events": Role.USER,
-    "dashboard_file": "everybody",
-    "dashboard_login": "everybody",
+    "dashboard_file": "public",
+    "dashboard_login": "public",
     "list_audit": Role.ADMIN,
     "list_clusters": Role.USER,
     "list_jobs": Role.USER,
     "list_policies": Role.USER,
     "list_replicas": Role.USER,
     "list_tokens": Role.USER,
-    "live": "everybody",
+    "live": "public",
     "logout": Role.USER,
     "measure_network": Role.OPERATOR,
     "read_logs": "owner",
-    "ready": "everybody",
+    "ready": "public",
     "release_job": "owner",
     "release_jobs": Role.USER,
     "remove_replicas": Role.OPERATOR,
@@ -78,7 +78,7 @@ ACCESS: Mapping[str, Access] = {
     "revoke_tokens": Role.USER,
     "set_priority": Role.USER,
     "scrape": Role.USER,
-    "scrape_openly": "everybody",
+    "scrape_openly": "public",
     "show_advisor": Role.USER,
     "show_advisor_record": Role.USER,
     "show_bundle": Role.USER,
@@ -159,7 +159,7 @@ def build_authorizer(
         )
         READING_USER.set("" if identity is None else identity.user)
         under_way(identity, operation, target, change=operation not in READ_ONLY_OPERATIONS)
-        if access in ("everybody", "agents"):
+        if access in ("public", "agents"):
             return
         minimum_role = access if isinstance(access, Role) else Role.USER
         if identity is None:

@@ -107,7 +107,7 @@ def create_app(
 def _declare_problems(path: str, operation: dict[str, Any]) -> None:
     """Add the problems that any operation with such parameters, body and access may return."""
     statuses = [400, 403, 421, 422, 429, 503]
-    if access_of(path, operation["operationId"]) == "everybody":
+    if access_of(path, operation["operationId"]) == "public":
         operation["security"] = []
     else:
         statuses.append(401)

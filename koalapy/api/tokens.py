@@ -180,7 +180,7 @@ class LimitsView(Output):
     scopes: list[ScopeInUse]
     """Scopes with limits; empty if nothing is limited."""
     contact: str
-    """Whom to ask for higher limits."""
+    """Contact for higher limits."""
 
 
 def limits_router(limits: LimitsInUse) -> APIRouter:

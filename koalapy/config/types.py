@@ -92,7 +92,7 @@ def _provider_uri(uri: str) -> str:
     if parts.scheme == "http" and (host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)):
         return uri
     if parts.scheme != "https" or not host:
-        raise ValueError(f"{uri} is no https address: whoever is on the way could be the provider")
+        raise ValueError(f"{uri} is not an https address, so its answers could be forged")
     return uri
 
 

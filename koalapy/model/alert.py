@@ -14,7 +14,7 @@ Seconds = Annotated[float, Gt(0), Le(1e9)]
 Share = Annotated[float, Gt(0), Le(1)]
 Count = Annotated[int, Ge(1)]
 LET_OTHERS_GO = "let others have their turn: koala hold $(koala queue --state queued -q), and koala release later"
-OPERATORS_SEE_IT = "the operators of the daemon are told of it, too"
+OPERATORS_SEE_IT = "the operators of the daemon see this alert too"
 
 
 class Severity(StrEnum):

@@ -90,7 +90,7 @@ class Folders:
 
     def path(self, name: str) -> str:
         if not NAME.fullmatch(name):
-            raise Refused(f"{name!r} is the name of no folder of ours")
+            raise Refused(f"{name!r} is not the name of a job folder")
         return os.path.join(self._own, name)
 
     def put(self, name: str, source: BinaryIO) -> None:

@@ -40,7 +40,7 @@ HINT_DELAY = 10.0
 """Seconds that ranks may continue after an exception before the user gets the hint."""
 HINT = (
     "a rank wrote a traceback {seconds:g} s ago, and the program has not ended: where one rank ends by an exception, "
-    "mpi4py waits for ever for the others; started as python -m mpi4py PROGRAM it ends them all"
+    "mpi4py waits for the other ranks without end; start it as python -m mpi4py PROGRAM, which ends them all"
 )
 BUILT_WITH_MPICH = (
     "the program was built with MPICH, or an MPI that descends from it, and is started by Open MPI: build it (or "

@@ -43,7 +43,7 @@ def get_peer(connected: socket.socket) -> Peer:
 def open_socket_folder(path: Path) -> tuple[int, int]:
     """Open the folder of a socket; return its descriptor and the uid of its owner.
 
-    Raise ``OSError``, or ``ValueError`` if other accounts could put a socket of theirs there.
+    Raise ``OSError``, or ``ValueError`` if other accounts could put their own socket there.
     """
     folder = os.open(path, FOLDER_FLAGS)
     status = os.fstat(folder)

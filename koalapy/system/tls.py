@@ -66,7 +66,7 @@ class Trust:
     ca_file: Path | None = None
     """Certificates of authorities, one of which must have signed the daemon's, for the host of the URL."""
     pinned: Path | None = None
-    """The certificate that the daemon must show, whoever signed it, for any host name and time."""
+    """The certificate that the daemon must show, whatever its issuer, host name and validity."""
     authorities: str = ""
     """The content of a ``ca_file`` (PEM)."""
 

@@ -26,7 +26,7 @@ def check_is_theirs(by: Identity, job: Job) -> None:
             f"job {job.id} is not yours",
             field="job",
             value=job.id,
-            hint="ask its owner or an operator of the grid; koala queue tells what everybody may see of it",
+            hint="ask its owner or an operator of the grid; koala queue shows what all users may see of it",
             code=ProblemCode.NOT_OWNER,
         )
 
@@ -108,4 +108,4 @@ def check_notifications(spec: JobSpec, reachable: AllowedRecipients) -> None:
         reject("webhook", spec.webhook, f"is refused: {wrong}", hint)
     if spec.mail_type and not (spec.mail_user or spec.webhook):
         told = [str(each) for each in spec.mail_type]
-        reject("mail_type", told, "is given, and nobody is to be told", "say whom by mail_user or webhook")
+        reject("mail_type", told, "is set without a recipient", "set mail_user or webhook")

@@ -43,7 +43,7 @@ def check_size(spec: JobSpec, limits: Limits) -> None:
         reject("inputs", inputs, problem, f"give at most {MAX_INPUTS}; a folder is one input")
     plan = count * sum(_text_length(spec, component) for component in request.components)
     if plan > MAX_PLAN_LENGTH:
-        problem = f"and environment are too long for {count} components, each of which is told of all"
+        problem = f"and environment are too long for {count} components, each of which gets all of them"
         reject("command", plan, problem, "put long arguments and values into files")
 
 

@@ -42,7 +42,7 @@ PEOPLE = {
 TOKENS = {f"the-token-of-{name}": who for name, who in PEOPLE.items()}
 WHO = ["nobody", "agent", *PEOPLE]
 MAY = {
-    "everybody": set(WHO),
+    "public": set(WHO),
     "agents": {"agent"},
     "user": {"ada", "bob", "director", "root"},
     "owner": {"ada", "director", "root"},

@@ -95,7 +95,7 @@ async def test_a_number_far_above_all_is_not_believed(tmp_path: Path) -> None:
         async with daemon.agent_of("north", known(0, job=MAX_JOBS_AHEAD + 1)) as agent:
             assert not await welcomed(agent)
             assert agent.closed.startswith(
-                f"the agent of north knows job {MAX_JOBS_AHEAD + 1}, far above any of ours: "
+                f"the agent of north knows job {MAX_JOBS_AHEAD + 1}, far above all jobs of the daemon: "
             )
         assert (await jobs.submit(SPEC, ADA))[0].job.id == 1
 

@@ -136,7 +136,7 @@ def headers_of(who: str) -> dict[str, str]:
 def may(who: str, path: str, name: str, job: object) -> bool | None:
     """Whether somebody may do something, by the table; None where what is asked for says so."""
     access = access_of(path, name)
-    if access == "everybody":
+    if access == "public":
         return True
     if who in STRANGERS:
         return False

@@ -171,7 +171,7 @@ def test_an_agent_and_a_resource_manager_that_hang(
         assert asked(grid, "/healthz").json()["status"] == "degraded"
         anybody = httpx2.get(f"{grid.url}/readyz", timeout=60.0).json()
         reasons = {check["reason"] for check in anybody["checks"] if check["cluster"]}
-        assert reasons == {"", "who shows a token is told why"}
+        assert reasons == {"", "send a token to see the reason"}
 
 
 def test_a_loop_that_hangs_is_told_of_by_those_who_stand_in_for_it(

@@ -174,7 +174,7 @@ def test_runners_that_run_and_are_silent_were_not_overtaken_by_local_users() -> 
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_nodes_that_were_promised_are_waited_for_and_are_no_error_of_the_cluster(restarted: bool) -> None:
-    """A resource manager may keep a job that was told to end for ever, as where its node is gone."""
+    """A resource manager may keep a job that is stopping for ever, as where its node is gone."""
     world = World({"north": 4}, Rules(claim_grace=10, barrier_timeout=60))
     site = world.sites["north"]
     held = world.submit(fixed(north=2), lasts=1e6)

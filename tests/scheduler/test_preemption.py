@@ -394,7 +394,7 @@ def test_who_is_about_to_end_is_not_preempted() -> None:
     world, low = nearly_over(lasts=99.5)
     high = world.submit(fixed(north=4), priority=HIGH)
     assert world.state(high) is JobState.CLAIMING
-    assert world.reasons(high, "awaits") == [f"job {low}, about to end: nobody is preempted for those nodes"]
+    assert world.reasons(high, "awaits") == [f"job {low}, about to end: no job is preempted for those nodes"]
     world.advance(4)
     assert (world.state(low), world.state(high)) == (JobState.SUCCEEDED, JobState.RUNNING)
     assert preempted(world) == []

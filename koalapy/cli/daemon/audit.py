@@ -78,7 +78,7 @@ def _after(known_head: str) -> Json:
 
 
 def _line(entry: Json) -> str:
-    who = f"{entry['actor']} ({entry['role']}, {entry['how']})" if entry["actor"] else "somebody"
+    who = f"{entry['actor']} ({entry['role']}, {entry['how']})" if entry["actor"] else "unknown"
     parts = [entry["at"], who, f"from {entry['address']}", entry["action"], entry["target"], entry["outcome"]]
     more = [entry["detail"]] if entry["detail"] else []
     times = [f"({entry['times']} times)"] if entry["times"] > 1 else []

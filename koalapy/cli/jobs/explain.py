@@ -63,7 +63,7 @@ def _page(found: Json) -> str:
     horizon = found["as_it_is"]["horizon"]
     waiting = [job for job in found["as_it_is"]["jobs"] if job["state"] == "queued"]
     if not waiting:
-        return "\n\n".join(["Nobody waits.", *parts[1:]])
+        return "\n\n".join(["No job waits.", *parts[1:]])
     later = {job["job"]: job for job in found["changed"]["jobs"]} if found["changed"] else {}
 
     def starts(job: Json | None) -> str:

@@ -228,7 +228,9 @@ class AgentMemory:
             await self._raise(cluster, known.epoch)
         # After the first connection it can only know numbers of this daemon run.
         if first and not self._number_above(known.job):
-            raise UsageError(f"the agent of {cluster} knows job {known.job}, far above any of ours: {MEMORY_HINT}")
+            raise UsageError(
+                f"the agent of {cluster} knows job {known.job}, far above all jobs of the daemon: {MEMORY_HINT}"
+            )
 
     async def _raise(self, cluster: ClusterName, epoch: int) -> None:
         own = self._engine.epoch

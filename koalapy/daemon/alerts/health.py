@@ -30,7 +30,7 @@ ROUND_TIMEOUT = 3.0
 LEASE_OVERDUE = 10.0
 """Seconds since the last renewal after which another daemon may soon take the lease."""
 PROBE = bytes(16384)
-FOR_USERS = "who shows a token is told why"
+FOR_USERS = "send a token to see the reason"
 
 CheckName = Literal["database", "lease", "engine", "disk", "agent", "resource manager"]
 

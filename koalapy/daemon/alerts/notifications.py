@@ -202,7 +202,7 @@ class Notifications:
                 log.info("a notification is tried again", action="notification-retried", reason=str(error), **told)
                 self._keep([later])
         else:
-            log.info("somebody was notified", action="notified", **told)
+            log.info("notification sent", action="notified", **told)
             self._done(each)
         finally:
             self._telling.pop(each.to, None)
@@ -212,7 +212,11 @@ class Notifications:
         """Return why the present configuration does not allow a notification; empty if it does."""
         reachable, operators = self._section.reachable, self._section.operators
         if not each.owner:
-            return "" if each.to in (*operators.mail, *operators.webhooks) else "it is told operators no more"
+            return (
+                ""
+                if each.to in (*operators.mail, *operators.webhooks)
+                else "operators no longer receive this notification"
+            )
         return reachable.mail_problem(each.to) if each.channel == "mail" else reachable.webhook_problem(each.to)
 
     def _done(self, each: Notification) -> None:
@@ -258,8 +262,10 @@ class Notifications:
         except NotTold:
             raise
         except Exception as error:
-            log.error("a notification met a mistake of ours", action="notification-broken", exc_info=error)
-            raise NotTold(f"a mistake of ours: {type(error).__name__}") from error
+            log.error(
+                "sending a notification failed by an internal error", action="notification-broken", exc_info=error
+            )
+            raise NotTold(f"internal error: {type(error).__name__}") from error
 
 
 def build_notifications(

@@ -91,9 +91,9 @@ class LoginRules:
             raise Refused(f"{account} of {cluster} (uid {uid}) is an account of the system", way_out)
         user = self.users.user_of(cluster, account)
         if user is None:
-            raise Refused(f"the account {account} of {cluster} belongs to nobody who may come", way_out)
+            raise Refused(f"the account {account} of {cluster} belongs to no configured user", way_out)
         if not ACCOUNT.fullmatch(account):
-            raise Refused(f"{account!r} of {cluster} has a name that nobody can have here", way_out)
+            raise Refused(f"{account!r} of {cluster} has a name that users cannot have here", way_out)
         return user
 
     def role_of(self, user: str, cluster: ClusterName) -> Role:

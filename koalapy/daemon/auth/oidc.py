@@ -247,7 +247,7 @@ class Oidc:
     def _remember(self, token: str, claims: dict[str, Any]) -> Verified:
         user = self.provider.user_of(claims)
         if user is None:
-            raise TokenRejected(f"its {self.provider.claim} is nobody who is known here")
+            raise TokenRejected(f"its {self.provider.claim} is not a known user")
         verified = Verified(user, self.provider.role_of(claims), min(claims["exp"], self._clock() + MAX_SPAN))
         if len(self._known) >= MAX_KNOWN:
             del self._known[next(iter(self._known))]

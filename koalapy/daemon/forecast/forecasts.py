@@ -109,7 +109,7 @@ class Forecasts:
             return _if_waiting(self._answered[spec][1])
         if spec not in self._asked:
             if len(self._asked) >= MAX_ASKED:
-                return IfSubmitted(False, why="too many others ask of theirs just now: ask again in a minute")
+                return IfSubmitted(False, why="too many predictions are requested; retry in a minute")
             self._asked[spec] = task = asyncio.create_task(self._ask(spec))
             task.add_done_callback(_hear_out)
             task.add_done_callback(lambda _: self._asked.pop(spec))

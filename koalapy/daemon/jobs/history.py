@@ -94,9 +94,9 @@ class Table:
     first: date
     last: date
     since: date | None
-    """The first recorded day. Daily sums are kept for ever."""
+    """The first recorded day. Daily sums are never deleted."""
     jobs_keep: float | None
-    """Seconds for which jobs are kept after their end; null: for ever."""
+    """Seconds for which jobs are kept after their end; null: without limit."""
     lines: Sequence[HistoryLine]
 
 

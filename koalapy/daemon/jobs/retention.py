@@ -35,7 +35,7 @@ PAUSE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RetentionTimes:
-    """Seconds for which ended jobs are kept: users' jobs, None for ever, and the daemon's own jobs."""
+    """Seconds for which ended jobs are kept: users' jobs, None without limit, and the daemon's own jobs."""
 
     jobs: float | None
     internal: float

@@ -265,7 +265,7 @@ class Audit:
         """Handle the result of a write, also when the request that started it no longer waits."""
         if self._writing.pop(writing, None) is None:
             return  # ``give_up`` has logged the entries.
-        error = asyncio.CancelledError("nobody writes any more") if writing.cancelled() else writing.exception()
+        error = asyncio.CancelledError("the writer has stopped") if writing.cancelled() else writing.exception()
         if error is None:
             self._is_away = False
             self._write_waiting()

@@ -91,7 +91,7 @@ class Tracing:
             try:
                 self._send([self._readable(*each) for make in taken if make is not None for each in _each(*make())])
             except Exception as error:
-                log.error("spans were not made by an error of ours", action="spans-lost", exc_info=error)
+                log.error("spans were lost by an internal error", action="spans-lost", exc_info=error)
             goes_on = None not in taken
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 

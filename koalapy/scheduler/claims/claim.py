@@ -348,7 +348,7 @@ class Claiming:
         room = preemption.plan_preemption(this.preempted_nodes(), now)
         if room.awaited:
             jobs = format_list([f"job {ending.id}" for ending, _ in room.awaited])
-            self._ledger.record_event(job, now, "awaits", f"{jobs}, about to end: nobody is preempted for those nodes")
+            self._ledger.record_event(job, now, "awaits", f"{jobs}, about to end: no job is preempted for those nodes")
         for ending, until in room.awaited:
             for component in live(ending).components:
                 self._state.grid[component.cluster].await_end(ending.token(component.index), until)

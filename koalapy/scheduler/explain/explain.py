@@ -289,7 +289,7 @@ STATE_TEXTS = {
     ComponentState.WAITING: "queued in the resource manager",
     ComponentState.CLAIMED: "every node has reported, waits at the barrier for the others",
     ComponentState.RUNNING: "runs",
-    ComponentState.STOPPING: "was told to end",
+    ComponentState.STOPPING: "is stopping",
     ComponentState.DELIVERING: "has ended, and what it has to bring is on its way",
     ComponentState.ENDED: "has ended",
 }

@@ -220,7 +220,7 @@ class LocalLrm:
     async def _open_link(self) -> "_Link":
         """Connect to the locald that runs. Raise ``SiteError``.
 
-        One with other settings is told to end if it has no jobs and no other clients; ``SiteRejected`` if it has.
+        One with other settings is stopped if it has no jobs and no other clients; ``SiteRejected`` if it has.
         """
         cluster = self.cluster
         async with contextlib.AsyncExitStack() as on_failure:
