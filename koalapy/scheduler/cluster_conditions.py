@@ -21,7 +21,7 @@ class DecayingSum:
     _at: float = 0.0
 
     def add(self, amount: float, now: float) -> None:
-        if now < self._at:  # it is as old as that by now
+        if now < self._at:  # decay the amount to the time of the sum
             self._sum += amount * _left(self._at - now)
         else:
             self._sum, self._at = self.at(now) + amount, now
@@ -36,7 +36,7 @@ def _left(seconds: float) -> float:
 
 @dataclass(slots=True)
 class ClaimEvidence:
-    """Decaying statistics of the claims on one cluster; collected anew by each daemon run."""
+    """Decaying statistics of the claims on one cluster. Each daemon run starts with empty statistics."""
 
     consecutive_failures: int = 0
     """Failed claims in a row for nodes that were reported idle. Each doubles the pause of a doubt."""
@@ -87,7 +87,7 @@ class Doubt:
     """Nodes that a cluster reports idle and that do not count, since a claim for ``size`` of them failed."""
 
     nodes: int
-    """How many of the nodes reported idle do not count."""
+    """Number of nodes reported as idle that do not count."""
     size: int
     since: float
     until: float
@@ -108,7 +108,7 @@ JobKind = tuple[str, str, Request]
 """Owner, application and request of a job."""
 
 MAX_WORDINGS = 20
-"""Different rejection messages that are remembered per cluster."""
+"""Maximum number of different rejection messages stored per cluster."""
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class ContactStatus:
     has_agent: bool = False
     """Whether its agent is connected, even if its resource manager has not answered it yet."""
     losses: int = 0
-    """How often the connection was lost in this daemon run."""
+    """Number of lost connections in this daemon run."""
     last_heard: float | None = None
     silent_since: float | None = None
     """The time of its last message, moved on by the time in which the daemon itself was suspended."""

@@ -34,7 +34,7 @@ class NodeClasses:
         """Store the reported classes; ``speed`` is the power of classes without a reported power."""
         unique = {
             node_class.name: node_class for node_class in classes
-        }.values()  # no two of one name, whatever an agent says
+        }.values()  # an agent may report a name twice: keep the last report
         self._classes = tuple(
             NodeClass(
                 node_class.name,
@@ -110,7 +110,7 @@ class ClusterStatus:
 
     uplink: UplinkUse = field(default_factory=UplinkUse)
 
-    # As its agent reported
+    # Reports of its agent
 
     reported: bool = False
     """Whether its nodes have been reported in this daemon run."""
@@ -244,7 +244,7 @@ class ClusterStatus:
         guest: bool = False,
         demand: float = 0.0,
     ) -> None:
-        """Reserve nodes for a component. They are not available from now on, whatever the cluster reports.
+        """Reserve nodes for a component. They are no longer available, even if the cluster reports them as idle.
 
         ``preemptible``: jobs of high priority may preempt it and, if a ``guest``, jobs of this home site. ``demand``:
         bytes per second that it exchanges with other clusters.
@@ -366,7 +366,7 @@ class ClusterStatus:
     @property
     def available(self) -> int:
         """Return the nodes that may be promised now: idle, less those promised or doubted, within the limit."""
-        free = self._idle - self._promised  # asked of every cluster in each scan
+        free = self._idle - self._promised  # read for every cluster in each scan, so it must be fast
         if self.doubt is not None:
             free -= self.doubted
         return max(0, self._within_limit(free))

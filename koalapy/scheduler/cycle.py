@@ -22,7 +22,7 @@ from koalapy.scheduler.state import SchedulerState
 
 
 class Cycle:
-    """Runs scheduling cycles. ``run`` lists the steps; each step calls one other component."""
+    """The scheduling cycle. ``run`` lists the steps; each step calls one other component."""
 
     def __init__(
         self,

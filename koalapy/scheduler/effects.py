@@ -9,7 +9,8 @@ from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName, StopWarning
 
 MAX_STRAYS = 10_000
-"""Stray components of one cluster that are being stopped at a time. It bounds what a faulty agent can store."""
+"""Maximum number of stray components of one cluster that are being stopped. It bounds the memory that a faulty agent
+can use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import SchedulerState
 
 MAX_MISSING_FILES = 1000
-"""Files without a replica that are kept before those no job needs are removed."""
+"""Number of stored files without a replica after which those that no job needs are removed."""
 
 
 class EventHandler:
-    """Passes each event to the component of the scheduler that handles it."""
+    """The dispatcher of events to the components of the scheduler that handle them."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class EventHandler:
     def apply(self, event: ev.Event, now: float) -> None:
         """Apply one event. Raise ``NotFoundError`` or ``ConflictError`` for an action that is not possible now."""
         match event:
-            case ev.Reported():  # as most are
+            case ev.Reported():  # the most frequent events
                 self._apply_report(event.cluster, event.report, now)
             case ev.JobSubmitted():
                 job = event.job if event.job.submitted_at <= now else replace(event.job, submitted_at=now)

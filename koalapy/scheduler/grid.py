@@ -54,7 +54,7 @@ IdleOf = Callable[[ClusterStatus], int]
 """Returns how many nodes of a cluster are offered as idle; a negative number means none."""
 
 MAX_TOUCHES = 1000
-"""Changes of clusters that are remembered. A reader that is farther behind rereads all clusters."""
+"""Maximum number of stored changes of clusters. A reader that is farther behind rereads all clusters."""
 
 NO_CLUSTER: ClusterName = ""
 """Touched for a change that belongs to no cluster."""
@@ -103,7 +103,7 @@ class GridStatus:
     # Changes
 
     def touch(self, name: ClusterName) -> None:
-        """Record that a cluster, or what components have there, has changed."""
+        """Record that a cluster, or the components on it, have changed."""
         if len(self._touches) >= MAX_TOUCHES:
             self._touches.clear()
         self._touches.append(name)
@@ -143,7 +143,7 @@ class GridStatus:
             self._files_learned = set()
         return learned
 
-    # How it is seen
+    # Views
 
     def view(self, idle_of: IdleOf | None = None) -> GridView:
         """Return the grid as policies see it, with ``idle_of`` idle nodes per cluster; default: the available nodes."""

@@ -50,7 +50,7 @@ class OwnerUse:
         self._hour = hour
         return freed
 
-    # What jobs do
+    # Changes of jobs
 
     def update(self, job: Job, was: JobState | None) -> None:
         """Count a job that has changed its state from ``was``; None: it is new."""
@@ -83,7 +83,7 @@ class OwnerUse:
     # Demand
 
     def demand_of(self, spec: JobSpec) -> LimitedDemand | None:
-        """Return what a job adds to the limited use of its owner; None if its owner is not limited."""
+        """Return the limited use that a job adds for its owner; None if its owner is not limited."""
         if not self._counts_nodes or spec.internal:
             return None
         limited = [scope.limits for scope in self.limits.scopes(spec.owner)]

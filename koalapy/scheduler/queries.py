@@ -133,7 +133,7 @@ class Queries:
         """Return the number of nodes on a cluster that are reserved for others and not offered to a priority."""
         return self.queues.reservation.kept(cluster, priority)
 
-    # What might be placed
+    # Offered nodes and answers of policies
 
     def limits(self) -> Limits:
         """Return the limits that submissions are checked against."""

@@ -19,9 +19,9 @@ PreemptionOrder = Literal["least-harm", "jst"]
 ReclaimedPosition = Literal["place", "front"]
 
 MAX_JOB_BYTES = 1024 * 1024
-"""The largest request body that is read."""
+"""Maximum size in bytes of a request body."""
 MIN_SECONDS = 0.001
-"""Shorter intervals vanish when added to a current timestamp, and a repeated timer would never advance."""
+"""Minimum interval. Shorter ones vanish when added to a current timestamp, and a repeated timer would never advance."""
 MIN_FACTOR = 0.01
 """The lowest claim factor: with less, a job would have thousands of claiming tries before its start."""
 
@@ -52,7 +52,7 @@ class Rules:
     """Queue position of a job that lost its nodes to a home site: its own place, or before all others of its home
     site."""
     high_scans_per_low: Count = 2
-    """S: how often the high queue is scanned for each scan of the low one."""
+    """S: number of scans of the high queue for each scan of the low one."""
     scan_interval: Seconds = 30.0
     """Time between two regular scans."""
     event_driven: bool = True
@@ -64,14 +64,14 @@ class Rules:
     max_components_per_job: Annotated[Count, Le(MAX_COMPONENTS)] = 1000
     """Maximum number of components of a job. Every component receives the list of all components."""
     max_bytes_per_job: Annotated[Count, Le(MAX_JOB_BYTES)] = 256 * 1024
-    """Bytes of all texts that a job is submitted with, such as its command and variables; they stay in memory until the
+    """Maximum size in bytes of all texts of a submission, such as command and variables. They stay in memory until the
     job has ended."""
     max_placement_tries: Count | None = None
     """Tries to place a job before it fails; None is unlimited. A job may set its own number."""
     claim_grace: Seconds = 10.0
     """Time that a runner may stay queued in its LRM before its claim times out: local users got the nodes first."""
     barrier_timeout: Seconds = 120.0
-    """From placement until every node has reported, and from the open barrier until the program is launched."""
+    """Limit from placement until every node has reported, and from the open barrier until the launch of the program."""
     unreachable_after: Seconds = 5.0
     """Time without a message from a cluster's agent after which its components count as unknown."""
     error_threshold: Count = 3

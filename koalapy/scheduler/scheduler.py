@@ -103,7 +103,7 @@ class Scheduler:
         """Omit timeline entries from the effects from now on."""
         self._ledger.records_timelines = False
 
-    # Jobs of an earlier daemon
+    # Jobs of an earlier daemon run
 
     def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
         """Load the jobs and scan counts of an earlier daemon run. All clusters start out of reach."""
@@ -193,7 +193,7 @@ def _component(component: Component, now: float) -> Component:
     return replace(
         component,
         unknown_since=_past(component.unknown_since, now),
-        lost_at=None,  # counted anew: nothing was heard before this daemon began
+        lost_at=None,  # recomputed, since this daemon run has received no message yet
         submitted_at=_past(component.submitted_at, now),
         claimed_at=_past(component.claimed_at, now),
         warned_at=_past(component.warned_at, now),

@@ -20,7 +20,7 @@ from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.rules import Rules
 
 MIN_RETRY_PAUSE = 1.0
-"""The shortest time in seconds between two checks of a condition, however short its timeout."""
+"""Minimum time in seconds between two checks of a condition, even if its timeout is shorter."""
 
 
 class Deadline(StrEnum):
@@ -130,7 +130,7 @@ def backoff_pause(pause: float, times: int, longest: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LrmWait:
-    """Why a component waits for its nodes in the resource manager."""
+    """The reason why a component waits for its nodes in the resource manager."""
 
     reason: str = ""
     up_by: float | None = None
@@ -145,7 +145,7 @@ NONE_KNOWN = LrmWait()
 
 
 class LrmWaits:
-    """The reported reason for which each component waits, and the time until which that is no timeout."""
+    """The reported reasons why components wait, and the times until which a wait is no timeout."""
 
     def __init__(self) -> None:
         self._waits: dict[Token, LrmWait] = {}

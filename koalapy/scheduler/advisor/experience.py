@@ -15,15 +15,15 @@ from koalapy.policies.log_normal import LogNormal, combine, separate, spread_of
 from koalapy.scheduler.advisor.run_time_fit import MAX_DEVIATION, SINGLE_CLUSTER, Fit, RunSample, fit
 
 MAX_RETAINED_RUNS = 50
-"""The last runs of an application that count, for each size and set of clusters."""
+"""Number of latest runs of an application that are stored for each size and set of clusters."""
 MAX_RETAINED_GROUPS = 200
-"""Combinations of size and clusters kept per application, the most recent ones."""
+"""Number of most recent combinations of size and clusters that are stored per application."""
 MAX_RETAINED_APPLICATIONS = 2000
 MAX_RETAINED_ANSWERS = 500
 MAX_POOLED_APPLICATIONS = 200
-"""The most recent applications, from which the prior of an unknown one is estimated."""
+"""Number of most recent applications from which the prior of an unknown one is estimated."""
 MIN_RUN_SECONDS = 1e-3
-"""Shorter runs count as this long, in seconds."""
+"""Minimum run time in seconds. Shorter runs count as this long."""
 APPLICATIONS_WEIGHT = 2.0
 """The weight of the assumed differences between applications, as a number of applications."""
 MIN_DIFFERENCE = 0.1
@@ -152,8 +152,8 @@ class Experience:
     # Statistics
 
     def shape(self, spec: JobSpec) -> tuple[object, ...]:
-        """Return what the statistics of a job depend on besides request and inputs; the same for all unknown
-        applications."""
+        """Return the properties of a job on which its statistics depend, besides request and inputs. They are equal for
+        all unknown applications."""
         application = application_of(spec)
         return (application if self.knows(application) else "", spec.processes_per_node, spec.communication)
 
@@ -190,7 +190,7 @@ class Experience:
         return 0 if application_runs is None else application_runs.single_cluster_runs
 
     def answer(self, application: str, size: Size, communication: float | None = None) -> tuple[Slowdowns, RunTimes]:
-        """Return an application's slowdowns, and the run time of a job of a size at speed 1."""
+        """Return an application's slowdowns, and the run time of its jobs of a size at speed 1."""
         prior = self._prior(application, communication)
         application_runs = self._applications.get(application)
         return (Slowdowns(prior), RunTimes()) if application_runs is None else application_runs.answer(size, prior)

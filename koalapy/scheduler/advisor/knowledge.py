@@ -1,4 +1,4 @@
-"""Prepare what a learning policy gets about a job: run-time statistics, and when nodes will be released."""
+"""Prepare the knowledge of a learning policy about a job: run-time statistics, and expected releases of nodes."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +34,7 @@ MAX_GAP_SECONDS = 120.0
 
 @dataclass(slots=True)
 class IdleWait:
-    """How long enough nodes were idle for a waiting job, identified by its spec object."""
+    """The time for which enough nodes were idle for a waiting job, identified by its spec object."""
 
     spec: JobSpec
     asked: float
@@ -76,14 +76,14 @@ class PerCluster(Mapping[ClusterName, T]):
 
 
 class KnowledgeBuilder:
-    """Builds the knowledge about a job; values of the whole grid are computed once per view."""
+    """A builder of the knowledge about a job. Values of the whole grid are computed once per view."""
 
     def __init__(self, state: SchedulerState, queues: PlacementQueues) -> None:
         self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
         self._queues = queues
         self._waits: OrderedDict[int, IdleWait] = OrderedDict()
         self.notes_waits = False
-        """Whether the scheduler itself evaluates; queries must change nothing."""
+        """Whether the scheduler evaluates a job, not a query, which must not change anything."""
         self._capacities = PerCluster(state.grid, self._capacity)
         self._co_allocated = PerCluster(state.grid, self._co_allocated_on)
 
@@ -154,7 +154,7 @@ class KnowledgeBuilder:
         if not self.notes_waits:
             return 0.0 if wait is None else wait.until(now)
         if wait is None:
-            wait = self._waits[id(spec)] = IdleWait(spec, now)  # which holds the spec, so that its id stays its own
+            wait = self._waits[id(spec)] = IdleWait(spec, now)  # it refers to the spec, so that the id is not reused
             if len(self._waits) > MAX_RETAINED_WAITS:
                 self._waits.popitem(last=False)
         wait.seconds = wait.until(now)

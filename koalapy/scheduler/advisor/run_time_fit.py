@@ -35,8 +35,8 @@ unknown."""
 MIN_WEIGHT = 0.01
 """The lowest weight of a group."""
 MAX_ROUNDS, TOLERANCE = 8, 0.01
-"""The slowdown and the time of killed runs depend on each other: iterations at most, and the change, as a fraction of
-the scatter, at which to stop."""
+"""Limits of the iteration over slowdown and time of killed runs, which depend on each other: the maximum number of
+rounds, and the change, as a fraction of the scatter, at which to stop."""
 
 
 class RunSample(NamedTuple):
@@ -130,7 +130,7 @@ class Fit:
         group = self.groups.get((size, where))
         beliefs = [] if group is None else [group.belief(self.scatter)]
         belief = combine([*beliefs, alone.times(slowdowns.on(where))])
-        return belief if belief.log >= alone.log else alone  # what looks faster on several clusters was luck
+        return belief if belief.log >= alone.log else alone  # a faster result on several clusters is chance
 
 
 def _estimate_speed_up(times: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
@@ -149,12 +149,12 @@ def _estimate_speed_up(times: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
 
 
 def apart(one: Size, other: Size) -> float:
-    """How different two sizes are: another number of processes on each node is as much as e times the nodes."""
+    """Return the distance of two sizes. Another number of processes per node counts as much as e times the nodes."""
     return abs(log(one.nodes / other.nodes)) + (one.per_node != other.per_node)
 
 
 def fit(groups: Groups, prior: LogNormal) -> Fit:
-    """What the runs say; of those that were killed, how long they would have taken is estimated with the rest."""
+    """Fit the statistics to the runs. The run times of killed runs are estimated together with the slowdowns."""
     scatter = _estimate_scatter(groups.values())
     estimates = {key: _fit_group(ran, scatter) for key, ran in groups.items()}
     killed = {key for key, ran in groups.items() if any(run.killed for run in ran)}

@@ -25,7 +25,7 @@ TO_THE_BARRIER = (Deadline.CLAIM, Deadline.CLAIM_GRACE, Deadline.BARRIER)
 
 
 class Attempts:
-    """Moves components and their jobs to their next states, and assigns and releases their nodes."""
+    """The transitions of components and their jobs to their next states, with the assignment and release of nodes."""
 
     def __init__(self, state: SchedulerState, health: ClusterHealth, queues: PlacementQueues) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
@@ -38,7 +38,7 @@ class Attempts:
         """Set a deadline for the job's live attempt. It is cancelled with the attempt."""
         self._timers.add(at, kind, job=job.id, generation=job.generation, component=component)
 
-    # To the barrier, and beyond
+    # From submission to launch
 
     def submit(self, job: Job, component: Component, now: float) -> Job:
         """Submit a component's runner to its resource manager and promise it its nodes."""
@@ -65,7 +65,7 @@ class Attempts:
         return self._ledger.update_component(job, component.index, state=ComponentState.WAITING)
 
     def set_claim_timeout(self, job: Job, component: Component, now: float) -> None:
-        """Let the claim time out if the runner is still queued after ``claim_grace``."""
+        """Set the timeout of a claim: it fails if the runner is still queued after ``claim_grace``."""
         self.set_deadline(job, Deadline.CLAIM_GRACE, now + self._rules.claim_grace, component.index)
 
     def set_barrier_timeout(self, job: Job, now: float) -> None:
@@ -83,7 +83,7 @@ class Attempts:
         """Open the barrier once every component is claimed and reachable and the transfers are complete."""
         if job.state is not JobState.CLAIMING or (attempt := live(job)).barrier_at is not None:
             return job
-        # As a rule they report in their order: of very many, the last one tells at once.
+        # Check the last components first: components usually report in order, so this is fast for large gangs.
         if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in reversed(attempt.gang)):
             return job
         job = self._ledger.change_state(
@@ -255,7 +255,7 @@ class Attempts:
             text = f"of its {kinds} there is missing what had not come yet: {reason}"
             self._ledger.record_event(job, now, "output-missing", text, component)
 
-    # The stage: the folder to which a component's files are brought, on its own cluster
+    # The stage: the folder for a component's files on its cluster
 
     def begin_staging(self, job: Job, component: Component, now: float) -> None:
         """Transfer a component's files to its cluster."""
@@ -276,7 +276,7 @@ class Attempts:
         if component.staging:
             self._ledger.send_command(UnstageComponent(component.cluster, job.stage_token(component)))
 
-    # What becomes of the job
+    # The next state of the job
 
     def settle_job_of(self, token: Token, now: float) -> None:
         """Settle the job with the component of this token, if there is one."""
@@ -288,7 +288,7 @@ class Attempts:
         """Move a job to its next state once no component of its ended attempt must be awaited."""
         if job.ending is None:
             return
-        # As a rule they end in their order: of very many, the last one tells at once.
+        # Check the last components first: components usually end in order, so this is fast for large gangs.
         if any(_must_be_awaited(job, component) for component in reversed(live(job).components)):
             return
         attempt = live(job)

@@ -24,13 +24,13 @@ from koalapy.scheduler.state import SchedulerState
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
 NOT_THERE = (ComponentState.PLACED, ComponentState.ENDED)
-"""In these states no cluster holds anything of a component, whatever it reports."""
+"""States in which no cluster holds resources of a component, even if a report differs."""
 ALL_THERE = (ComponentState.CLAIMED, ComponentState.RUNNING)
 BEFORE_PROGRAM = (ComponentState.WAITING, ComponentState.CLAIMED)
 
 
 class Components:
-    """Applies component reports. A report may arrive twice, late, or for an attempt that has ended."""
+    """The handler of component reports. A report may arrive twice, late, or for an attempt that has ended."""
 
     def __init__(self, state: SchedulerState, attempts: Attempts, failures: Failures, health: ClusterHealth) -> None:
         self._ledger, self._grid, self._lrm_waits = state.ledger, state.grid, state.lrm_waits
@@ -156,7 +156,7 @@ class Components:
             self._health.count_accepted(component.cluster)
         if status.state is ComponentState.WAITING and component.state is ComponentState.SUBMITTED:
             return self._attempts.mark_waiting(job, component, now)
-        # The plan of the whole gang is made of the hosts: one for each node, or it has not reported.
+        # The plan of the gang needs the hosts of all nodes: each node that has reported has one.
         all_reported = len(component.hosts) == component.size
         if status.state in ALL_THERE and component.state in BEFORE_BARRIER and all_reported:
             job = self._attempts.mark_claimed(job, component, now)
@@ -209,7 +209,7 @@ class Components:
             self._strays[cluster].discard(status.token)
             self._ledger.send_command(ForgetComponent(cluster, status.token))
         elif status.token not in (strays := self._strays[cluster]) and len(strays) < MAX_STRAYS:
-            # Once is enough: an agent answers a second order with the component's status, which would lead to a third.
+            # Stop a stray only once: the agent responds to each stop with a status, which would cause another stop.
             strays.add(status.token)
             self._ledger.send_command(StopComponent(cluster, status.token, "not of a live attempt", stray=True))
 

@@ -29,11 +29,11 @@ NEED_CONFIRMATION = (Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, De
 CONFIRMATION_TIMEOUT = 600.0
 """Seconds for which deadlines wait for a connected cluster to confirm, in addition to ``unreachable_after``."""
 NOT_FROM_UNREACHABLE = (Deadline.BARRIER, Deadline.STOP)
-"""Those of them that do not wait for an unreachable cluster, since nothing of value is lost."""
+"""Deadlines among them that do not wait for an unreachable cluster, since no result can be lost."""
 
 
 class Confirmations:
-    """Requests confirmations from clusters, and keeps the deadlines that wait for them."""
+    """The confirmations requested from clusters, and the deadlines that wait for them."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
@@ -109,7 +109,7 @@ class Confirmations:
 
 
 class Contact:
-    """Tracks how long clusters are silent, and gives up their components once these have certainly ended."""
+    """The contact with clusters: it measures their silence, and gives up components that have certainly ended."""
 
     def __init__(
         self, state: SchedulerState, confirmations: Confirmations, components: Components, health: ClusterHealth
@@ -121,7 +121,7 @@ class Contact:
         """When this daemon run restored its jobs; earlier timestamps may come from another clock."""
 
     def advance_clock(self, now: float) -> float:
-        """Advance the scheduler's time and return it. It never goes back, whatever the clock does."""
+        """Advance the scheduler's time and return it. It never goes back, even if the clock does."""
         state = self._state
         if now > state.now:
             self._discount_downtime(now, state.now)
@@ -194,7 +194,7 @@ class Contact:
                 yield token
         contact.lost_by = max(ends, default=None)
         self._confirmations.retry_deadlines(cluster.name)
-        # Be woken_groups while it is away, so that it shows when we were not.
+        # Wake the scheduler during the silence, so that it can detect its own suspension.
         if ends:
             self._check_at(cluster, min(now + max(self._rules.unreachable_after, MIN_RETRY_PAUSE), *ends))
 

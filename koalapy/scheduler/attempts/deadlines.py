@@ -16,7 +16,7 @@ RESULT_PAUSE = 5.0
 
 
 class Deadlines:
-    """Handles passed deadlines that still apply, once all reports they depend on are confirmed."""
+    """The handler of passed deadlines. A deadline waits until the reports that it depends on are confirmed."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ def normalize_words(message: str, names: tuple[str, ...]) -> str:
 
 
 class Failures:
-    """Decides whether a job is tried again and whether its cluster is at fault."""
+    """The decisions after failures: whether a job is tried again, and whether its cluster is at fault."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Count what makes a cluster unreliable: errors in a row, limits of its resource manager (semantics 6), and doubts."""
+"""Count signs of unreliable clusters: consecutive errors, limits of the resource manager, and doubts (semantics 6)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ MAX_DOUBT_PAUSE = 1800.0
 
 
 class ClusterHealth:
-    """Counts errors and limits of clusters, and plans when each is tried again."""
+    """The counts of errors and limits of clusters, and the times at which they are tried again."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
@@ -133,7 +133,7 @@ class ClusterHealth:
         if cluster.limit is None:
             cluster.limits = 0
 
-    # Doubts: nodes that a cluster says are idle and does not give do not count for a while (docs/adr/0012)
+    # Doubts: nodes that a cluster reports as idle but does not allocate do not count for a pause (docs/adr/0012)
 
     def record_failed_claim(
         self, cluster: ClusterName, token: Token, size: int, now: float, submitted_at: float
@@ -146,7 +146,7 @@ class ClusterHealth:
         ahead = status.largest_queued(token, size)
         surplus, doubt = status.idle_reported_for(token) - (ahead - 1), status.doubt
         if surplus <= 0 or status.problem or not status.contact.connected:
-            return  # it does not say that it could have started
+            return  # the cluster does not report that the component could have started
         if doubt is not None:
             surplus, ahead = max(surplus, doubt.nodes), min(ahead, doubt.size)
         if doubt is None or submitted_at > doubt.since:
@@ -155,7 +155,7 @@ class ClusterHealth:
             node_class = status.classes.requested_class(token)
             status.doubt = Doubt(surplus, ahead, now, now + pause, node_class=node_class)
             self._timers.add(now + pause, Deadline.DOUBT, cluster=cluster)
-        else:  # one of several claims that were made before anything was known
+        else:  # one of several claims submitted before the first of them failed
             status.doubt = replace(doubt, nodes=surplus, size=ahead)
         self._ledger.mark_cluster_changed(cluster)
 

@@ -1,4 +1,4 @@
 """Turn a placement into allocated nodes: claiming tries, preemption, and file transfers (semantics 5).
 
-Start at ``claim.py``. It decides; ``attempts/attempts.py`` carries out.
+Start at ``claim.py``. It decides on changes; ``attempts/attempts.py`` applies them.
 """

@@ -98,7 +98,7 @@ class ClaimTry:
     def move(self, moved: Component, left_behind: ClusterName) -> None:
         """Move a component that can start on another cluster."""
         if any(component.index == moved.index for component in self.startable):
-            self._taken[left_behind] -= moved.size  # it was of no class: none of those preempts
+            self._taken[left_behind] -= moved.size  # it requested no class: components of a class do not preempt
         for components in (self.startable, self.preempting, self.blocked):
             components[:] = [component for component in components if component.index != moved.index]
         self._take(moved)
@@ -122,7 +122,7 @@ Nonces = Callable[[], Nonce]
 
 
 class Claiming:
-    """Decides when placed jobs are claimed, and which of their components are started."""
+    """The claiming of placed jobs: when they are claimed, and which of their components are started."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Claiming:
             if component.state is ComponentState.WAITING:
                 self._attempts.set_claim_timeout(job, component, now)
         if unclaimed(job):
-            # Clusters have no room before they are heard of again, which takes them a moment.
+            # Clusters have no capacity before their first report after a restart.
             self._claim_at(job, max(now + self._rules.unreachable_after, attempt.claim_at or now))
         else:
             self._attempts.set_barrier_timeout(job, now)
@@ -211,7 +211,7 @@ class Claiming:
         following = self._next_try(job, now) if live(job).start_estimate != estimated else None
         if following is None:
             return self.try_claim(job, now)
-        # Its files come later than was thought: nodes would only wait for them.
+        # The transfers end later than estimated: claimed nodes would only wait for them.
         return self._claim_at(job, following)
 
     def estimate_start(self, job: Job, now: float) -> Job:
@@ -244,15 +244,15 @@ class Claiming:
         job = self._ledger.change_job(job, claiming_tries=job.claiming_tries + 1)
         job = self._ledger.change_attempt(job, claim_at=now)
         this = ClaimTry(self._state, self._preemption_for(job), job)
-        # 1. With too few components that are started, or can be, nothing is started.
+        # 1. Start nothing if too few components are started or startable.
         if this.fraction < self._threshold(job):
             self._ledger.record_event(job, now, "claim-try", f"{this}: fewer than wanted")
             return self._plan_next_try(job, this, now)
-        # 2. Components that cannot start where they are may go elsewhere.
+        # 2. Move components that cannot start to other clusters.
         job = self._relocate(job, this, now)
-        # 3. Where that is not enough, jobs of low priority make room for one of high priority, or for one at its home.
+        # 3. If that is not enough, preempt low-priority jobs for a high-priority job, or guests for a job at its home.
         self._preempt(job, this, now)
-        # 4. What can start is started, and waits at the barrier for the rest.
+        # 4. Start the components that can start. They wait at the barrier for the others.
         job = self._submit(job, this, now)
         if this.blocked:
             return self._plan_next_try(job, this, now)
@@ -336,7 +336,7 @@ class Claiming:
         return closest_site(component.size, files, view.restrict_to(open_to_it), within, self._rules.assumed_bandwidth)
 
     def _preemption_for(self, job: Job) -> Preemption | None:
-        """Return what frees nodes for a job: preemption for high priority, else reclaiming on its home site."""
+        """Return the method that frees nodes for a job: preemption for high priority, else reclaiming at its home."""
         if job.spec.priority is Priority.HIGH and self._rules.preemption != "never":
             return self._preemption
         return self._reclaiming.get(self._state.sharing.reclaiming_site(job.spec.home_site))
@@ -384,7 +384,7 @@ class Claiming:
             job = self._attempts.submit(job, component, now)
         return job
 
-    # What follows from a claim that has failed
+    # Failed claims
 
     def _plan_next_try(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Plan the next claiming try, or give up the claim."""
@@ -409,7 +409,7 @@ class Claiming:
         following = self._next_try(job, now)
         if not self._state.grid[component.cluster].is_in_reach:
             if following is None:
-                # A try that has left others to be claimed for may be none already.
+                # The try may be uncounted already if other components still have to be claimed.
                 return self._requeue(job if unclaimed(job) else self._uncount_try(job), reason, now)
         elif following is None or may_not_be_claimed(job, self._rules):
             return self._give_up(job, reason, now)

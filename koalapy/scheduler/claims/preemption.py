@@ -28,10 +28,10 @@ Held = Mapping[JobId, Counter[ClusterName]]
 """Nodes of jobs, by cluster."""
 
 
-# Which jobs to stop
+# Choosing victims
 
 MAX_STEPS = 20_000
-"""Combinations that the exact search visits, which takes about 30 ms."""
+"""Maximum number of combinations that the exact search visits, which takes about 30 ms."""
 
 
 class PreemptionCost(NamedTuple):
@@ -40,9 +40,9 @@ class PreemptionCost(NamedTuple):
     work: int
     """Lost work in node-seconds."""
     attempts: int
-    """How often the jobs have been placed."""
+    """Number of times that the jobs have been placed."""
     width: int
-    """The clusters they use: the more, the harder it is to place them again."""
+    """Number of clusters that the jobs use. Wider jobs are harder to place again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class _Victim(NamedTuple):
 
 def _price_candidates(candidates: Sequence[Candidate], lacks: Mapping[ClusterName, int]) -> Iterable[_Victim]:
     """Yield the candidates that free lacking nodes, with their costs as single numbers."""
-    # In a number system with bases that no sum reaches, sums compare as harms do.
+    # Encode costs as numbers with bases that no sum reaches, so that sums compare as costs do.
     total = total_cost(candidates)
     for candidate in candidates:
         frees = tuple(candidate.frees.get(cluster, 0) for cluster in lacks)
@@ -208,7 +208,7 @@ def capacity_with_preemption(cluster: ClusterStatus, more: int = 0) -> int:
 
 
 class Preemption:
-    """Chooses the jobs that a job of high priority preempts."""
+    """The choice of jobs that a job of high priority preempts."""
 
     event = PREEMPTED
     """The name of the timeline entry of a victim."""
@@ -313,7 +313,7 @@ class Preemption:
         for ident in stoppable:
             job = self._ledger.jobs[ident]
             grace = job.spec.warning.grace if job.spec.warning else 0.0
-            # Where a claim waits for less, as all times are short, so does this.
+            # With a shorter ``claim_grace`` a claim waits less, so use the shorter limit here too.
             if (end := self._certain_end(job)) <= now + min(STOP_DURATION_S, self._rules.claim_grace) + grace:
                 ends[ident] = max(now, end)
         return dict(sorted(ends.items(), key=lambda item: (item[1], item[0])))

@@ -19,12 +19,12 @@ from koalapy.scheduler.ledger import live
 from koalapy.scheduler.state import SchedulerState
 
 MAX_REMEMBERED_STRAYS = 1000
-"""Stray stages that are remembered per cluster, since their end is not reported. The outbox bounds the open
+"""Maximum number of stray stages stored per cluster, since their end is not reported. The outbox bounds the open
 commands."""
 
 
 class Transfers:
-    """Applies stage reports. A report may arrive twice, late, or for an attempt that has ended."""
+    """The handler of stage reports. A report may arrive twice, late, or for an attempt that has ended."""
 
     def __init__(self, state: SchedulerState, attempts: Attempts, claiming: Claiming, failures: Failures) -> None:
         self._ledger = state.ledger

@@ -1,4 +1,4 @@
-"""Why a job is where it is, what would start now, and the smallest change with which a job would be placed.
+"""Explain the states of jobs, the current capacity, and the smallest change with which a job would be placed.
 
-Only asks ``queries.py``; changes nothing. Start at ``explain.py``.
+All functions are read-only and use ``queries.py``. Start at ``explain.py``.
 """

@@ -1,4 +1,4 @@
-"""Compute what would start now: the largest component and total for each policy, and when larger jobs would start.
+"""Compute the current capacity: the largest component and total for each policy, and when larger jobs would start.
 
 Sizes are found by binary search, as if every smaller size started too; sums of idle nodes are tried in addition.
 Policies are called often: generators yield between the calls so that other tasks run.
@@ -21,17 +21,17 @@ from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.queries import Queries
 
 MAX_ENDS = 200
-"""The next expected ends that are considered."""
+"""Maximum number of expected ends that are considered, the next ones."""
 MAX_SUMS = 12
-"""Sums of idle nodes that are tried in addition to the binary search."""
+"""Maximum number of sums of idle nodes that are tried in addition to the binary search."""
 
 MAX_LOOKED_AT = 1000
-"""Policies that examine when each component ends are skipped when there are more components."""
+"""Maximum number of components for policies that examine when each component ends. With more these are skipped."""
 
 Splits = Callable[[int, GridView], Iterable[Request]]
-"""Yields the requests for so many nodes that are tried until the policy places one."""
+"""Yields alternative requests for a number of nodes. They are tried until the policy places one."""
 Answer = Generator[None, None, Placement | None]
-"""Returns the placement of so many nodes; yields between policy calls."""
+"""Returns the placement of a number of nodes; yields between policy calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class _FutureGrid:
 
 
 class _PolicySearch:
-    """Searches the largest sizes of one policy."""
+    """A search for the largest sizes of one policy."""
 
     def __init__(self, dry_run: DryRun, spec: JobSpec, ahead: _FutureGrid) -> None:
         self._dry_run, self._spec, self._ahead = dry_run, spec, ahead
@@ -187,7 +187,7 @@ class _PolicySearch:
         return None
 
     def _first_larger_end(self, splits: Splits, count: int) -> Generator[None, None, ExpectedEnd | None]:
-        """Return the first expected end after which so many nodes start; None if there is none."""
+        """Return the first expected end after which ``count`` nodes start; None if there is none."""
         ends = self._ahead.ends
 
         def start(end_count: int) -> Answer:

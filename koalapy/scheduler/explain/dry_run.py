@@ -1,4 +1,4 @@
-"""Compute what would happen to a submission now, without making it."""
+"""Compute the result of a submission without submitting it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from koalapy.validation.limits import Limits
 from koalapy.validation.submission import check
 
 MAX_OTHERS = 100
-"""Waiting jobs of different shapes that are tried in place of a cancelled one."""
+"""Maximum number of waiting jobs of different shapes that are tried in place of a cancelled one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class NodeSource:
     view: GridView
     """The grid as this source offers it."""
     offered: Callable[[ClusterStatus, int], int]
-    """Returns the nodes offered on a cluster if so many more were idle there."""
+    """Returns the nodes offered on a cluster if that many additional nodes were idle there."""
     others: Callable[[ClusterStatus], int]
     """Returns how many of these are not idle now."""
     beside: str = ""
@@ -35,7 +35,7 @@ class NodeSource:
 
 
 class DryRun:
-    """Evaluates submissions as the scheduler would, in addition to all waiting jobs or in place of one of them."""
+    """An evaluation of submissions as by the scheduler, in addition to all waiting jobs or in place of one of them."""
 
     def __init__(self, queries: Queries, instead_of: Job | None = None, *, high_priority_allowed: bool = True) -> None:
         """``high_priority_allowed``: whether high priority may be suggested to the caller."""
@@ -132,7 +132,7 @@ class DryRun:
             lambda _: 0,
         )
         if self._left is not None:
-            return  # those that others would make room with may be taken, too
+            return  # other jobs may take the nodes that preemption would free
         if self.may_preempt(spec):
             description = "those that it would have of others by preemption"
             yield NodeSource(

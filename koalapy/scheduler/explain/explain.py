@@ -1,5 +1,4 @@
-"""Explain where a job is: why it waits, what would suffice, the smallest change that places it, or its
-current state."""
+"""Explain the state of a job: why it waits, which nodes would suffice, and the smallest change that places it."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -97,7 +96,7 @@ def lacking_by(
 
 
 def _more_idle(cluster: ClusterStatus, source: NodeSource, required: int) -> int | None:
-    """Return how many more idle nodes offer ``wanted`` nodes; None if that many cannot become idle."""
+    """Return how many more idle nodes offer ``required`` nodes; None if that many cannot become idle."""
     counts = range(cluster.total - cluster.idle - source.others(cluster) + 1)
     more = bisect_left(counts, required, key=lambda more: source.offered(cluster, more))
     return more if more < len(counts) else None
@@ -281,7 +280,7 @@ def _names(components: Sequence[Component]) -> str:
 
 NOT_CLAIMED = (ComponentState.PLACED, ComponentState.SUBMITTED, ComponentState.WAITING)
 MIN_CLAIMS, MIN_SHARE_IN_VAIN = 2.0, 0.1
-"""Claims, and the fraction of failed ones, from which on failed claims are reported."""
+"""Minimum number of claims, and minimum fraction of failed ones, for a report of failed claims."""
 
 STATE_TEXTS = {
     ComponentState.PLACED: "its nodes are not asked for yet",
@@ -341,7 +340,7 @@ def _since(component: Component, now: float) -> str:
 
 MAX_HISTORY_LENGTH = 50
 MAX_CLOSED_CLUSTERS = 10
-"""Unusable clusters for which it is computed whether their return would suffice."""
+"""Maximum number of unusable clusters that are tested for whether their return would suffice."""
 
 
 def explain(
@@ -422,7 +421,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
     if placement is None and queries.over_limit(spec) is None:
         suffices = [*enough_idle(lacking), *_enough_if_usable(dry_run, spec, node_sources)]
     if _is_reservation_in_the_way(dry_run, spec):
-        # Once it is placed, it has them: that alone is no help.
+        # Placing the other job first would not help, since it would then occupy these nodes.
         reserved = dry_run.keeper
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
     elif (first := _must_be_placed_first(dry_run, spec)) is not None:

@@ -20,12 +20,12 @@ from koalapy.scheduler.grid import GridStatus
 
 MAX_QUESTIONS = 200
 RESERVED_FOR_FEWER_NODES = 90
-"""Policy calls of these that are reserved for requests with fewer nodes, which usually help."""
+"""Number of these policy calls reserved for requests with fewer nodes, which usually help."""
 LINEAR_STEPS = 12
-"""Steps that are tried one by one before the others are found by binary search."""
+"""Number of steps that are tried one by one, before the binary search for the others."""
 MAX_MOVED_COMPONENTS = 8
 MAX_SITES_PER_COMPONENT = 5
-"""For a fixed request: components that are tried elsewhere, and clusters for each."""
+"""Maximum number of components of a fixed request that are tried on other clusters, and of clusters for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The waiting jobs: which are tried, and what their policies answer (semantics 4 and 8).
+"""The waiting jobs: their order, the choice of jobs to try, and the calls of their policies (semantics 4 and 8).
 
 Start at ``candidates.py``. ``placement_queues.py`` holds each job's position, ``queue.py`` scans by job groups,
 ``reservation.py`` reserves nodes for jobs that waited long, and ``policy_calls.py`` calls policies within

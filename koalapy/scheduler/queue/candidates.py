@@ -106,7 +106,7 @@ class Budget:
     completes."""
 
     def __init__(self, seconds: float, clock: Clock | None) -> None:
-        """Without a clock there is no limit."""
+        """``clock``: None for no limit."""
         self._seconds, self._clock = seconds, clock
         self._doublings = 0
         self._until = inf

@@ -27,7 +27,7 @@ from koalapy.policies.constraints import Constraints
 from koalapy.scheduler.rules import Rules
 
 Reasons = dict[ClusterName, ClusterReason]
-"""Why clusters cannot serve a job, by their names."""
+"""The reasons why clusters cannot serve a job, by cluster name."""
 
 
 class Demands(NamedTuple):
@@ -47,7 +47,7 @@ class Demands(NamedTuple):
 
     @property
     def barred(self) -> frozenset[ClusterName]:
-        """Return the clusters where it may not run, whatever they offer."""
+        """Return the clusters where the job may not run, independently of idle nodes."""
         return self.closed | self.away if self.away else self.closed
 
     @property
@@ -101,7 +101,7 @@ class Eligibility:
             yield self._sharing.home_rejection_reason(away)
 
     def may_run_on(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
-        """Return whether the job may run on these clusters together, whatever is idle there."""
+        """Return whether the job may run on these clusters together, independently of idle nodes."""
         demands = self.demands(spec)
         if not demands:
             return True

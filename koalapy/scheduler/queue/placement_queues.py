@@ -17,7 +17,7 @@ from koalapy.scheduler.queue.reservation import Reservation, is_promised
 from koalapy.scheduler.state import Deadline, SchedulerState
 
 PRIORITIES = tuple(Priority)
-"""In the order in which their queues are tried."""
+"""The priorities in the order in which their queues are tried."""
 MAX_SHARED_REQUESTS = 10_000
 
 
@@ -58,7 +58,7 @@ class PlacementQueues:
         return len(self._pausing) + sum(len(queue) for queue in self._queues.values())
 
     def shape(self, spec: JobSpec, barred: Collection[ClusterName] = ()) -> Shape:
-        """Return everything about a job that its policy's answer depends on; ``barred``: clusters that rejected it."""
+        """Return all properties of a job on which its policy depends; ``barred``: clusters that rejected the job."""
         learned: tuple[object, ...] = ()
         if self._learns(spec):
             learned = (*self._state.experience.shape(spec), spec.per_node_bandwidth, spec.memory)
@@ -117,7 +117,7 @@ class PlacementQueues:
         self._enter(job, anew=False)
 
     def move_to_front(self, job: Job) -> Job:
-        """Let a job return before all others of its home site, after its nodes were reclaimed."""
+        """Set a job to return before all others of its home site, since its nodes were reclaimed."""
         self._first_seq -= 1
         return self._ledger.change_job(job, queue_seq=self._first_seq)
 
@@ -265,6 +265,6 @@ class PlacementQueues:
         return job.placement_tries + (queue.scans - job.counted_scan if job.id in queue else 0)
 
     def record_tries(self, job: Job) -> None:
-        """Pass a job's tries to its queue. Where scans try only the head, they use up no tries."""
+        """Pass a job's tries to its queue. If scans try only the head, they use up no tries."""
         limit = placement_limit(job, self._rules) if scan_tries_all(self._rules) else None
         self._queues[job.spec.priority].set_tries(job.id, self.tries(job), limit)

@@ -40,7 +40,7 @@ def inform_policy(policy: Policy, knowledge: Knowledge) -> Policy:
         answer: object = policy.informed(knowledge)  # type: ignore[attr-defined]
     except Exception as error:
         raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
-    if type(answer) is not type(policy) and not isinstance(answer, Policy):  # a look at a protocol takes long
+    if type(answer) is not type(policy) and not isinstance(answer, Policy):  # isinstance with a protocol is slow
         raise BrokenPolicy(policy.name, f"informed, it was {repr(answer)[:80]}, which is no policy")
     return answer
 
@@ -185,7 +185,7 @@ def explain_clusters(policy: Policy, request: Request, view: GridView, constrain
 
 
 def explained_where_named(policy: Policy, request: FixedRequest, view: GridView) -> Reasons:
-    """Of the clusters that stand in the way of a fixed request; empty when none does."""
+    """Return the reasons of the clusters that prevent the placement of a fixed request; empty if none does."""
     return _reasons(policy, request, view)
 
 
@@ -219,7 +219,7 @@ def _combination_limits(cluster: ClusterView, part: GridView, view: GridView, co
 
 
 class PolicyCalls:
-    """Calls policies on the clusters where a job may run, within its constraints."""
+    """The calls of policies on the clusters where a job may run, within its constraints."""
 
     def __init__(self, eligibility: Eligibility) -> None:
         self._eligibility = eligibility
@@ -352,11 +352,11 @@ def _fixed_transfer_problem(spec: JobSpec, request: FixedRequest, view: GridView
 
 
 LOOK_AHEAD = 50
-"""Waiting requests that are passed to a policy that looks ahead."""
+"""Number of waiting requests that are passed to a policy that looks ahead."""
 
 
 class PolicyEvaluator:
-    """Evaluates jobs with their policies, including the limits of clusters on probation."""
+    """The evaluation of jobs with their policies, including the limits of clusters on probation."""
 
     def __init__(
         self, state: SchedulerState, eligibility: Eligibility, queues: PlacementQueues, knowledge: KnowledgeBuilder
@@ -466,7 +466,7 @@ class PolicyEvaluator:
 
         def ahead(view: GridView) -> GridView:
             waiting = list(islice(self._queues.waiting_requests(), LOOK_AHEAD + 1))
-            if spec.request in waiting:  # its own, or one that is as good
+            if spec.request in waiting:  # its own request, or an equal one
                 waiting.remove(spec.request)
             return view.with_waiting(tuple(waiting[:LOOK_AHEAD]))
 

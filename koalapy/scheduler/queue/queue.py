@@ -29,7 +29,7 @@ class Needs:
     least: int = 1
     """Clusters with fewer idle nodes are not usable."""
     slots: tuple[tuple[int, int], ...] = ()
-    """Pairs (size, count): at least so many components of that size or larger."""
+    """Pairs (size, count): at least ``count`` components of that size or larger."""
     wanted: tuple[tuple[ClusterName, int], ...] = ()
     """Nodes needed on each named cluster."""
     home: ClusterName = ""
@@ -69,7 +69,7 @@ class IdleSummary:
         self._roomy: dict[int, int] = {}
 
     def may_fit(self, needs: Needs) -> bool:
-        """Return whether a request may fit, as far as its needs tell."""
+        """Return whether a request may fit, judged by its needs only."""
         by_idle = self.view.by_idle
         if not by_idle or needs.total > self.view.usable_idle or needs.largest > by_idle[0].idle:
             return False
@@ -88,7 +88,7 @@ class IdleSummary:
         return cluster is not None and cluster.usable_idle >= size
 
     def _has_slots(self, required: int, size: int) -> bool:
-        """Return whether so many components of a size fit. Usually the first few clusters suffice."""
+        """Return whether ``required`` components of a size fit. Usually the first few clusters suffice."""
         slots = self._slots.get(size)
         if slots is None:
             slots = 0
@@ -102,7 +102,7 @@ class IdleSummary:
         return required <= slots
 
     def _has_nodes(self, required: int, minimum: int) -> bool:
-        """Return whether clusters with at least ``least`` idle nodes have so many together."""
+        """Return whether clusters with at least ``minimum`` idle nodes have ``required`` nodes in total."""
         nodes = self._roomy.get(minimum)
         if nodes is None:
             nodes = 0
@@ -174,7 +174,7 @@ Place = tuple[int, int, int, JobId]
 """The sort key of a job: section, nodes (if narrowest first), ``queue_seq`` (negative for a job moved to the front
 after its nodes were reclaimed), and the job."""
 Shape = tuple[object, ...]
-"""Everything about a job that a policy's answer depends on."""
+"""All properties of a job on which a policy's answer depends."""
 WAKE_ALL = Wakeup(all_jobs=True)
 IdleTest = Callable[[], Callable[[Needs], bool]]
 """Returns a test, without a policy call, whether enough nodes may be idle for a job's needs."""
@@ -191,7 +191,7 @@ class Group:
     awaits: tuple[Change, ...]
     """The changes after which its jobs may be placed."""
     ask: LimitedDemand | None = None
-    """What each job would add to its owner's use; None if the owner is not limited."""
+    """The use that each job would add for its owner; None if the owner is not limited."""
     section: int = 0
     entries: "list[Entry]" = field(default_factory=list)
     behind_younger: "set[Entry]" = field(default_factory=set)
@@ -222,7 +222,7 @@ class Group:
         """Return the first entry that has waited long. It is the first entry of all or one behind a younger one."""
         if has_waited(first := self.entries[0]):
             return first
-        if not self.behind_younger:  # as a rule, and asked of every shape in each scan
+        if not self.behind_younger:  # the usual case, and called for every shape in each scan
             return None
         return min(filter(has_waited, self.behind_younger), key=lambda entry: entry.place, default=None)
 
@@ -334,7 +334,7 @@ class PlacementQueue:
     # Tries
 
     def set_tries(self, job: JobId, tries: int, limit: int | None) -> None:
-        """Set how often a job was tried, and after how many tries it is given up; None: never."""
+        """Set the number of a job's tries, and the maximum before it is given up; None is unlimited."""
         entry = self._entries[job]
         if entry.tried_since != self.scans - tries:
             entry.tried_since = self.scans - tries
@@ -358,7 +358,7 @@ class PlacementQueue:
         return sorted(jobs, key=self.place)
 
     def has_aged(self, tries: int, entry: Entry) -> bool:
-        """Return whether a job was tried at least so often."""
+        """Return whether a job was tried at least ``tries`` times."""
         return self.scans - entry.tried_since >= tries
 
     def first_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
@@ -459,7 +459,7 @@ class PlacementQueue:
     def _is_barred(self, group: Group) -> bool:
         return group.ask is not None and self._has_too_much(group.ask)
 
-    # What jobs wait for
+    # Awaited changes
 
     @property
     def awaited(self) -> frozenset[ClusterName]:
@@ -494,7 +494,7 @@ class PlacementQueue:
             if mode == "scan":
                 yield from self._scan_all(self.woken_groups(wakeup), idle_test, arrived)
             else:
-                # Where the first refusal ends it, also those have to be asked that nothing has changed for.
+                # If the first rejection ends a scan, jobs without a change must also be tried.
                 for section in self._sections():
                     yield from self._scan_heads(section, idle_test, never_fits, arrived)
         finally:

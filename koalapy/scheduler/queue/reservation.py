@@ -112,7 +112,7 @@ class Reservation:
         return self._own.view() if self._held else self._grid.view()
 
     def invalidate(self) -> None:
-        """Let the next ``update`` choose again."""
+        """Make the next ``update`` choose again."""
         self._stale = True
 
     def update(self, evaluate: Evaluate) -> bool:
@@ -126,7 +126,7 @@ class Reservation:
         self._chosen, self._kept, self._is_promised = None, Counter(), False
         self._choose(evaluate, turns=(self._placed, job))
         if self._placed is not None and any(self._placed in queue for queue in self._queues.values()):
-            self._placed = None  # it has its turn again, or has lost it
+            self._placed = None  # it holds the reservation again, or has lost it
         for cluster in set[ClusterName]().union(previous, self._kept, *self._held.values()):
             self._grid.touch(cluster)
         is_less_held = self._hold()
@@ -174,7 +174,7 @@ class Reservation:
         idle: IdleSummary | None = None
         for entries in self._who_waited():
             for entry in sorted(entries, key=lambda entry: [entry.job != job for job in turns]):
-                if idle is None:  # a shape that was refused on this grid is refused while it stays as it is
+                if idle is None:  # a shape rejected on this grid stays rejected until the grid changes
                     if (empty := self._without_own_jobs.view()) != self._empty:
                         self._empty, self._grids = empty, self._grids + 1
                     idle = IdleSummary(self._empty)
