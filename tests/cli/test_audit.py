@@ -19,7 +19,7 @@ def test_it_tells_who_did_what_and_who_was_refused(koala: Koala) -> None:
     assert [line.split("  ")[1:] for line in lines] == [
         ["ada (admin, a token of the test)", "from 127.0.0.1", "submit_job", "done"],
         ["ada (admin, a token of the test)", "from 127.0.0.1", "cancel_jobs", "done"],
-        ["somebody", "from 127.0.0.1", "GET", "/api/v1/jobs", "refused", "401 no valid token was sent"],
+        ["unknown", "from 127.0.0.1", "GET", "/api/v1/jobs", "refused", "401 no valid token was sent"],
     ]
     assert "sesame" not in told.out
     assert "not-the-token" not in told.out
@@ -63,7 +63,7 @@ def test_an_action_that_there_is_not_is_refused(koala: Koala, action: str, hint:
 def test_what_is_shown_does_no_harm_to_a_terminal() -> None:
     entry = {"at": "2026-11-22T12:00:00.000Z", "actor": "", "role": "", "how": "", "address": "192.0.2.7"}
     entry |= {"action": "GET", "target": "/\x1b[2J\n", "outcome": "refused", "detail": "", "times": 3}
-    assert _line(entry) == "2026-11-22T12:00:00.000Z  somebody  from 192.0.2.7  GET  /?[2J  refused  (3 times)"
+    assert _line(entry) == "2026-11-22T12:00:00.000Z  unknown  from 192.0.2.7  GET  /?[2J  refused  (3 times)"
 
 
 def test_audit_log_verify_of_untouched_audit_prints_its_last_entry(koala: Koala) -> None:

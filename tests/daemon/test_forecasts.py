@@ -161,7 +161,7 @@ async def test_where_it_is_not_known_in_time_that_is_told_in_words_and_many_do_n
     specs = [replace(WIDE, name=f"{number}") for number in range(100)]
     told = await asyncio.gather(*(forecasts.if_submitted(spec, 0.01) for spec in specs))
     assert [each.why.startswith("to work it out takes longer than 0.01 s") for each in told].count(True) == MAX_ASKED
-    assert [each.why.startswith("too many others ask") for each in told].count(True) == 100 - MAX_ASKED
+    assert [each.why.startswith("too many predictions are requested") for each in told].count(True) == 100 - MAX_ASKED
     may_go_on.set()
     assert (await forecasts.if_submitted(specs[0], 60.0)).why.startswith("it could not be worked out")
     assert asked <= MAX_ASKED
