@@ -156,7 +156,7 @@ async def test_who_is_turned_away_after_its_hello_comes_less_and_less_often(
 
 
 async def test_an_agent_that_shows_its_clusters_token_comes_in(tmp_path: Path) -> None:
-    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False, timeout=60.0) as http:
+    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False, timeout=None) as http:
         headers = shown("of north")
         async with connect(f"ws://{address}/north/connect", additional_headers=headers, proxy=None) as agent:
             assert await agent.recv() == "welcome to north"
