@@ -105,18 +105,18 @@ def state_of(pid: bytes) -> str:
 async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_same(tmp_path: Path) -> None:
     """The daemon does: the next attempt may run by then."""
     agent = FakeAgent(tmp_path, lease=1.0)
-    node = await started(agent, STUBBORN, lease_warning={"signal": "USR1", "grace": 8.0})
+    node = await started(agent, STUBBORN, lease_warning={"signal": "USR1", "grace": 20.0})
     agent.silence = None
     await node.expect("warned")
     assert node.process is not None
     clock = SilenceClock(0.0)
     node.process.send_signal(signal.SIGSTOP)
     began = clock.silence
-    await agent.until(lambda: clock.silence > began + 9.0, "the end of its grace")
+    await agent.until(lambda: clock.silence > began + 21.0, "the end of its grace")
     node.process.send_signal(signal.SIGCONT)
     began = clock.silence
     await agent.until(lambda: alive(pid_of(node)) == [], "the end of the program")
-    assert clock.silence < began + 5.0
+    assert clock.silence < began + 15.0, "it would be 20 s with a new grace"
     await node.expect("exit")
     await agent.leave()
 
