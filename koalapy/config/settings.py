@@ -9,7 +9,6 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -23,7 +22,7 @@ from pydantic_settings import (
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.config.errors import DELIMITER, PREFIX, refusal
 from koalapy.config.notifications import NotificationSection
-from koalapy.config.strict_yaml import load_yaml
+from koalapy.config.strict_yaml import read_file
 from koalapy.config.types import (
     AbsolutePath,
     ClusterKey,
@@ -539,34 +538,6 @@ OF_OTHER_KINDS = {
 """Settings that are meaningless for the kind ``local``."""
 MIN_LIKENESS = 0.8
 """Similarity, from 0 to 1, above which a variable is treated as a misspelt setting."""
-
-
-MAX_SIZE = 16 * 1024 * 1024
-"""Maximum bytes of a configuration file."""
-NOT_READ = (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError)
-"""Exceptions from an unreadable file; the YAML reader raises some for malformed numbers, dates and tags."""
-
-
-def _content(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(MAX_SIZE + 1)
-    if len(content) > MAX_SIZE:
-        raise ValueError(f"it is larger than {MAX_SIZE} bytes")
-    return content.decode("utf-8")
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """Return the values of a configuration file, unchecked. Raise ``UsageError`` if the file cannot be read."""
-    try:
-        values = load_yaml(_content(path)) or {}
-    except NOT_READ as error:
-        raise UsageError(f"cannot read {path}: {error}", field="--config") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
-    for key in values:
-        if not isinstance(key, str) or key.startswith("_"):  # such keys would be arguments of the settings class
-            raise UsageError(f"{path}: {key!r} is no field", field=str(key), hint="leave it out")
-    return values
 
 
 def load(path: Path | None) -> Settings:

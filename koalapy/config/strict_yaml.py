@@ -1,8 +1,11 @@
-"""A YAML loader that rejects a mapping with a duplicate key, of which PyYAML silently keeps the last."""
+"""Read YAML files. Reject a mapping with a duplicate key, of which PyYAML silently keeps the last."""
 
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from koalapy.model.errors import UsageError
 
 MERGE = "tag:yaml.org,2002:merge"
 MAX_KEY_LENGTH = 60
@@ -46,3 +49,31 @@ def load_yaml(text: str, *, aliases: bool = True) -> Any:
     """
     # Both loaders are safe: they construct plain values only.
     return yaml.load(text, _Loader if aliases else _LoaderWithoutAliases)
+
+
+MAX_SIZE = 16 * 1024 * 1024
+"""Maximum bytes of a configuration file."""
+NOT_READ = (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError)
+"""Exceptions from an unreadable file; the YAML reader raises some for malformed numbers, dates and tags."""
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_SIZE + 1)
+    if len(content) > MAX_SIZE:
+        raise ValueError(f"it is larger than {MAX_SIZE} bytes")
+    return content.decode("utf-8")
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return the values of a configuration file, unchecked. Raise ``UsageError`` if the file cannot be read."""
+    try:
+        values = load_yaml(_content(path)) or {}
+    except NOT_READ as error:
+        raise UsageError(f"cannot read {path}: {error}", field="--config") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
+    for key in values:
+        if not isinstance(key, str) or key.startswith("_"):  # such keys would be arguments of the settings class
+            raise UsageError(f"{path}: {key!r} is no field", field=str(key), hint="leave it out")
+    return values

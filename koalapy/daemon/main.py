@@ -11,7 +11,8 @@ from pathlib import Path
 import uvloop
 
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
-from koalapy.config.settings import Settings, load, read_file
+from koalapy.config.settings import Settings, load
+from koalapy.config.strict_yaml import read_file
 from koalapy.daemon.access import build_identities, build_logins, openid_provider, own_access, token_duties
 from koalapy.daemon.agents.embedded import build_embedded_agents, make_agent_tokens
 from koalapy.daemon.alerts.alerts import Check

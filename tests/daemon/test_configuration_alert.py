@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.config.settings import read_file
+from koalapy.config.strict_yaml import read_file
 from koalapy.daemon.alerts.daemon_checks import ConfigurationCheck, difference_of
 from koalapy.model.alert import Alert, AlertKind
 
