@@ -30,6 +30,11 @@ def test_cli_page_lists_every_command_and_option() -> None:
         assert {p.opts[0] for p in options if p.opts[0] not in text} <= COMMON_OPTIONS
 
 
+def test_cli_page_shows_no_range_for_unbounded_options() -> None:
+    assert "<=None" not in page()
+    assert "[default: 200; 1<=x<=2000]" in page()
+
+
 HEAVY = (
     "sqlalchemy",
     "fastapi",

@@ -106,15 +106,9 @@ class _Float(click.FloatRange):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
 
-    def _describe_range(self) -> str:
-        return "" if self.min is None and self.max is None else super()._describe_range()
-
 
 class _Int(click.IntRange):
     name = "whole number"
-
-    def _describe_range(self) -> str:
-        return "" if self.min is None and self.max is None else super()._describe_range()
 
 
 class _Option(click.Option):
@@ -123,6 +117,12 @@ class _Option(click.Option):
     def __init__(self, *names: Any, may_be_empty: bool = False, **options: Any) -> None:
         super().__init__(*names, **options)
         self._may_be_empty = may_be_empty
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        extra = super().get_help_extra(ctx)
+        if isinstance(self.type, (_Int, _Float)) and self.type.min is None and self.type.max is None:
+            extra.pop("range", None)  # click would describe it as "x<=None"
+        return extra
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
         value, source = super().consume_value(ctx, opts)
