@@ -369,14 +369,14 @@ class Head(Role):
         return pid in (self._mpirun, self._local) or is_open_mpis(pid)
 
     def filter_output(self, output: bytes) -> bytes:
-        return self._filter.apply(output)
+        return self._filter.apply(output, self._mpirun)
 
     def rest_of_output(self, *, stopped: bool) -> bytes:
-        return self._filter.rest(stopped=stopped)
+        return self._filter.rest(self._mpirun, stopped=stopped)
 
     def close(self) -> None:
         self._filter.close()
-        if self._filter.has_lost and self._code is None:
+        if self._filter.is_giving_up and self._code is None:
             os.kill(self._mpirun, signal.SIGKILL)  # it is giving up already, and series 4 crashes on SIGTERM
         if self._launch_requests is not None:
             self._launch_requests.close()

@@ -24,17 +24,22 @@ NOISE = re.compile(
   job has daemons that end before mpirun does."""
 SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c", b"oob:tcp: send_msg", b"oob_tcp_peer_send_handler")
 RULE = rb"^-{20,}\n"
-LOST = RULE + rb"(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"
-ALL_OF_LOST = re.compile(LOST + rb".*?(?:\Z|" + RULE + rb"\0?)", re.MULTILINE | re.DOTALL)
-"""The whole message of mpirun about a lost daemon. Series 5 writes each line separately, and a zero byte at the end."""
-BEGIN_OF_LOST = re.compile(rb"%s|%s\Z" % (LOST, RULE), re.MULTILINE)
+GIVING_UP = RULE + (
+    rb"(?:(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"
+    rb"|Primary job  terminated normally, but "
+    rb"|[\w.-]*(?:mpirun|prterun)[\w.-]* (?:noticed that (?:process rank|the job aborted)|detected that one or more "
+    rb"processes exited))"
+)
+WHOLE_MESSAGE = re.compile(GIVING_UP + rb".*?(?:\Z|" + RULE + rb"\0?)", re.MULTILINE | re.DOTALL)
+"""A message of mpirun about a lost daemon or a failed rank. Series 5 writes a zero byte at its end."""
+CRASH = rb"\*\*\* Process received signal "
 PAUSE = 0.2
-"""Seconds to wait for further output after a line that may begin this message."""
+"""Seconds to wait for more after a line that may begin such a message: series 5 writes each line separately."""
 HOLD = 10.0
-"""Maximum time in seconds to withhold the message about a lost daemon, until the job may be stopped.
+"""Maximum time in seconds to withhold such a message, until the job may be stopped.
 
-If the job is stopped, the daemon was not lost: its node was stopped first, since clusters receive a stop one after the
-other. For a failed node the runner fails the job before this time has passed."""
+If the job is stopped, nothing failed: a node was stopped before the others, since clusters receive a stop one after the
+other. For a failed node or rank the runner ends the job before this time has passed."""
 TRACEBACK = b"Traceback (most recent call last)"
 HINT_DELAY = 10.0
 """Seconds that ranks may continue after an exception before the user gets the hint."""
@@ -57,6 +62,11 @@ ADVICE = {
 """Hints for the user by text in the output. Each hint is printed once."""
 
 
+def mpirun_line(mpirun: int, begin: bytes = b"") -> bytes:
+    """Return the pattern of a line about the process ``mpirun`` itself, such as those of its crash."""
+    return rb"^\[[^\[\]\n]*:%d\] %s[^\n]*(?:\n|\Z)" % (mpirun, begin)
+
+
 class OutputFilter:
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner = runner
@@ -67,11 +77,11 @@ class OutputFilter:
         self._held = b""
         self._advice = dict(ADVICE)
         self._pending = ""
-        self.has_lost = False
-        """Whether a message of mpirun about a lost daemon is withheld from the user."""
+        self.is_giving_up = False
+        """Whether a message of mpirun about a lost daemon, a failed rank or its own crash is withheld."""
 
-    def apply(self, output: bytes) -> bytes:
-        """Return the output to show to the user now. Withhold the rest."""
+    def apply(self, output: bytes, mpirun: int) -> bytes:
+        """Return the output to show to the user now, and withhold the rest. ``mpirun`` is the process ID of mpirun."""
         for text in {text for words, text in self._advice.items() if words in output}:
             self._advice = {words: other for words, other in self._advice.items() if other != text}
             self._pending += f"koala: {text}\n"
@@ -82,22 +92,25 @@ class OutputFilter:
         if any(sign in output for sign in SIGNS_OF_NOISE):
             output = NOISE.sub(b"", output)
         output, self._held = self._held + output, b""
-        if self.has_lost:
+        if self.is_giving_up:
             self._held = output
             return b""
         self._runner.loop.cancel("held")
-        begin = BEGIN_OF_LOST.search(output)
+        crash = mpirun_line(mpirun, CRASH)
+        begin = re.search(rb"(?P<begin>%s|%s)|%s\Z" % (GIVING_UP, crash, RULE), output, re.MULTILINE)
         if begin is None:
             return output
-        self._held, self.has_lost = output[begin.start() :], not begin[0].endswith(b"-\n")
-        self._runner.loop.after("held", HOLD if self.has_lost else PAUSE, self._release)
+        self._held, self.is_giving_up = output[begin.start() :], begin["begin"] is not None
+        self._runner.loop.after("held", HOLD if self.is_giving_up else PAUSE, self._release)
         return output[: begin.start()]
 
-    def rest(self, *, stopped: bool) -> bytes:
-        """Return the withheld output. Omit the message about a lost daemon if the job was ``stopped``."""
-        held, self._held, self.has_lost = self._held, b"", False
+    def rest(self, mpirun: int, *, stopped: bool) -> bytes:
+        """Return the withheld output, without mpirun's messages about its end if the job was ``stopped``."""
+        held, self._held, self.is_giving_up = self._held, b"", False
         pending, self._pending = self._pending, ""
-        return (ALL_OF_LOST.sub(b"", held) if stopped else held) + pending.encode()
+        if stopped:
+            held = re.sub(mpirun_line(mpirun), b"", WHOLE_MESSAGE.sub(b"", held), flags=re.MULTILINE)
+        return held + pending.encode()
 
     def close(self) -> None:
         self._runner.loop.cancel("hint")
@@ -109,5 +122,5 @@ class OutputFilter:
         self._runner.show(pending.encode())
 
     def _release(self) -> None:
-        held, self._held, self.has_lost = self._held, b"", False
+        held, self._held, self.is_giving_up = self._held, b"", False
         self._runner.show(held)

@@ -10,6 +10,14 @@ from koalapy.runner.output_filter import ADVICE, HOLD, PAUSE, OutputFilter
 
 RULE = "-" * 74 + "\n"
 TROUBLE = f"{RULE}PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : n1\n\nThis is bad.\n{RULE}\0"
+MPIRUN = 42
+ABORT = (
+    f"{RULE}Primary job  terminated normally, but 1 process returned\n"
+    f"a non-zero exit code. Per user-direction, the job has been aborted.\n{RULE}{RULE}"
+    f"mpirun noticed that process rank 2 with PID 7 on node n2 exited on signal 15 (Terminated).\n{RULE}"
+)
+CRASH = "[n1:42] *** Process received signal ***\n[n1:42] Signal: Segmentation fault (11)\n[n1:42] [ 0] /lib/x(+0x1)\n"
+CRASH_OF_A_RANK = "[n1:43] *** Process received signal ***\n[n1:43] Signal: Aborted (6)\n"
 TABLE = f"{RULE}a table\n{RULE}"
 
 
@@ -71,30 +79,41 @@ def pass_on(pieces: list[bytes]) -> tuple[Shown, OutputFilter]:
     shown = Shown()
     made = OutputFilter(shown, Plan())  # type: ignore[arg-type]
     for piece in pieces:
-        shown.show(made.apply(piece))
+        shown.show(made.apply(piece, MPIRUN))
     return shown, made
 
 
-@given(lines_in_pieces(f"up\n{TABLE}down\n{TROUBLE}last words\n"))
-def test_who_is_told_to_stop_meanwhile_does_not_see_that_a_daemon_was_lost(pieces: list[bytes]) -> None:
-    shown, made = pass_on(pieces)
+@pytest.mark.parametrize("message", [TROUBLE, ABORT, ABORT + CRASH, CRASH])
+@given(st.data())
+def test_output_filter_of_a_stopped_job_omits_messages_about_its_end(message: str, data: st.DataObject) -> None:
+    shown, made = pass_on(data.draw(lines_in_pieces(f"up\n{TABLE}down\n{message}{CRASH_OF_A_RANK}last words\n")))
     assert shown.seen == f"up\n{TABLE}down\n".encode()
+    assert made.is_giving_up
     made.close()
-    shown.show(made.rest(stopped=True))
-    assert shown.seen == f"up\n{TABLE}down\nlast words\n".encode()
+    shown.show(made.rest(MPIRUN, stopped=True))
+    assert shown.seen == f"up\n{TABLE}down\n{CRASH_OF_A_RANK}last words\n".encode()
     assert not shown.loop.due
 
 
+@pytest.mark.parametrize("message", [TROUBLE, ABORT, CRASH])
 @pytest.mark.parametrize("is_over", [False, True])
-@given(pieces=lines_in_pieces(f"up\n{TABLE}down\n{TROUBLE}last words\n"))
-def test_who_is_not_told_to_stop_sees_all_of_it(pieces: list[bytes], is_over: bool) -> None:
-    shown, made = pass_on(pieces)
+@given(data=st.data())
+def test_output_filter_of_a_failed_job_shows_messages_about_its_end(
+    message: str, is_over: bool, data: st.DataObject
+) -> None:
+    output = f"up\n{TABLE}down\n{message}last words\n"
+    shown, made = pass_on(data.draw(lines_in_pieces(output)))
     if is_over:
         made.close()
-        shown.show(made.rest(stopped=False))
+        shown.show(made.rest(MPIRUN, stopped=False))
     else:
         assert shown.wait() == HOLD
-    assert shown.seen == f"up\n{TABLE}down\n{TROUBLE}last words\n".encode()
+    assert shown.seen == output.encode()
+
+
+def test_output_filter_does_not_withhold_the_crash_of_a_rank() -> None:
+    shown, made = pass_on([CRASH_OF_A_RANK.encode()])
+    assert (shown.seen, made.is_giving_up) == (CRASH_OF_A_RANK.encode(), False)
 
 
 @given(lines_in_pieces(f"up\n{TABLE}{RULE}"))
@@ -145,10 +164,10 @@ def test_an_error_between_a_line_and_its_end_is_left_out(noises: list[str], data
 def test_advice_follows_the_output_once(words: bytes, ends: bool) -> None:
     shown = Shown()
     outputs = OutputFilter(shown, Plan())  # type: ignore[arg-type]
-    assert outputs.apply(b"before\n" + words + b"\nafter\n") == b"before\n" + words + b"\nafter\n"
-    assert outputs.apply(words + b"\n") == words + b"\n"
+    assert outputs.apply(b"before\n" + words + b"\nafter\n", MPIRUN) == b"before\n" + words + b"\nafter\n"
+    assert outputs.apply(words + b"\n", MPIRUN) == words + b"\n"
     if ends:
         outputs.close()
     shown.wait()
-    assert (shown.seen, outputs.rest(stopped=False))[ends] == f"koala: {ADVICE[words]}\n".encode()
-    assert outputs.rest(stopped=False) == b""
+    assert (shown.seen, outputs.rest(MPIRUN, stopped=False))[ends] == f"koala: {ADVICE[words]}\n".encode()
+    assert outputs.rest(MPIRUN, stopped=False) == b""
