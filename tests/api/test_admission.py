@@ -1,4 +1,4 @@
-"""How many requests are served at a time, and how long their bodies may take."""
+"""Limits on concurrent requests and on the time of request bodies."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,65 +17,67 @@ from tests.serving import AGENT_TOKENS, Open
 Body = dict[str, Any]
 
 
-def admitted(api: Any, most: int = 100, body_timeout: float = 0.1) -> httpx2.AsyncClient:
-    """The same daemon behind bounds of the test's own."""
-    app = RequestLimiter(api._transport.app, most, body_timeout)
+def limit_requests(api: Any, max_requests: int = 100, body_timeout: float = 0.1) -> httpx2.AsyncClient:
+    """Return a client of the same daemon behind a request limit."""
+    app = RequestLimiter(api._transport.app, max_requests, body_timeout)
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=api.base_url, headers=api.headers)
 
 
 @pytest.mark.evidence("N3")
-async def test_beyond_so_many_requests_users_are_told_to_come_again(open_api: Open, body: Body) -> None:
-    plain = await open_api()
-    await plain.post("/api/v1/jobs", json=body)
-    api = admitted(plain, most=2)
+async def test_request_beyond_limit_returns_503_except_for_agents(open_api: Open, body: Body) -> None:
+    unlimited = await open_api()
+    await unlimited.post("/api/v1/jobs", json=body)
+    api = limit_requests(unlimited, max_requests=2)
     waiting = [asyncio.create_task(api.get("/api/v1/jobs/1?wait=30")) for _ in range(2)]
-    while (refused := await api.get("/api/v1/clusters")).status_code == 200:
+    while (busy := await api.get("/api/v1/clusters")).status_code == 200:
         await asyncio.wait(waiting, timeout=0.001)
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    assert refused.headers["content-type"] == "application/problem+json"
+    assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
+    assert busy.headers["content-type"] == "application/problem+json"
     agents = "/api/v1/agents/north/bundles/" + "a" * 64
     answer = await api.get(agents, headers={"authorization": f"Bearer {AGENT_TOKENS['north']}"})
-    assert answer.status_code == 404, "an agent is heard all the same"
-    await plain.post("/api/v1/jobs/1/cancel")
+    assert answer.status_code == 404, "agents are not limited"
+    await unlimited.post("/api/v1/jobs/1/cancel")
     assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
     assert (await api.get("/api/v1/clusters")).status_code == 200
 
 
 @pytest.mark.evidence("U12")
-async def test_one_user_does_not_keep_all_others_out() -> None:
-    begun, going = asyncio.Semaphore(0), asyncio.Event()
+async def test_request_limit_per_user_leaves_capacity_for_others() -> None:
+    begun, finish = asyncio.Semaphore(0), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         begun.release()
-        await going.wait()
+        await finish.wait()
         await PlainTextResponse("served")(scope, receive, send)
 
     shares = UserRequestLimiter(app, 3 * MAX_USER_FRACTION)
 
     async def ask(user: str) -> int:
-        async def known(scope: Scope, receive: Receive, send: Send) -> None:
+        async def identified_app(scope: Scope, receive: Receive, send: Send) -> None:
             if user:
                 set_identity(scope, Identity(user, Role.USER, "a test"))
             await shares(scope, receive, send)
 
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(known), base_url="http://koala") as client:
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(identified_app), base_url="http://koala"
+        ) as client:
             return (await client.get("/api/v1/events")).status_code
 
     streams = [asyncio.create_task(ask("mallory")) for _ in range(3)]
     for _ in streams:
         await begun.acquire()
-    assert await ask("mallory") == 429, "no more than his share"
-    others = [asyncio.create_task(ask(user)) for user in ("ada", "bob", "", "", "", "")]
-    for _ in others:
+    assert await ask("mallory") == 429, "the share of one user is used up"
+    other_requests = [asyncio.create_task(ask(user)) for user in ("ada", "bob", "", "", "", "")]
+    for _ in other_requests:
         await begun.acquire()
-    going.set()
-    assert await asyncio.gather(*streams, *others) == [200] * 9
+    finish.set()
+    assert await asyncio.gather(*streams, *other_requests) == [200] * 9
     assert await ask("mallory") == 200
 
 
 @pytest.mark.parametrize("first", [b"", b'{"request":'])
-async def test_a_body_that_does_not_come_to_its_end_is_not_waited_for(open_api: Open, first: bytes) -> None:
-    api = admitted(await open_api())
+async def test_body_not_completed_in_time_returns_408(open_api: Open, first: bytes) -> None:
+    api = limit_requests(await open_api())
 
     async def pieces() -> AsyncIterator[bytes]:
         yield first
@@ -87,8 +89,8 @@ async def test_a_body_that_does_not_come_to_its_end_is_not_waited_for(open_api: 
     assert "not complete within 0.1 seconds" in answer.json()["detail"]
 
 
-async def test_an_answer_may_take_longer_than_a_body(open_api: Open, body: Body) -> None:
-    api = admitted(await open_api())
+async def test_body_timeout_does_not_limit_answers(open_api: Open, body: Body) -> None:
+    api = limit_requests(await open_api())
     await api.post("/api/v1/jobs", json=body)
     assert (await api.get("/api/v1/jobs/1?wait=0.3")).status_code == 200
     following = asyncio.create_task(api.get("/api/v1/jobs/1/events"))

@@ -1,4 +1,4 @@
-"""What the API tells of the advisor."""
+"""REST routes of the advisor."""
 
 from math import log
 
@@ -39,11 +39,11 @@ WAVE = {
 }
 
 
-async def test_every_application_is_told_with_what_is_decided_for_it(open_api: Open) -> None:
+async def test_advisor_lists_applications_with_verdicts(open_api: Open) -> None:
     assert (await (await open_api()).get("/api/v1/advisor")).json() == {"applications": [WAVE]}
 
 
-async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction_was() -> None:
+async def test_advisor_record_shows_options_and_prediction_error() -> None:
     memory = MemoryAdvisor()
     options = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
     memory.advised = [
@@ -55,14 +55,14 @@ async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
         answer = await client.get("/api/v1/advisor/record", params={"application": "wave", "limit": 3})
-    found = AdvisorRecord.model_validate_json(answer.content, strict=True).record
-    assert [(given.job, given.generation, given.error) for given in found] == [
+    placements = AdvisorRecord.model_validate_json(answer.content, strict=True).record
+    assert [(placement.job, placement.generation, placement.error) for placement in placements] == [
         (9, 1, None),
         (8, 1, None),
         (7, 2, -0.25),
     ]
-    assert [option.response for option in found[0].options] == [17.0, None]
-    assert found[0].at == "1970-01-01T00:16:40.000Z"
+    assert [option.response for option in placements[0].options] == [17.0, None]
+    assert placements[0].at == "1970-01-01T00:16:40.000Z"
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,11 @@ async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction
         (2.0, 0.05, Verdict.ONE_CLUSTER),
     ],
 )
-def test_the_verdict_follows_the_slowdown_and_how_well_it_is_known(
-    slowdown: float, deviation: float, verdict: Verdict
-) -> None:
+def test_verdict_follows_slowdown_and_its_uncertainty(slowdown: float, deviation: float, verdict: Verdict) -> None:
     assert verdict_on(Slowdowns(LogNormal(log(slowdown), deviation)), ()) is verdict
 
 
-async def test_runs_that_were_killed_are_told() -> None:
+async def test_advisor_counts_killed_runs() -> None:
     memory = MemoryAdvisor()
     for _ in range(4):
         memory.experience.add(Run("wave", Size(4), ("north",), 10.0))

@@ -1,4 +1,4 @@
-"""Which agents are let in, on every route that they have."""
+"""Authentication of agents on every agent route."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ TOKENS = {"north": "of north", "south": "of south", "none": None, "empty": ""}
 
 
 class Hub:
-    """Greets whoever is let in."""
+    """Sends a welcome to each accepted agent and closes the connection."""
 
     def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
         pass
@@ -41,7 +41,7 @@ class Hub:
 
 
 class Bundles:
-    """Has one bundle, whatever it is called."""
+    """Returns the same bundle for every ID."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,8 +54,8 @@ class Bundles:
 
 
 @asynccontextmanager
-async def served(path: Path) -> AsyncIterator[str]:
-    """The address of the agents' routes."""
+async def serve_agent_routes(path: Path) -> AsyncIterator[str]:
+    """Serve the agent routes on loopback and yield their address."""
     await asyncio.to_thread(path.write_text, "files")
     app = FastAPI()
     app.include_router(agents_router(Hub(), TOKENS))
@@ -68,12 +68,12 @@ async def served(path: Path) -> AsyncIterator[str]:
     await serving
 
 
-def shown(token: str | None) -> dict[str, str]:
+def auth_headers(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}".strip()}
 
 
 @pytest.mark.parametrize(
-    ("cluster", "token", "status", "why"),
+    ("cluster", "token", "status", "reason"),
     [
         ("gone", None, 404, "there is no cluster gone"),
         ("gone", "of north", 404, "there is no cluster gone"),
@@ -87,27 +87,30 @@ def shown(token: str | None) -> dict[str, str]:
         ("empty", None, 401, "clusters.empty.token is not set"),
     ],
 )
-async def test_who_is_no_agent_of_a_configured_cluster_stays_outside(
-    tmp_path: Path, cluster: str, token: str | None, status: int, why: str
+async def test_agent_with_wrong_token_or_cluster_is_rejected(
+    tmp_path: Path, cluster: str, token: str | None, status: int, reason: str
 ) -> None:
-    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False, timeout=60.0) as http:
-        with pytest.raises(InvalidStatus) as refused:
-            await connect(f"ws://{address}/{cluster}/connect", additional_headers=shown(token), proxy=None)
-        assert refused.value.response.status_code == status
-        assert json.loads(refused.value.response.body)["detail"].startswith(why)
+    async with (
+        serve_agent_routes(tmp_path / "bundle") as address,
+        httpx2.AsyncClient(trust_env=False, timeout=60.0) as http,
+    ):
+        with pytest.raises(InvalidStatus) as rejection:
+            await connect(f"ws://{address}/{cluster}/connect", additional_headers=auth_headers(token), proxy=None)
+        assert rejection.value.response.status_code == status
+        assert json.loads(rejection.value.response.body)["detail"].startswith(reason)
         for answer in (
-            await http.get(f"http://{address}/{cluster}/connect", headers=shown(token)),
-            await http.get(f"http://{address}/{cluster}/bundles/abc", headers=shown(token)),
-            await http.put(f"http://{address}/{cluster}/results/1.1.0", headers=shown(token), content=b""),
+            await http.get(f"http://{address}/{cluster}/connect", headers=auth_headers(token)),
+            await http.get(f"http://{address}/{cluster}/bundles/abc", headers=auth_headers(token)),
+            await http.put(f"http://{address}/{cluster}/results/1.1.0", headers=auth_headers(token), content=b""),
         ):
             assert answer.status_code == status
-            assert answer.json()["detail"].startswith(why)
+            assert answer.json()["detail"].startswith(reason)
             assert answer.json()["hint"]
 
 
-async def test_a_stranger_holds_no_connection_open_by_asking_for_a_websocket(tmp_path: Path) -> None:
-    """It does not answer the end of one, for which a server waits."""
-    async with served(tmp_path / "bundle") as address:
+async def test_rejected_websocket_connection_is_closed_by_server(tmp_path: Path) -> None:
+    """The client never answers the closing handshake that a server would wait for."""
+    async with serve_agent_routes(tmp_path / "bundle") as address:
         host, port = address.partition("/")[0].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
@@ -119,45 +122,46 @@ async def test_a_stranger_holds_no_connection_open_by_asking_for_a_websocket(tmp
         writer.close()
 
 
-async def test_an_agent_that_is_not_let_in_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    async with served(tmp_path / "bundle") as address:
-        uplink = Uplink(f"ws://{address}/north/connect", "of south", lambda: pytest.fail("was let in"))
-        monkeypatch.setattr(uplink, "_complain", lambda reason: said.done() or said.set_result(reason))
+async def test_rejected_agent_reports_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with serve_agent_routes(tmp_path / "bundle") as address:
+        uplink = Uplink(f"ws://{address}/north/connect", "of south", lambda: pytest.fail("was accepted"))
+        monkeypatch.setattr(uplink, "_complain", lambda reason: reported.done() or reported.set_result(reason))
         running = asyncio.create_task(uplink.keep_connected(lambda _: None, lambda: None))
         async with asyncio.timeout(60):
-            assert (await said).startswith("the token is not that of cluster north: set KOALA_AGENT_TOKEN")
+            assert (await reported).startswith("the token is not that of cluster north: set KOALA_AGENT_TOKEN")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_who_is_turned_away_after_its_hello_comes_less_and_less_often(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_agent_closed_after_hello_backs_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    enough = asyncio.Event()
+    backed_off = asyncio.Event()
 
-    async def rest(seconds: float) -> None:
+    async def record_pause(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 4:
-            enough.set()
+            backed_off.set()
             await asyncio.Event().wait()
 
     hello = Hello(cluster="north", version="1", lrm="local", host="head", pid=1)
-    async with served(tmp_path / "bundle") as address:
+    async with serve_agent_routes(tmp_path / "bundle") as address:
         uplink = Uplink(f"ws://{address}/north/connect", "of north", lambda: hello)
-        monkeypatch.setattr(uplink_module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": rest}))
+        monkeypatch.setattr(uplink_module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": record_pause}))
         running = asyncio.create_task(uplink.keep_connected(lambda _: None, lambda: None))
         async with asyncio.timeout(30):
-            await enough.wait()
+            await backed_off.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-    assert pauses == sorted(set(pauses)), "each is longer than the one before"
+    assert pauses == sorted(set(pauses)), "pauses grow"
 
 
-async def test_an_agent_that_shows_its_clusters_token_comes_in(tmp_path: Path) -> None:
-    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False, timeout=None) as http:
-        headers = shown("of north")
+async def test_agent_with_token_of_cluster_is_accepted(tmp_path: Path) -> None:
+    async with (
+        serve_agent_routes(tmp_path / "bundle") as address,
+        httpx2.AsyncClient(trust_env=False, timeout=None) as http,
+    ):
+        headers = auth_headers("of north")
         async with connect(f"ws://{address}/north/connect", additional_headers=headers, proxy=None) as agent:
             assert await agent.recv() == "welcome to north"
             with pytest.raises(ConnectionClosed) as closed:
@@ -168,35 +172,35 @@ async def test_an_agent_that_shows_its_clusters_token_comes_in(tmp_path: Path) -
         assert (await http.get(f"http://{address}/north/bundles/abc", headers=headers)).text == "files"
 
 
-async def test_wrong_agent_tokens_beyond_the_bound_are_not_looked_at(tmp_path: Path) -> None:
+async def test_wrong_agent_tokens_beyond_limit_are_rate_limited(tmp_path: Path) -> None:
     tokens = {"north": "of north, thought of", "south": "5d1c9e0f7a6b4832915f0c7e6d3b2a48"}
     app = FastAPI()
     app.include_router(agents_router(Hub(), tokens, attempts := AgentAttempts(lambda: 0.0)))
     app.include_router(agent_files_router(Bundles(tmp_path), MemoryResults(), tokens, lambda *_: True, attempts))  # type: ignore[arg-type]
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
         routes = ("/connect", "/bundles/abc", "/results/1.1.0")
-        asked = []
+        answers = []
         for route in routes * 10:
             method = "PUT" if "results" in route else "GET"
-            asked.append(await http.request(method, f"/api/v1/agents/north{route}", headers=shown("x")))
-        assert [answer.status_code for answer in asked] == [401] * int(FAILURES_AT_ONCE) + [429] * 10
-        assert asked[-1].headers["retry-after"] == "2"
-        guessed = await http.get("/api/v1/agents/north/connect", headers=shown(tokens["north"]))
-        assert guessed.status_code == 429, "nothing is told of a token that could be guessed"
-        random = await http.get("/api/v1/agents/south/connect", headers=shown(tokens["south"]))
-        assert random.status_code == 204, "guesses keep no agent out whose token cannot be guessed"
+            answers.append(await http.request(method, f"/api/v1/agents/north{route}", headers=auth_headers("x")))
+        assert [answer.status_code for answer in answers] == [401] * int(FAILURES_AT_ONCE) + [429] * 10
+        assert answers[-1].headers["retry-after"] == "2"
+        weak_token = await http.get("/api/v1/agents/north/connect", headers=auth_headers(tokens["north"]))
+        assert weak_token.status_code == 429, "a weak token is rate limited even when it is right"
+        strong_token = await http.get("/api/v1/agents/south/connect", headers=auth_headers(tokens["south"]))
+        assert strong_token.status_code == 204, "guesses do not lock out an agent with a strong token"
 
 
 @pytest.mark.evidence("D3")
-async def test_agent_refuses_a_frame_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that was taken over does not exhaust the memory of an agent."""
-    said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+async def test_agent_closes_connection_on_frame_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compromised daemon must not exhaust the memory of an agent."""
+    close_code: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def flood(connection: ServerConnection) -> None:
         await connection.recv()
         await connection.send("[" + " " * MAX_FRAME_SIZE + "]")
         await connection.wait_closed()
-        said.done() or said.set_result(str(connection.close_code))
+        close_code.done() or close_code.set_result(str(connection.close_code))
 
     async with ws_serve(flood, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
@@ -204,6 +208,6 @@ async def test_agent_refuses_a_frame_that_is_too_large(monkeypatch: pytest.Monke
         uplink = Uplink(f"ws://127.0.0.1:{port}/", "of north", lambda: hello)
         running = asyncio.create_task(uplink.keep_connected(lambda _: pytest.fail("was read"), lambda: None))
         async with asyncio.timeout(60):
-            assert await said == "1009"
+            assert await close_code == "1009"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The routes of background load: only where it is allowed, and every wrong order by its field."""
+"""REST routes of background load."""
 
 from typing import Any
 
@@ -16,61 +16,61 @@ PATH = "/api/v1/clusters/north/background"
 ORDER = {"nodes": 1, "seconds": 5}
 
 
-class Questions:
-    """An agent that starts whatever it is asked to."""
+class AgentStub:
+    """Records requests and starts every background job, or raises its fault."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Json]] = []
         self.fault: Exception | None = None
 
-    async def ask(self, cluster: str, what: str, payload: dict[str, object], timeout: float = 30.0) -> Json:
-        self.asked.append((cluster, what, payload))
+    async def ask(self, cluster: str, kind: str, payload: dict[str, object], timeout: float = 30.0) -> Json:
+        self.asked.append((cluster, kind, payload))
         if self.fault is not None:
             raise self.fault
-        return {"stopped": 2} if what == "background-stop" else {"name": "local-1", "lrm_job": "7"}
+        return {"stopped": 2} if kind == "background-stop" else {"name": "local-1", "lrm_job": "7"}
 
 
 @pytest.fixture
-def questions() -> Questions:
-    return Questions()
+def agent() -> AgentStub:
+    return AgentStub()
 
 
 @pytest_asyncio.fixture
-async def api(open_api: Open, questions: Questions) -> httpx2.AsyncClient:
-    """A daemon that allows background load."""
+async def api(open_api: Open, agent: AgentStub) -> httpx2.AsyncClient:
+    """Return a client of a daemon that allows background load."""
     client: httpx2.AsyncClient = await open_api()
     app = client._transport.app  # type: ignore[attr-defined]
-    app.include_router(background_router(app.state.jobs, questions, True))
+    app.include_router(background_router(app.state.jobs, agent, True))
     return client
 
 
-async def test_the_clusters_agent_is_asked(api: httpx2.AsyncClient, questions: Questions) -> None:
+async def test_background_load_is_started_and_stopped_by_agent(api: httpx2.AsyncClient, agent: AgentStub) -> None:
     started = await api.post(PATH, json={"nodes": 3, "seconds": "1m"})
     assert (started.status_code, started.json()) == (201, {"name": "local-1", "lrm_job": "7"})
     stopped = await api.delete(PATH)
     assert (stopped.status_code, stopped.json()) == (200, {"stopped": 2})
-    assert questions.asked == [("north", "background", {"nodes": 3, "seconds": 60.0}), ("north", "background-stop", {})]
+    assert agent.asked == [("north", "background", {"nodes": 3, "seconds": 60.0}), ("north", "background-stop", {})]
     BackgroundStarted.model_validate(started.json())
 
 
-async def test_a_daemon_does_not_do_it_unless_told(questions: Questions) -> None:
-    app = bare_application(administrators(TOKEN), [background_router(None, questions, False)])  # type: ignore[arg-type]
+async def test_background_load_disabled_by_setting_returns_403(agent: AgentStub) -> None:
+    app = bare_application(administrators(TOKEN), [background_router(None, agent, False)])  # type: ignore[arg-type]
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as api:
         for answer in (await api.post(PATH, json=ORDER), await api.delete(PATH, headers=NO_PAGE)):
-            told = answer.json()
-            assert (answer.status_code, told["field"], told["code"]) == (
+            problem = answer.json()
+            assert (answer.status_code, problem["field"], problem["code"]) == (
                 403,
                 "background_load",
                 ProblemCode.BACKGROUND_LOAD_DISABLED,
             )
-            assert "background_load: true" in told["hint"]
+            assert "background_load: true" in problem["hint"]
             assert answer.headers["content-type"] == "application/problem+json"
-    assert questions.asked == []
+    assert agent.asked == []
 
 
 async def test_start_background_with_wrong_order_returns_422_naming_the_field(
-    api: httpx2.AsyncClient, questions: Questions
+    api: httpx2.AsyncClient, agent: AgentStub
 ) -> None:
     wrong = {"nodes": (0, 5, True, 1.5, 2**40), "seconds": (0, -1, 601, "soon"), "second": (1,)}
     for field, values in wrong.items():
@@ -78,10 +78,10 @@ async def test_start_background_with_wrong_order_returns_422_naming_the_field(
             answer = await api.post(PATH, json=ORDER | {field: value})
             assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
             assert answer.json()["hint"]
-    assert questions.asked == []
+    assert agent.asked == []
 
 
-async def test_a_missing_field_an_unknown_one_and_no_json(api: httpx2.AsyncClient) -> None:
+async def test_background_request_with_invalid_form_is_rejected(api: httpx2.AsyncClient) -> None:
     assert (await api.post(PATH, json={"nodes": 1})).json()["field"] == "seconds"
     assert (await api.post(PATH, content=b"{", headers={"content-type": "application/json"})).status_code == 400
     unknown = await api.post(PATH.replace("north", "nroth"), json=ORDER)
@@ -90,19 +90,19 @@ async def test_a_missing_field_an_unknown_one_and_no_json(api: httpx2.AsyncClien
 
 
 @pytest.mark.parametrize(("fault", "status"), [(SiteUnavailable("no answer"), 503), (SiteRejected("not here"), 502)])
-async def test_what_the_cluster_says_is_told(
-    api: httpx2.AsyncClient, questions: Questions, fault: Exception, status: int
+async def test_background_error_of_cluster_is_returned(
+    api: httpx2.AsyncClient, agent: AgentStub, fault: Exception, status: int
 ) -> None:
-    questions.fault = fault
+    agent.fault = fault
     answer = await api.post(PATH, json=ORDER)
     assert (answer.status_code, answer.json()["detail"]) == (status, str(fault))
 
 
-async def test_of_a_cluster_of_which_nothing_is_known_its_agent_is_asked(
-    api: httpx2.AsyncClient, questions: Questions
+async def test_start_background_on_cluster_of_unknown_size_asks_agent(
+    api: httpx2.AsyncClient, agent: AgentStub
 ) -> None:
     api._transport.app.state.engine.queries.grid["north"].total = 0  # type: ignore[attr-defined]
-    questions.fault = SiteUnavailable("north is out of reach")
+    agent.fault = SiteUnavailable("north is out of reach")
     answer = await api.post(PATH, json=ORDER)
     assert (answer.status_code, answer.json()["detail"]) == (503, "north is out of reach")
     assert (await api.post(PATH, json=ORDER | {"nodes": 0})).json()["hint"] == "give 1 or more"

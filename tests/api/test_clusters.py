@@ -1,4 +1,4 @@
-"""What an operator does with clusters, and how well they are used."""
+"""Cluster actions of operators, and cluster metrics."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.serving import Open
 
 
 @pytest.mark.evidence("U2")
-async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_api: Open) -> None:
+async def test_drain_records_operator_and_reason_until_resumed(open_api: Open) -> None:
     api = await open_api()
     assert (await api.get("/api/v1/clusters/north")).json()["drained"] is None
     answer = await api.post("/api/v1/clusters/north/drain", json={"reason": "new switches"})
@@ -15,10 +15,10 @@ async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_
     assert drained["drained"]["by"] == "ada"
     assert drained["drained"]["at"].endswith("Z")
     again = (await api.post("/api/v1/clusters/north/drain")).json()["drained"]
-    assert again == drained["drained"], "a drain without a reason takes none away"
-    other = (await api.post("/api/v1/clusters/north/drain", json={"reason": "new cables"})).json()["drained"]
-    assert (other["by"], other["reason"]) == ("ada", "new cables")
-    again = other
+    assert again == drained["drained"], "a drain without a reason keeps the former one"
+    changed = (await api.post("/api/v1/clusters/north/drain", json={"reason": "new cables"})).json()["drained"]
+    assert (changed["by"], changed["reason"]) == ("ada", "new cables")
+    again = changed
     assert (await api.get("/api/v1/clusters/north")).json()["drained"] == again
     assert (await api.get("/api/v1/clusters/south")).json()["drained"] is None
     resumed = await api.post("/api/v1/clusters/north/resume")
@@ -38,7 +38,7 @@ async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_
         ([], "body"),
     ],
 )
-async def test_a_strange_order_is_refused_by_its_field(open_api: Open, order: object, field: str) -> None:
+async def test_drain_with_invalid_body_returns_422(open_api: Open, order: object, field: str) -> None:
     api = await open_api()
     answer = await api.post("/api/v1/clusters/north/drain", json=order)
     assert (answer.status_code, answer.json()["field"]) == (422, field)
@@ -48,13 +48,13 @@ async def test_a_strange_order_is_refused_by_its_field(open_api: Open, order: ob
 
 
 @pytest.mark.parametrize("action", ["drain", "resume", "clear"])
-async def test_a_cluster_that_is_not_there(open_api: Open, action: str) -> None:
+async def test_cluster_action_on_unknown_cluster_returns_404(open_api: Open, action: str) -> None:
     answer = await (await open_api()).post(f"/api/v1/clusters/nroth/{action}")
     assert (answer.status_code, answer.json()["field"]) == (404, "cluster")
     assert answer.json()["hint"].startswith("did you mean north?")
 
 
-async def test_metrics_of_a_grid_that_did_nothing(open_api: Open, body: dict[str, object]) -> None:
+async def test_metrics_of_idle_grid_are_zero(open_api: Open, body: dict[str, object]) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body)
     metrics = (await api.get("/api/v1/metrics")).json()
@@ -83,7 +83,7 @@ async def test_metrics_of_a_grid_that_did_nothing(open_api: Open, body: dict[str
     assert (await api.get("/api/v1/metrics?since=60")).json()["ended"]["cancelled"] == 1
 
 
-async def test_a_drained_cluster_is_nothing_to_worry_about(open_api: Open) -> None:
+async def test_health_ignores_drained_clusters(open_api: Open) -> None:
     api = await open_api()
     await api.post("/api/v1/clusters/north/drain")
     assert (await api.get("/healthz")).json()["status"] == "degraded", "south is out of reach"

@@ -3,21 +3,21 @@
 import json
 from pathlib import Path
 
-from tests.api.test_access import opened
+from tests.api.test_access import open_access_api
 
 
 async def test_operators_are_given_the_record_and_users_are_not(tmp_path: Path) -> None:
-    async with opened(tmp_path) as api:
-        answer = await api.ask("director", "GET", "/api/v1/record")
+    async with open_access_api(tmp_path) as api:
+        answer = await api.send_as("director", "GET", "/api/v1/record")
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson")
         lines = [json.loads(line) for line in answer.text.splitlines()]
         assert lines[0]["koala_export"] == 1
         assert lines[0]["until"] - lines[0]["since"] == 86400
         assert lines[-1] == {"end": True}
-        assert (await api.ask("ada", "GET", "/api/v1/record")).status_code == 403
+        assert (await api.send_as("ada", "GET", "/api/v1/record")).status_code == 403
 
 
 async def test_what_is_no_time_is_refused(tmp_path: Path) -> None:
-    async with opened(tmp_path) as api:
+    async with open_access_api(tmp_path) as api:
         for query in ("since=0", "until=-1", "since=nan", "from=1"):
-            assert (await api.ask("director", "GET", f"/api/v1/record?{query}")).status_code == 422
+            assert (await api.send_as("director", "GET", f"/api/v1/record?{query}")).status_code == 422
