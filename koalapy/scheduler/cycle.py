@@ -136,17 +136,24 @@ class Cycle:
 
     def _place_home_job(self, guest: Job, placement: Placement, now: float) -> bool:
         """Place a job of a home site before a guest there, and return whether one was placed. That is a job placed on
-        its home site alone, or one that would reclaim the guest's nodes in this cycle."""
+        its home site alone, or one that would reclaim the guest's nodes in this cycle.
+
+        Guests that could all stay only by exchanging their sites may still be reclaimed, before they have started.
+        """
         sharing, priority = self._state.sharing, guest.spec.priority
         if not sharing.reclaims:
             return False
         queue, offer = self._queues[priority], self._offers.ordinary[priority]
-        newcomers = {place[-1] for place in self._queues.newcomers[priority]}
+        newcomers = {place[-1]: place for place in sorted(self._queues.newcomers[priority])}
         sites = {component.cluster for component in placement.components} - {guest.spec.home_site}
         self._being_placed.add(guest.id)
         try:
             for site in sorted(sites | self._guest_sites):
-                for job_id in queue.first_jobs(sharing.section_of(site), self._state.rules.queue):
+                section = sharing.section_of(site)
+                owners = queue.first_jobs(section, self._state.rules.queue)
+                if self._state.rules.queue == "head":  # newcomers are tried out of turn
+                    owners += [job for job, place in newcomers.items() if place[0] == section and job in queue]
+                for job_id in owners:
                     group = queue.group_of(job_id)
                     may_be_tried = self._candidates.may_scan(priority) or job_id in newcomers
                     if not may_be_tried or job_id in self._being_placed or group in self._refused_owners:
@@ -161,7 +168,8 @@ class Cycle:
                         answer = self._ask_policy(candidate, now)
                         if not isinstance(answer, Placement):
                             self._count_refusal(candidate, answer, now)
-                            return False
+                            self._refused_owners.add(group)
+                            return True  # the question may have placed other jobs
                         self._claim(job_id, answer, now)
                         return True
         finally:
