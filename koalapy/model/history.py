@@ -145,9 +145,9 @@ class Days(dict[Key, Figures]):
         return self.setdefault(key, Figures())
 
 
-def day_of(timestamp: float) -> int:
+def day_of(at: float) -> int:
     """Return the day of a time in seconds since the epoch."""
-    return int(timestamp // DAY)
+    return int(at // DAY)
 
 
 def count_ended_jobs(ended_jobs: Iterable[Job], attempts: Iterable[tuple[Job, Attempt]]) -> Days:

@@ -31,17 +31,17 @@ Source = Callable[[JobId | None, int], Select[Any]]
 """A function of ``before`` and ``limit`` that returns a query for job ids below ``before``, newest first."""
 
 
-def page_of_ids(connection: Connection, job_filter: JobFilter) -> tuple[list[JobId], JobId | None]:
+def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], JobId | None]:
     """Return a page of job ids, newest first, and the value of ``before`` for the next page; None on the last page."""
-    if job_filter.ids is not None:
-        query = select(jobs.c.id).where(jobs.c.id.in_(job_filter.ids), *_conditions_for(job_filter)).order_by(jobs.c.id.desc())
-        return list(connection.execute(query.limit(job_filter.limit)).scalars()), None
-    sources = _sources_for(connection, job_filter)
-    is_bounded_above_only = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
-    if len(sources) == 1 and not job_filter.cluster and not is_bounded_above_only:
-        ids = list(connection.execute(sources[0](job_filter.before, job_filter.limit + 1)).scalars())
-        return ids[: job_filter.limit], ids[job_filter.limit - 1] if len(ids) > job_filter.limit else None
-    return _search_source(connection, job_filter, _select_farthest(connection, sources, job_filter.before))
+    if which.ids is not None:
+        query = select(jobs.c.id).where(jobs.c.id.in_(which.ids), *_conditions(which)).order_by(jobs.c.id.desc())
+        return list(connection.execute(query.limit(which.limit)).scalars()), None
+    sources = _sources(connection, which)
+    is_bounded_above_only = which.max_restarts is not None and which.min_restarts <= 0
+    if len(sources) == 1 and not which.cluster and not is_bounded_above_only:
+        found = list(connection.execute(sources[0](which.before, which.limit + 1)).scalars())
+        return found[: which.limit], found[which.limit - 1] if len(found) > which.limit else None
+    return _held_against(connection, which, _farthest(connection, sources, which.before))
 
 
 def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) -> list[JobId]:
@@ -53,13 +53,13 @@ def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) 
         .scalar_subquery()
     )
     of_job = func.length(cast(jobs.c.spec, Text)) + func.length(jobs.c.reason) + ROW_BYTES
-    remaining_bytes = max_bytes
+    left = max_bytes
     fitting: list[JobId] = []
-    for chunk in chunks(ids):
-        query = select(jobs.c.id, of_job + of_components).where(jobs.c.id.in_(chunk)).order_by(jobs.c.id.desc())
+    for some in chunks(ids):
+        query = select(jobs.c.id, of_job + of_components).where(jobs.c.id.in_(some)).order_by(jobs.c.id.desc())
         for ident, size in connection.execute(query):
-            remaining_bytes -= size
-            if remaining_bytes < 0 and fitting:
+            left -= size
+            if left < 0 and fitting:
                 return fitting
             fitting.append(ident)
     return fitting
@@ -70,25 +70,25 @@ def newest_of(owner: str, limit: int) -> Select[Any]:
     return _of_owner(owner, tuple(JobState))(None, limit)
 
 
-def _search_source(connection: Connection, job_filter: JobFilter, source: Source) -> tuple[list[JobId], JobId | None]:
-    ids: list[JobId] = []
-    before, looked_at, window = job_filter.before, 0, FIRST_WINDOW
+def _held_against(connection: Connection, which: JobFilter, source: Source) -> tuple[list[JobId], JobId | None]:
+    found: list[JobId] = []
+    before, looked_at, window = which.before, 0, FIRST_WINDOW
     while True:
-        window_jobs = source(before, window).subquery()
-        count, lowest = connection.execute(select(func.count(), func.min(window_jobs.c.id)).select_from(window_jobs)).one()
-        matching = select(jobs.c.id).join(window_jobs, window_jobs.c.id == jobs.c.id).where(*_conditions_for(job_filter))
-        ids += connection.execute(matching.order_by(jobs.c.id.desc()).limit(job_filter.limit + 1)).scalars()
-        if len(ids) > job_filter.limit:
-            return ids[: job_filter.limit], ids[job_filter.limit - 1]
+        seen = source(before, window).subquery()
+        count, lowest = connection.execute(select(func.count(), func.min(seen.c.id)).select_from(seen)).one()
+        matching = select(jobs.c.id).join(seen, seen.c.id == jobs.c.id).where(*_conditions(which))
+        found += connection.execute(matching.order_by(jobs.c.id.desc()).limit(which.limit + 1)).scalars()
+        if len(found) > which.limit:
+            return found[: which.limit], found[which.limit - 1]
         if count < window:
-            return ids, None
+            return found, None
         looked_at += count
         if looked_at >= MAX_LOOKED_AT:
-            return ids, lowest
+            return found, lowest
         before, window = lowest, WINDOW
 
 
-def _select_farthest(connection: Connection, sources: list[Source], before: JobId | None) -> Source:
+def _farthest(connection: Connection, sources: list[Source], before: JobId | None) -> Source:
     """Return the source with the smallest id at ``WINDOW`` jobs, or with fewer jobs than that."""
 
     def reach(source: Source) -> int:
@@ -98,27 +98,27 @@ def _select_farthest(connection: Connection, sources: list[Source], before: JobI
     return sources[0] if len(sources) == 1 else min(sources, key=reach)
 
 
-def _sources_for(connection: Connection, job_filter: JobFilter) -> list[Source]:
-    sources = [
+def _sources(connection: Connection, which: JobFilter) -> list[Source]:
+    found = [
         _in_order([jobs.c[name] == value])
         for name in ("application", "priority", "name")
-        if (value := getattr(job_filter, name))
+        if (value := getattr(which, name))
     ]
-    if job_filter.min_restarts > 0:
-        counts = _restart_counts(connection, job_filter.min_restarts, job_filter.max_restarts)
+    if which.min_restarts > 0:
+        counts = _restart_counts(connection, which.min_restarts, which.max_restarts)
         # The second condition repeats the condition of the partial index literally, so that the planner uses the index.
-        sources.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
-    if job_filter.cluster:
-        sources.append(_on_cluster(job_filter.cluster))
-    if job_filter.home_site:
+        found.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
+    if which.cluster:
+        found.append(_on(which.cluster))
+    if which.home_site:
         # As above, the condition of the partial index.
-        sources.append(_in_order([(jobs.c.home_site == job_filter.home_site) & text("home_site <> ''")]))
-    states = job_filter.states or tuple(JobState)
-    if job_filter.owner:
-        sources.append(_of_owner(job_filter.owner, states))
-    elif job_filter.states:
-        sources.append(_in_order([jobs.c.state == state for state in states]))
-    return sources or [_in_order([jobs.c.id > 0])]
+        found.append(_in_order([(jobs.c.home_site == which.home_site) & text("home_site <> ''")]))
+    states = which.states or tuple(JobState)
+    if which.owner:
+        found.append(_of_owner(which.owner, states))
+    elif which.states:
+        found.append(_in_order([jobs.c.state == state for state in states]))
+    return found or [_in_order([jobs.c.id > 0])]
 
 
 def _of_owner(owner: str, states: Sequence[str]) -> Source:
@@ -126,68 +126,68 @@ def _of_owner(owner: str, states: Sequence[str]) -> Source:
     return _in_order([(jobs.c.owner == owner) & (jobs.c.state == state) for state in states])
 
 
-def _restart_counts(connection: Connection, minimum: int, maximum: int | None) -> list[int]:
+def _restart_counts(connection: Connection, least: int, most: int | None) -> list[int]:
     """Return the restart counts from ``least`` to ``most`` that occur, with one index read for each.
 
     Return a count that no job has if none occurs.
     """
     counts: list[int] = []
     while True:
-        next_count = select(func.min(jobs.c.restarts)).where(jobs.c.restarts >= minimum, text("restarts > 0"))
+        next_count = select(func.min(jobs.c.restarts)).where(jobs.c.restarts >= least, text("restarts > 0"))
         count: int | None = connection.execute(next_count).scalar()
-        if count is None or (maximum is not None and count > maximum):
+        if count is None or (most is not None and count > most):
             return counts or [-1]
         counts.append(count)
-        minimum = count + 1
+        least = count + 1
 
 
 def _in_order(alternatives: list[ColumnElement[bool]]) -> Source:
     def source(before: JobId | None, limit: int) -> Select[Any]:
-        return _merge_queries([_limit_page(select(jobs.c.id).where(condition), jobs.c.id, before, limit) for condition in alternatives], limit)
+        return _merged([_older(select(jobs.c.id).where(one), jobs.c.id, before, limit) for one in alternatives], limit)
 
     return source
 
 
-def _on_cluster(cluster: str) -> Source:
+def _on(cluster: str) -> Source:
     """Return a source of the jobs that had a component on a cluster in any attempt."""
     job = components.c.job_id
 
     def source(before: JobId | None, limit: int) -> Select[Any]:
-        jobs_of_cluster = select(job.label("id")).where(components.c.cluster == cluster).distinct()
-        return _limit_page(jobs_of_cluster, job, before, limit)
+        there = select(job.label("id")).where(components.c.cluster == cluster).distinct()
+        return _older(there, job, before, limit)
 
     return source
 
 
-def _limit_page(query: Select[Any], column: ColumnElement[int], before: JobId | None, limit: int) -> Select[Any]:
+def _older(query: Select[Any], column: ColumnElement[int], before: JobId | None, limit: int) -> Select[Any]:
     if before is not None:
         query = query.where(column < before)
     return query.order_by(column.desc()).limit(limit)
 
 
-def _merge_queries(queries: list[Select[Any]], limit: int) -> Select[Any]:
+def _merged(queries: list[Select[Any]], limit: int) -> Select[Any]:
     if len(queries) == 1:
         return queries[0]
-    union = union_all(*(select(query.subquery().c.id) for query in queries)).subquery()
-    return select(union.c.id).order_by(union.c.id.desc()).limit(limit)
+    all_of_them = union_all(*(select(query.subquery().c.id) for query in queries)).subquery()
+    return select(all_of_them.c.id).order_by(all_of_them.c.id.desc()).limit(limit)
 
 
-def _conditions_for(job_filter: JobFilter) -> list[ColumnElement[bool]]:
+def _conditions(which: JobFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
-    if job_filter.states:
-        conditions.append(jobs.c.state.in_(job_filter.states))
-    conditions += [jobs.c[name] == value for name in EQUAL if (value := getattr(job_filter, name))]
-    if job_filter.min_restarts > 0:
-        conditions.append(jobs.c.restarts >= job_filter.min_restarts)
-    if job_filter.max_restarts is not None:
-        conditions.append(jobs.c.restarts <= job_filter.max_restarts)
-    if job_filter.before is not None:
-        conditions.append(jobs.c.id < job_filter.before)
-    if job_filter.cluster:
-        components_of_cluster = (
+    if which.states:
+        conditions.append(jobs.c.state.in_(which.states))
+    conditions += [jobs.c[name] == value for name in EQUAL if (value := getattr(which, name))]
+    if which.min_restarts > 0:
+        conditions.append(jobs.c.restarts >= which.min_restarts)
+    if which.max_restarts is not None:
+        conditions.append(jobs.c.restarts <= which.max_restarts)
+    if which.before is not None:
+        conditions.append(jobs.c.id < which.before)
+    if which.cluster:
+        there = (
             select(components.c.job_id)
             .where(components.c.job_id == jobs.c.id, components.c.generation == jobs.c.generation)
-            .where(components.c.cluster == job_filter.cluster, components.c.superseded.is_(False))
+            .where(components.c.cluster == which.cluster, components.c.superseded.is_(False))
         )
-        conditions.append(components_of_cluster.exists())
+        conditions.append(there.exists())
     return conditions

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 import pytest
 
 from koalapy.cli.jobs import job_progress
-from koalapy.cli.jobs.job_progress import read_changes, progress_lines
+from koalapy.cli.jobs.job_progress import changes, lines
 from koalapy.model.job import JobState, TimelineEntry
 from tests.cli.conftest import FAST, Koala, Server
 
@@ -87,7 +87,7 @@ def test_one_that_runs_at_once_is_said_nothing_of(monkeypatch: pytest.MonkeyPatc
     wait = job_progress.WaitReporter()
     wait.update({"id": 7, "state": "queued", "reason": "new"}, is_reported=False)
     wait.update({"id": 7, "state": "running", "reason": ""}, is_reported=False)
-    wait._timer.function()
+    wait._after.function()
     wait.close()
     assert said == []
 
@@ -99,6 +99,6 @@ def test_events_are_put_together_however_they_are_cut(size: int) -> None:
     text = ": still here\n\n"
     text += "".join(f"id: {n}\nevent: timeline\ndata: {json.dumps(e)}\n\n" for n, e in enumerate(entries, 4))
     data = f"{text}event: job\ndata: {json.dumps(job)}\n\n".encode()
-    ((found, then),) = read_changes(iter([data[at : at + size] for at in range(0, len(data), size)]))
+    ((found, then),) = changes(iter([data[at : at + size] for at in range(0, len(data), size)]))
     assert ([number for number, _ in found], then) == ([4, 5], job)
-    assert list(progress_lines(found, then)) == [f"job 7 queues again: {MISSING}"] * 2
+    assert list(lines(found, then)) == [f"job 7 queues again: {MISSING}"] * 2

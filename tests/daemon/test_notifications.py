@@ -308,17 +308,17 @@ async def test_a_webhook_that_redirects_or_refuses_is_told_no_more_and_others_la
         for code, for_good in ((302, True), (404, True), (429, False), (500, False)):
             hook.answers = [code]
             with pytest.raises(NotTold) as refused:
-                await sender.print_message(notification)
+                await sender.tell(notification)
             assert refused.value.for_good == for_good, code
         hook.answers = [200]
-        await sender.print_message(notification)
+        await sender.tell(notification)
         assert {post.path for post in hook.posts} == {"/hook"}, "no redirection is followed"
         assert len({post.signature.partition(",v1=")[2] for post in hook.posts}) >= 1
     with pytest.raises(NotTold) as away:
-        await sender.print_message(notification)
+        await sender.tell(notification)
     assert not away.value.for_good
     with pytest.raises(NotTold, match="not configured"):
-        await Webhooks({}, context).print_message(notification)
+        await Webhooks({}, context).tell(notification)
 
 
 @pytest.mark.processes
@@ -330,20 +330,20 @@ async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None
     context = SYSTEM_TRUST.create_context()
     sender = Webhooks({f"127.0.0.1:{port}": SECRET}, context, timeouts)
     with pytest.raises(NotTold, match="no answer within"):
-        await sender.print_message(Notification(1, 1.0, "webhook", f"http://127.0.0.1:{port}/", "", {"event": "x"}))
+        await sender.tell(Notification(1, 1.0, "webhook", f"http://127.0.0.1:{port}/", "", {"event": "x"}))
     section = replace(MAIL, server=f"127.0.0.1:{port}")
     mail = Mail(section, context, timeouts, max_hanging=1)
     to = Notification(1, 1.0, "mail", "ada@example.org", "ada", of_job(MailType.END, job(1, JobState.FAILED), 1.0))
     with pytest.raises(NotTold, match="has not taken it within"):
-        await mail.print_message(to)
+        await mail.tell(to)
     with pytest.raises(NotTold, match="hangs"):
-        await mail.print_message(to)
+        await mail.tell(to)
     await signals.until(lambda: len(taken) == 2)
     for writer in taken:
         writer.close()
     await signals.until(lambda: mail._hanging == 0)
     with pytest.raises(NotTold, match="SMTPServerDisconnected"):
-        await Mail(section, context, DaemonTimeouts(mail_s=60.0, mail_step_s=0.1)).print_message(to)
+        await Mail(section, context, DaemonTimeouts(mail_s=60.0, mail_step_s=0.1)).tell(to)
     hangs.close()
 
 
@@ -356,14 +356,14 @@ async def test_a_mail_server_that_refuses_a_recipient_for_good_and_for_now() -> 
         for answer, for_good in (("550 no such user", True), ("451 come again", False)):
             box.answers = [answer]
             with pytest.raises(NotTold) as refused:
-                await mail.print_message(to)
+                await mail.tell(to)
             assert refused.value.for_good == for_good
         box.answers = ["250 OK"]
-        await mail.print_message(to)
+        await mail.tell(to)
         (mailed,) = box.mails
         assert mailed["Subject"] == "[koala] job 1 größe has failed"
         assert mailed["Message-ID"] == f"<{body['id']}.koala@example.org>"
         tls = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}", encryption="starttls"), SYSTEM_TRUST.create_context())
         with pytest.raises(NotTold):
-            await tls.print_message(to)
+            await tls.tell(to)
         assert len(box.mails) == 1, "nothing goes in clear where it is not to"

@@ -205,14 +205,14 @@ class Site:
     def program_exits(self, token: Token, code: int) -> None:
         self.runners[token].exit_code = code
         self.exits[token] = self._clock(), code
-        self.print_message(token)
+        self.tell(token)
 
     def fails(self, token: Token, error: str) -> None:
         """The infrastructure breaks; the nodes come back separately."""
         runner = self.runners[token]
         if not runner.stopped and not runner.error:
             runner.error = error
-            self.print_message(token)
+            self.tell(token)
 
     def exceeds_memory(self, token: Token) -> None:
         """The resource manager ends a component at its memory limit; it is told even of one that was to stop."""
@@ -234,7 +234,7 @@ class Site:
     def boots(self, token: Token, seconds: float) -> None:
         """The nodes of a component, which are its own, are being started; with no seconds they are up."""
         self.runners[token].starting = seconds
-        self.print_message(token)
+        self.tell(token)
 
     def lets_go(self) -> None:
         """Of all nodes that it did not give back."""
@@ -256,7 +256,7 @@ class Site:
 
     def _enter(self, token: Token, phase: str) -> None:
         self.runners[token].phase = phase
-        self.print_message(token)
+        self.tell(token)
 
     # The agent
 
@@ -301,11 +301,11 @@ class Site:
             if fault := self.refuses(runner.size):
                 runner.phase, runner.error = "ended", self.words(runner.size)
                 runner.refused = "" if fault == "site" else fault
-                self.print_message(token)
+                self.tell(token)
                 return
             self.queue.append(token)
             self._allocate()
-        self.print_message(token)
+        self.tell(token)
 
     def _may_warn(self, token: Token) -> bool:
         runner = self.runners.get(token)
@@ -314,7 +314,7 @@ class Site:
     def warn(self, token: Token) -> None:
         """Its program gets its signal."""
         self.runners[token].warned = True
-        self.print_message(token)
+        self.tell(token)
 
     def lease_is_over(self, token: Token) -> None:
         """Its runners end it, because the daemon has been silent for too long."""
@@ -332,7 +332,7 @@ class Site:
         if first and runner.phase not in ("delivering", "ended"):
             self.ends(token)
         else:
-            self.print_message(token)
+            self.tell(token)
 
     def tell(self, token: Token) -> None:
         """Say all that is known of a component; may be said again at any time."""

@@ -206,8 +206,8 @@ def test_everything_said_twice_changes_nothing(launcher: Launcher) -> None:
     for _ in range(30):
         for site in world.sites.values():
             for token in [*site.runners]:
-                site.print_message(token)
-                site.print_message(token)
+                site.tell(token)
+                site.tell(token)
         world.advance(0.5)
     assert world.story(job) == [
         "submitted",

@@ -199,7 +199,7 @@ def test_an_error_told_twice_counts_once() -> None:
     job = start_by_hand(world, Launcher.PROCESSES)
     world.sites["south"].fails("1.1.1", "node lost")
     for _ in range(3):
-        world.sites["south"].print_message("1.1.1")
+        world.sites["south"].tell("1.1.1")
     world.deliver("south")
     assert world.queries.grid["south"].health.errors == 1
     assert world.job(job).restarts == 1

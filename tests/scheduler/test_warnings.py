@@ -177,7 +177,7 @@ def test_of_its_walltime_a_program_is_warned_by_its_runners_and_its_exit_code_co
     world.advance(70)
     site, (token,) = world.sites["north"], world.tokens(job)
     site.warn(token)
-    site.print_message(token)
+    site.tell(token)
     world.settle()
     assert (world.reasons(job, "warned"), stops(world, job)) == ([TOLD], [])
     cluster = world.queries.grid["north"]

@@ -19,7 +19,7 @@ Cluster = Annotated[str | None, Option("--cluster", help="only on this cluster",
 Place = Annotated[str, Argument(metavar="CLUSTER:PATH", help="absolute path of a file or folder on a cluster")]
 
 
-def add_replica(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def add(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Add a file or folder on a cluster to the catalogue: koala replicas add climate/2026.nc north:/data/2026.nc"""
     cluster, colon, path = place.partition(":")
     if not colon or not cluster or not path:
@@ -32,31 +32,31 @@ def add_replica(name: Name, place: Place, as_json: AsJson = False, daemon: Daemo
         return
     count = replica["parts"]
     entries = "" if count is None else f", a folder of {count} {'entry' if count == 1 else 'entries'}"
-    message = f"{cluster} has {name}: {format_bytes(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
-    print(printable(message))
+    said = f"{cluster} has {name}: {format_bytes(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
+    print(printable(said))
 
 
-def list_replicas(name: OptionalName = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def list_(name: OptionalName = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """List the catalogue by name and cluster."""
-    replicas = _request_replicas(daemon.client(), name)
+    replicas = _catalogue(daemon.client(), name)
     if as_json:
         show_json({"replicas": replicas})
     else:
-        print(_format_replicas(replicas))
+        print(_page(replicas))
 
 
-def _request_replicas(client: Client, name: str | None) -> list[Json]:
-    replicas: list[Json] = []
-    cursor: Json = {}
+def _catalogue(client: Client, name: str | None) -> list[Json]:
+    found: list[Json] = []
+    after: Json = {}
     while True:
-        page = client.get("/api/v1/replicas", name=name, limit=MAX_PAGE_SIZE, **cursor)
-        replicas += page["replicas"]
+        page = client.get("/api/v1/replicas", name=name, limit=MAX_PAGE_SIZE, **after)
+        found += page["replicas"]
         if page["next"] is None:
-            return replicas
-        cursor = {"after": replicas[-1]["name"], "after_cluster": replicas[-1]["cluster"]}
+            return found
+        after = {"after": found[-1]["name"], "after_cluster": found[-1]["cluster"]}
 
 
-def verify_replicas(
+def verify(
     name: OptionalName = None, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON
 ) -> None:
     """Verify replicas at their clusters; only good ones are used."""
@@ -66,27 +66,27 @@ def verify_replicas(
     if as_json:
         show_json(answer)
     else:
-        print(_format_replicas(answer["replicas"]))
+        print(_page(answer["replicas"]))
     replicas = answer["replicas"]
     if bad := [replica for replica in replicas if replica["problem"] or replica["state"] != "good"]:
-        bad_names = format_list([f"{replica['name']} on {replica['cluster']}" for replica in bad])
+        told = format_list([f"{replica['name']} on {replica['cluster']}" for replica in bad])
         raise CliError(
-            f"some replicas are not good: {bad_names}", Exit.FAILED, "see the reasons above" if not as_json else ""
+            f"some replicas are not good: {told}", Exit.FAILED, "see the reasons above" if not as_json else ""
         )
 
 
-def remove_replica(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def remove(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Remove a logical file from the catalogue; the files on the clusters stay."""
     answer = daemon.client().delete("/api/v1/replicas", name=name, cluster=cluster)
     if as_json:
         show_json(answer)
         return
     for replica in answer["replicas"]:
-        message = f"{name} on {replica['cluster']} is forgotten; nothing was done to the file itself, {replica['path']}"
-        print(printable(message))
+        said = f"{name} on {replica['cluster']} is forgotten; nothing was done to the file itself, {replica['path']}"
+        print(printable(said))
 
 
-def _format_replicas(replicas: list[Json]) -> str:
+def _page(replicas: list[Json]) -> str:
     rows = [
         [
             *(r["name"], r["cluster"], r["state"], format_bytes(r["size"]), "-" if r["parts"] is None else r["parts"]),
@@ -97,7 +97,7 @@ def _format_replicas(replicas: list[Json]) -> str:
     return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
 
 
-def fetch_results(
+def fetch(
     job: Job,
     to: Annotated[Path | None, Option(help="folder for the files; default: job-JOB")] = None,
     force: Annotated[bool, Option("--force", help="overwrite existing files")] = False,
@@ -111,25 +111,25 @@ def fetch_results(
             f"{folder} exists already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
         )
     client = daemon.client()
-    answer = client.job(job)
+    found = client.job(job)
     try:
         got = Transfer(f"fetches into {folder}")
         with Progress(lambda: str(got)):
-            counts = unpacking.unpack_results(got.counted(client.results(job)), folder, force=force)
+            came = unpacking.unpack(got.counted(client.results(job)), folder, force=force)
     except KeyboardInterrupt:
         hint = f"get the rest with koala fetch {job} --force" + (f" --to {to}" if to else "")
         raise CliError(f"{folder} is incomplete", Exit.INTERRUPTED, hint) from None
-    parts = {f"{rank}-{component['cluster']}" for rank, component in enumerate(answer["components"])}
-    missing = sorted(parts - counts.keys())
+    parts = {f"{rank}-{component['cluster']}" for rank, component in enumerate(found["components"])}
+    missing = sorted(parts - came.keys())
     if as_json:
-        components = {name: {"files": count.files, "size": count.size} for name, count in counts.items()}
+        components = {name: {"files": some.files, "size": some.size} for name, some in came.items()}
         show_json({"to": str(folder), "components": components, "missing": missing})
     else:
-        for name, count in counts.items():
-            files = f"{count.files} file{'' if count.files == 1 else 's'}"
-            print(printable(f"{folder / name}: {files}, {format_bytes(count.size)}"))
+        for name, some in came.items():
+            files = f"{some.files} file{'' if some.files == 1 else 's'}"
+            print(printable(f"{folder / name}: {files}, {format_bytes(some.size)}"))
     if missing:
-        why = "the job is not over" if answer["state"] not in FINAL else f"see koala show {job}"
+        why = "the job is not over" if found["state"] not in FINAL else f"see koala show {job}"
         raise CliError(f"there are no results of {', '.join(missing)}", Exit.FAILED, why)
 
 
@@ -142,5 +142,5 @@ def _is_taken(folder: Path) -> bool:
 
 
 replicas_group = Group(
-    "List and change the catalogue of input files.", {"add": add_replica, "list": list_replicas, "verify": verify_replicas, "remove": remove_replica}
+    "List and change the catalogue of input files.", {"add": add, "list": list_, "verify": verify, "remove": remove}
 )

@@ -11,11 +11,11 @@ from typing import IO, Any
 
 from koalapy.client.errors import CliError, Exit
 
-CHUNK_SIZE = 1024 * 1024
+PIECE = 1024 * 1024
 
 
 @dataclass(slots=True)
-class FileCount:
+class Came:
     """The number and size in bytes of the files unpacked for one component."""
 
     files: int = 0
@@ -27,57 +27,57 @@ class _Pieces(RawIOBase):
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
-        self._pending = b""
+        self._held = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._pending:
+        while not self._held:
             piece = next(self._pieces, None)
             if piece is None:
                 return 0
-            self._pending = piece
-        size = min(len(buffer), len(self._pending))
-        buffer[:size], self._pending = self._pending[:size], self._pending[size:]
+            self._held = piece
+        size = min(len(buffer), len(self._held))
+        buffer[:size], self._held = self._held[:size], self._held[size:]
         return size
 
 
-def unpack_results(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, FileCount]:
+def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]:
     """Unpack an archive into a folder; return number and size of the files by top-level folder.
 
     Raise ``CliError`` for members other than files and folders, and for existing files unless forced.
     """
-    counts: dict[str, FileCount] = {}
+    came: dict[str, Came] = {}
     root = -1
     try:
-        with tarfile.open(fileobj=BufferedReader(_Pieces(pieces), CHUNK_SIZE), mode="r|") as archive:
+        with tarfile.open(fileobj=BufferedReader(_Pieces(pieces), PIECE), mode="r|") as archive:
             to.mkdir(parents=True, exist_ok=True)
             root = os.open(to, os.O_RDONLY | os.O_DIRECTORY)
             for member in archive:
                 archive.members.clear()  # type: ignore[attr-defined] # it would store every member
-                parts = _split_name(member)
-                count = counts.setdefault(parts[0], FileCount())
+                parts = _parts(member)
+                counted = came.setdefault(parts[0], Came())
                 if member.isdir():
-                    os.close(_open_folder(root, parts, to))
+                    os.close(_folder(root, parts, to))
                     continue
-                _write_member(archive, member, parts, root, to, force=force)
-                count.files += 1
-                count.size += member.size
+                _write(archive, member, parts, root, to, force=force)
+                counted.files += 1
+                counted.size += member.size
     except tarfile.TarError as error:
         raise CliError(f"the archive is truncated: {error}", Exit.FAILED, "try again with --force") from error
     except (ValueError, OverflowError) as error:
-        message = f"the archive is invalid: {error}"
-        raise CliError(message, Exit.FAILED, "use the koala command of the daemon's version") from error
+        said = f"the archive is invalid: {error}"
+        raise CliError(said, Exit.FAILED, "use the koala command of the daemon's version") from error
     except OSError as error:
         raise CliError(f"cannot write to {to}: {error.strerror or error}", Exit.FAILED, "give another --to") from error
     finally:
         if root >= 0:
             os.close(root)
-    return counts
+    return came
 
 
-def _split_name(member: tarfile.TarInfo) -> list[str]:
+def _parts(member: tarfile.TarInfo) -> list[str]:
     """Split a member's name into folders and a file name. Raise ``CliError`` if it leads outside the target folder."""
     parts = member.name.rstrip("/").split("/")
     if not (member.isreg() or member.isdir()) or member.issparse() or any(p in ("", ".", "..") for p in parts):
@@ -87,28 +87,28 @@ def _split_name(member: tarfile.TarInfo) -> list[str]:
     return parts
 
 
-def _open_folder(root: int, parts: list[str], to: Path) -> int:
+def _folder(root: int, parts: list[str], to: Path) -> int:
     """Open a folder without following links, and create it if it is missing; return its descriptor."""
-    descriptor = os.dup(root)
+    found = os.dup(root)
     for depth, part in enumerate(parts):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(part, 0o755, dir_fd=descriptor)
+            os.mkdir(part, 0o755, dir_fd=found)
         try:
-            child = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=found)
         except OSError as error:
-            path = to.joinpath(*parts[: depth + 1])
-            raise CliError(f"{path} is not a folder", Exit.FAILED, "remove it, or give another --to") from error
+            where = to.joinpath(*parts[: depth + 1])
+            raise CliError(f"{where} is not a folder", Exit.FAILED, "remove it, or give another --to") from error
         finally:
-            os.close(descriptor)
-        descriptor = child
-    return descriptor
+            os.close(found)
+        found = below
+    return found
 
 
-def _write_member(
+def _write(
     archive: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str], root: int, to: Path, *, force: bool
 ) -> None:
     content = archive.extractfile(member)
-    folder = _open_folder(root, parts[:-1], to)
+    folder = _folder(root, parts[:-1], to)
     try:
         if force:
             with contextlib.suppress(FileNotFoundError):
@@ -117,7 +117,7 @@ def _write_member(
         handle = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
         try:
             with open(handle, "wb") as file:
-                _copy_content(content, file)
+                _copy(content, file)
                 os.utime(file.fileno(), (member.mtime, member.mtime))
         except BaseException:
             # Remove an incomplete file, so that it is not taken for the complete one.
@@ -129,6 +129,6 @@ def _write_member(
         os.close(folder)
 
 
-def _copy_content(content: IO[bytes] | None, file: IO[bytes]) -> None:
-    while content is not None and (piece := content.read(CHUNK_SIZE)):
+def _copy(content: IO[bytes] | None, file: IO[bytes]) -> None:
+    while content is not None and (piece := content.read(PIECE)):
         file.write(piece)

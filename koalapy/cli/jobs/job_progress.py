@@ -29,11 +29,11 @@ class ProgressReporter:
         """``from_the_first``: also report earlier changes; ``in_place``: on a terminal, also show the cause and the
         duration of the wait in one line that is redrawn."""
         self._client, self._job, self._from_the_first = client.another(), job, from_the_first
-        self._thread = threading.Thread(target=self._follow_job, daemon=True)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
         self._over = threading.Event()
         self._timeouts = client.timeouts
         self._wait = WaitReporter(self._timeouts)
-        self._line = Progress(self._wait.describe_wait if in_place else lambda: "", plain=False, timeouts=self._timeouts)
+        self._line = Progress(self._wait.moment if in_place else lambda: "", plain=False, timeouts=self._timeouts)
 
     def __enter__(self) -> "ProgressReporter":
         self._thread.start()
@@ -47,25 +47,25 @@ class ProgressReporter:
         if error is None:
             self._thread.join(self._timeouts.last_report_s)
 
-    def _follow_job(self) -> None:
-        last_entry = 0
+    def _follow(self) -> None:
+        seen = 0
         skip = not self._from_the_first
         while True:
-            previous_entry = last_entry
+            before = seen
             try:
-                for entries, job in read_changes(self._client.events(self._job, last_entry)):
-                    messages = [] if skip else list(progress_lines(entries, job))
+                for entries, job in changes(self._client.events(self._job, seen)):
+                    messages = [] if skip else list(lines(entries, job))
                     for line in messages:
-                        _report_line(line)
+                        _report(line)
                     self._wait.update(job, is_reported=bool(messages))
-                    last_entry, skip = max([last_entry, *(number for number, _ in entries)]), False
+                    seen, skip = max([seen, *(number for number, _ in entries)]), False
             except CliError as error:
                 if error.code is not Exit.UNREACHABLE or self._over.wait(RETRY_DELAY):
                     return
                 continue
             except (ValueError, KeyError):
                 return
-            if last_entry == previous_entry:  # the stream has ended without new entries
+            if seen == before:  # the stream has ended without new entries
                 return
 
 
@@ -77,23 +77,23 @@ class WaitReporter:
         self._is_silent = True
         self._job: Job | None = None
         self._reported = ""
-        self._timer = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
-        self._timer.daemon = True
-        self._timer.start()  # start it last: it may call back immediately
+        self._after = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
+        self._after.daemon = True
+        self._after.start()  # start it last: it may call back immediately
 
     def update(self, job: Job, *, is_reported: bool) -> None:
         """Store the changed job and report its wait. ``is_reported``: the reason was printed already."""
         with self._lock:
             self._job = job
             if is_reported:
-                self._reported = describe_state(job)
+                self._reported = situation(job)
             elif not self._is_silent:
                 self._report_wait()
 
     def close(self) -> None:
-        self._timer.cancel()
+        self._after.cancel()
 
-    def describe_wait(self) -> str:
+    def moment(self) -> str:
         """Return the state of a waiting job, the duration of its wait and the cause; empty for a running job."""
         with self._lock:
             job = self._job
@@ -111,23 +111,23 @@ class WaitReporter:
     def _report_wait(self) -> None:
         assert self._job is not None
         runs = self._job["state"] in RUNS
-        if describe_state(self._job) == self._reported or (runs and not self._reported) or self._job["state"] in FINAL:
+        if situation(self._job) == self._reported or (runs and not self._reported) or self._job["state"] in FINAL:
             return
-        self._reported = describe_state(self._job)
+        self._reported = situation(self._job)
         reason = "" if runs else self._job["reason"]
-        _report_line(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
+        _report(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
 
 
-def describe_state(job: Job) -> str:
+def situation(job: Job) -> str:
     """Return state and reason of a job without numbers, since these change too often for a comparison."""
     return re.sub(r"\d+", "0", f"{job['state']}: {'' if job['state'] in RUNS else job['reason']}")
 
 
-def _report_line(line: str) -> None:
+def _report(line: str) -> None:
     Block.report(f"koala: {printable(line)}")
 
 
-def progress_lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
+def lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
     """Yield a line of text for each timeline entry that a waiting user should see. ``job``: the job afterwards."""
     for _, entry in entries:
         reason = entry["reason"]
@@ -137,7 +137,7 @@ def progress_lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterat
             yield f"job {job['id']} is {entry['state']}" + (f": {reason}" if reason not in ("", entry["event"]) else "")
 
 
-def read_changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, TimelineEntry]], Job]]:
+def changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, TimelineEntry]], Job]]:
     """Yield each change in a stream of events: the numbered new timeline entries, and the job after them."""
     entries: list[tuple[int, TimelineEntry]] = []
     for fields in events(pieces):

@@ -83,8 +83,8 @@ class Lazy:
 
     def load(self) -> Function | Group:
         module, _, attribute = self.where.partition(":")
-        command: Function | Group = getattr(import_module(module), attribute)
-        return command
+        found: Function | Group = getattr(import_module(module), attribute)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class _Choice(click.Choice[str]):
     """A parameter type for the texts of an enum, case-insensitive."""
 
     def __init__(self, kind: type[Enum]) -> None:
-        super().__init__([str(member.value) for member in kind], case_sensitive=False)
+        super().__init__([str(one.value) for one in kind], case_sensitive=False)
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -161,7 +161,7 @@ class Commands(_Refusing, click.Group):
     """A click group made from a ``Group``. It imports a subcommand on first use."""
 
     def __init__(self, name: str, group: Group) -> None:
-        default = click_command(name, group.default) if group.default else None
+        own = click_command(name, group.default) if group.default else None
         super().__init__(
             name,
             invoke_without_command=True,
@@ -169,75 +169,75 @@ class Commands(_Refusing, click.Group):
             short_help=group.help.split("\n\n")[0],
             epilog=group.epilog,
             context_settings=CONTEXT,
-            params=[*default.params] if default else [],
+            params=[*own.params] if own else [],
         )
-        self._subcommands, self._default = group.commands, default
-        self.callback = self._run_default
+        self._below, self._own = group.commands, own
+        self.callback = self._alone
 
-    def _run_default(self, **values: Any) -> Any:
+    def _alone(self, **values: Any) -> Any:
         context = click.get_current_context()
         if context.invoked_subcommand is not None:
             return None
-        if self._default is None or self._default.callback is None:
+        if self._own is None or self._own.callback is None:
             click.echo(context.get_help())
             return None
-        return self._default.callback(**values)
+        return self._own.callback(**values)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._subcommands)
+        return list(self._below)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        command = self._subcommands.get(name)
-        if isinstance(command, Lazy):
-            command = command.load()
-        if command is None:
+        found = self._below.get(name)
+        if isinstance(found, Lazy):
+            found = found.load()
+        if found is None:
             return None
-        return Commands(name, command) if isinstance(command, Group) else click_command(name, command)
+        return Commands(name, found) if isinstance(found, Group) else click_command(name, found)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the subcommand. Pass it the options that precede it, or reject those that it does not have."""
-        name, command, remaining_args = args[0], self.get_command(ctx, args[0]), args[1:]
+        name, command, rest = args[0], self.get_command(ctx, args[0]), args[1:]
         if command is None:
-            raise click.exceptions.NoSuchCommand(name, possibilities=self._subcommands, ctx=ctx)
-        options = {
+            raise click.exceptions.NoSuchCommand(name, possibilities=self._below, ctx=ctx)
+        given = {
             option: value
             for option, value in ctx.params.items()
             if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE
         }
-        for option in options.keys() - {parameter.name for parameter in command.params}:
-            flag = next(parameter.opts[0] for parameter in self.params if parameter.name == option)
-            ctx.fail(f"{ctx.command_path} {name} has no option {flag}, which stands before it.")
-        ctx.default_map = {name: options}
-        return name, command, remaining_args
+        for option in given.keys() - {one.name for one in command.params}:
+            shown = next(one.opts[0] for one in self.params if one.name == option)
+            ctx.fail(f"{ctx.command_path} {name} has no option {shown}, which stands before it.")
+        ctx.default_map = {name: given}
+        return name, command, rest
 
 
 def click_command(name: str, run: Function) -> click.Command:
     """Create a click command from a function; its docstring is the help."""
-    parameters = list(_list_parameters(run))
-    takes_rest = any(isinstance(parameter.spec, Argument) and parameter.spec.rest for parameter in parameters)
-    description = inspect.getdoc(run) or ""
-    companions = [parameter.spec.beside for parameter in parameters if isinstance(parameter.spec, Option) and parameter.spec.beside is not None]
+    found = list(_parameters(run))
+    takes_rest = any(isinstance(one.spec, Argument) and one.spec.rest for one in found)
+    about = inspect.getdoc(run) or ""
+    beside = [one.spec.beside for one in found if isinstance(one.spec, Option) and one.spec.beside is not None]
     return _Refusing(
         name,
-        callback=_make_callback(run, parameters),
-        params=[*(parameter.to_click() for parameter in parameters), *map(_companion_option, companions)],
-        help=description,
-        short_help=description.split("\n\n")[0],
+        callback=_called(run, found),
+        params=[*(one.made() for one in found), *map(_beside, beside)],
+        help=about,
+        short_help=about.split("\n\n")[0],
         context_settings={**CONTEXT, "allow_interspersed_args": not takes_rest},
     )
 
 
-def _companion_option(option: Option) -> click.Option:
+def _beside(option: Option) -> click.Option:
     """Create an option that accompanies another one and sets its environment variable."""
 
-    def set_variable(context: click.Context, _: click.Parameter, value: Any) -> None:
+    def put(context: click.Context, _: click.Parameter, value: Any) -> None:
         if value is not None and not context.resilient_parsing:
             os.environ[option.envvar] = value
 
-    properties: dict[str, Any] = {"help": option.help, "envvar": option.envvar, "show_envvar": True}
-    return _Option(list(option.names), expose_value=False, callback=set_variable, **properties)
+    about: dict[str, Any] = {"help": option.help, "envvar": option.envvar, "show_envvar": True}
+    return _Option(list(option.names), expose_value=False, callback=put, **about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,26 +252,26 @@ class _Parameter:
     spec: Option | Argument
     part_of: str
 
-    def to_click(self) -> click.Parameter:
-        common: dict[str, Any] = {"type": self._click_type(), "required": self.is_required, "help": self.spec.help or None}
+    def made(self) -> click.Parameter:
+        common: dict[str, Any] = {"type": self._type(), "required": self.is_required, "help": self.spec.help or None}
         if self.default is not None and not self.is_required:
             common["default"] = self.default.value if isinstance(self.default, Enum) else self.default
         if self.spec.completes:
-            common["shell_complete"] = partial(_complete_word, self.spec.completes)
+            common["shell_complete"] = partial(_complete, self.spec.completes)
         if isinstance(self.spec, Argument):
-            label = self.spec.metavar or _to_dashes(self.name).upper().removesuffix("S" if self.is_list else "")
+            label = self.spec.metavar or _dashed(self.name).upper().removesuffix("S" if self.is_list else "")
             if self.is_list:
                 return click.Argument([self.name], nargs=-1, metavar=f"{label}...", **common)
             return click.Argument([self.name], metavar=label, **common)
-        names = self.spec.names or (f"--{_to_dashes(self.name)}",)
+        names = self.spec.names or (f"--{_dashed(self.name)}",)
         if self.type is bool:
             common |= {"is_flag": True, "type": bool}
         elif self.type is int:
             common["metavar"] = "N"
         if issubclass(self.type, Enum) and len(self.type) > MAX_SHOWN_CHOICES:
-            choices = ", ".join(str(member.value) for member in self.type)
+            choices = ", ".join(str(one.value) for one in self.type)
             common |= {"metavar": self.name.upper(), "help": f"{self.spec.help}: {choices}"}
-        shows_default = self.default not in (None, "", False, True) and "default:" not in self.spec.help
+        tells = self.default not in (None, "", False, True) and "default:" not in self.spec.help
         return _Option(
             [self.name, *names],
             may_be_empty=self.spec.may_be_empty,
@@ -279,11 +279,11 @@ class _Parameter:
             hidden=self.spec.hidden,
             envvar=self.spec.envvar or None,
             show_envvar=True,
-            show_default=shows_default,
+            show_default=tells,
             **common,
         )
 
-    def _click_type(self) -> click.ParamType[Any]:
+    def _type(self) -> click.ParamType[Any]:
         minimum, maximum = (self.spec.min, self.spec.max) if isinstance(self.spec, Option) else (None, None)
         if self.type is float:
             return _Float(minimum, maximum)
@@ -294,25 +294,25 @@ class _Parameter:
         return click.Path(path_type=Path) if self.type is Path else click.STRING
 
 
-def _list_parameters(run: Function) -> Iterator[_Parameter]:
-    for name, parameter in inspect.signature(run).parameters.items():
-        if is_dataclass(parameter.annotation):
-            for field in fields(parameter.annotation):
+def _parameters(run: Function) -> Iterator[_Parameter]:
+    for name, given in inspect.signature(run).parameters.items():
+        if is_dataclass(given.annotation):
+            for field in fields(given.annotation):
                 default = inspect.Parameter.empty if field.default is MISSING else field.default
-                yield _make_parameter(field.name, field.type, default, part_of=name)
-        elif get_origin(parameter.annotation) is Annotated and isinstance(options := get_args(parameter.annotation)[1], Options):
-            for option, annotation in options.of.items():
-                yield _make_parameter(option, annotation, None, part_of=name)
+                yield _parameter(field.name, field.type, default, part_of=name)
+        elif get_origin(given.annotation) is Annotated and isinstance(many := get_args(given.annotation)[1], Options):
+            for option, annotation in many.of.items():
+                yield _parameter(option, annotation, None, part_of=name)
         else:
-            yield _make_parameter(name, parameter.annotation, parameter.default)
+            yield _parameter(name, given.annotation, given.default)
 
 
-def _make_parameter(name: str, annotation: Any, default: Any, part_of: str = "") -> _Parameter:
+def _parameter(name: str, annotation: Any, default: Any, part_of: str = "") -> _Parameter:
     if get_origin(annotation) is not Annotated:
         raise TypeError(f"parameter {name} is not Annotated with an Option or Argument")
     kind, spec = get_args(annotation)
     if get_origin(kind) in (UnionType, Union):
-        kind = next(argument for argument in get_args(kind) if argument is not NoneType)
+        kind = next(one for one in get_args(kind) if one is not NoneType)
     is_list = get_origin(kind) is list
     is_required = default is inspect.Parameter.empty
     return _Parameter(
@@ -326,87 +326,87 @@ def _make_parameter(name: str, annotation: Any, default: Any, part_of: str = "")
     )
 
 
-def _complete_word(kind: str, context: click.Context, parameter: click.Parameter, incomplete: str) -> Any:
+def _complete(what: str, context: click.Context, given: click.Parameter, incomplete: str) -> Any:
     from koalapy.cli.terminal import completion
 
-    return completion.complete(kind, context, parameter, incomplete)
+    return completion.complete(what, context, given, incomplete)
 
 
-def _to_dashes(name: str) -> str:
+def _dashed(name: str) -> str:
     return name.strip("_").replace("_", "-")
 
 
-def _make_callback(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., int | None]:
+def _called(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., int | None]:
     """Wrap ``run`` as a callback that gets the values of click by name."""
 
-    def call_function(**values: Any) -> int | None:
-        lists = {parameter.name for parameter in parameters if parameter.is_list}
+    def call(**values: Any) -> int | None:
+        lists = {one.name for one in parameters if one.is_list}
         # Click passes an empty list for an omitted one: use the default instead.
-        arguments = {name: (list(value) or None) if name in lists else value for name, value in values.items()}
-        signature_parameters = inspect.signature(run).parameters
+        given = {name: (list(value) or None) if name in lists else value for name, value in values.items()}
+        wanted = inspect.signature(run).parameters
         parts: dict[str, dict[str, Any]] = {}
-        for parameter in parameters:
-            if parameter.part_of:
-                parts.setdefault(parameter.part_of, {})[parameter.name] = arguments.pop(parameter.name)
-        return run(**arguments, **{name: signature_parameters[name].annotation(**part) for name, part in parts.items()})
+        for one in parameters:
+            if one.part_of:
+                parts.setdefault(one.part_of, {})[one.name] = given.pop(one.name)
+        return run(**given, **{name: wanted[name].annotation(**part) for name, part in parts.items()})
 
-    return call_function
+    return call
 
 
-def run_command(name: str, root: Group, command_line: Sequence[str], version: str, of_context: object = None) -> int:
+def run(name: str, root: Group, words: Sequence[str], version: str, of_context: object = None) -> int:
     """Run the command of a command line and return its exit code. Raise ``CliError`` for an invalid command line.
 
     ``of_context``: an object stored in the click context for the command.
     """
     commands = root_of(name, root, version)
-    if instruction := os.environ.get(COMPLETION_VARIABLE):
+    if asked := os.environ.get(COMPLETION_VARIABLE):
         from koalapy.cli.terminal import completion
 
         completion.install()
-        return completion.shell_complete(commands, {"obj": of_context}, name, COMPLETION_VARIABLE, instruction)
+        return completion.shell_complete(commands, {"obj": of_context}, name, COMPLETION_VARIABLE, asked)
     try:
-        with commands.make_context(name, list(command_line), obj=of_context) as context:
+        with commands.make_context(name, list(words), obj=of_context) as context:
             code = commands.invoke(context)
-    except click.exceptions.Exit as exit_request:
-        return exit_request.exit_code
+    except click.exceptions.Exit as done:
+        return done.exit_code
     except click.UsageError as error:
-        message, path = error.format_message(), error.ctx.command_path if error.ctx else name
-        message = message.removesuffix(".") if len(message) <= MAX_REFUSAL_LENGTH else f"{message[:MAX_REFUSAL_LENGTH]}…"
-        if message.endswith("?"):
-            raise CliError(f"{message} See {path} --help", Exit.USAGE) from error
-        raise CliError(message, Exit.USAGE, f"see {path} --help") from error
+        said, path = error.format_message(), error.ctx.command_path if error.ctx else name
+        said = said.removesuffix(".") if len(said) <= MAX_REFUSAL_LENGTH else f"{said[:MAX_REFUSAL_LENGTH]}…"
+        if said.endswith("?"):
+            raise CliError(f"{said} See {path} --help", Exit.USAGE) from error
+        raise CliError(said, Exit.USAGE, f"see {path} --help") from error
     return code if isinstance(code, int) else 0
 
 
 def root_of(name: str, root: Group, version: str) -> Commands:
     """Create the top-level command with all commands and its own options."""
     commands = Commands(name, root)
-    properties: dict[str, Any] = {"is_eager": True, "expose_value": False}
-    version_text = _make_printing_callback(lambda _: f"{name} {version}\n")
-    script = _make_printing_callback(lambda shell: _completion_script(commands, name, shell))
-    shells, description = click.Choice(["bash", "zsh", "fish"]), "print the script for shell completion"
+    once: dict[str, Any] = {"is_eager": True, "expose_value": False}
+    version_text = _prints(lambda _: f"{name} {version}\n")
+    script = _prints(lambda shell: _completion(commands, name, shell))
+    shells, about = click.Choice(["bash", "zsh", "fish"]), "print the script for shell completion"
     commands.params += [
-        click.Option(["--version"], is_flag=True, help="print the version", callback=version_text, **properties),
-        click.Option(["--show-completion"], type=shells, help=description, callback=script, **properties),
+        click.Option(["--version"], is_flag=True, help="print the version", callback=version_text, **once),
+        click.Option(["--show-completion"], type=shells, help=about, callback=script, **once),
     ]
     return commands
 
 
-def _make_printing_callback(text: Callable[[Any], str]) -> Callable[[click.Context, click.Parameter, Any], None]:
+def _prints(text: Callable[[Any], str]) -> Callable[[click.Context, click.Parameter, Any], None]:
     """Create the callback of an option that prints a text and ends the command."""
 
-    def print_text(context: click.Context, _: click.Parameter, value: Any) -> None:
+    def show(context: click.Context, _: click.Parameter, value: Any) -> None:
         if value and not context.resilient_parsing:
             click.echo(text(value), nl=False)
             context.exit()
 
-    return print_text
+    return show
 
 
-def _completion_script(commands: Commands, name: str, shell: str) -> str:
+def _completion(commands: Commands, name: str, shell: str) -> str:
     from koalapy.cli.terminal import completion
 
     completion.install()
-    completion_class = completion.get_completion_class(shell)
-    assert completion_class is not None
-    return completion_class(commands, {}, name, COMPLETION_VARIABLE).source()
+    found = completion.get_completion_class(shell)
+    assert found is not None
+    return found(commands, {}, name, COMPLETION_VARIABLE).source()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from rich.cells import cell_len
 
-from koalapy.cli.clusters.gantt import draw_chart
+from koalapy.cli.clusters.gantt import chart
 from koalapy.cli.terminal.width import folded, left, terminal_size
 from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob
 from koalapy.client.client import nodes_of
@@ -211,7 +211,7 @@ def job_page(
     if attempts:
         width = shutil.get_terminal_size().columns
         now = datetime.now(UTC).timestamp()
-        parts.append(draw_chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
+        parts.append(chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
     parts.append(timeline(job))
     return "\n\n".join(parts)
 

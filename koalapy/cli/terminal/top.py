@@ -266,9 +266,9 @@ class JobPage:
             raise
 
         def page() -> str:
-            staged = transfers.transfer_lines(job, unicode=self._unicode)
+            staged = transfers.lines(job, unicode=self._unicode)
             shown = tables.job_page(job, attempts, MAX_ATTEMPTS, staged, unicode=self._unicode)
-            return shown if explanation is None else f"{explain.format_explanation(explanation)}\n\n{shown}"
+            return shown if explanation is None else f"{explain.page(explanation)}\n\n{shown}"
 
         return page
 

@@ -50,7 +50,7 @@ class Operations(Machine):
     def say_everything_again(self, name: str) -> None:
         site = self.world.sites[name]
         for token in [*site.runners]:
-            site.print_message(token)
+            site.tell(token)
 
     @rule(name=names, seconds=st.sampled_from([0.1, 6.0, 41.0]))
     def disconnect_or_connect(self, name: str, seconds: float) -> None:
