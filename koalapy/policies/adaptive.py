@@ -32,14 +32,16 @@ class Adaptive:
             check_single(self.name, request)
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
-        roomy_policy, fast_policy = self._pair(request)
+        roomy_policy, fast_policy = self._candidate_policies(request)
         fast = fast_policy.place(request, grid)
         if isinstance(fast, Refusal):
             return fast
         roomy = roomy_policy.place(request, grid)
         if isinstance(roomy, Refusal) or roomy.components == fast.components:
             return fast
-        by_fast, by_roomy = (startable(grid.waiting[:MAX_LOOK_AHEAD], _left(grid, chosen)) for chosen in (fast, roomy))
+        by_fast, by_roomy = (
+            startable(grid.waiting[:MAX_LOOK_AHEAD], _remaining_idle(grid, chosen)) for chosen in (fast, roomy)
+        )
         if by_roomy > by_fast:
             compared = f"{by_roomy} waiting jobs can start beside it, with {fast_policy.name} {by_fast}"
             return replace(roomy, reason=f"{roomy_policy.name}: {roomy.reason}; {compared}")
@@ -47,20 +49,20 @@ class Adaptive:
         return replace(fast, reason=f"{fast_policy.name}: {fast.reason}; {compared}")
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
-        return self._pair(request)[1].explain(request, grid)
+        return self._candidate_policies(request)[1].explain(request, grid)
 
-    def _pair(self, request: Request) -> tuple[Policy, Policy]:
+    def _candidate_policies(self, request: Request) -> tuple[Policy, Policy]:
         """Return the policy that usually leaves more nodes to other jobs, and the one that uses faster clusters."""
         if isinstance(request, FixedRequest):
             raise does_not_serve(self, request)
         return self._split if isinstance(request, FlexibleRequest) else self._single
 
 
-def _left(grid: GridView, placement: Placement) -> dict[ClusterName, int]:
-    left = {cluster.name: cluster.idle for cluster in grid.by_idle}
+def _remaining_idle(grid: GridView, placement: Placement) -> dict[ClusterName, int]:
+    remaining = {cluster.name: cluster.idle for cluster in grid.by_idle}
     for component in placement.components:
-        left[component.cluster] -= component.size
-    return left
+        remaining[component.cluster] -= component.size
+    return remaining
 
 
 def startable(waiting: Sequence[Request], idle: Mapping[ClusterName, int]) -> int:
@@ -74,11 +76,11 @@ def startable(waiting: Sequence[Request], idle: Mapping[ClusterName, int]) -> in
     may_go_there = not any(isinstance(request, FixedRequest) for request in waiting)
     if may_go_there and sum(request.total_size for request in waiting) <= max(idle.values(), default=-1):
         return len(waiting)
-    room = _Room(idle)
-    return sum(room.start(request) for request in waiting)
+    idle_nodes = _IdleNodes(idle)
+    return sum(idle_nodes.start(request) for request in waiting)
 
 
-class _Room:
+class _IdleNodes:
     """Idle nodes by cluster, from which requests take nodes."""
 
     def __init__(self, idle: Mapping[ClusterName, int]) -> None:
@@ -97,10 +99,10 @@ class _Room:
         components = [(component.size, component.cluster) for component in request.components]
         if isinstance(request, NonFixedRequest):
             components.sort(reverse=True, key=itemgetter(0))
-        before = self._idle.copy(), self._order.copy(), self._total
+        saved_state = self._idle.copy(), self._order.copy(), self._total
         if all(self._take(size, self._place(cluster)) for size, cluster in components):
             return True
-        self._idle, self._order, self._total = before
+        self._idle, self._order, self._total = saved_state
         return False
 
     def _place(self, cluster: ClusterName | None) -> int:

@@ -64,9 +64,13 @@ def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Altern
 
     Ties go to the cluster with the lowest latency within it, then to the one with the fewest idle nodes.
     """
-    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN_RUN_TIME
+    total, file_lists, nominal = (
+        request.total_size,
+        _distinct_file_lists(request, knowledge),
+        knowledge.run_time(()) or UNKNOWN_RUN_TIME,
+    )
     best: tuple[ClusterView, float] | None = None
-    for equals in _soonest(wanted, nominal, grid):
+    for equals in _rank_by_end(file_lists, nominal, grid):
         for name, seconds in equals:
             cluster = grid.get(name)
             if cluster is None or cluster.idle < total:
@@ -78,10 +82,10 @@ def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Altern
     if best is None:
         return None
     cluster, transfer = best
-    placed = _components(request, grid, cluster)
+    placed = _components_on_one(request, grid, cluster)
     if placed is None:
         return None
-    alternative = _alone(cluster, 0.0, transfer, knowledge)
+    alternative = _single_cluster_alternative(cluster, 0.0, transfer, knowledge)
     return replace(
         alternative, placement=Placement(placed, f"{cluster.name} alone holds it ({total} of {cluster.idle})")
     )
@@ -91,27 +95,27 @@ Equals = list[tuple[ClusterName, float]]
 """Clusters that differ only in their idle nodes, with the seconds that transfers to them take."""
 
 
-def _soonest(wanted: Sequence[Files], nominal: float, grid: GridView) -> list[Equals]:
+def _rank_by_end(file_lists: Sequence[Files], nominal: float, grid: GridView) -> list[Equals]:
     """Return the usable clusters that can get the inputs, by the time at which the job would end.
 
     Ties go to the lowest latency within the cluster; clusters that tie there, too, share a list.
     """
-    own = network_of(grid, BY_LATENCY).own if grid.links else {}
+    internal_latencies = network_of(grid, BY_LATENCY).own if grid.links else {}
 
     def ordered(grid: GridView) -> list[Equals]:
         ranks: dict[tuple[float, float], Equals] = {}
         for cluster in grid.by_idle:
-            transfer = _longest(cluster.name, wanted, grid)
+            transfer = _longest_transfer(cluster.name, file_lists, grid)
             if transfer is not None:
-                rank = transfer + nominal / cluster.speed, own.get(cluster.name, inf)
+                rank = transfer + nominal / cluster.speed, internal_latencies.get(cluster.name, inf)
                 ranks.setdefault(rank, []).append((cluster.name, transfer))
         return [ranks[rank] for rank in sorted(ranks)]
 
     # Without transfers the order does not depend on the run time.
-    return grid.compute_lasting(("soonest", *wanted, nominal if wanted else 0.0), ordered)
+    return grid.compute_lasting(("soonest", *file_lists, nominal if file_lists else 0.0), ordered)
 
 
-def _alone(
+def _single_cluster_alternative(
     cluster: ClusterView, wait: float | None, transfer: float, knowledge: Knowledge, blocked: float = 0.0
 ) -> Alternative:
     run = knowledge.run_time(())
@@ -119,12 +123,12 @@ def _alone(
     return Alternative(Option((cluster.name,), 1.0, wait, transfer, seconds), cluster.speed, None, blocked)
 
 
-def _components(request: Choosing, grid: GridView, cluster: ClusterView) -> tuple[PlacedComponent, ...] | None:
+def _components_on_one(request: Choosing, grid: GridView, cluster: ClusterView) -> tuple[PlacedComponent, ...] | None:
     """Return all components placed on one cluster; None if the bounds of the request do not allow it."""
     if isinstance(request, NonFixedRequest):
         placed = []
         for index, component in enumerate(request.components):
-            transfer = _brought(cluster.name, component.inputs, grid) or NONE
+            transfer = _estimate_inputs(cluster.name, component.inputs, grid) or NONE
             placed.append(PlacedComponent(component.size, cluster.name, index, transfer.sources, transfer.seconds))
         return tuple(placed)
     if request.split_options:
@@ -141,16 +145,20 @@ def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alte
     Return None if no cluster would have enough idle nodes even then. If no wait is known, take the cluster whose last
     blocking job has run for the shortest time.
     """
-    total, wanted, nominal = request.total_size, _wanted(request, knowledge), knowledge.run_time(()) or UNKNOWN_RUN_TIME
+    total, file_lists, nominal = (
+        request.total_size,
+        _distinct_file_lists(request, knowledge),
+        knowledge.run_time(()) or UNKNOWN_RUN_TIME,
+    )
     best: tuple[tuple[bool, float, float, ClusterName], ClusterView, float | None, float] | None = None
     for cluster in grid.by_idle:
         capacity = knowledge.capacities.get(cluster.name)
         if capacity is None or capacity.max_idle < total:
             continue
-        transfer = _longest(cluster.name, wanted, grid)
+        transfer = _longest_transfer(cluster.name, file_lists, grid)
         if transfer is None:
             continue
-        wait, blocked = _wait(capacity, cluster.idle, total)
+        wait, blocked = _estimate_wait(capacity, cluster.idle, total)
         cost = (wait or 0.0) + transfer + nominal / cluster.speed
         key = (wait is None, cost, blocked, cluster.name)
         if best is None or key < best[0]:
@@ -158,17 +166,17 @@ def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alte
     if best is None:
         return None
     key, cluster, wait, transfer = best
-    return _alone(cluster, wait, transfer, knowledge, key[2])
+    return _single_cluster_alternative(cluster, wait, transfer, knowledge, key[2])
 
 
-def _wait(capacity: Capacity, idle: int, wanted: int) -> tuple[float | None, float]:
-    """Return the seconds until ``wanted`` nodes are idle, and the age in seconds of the last job that blocks them.
+def _estimate_wait(capacity: Capacity, idle: int, required: int) -> tuple[float | None, float]:
+    """Return the seconds until ``required`` nodes are idle, and the age in seconds of the last job that blocks them.
 
     The former is None if unknown.
     """
     for release in capacity.releases:
         idle += release.nodes
-        if idle >= wanted:
+        if idle >= required:
             return release.seconds, release.age
     return None, 0.0
 
@@ -178,16 +186,19 @@ def _wait(capacity: Capacity, idle: int, wanted: int) -> tuple[float | None, flo
 
 def together_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> list[Alternative] | Refusal:
     """Return placements over several clusters, the best first; or the refusal if there is none."""
-    answers = _splits(request, grid)
+    answers = _possible_splits(request, grid)
     if isinstance(answers, Refusal):
         return answers
-    alternatives = [_together(request, placement, grid, knowledge) for placement in answers]
-    return sorted(alternatives, key=lambda each: (each.cost, len(each.option.clusters), not _mostly_on_one(each)))
+    alternatives = [_multi_cluster_alternative(request, placement, grid, knowledge) for placement in answers]
+    return sorted(
+        alternatives,
+        key=lambda alternative: (alternative.cost, len(alternative.option.clusters), not _mostly_on_one(alternative)),
+    )
 
 
-def _splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
+def _possible_splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
     if isinstance(request, NonFixedRequest):
-        return _assigned(request, grid)
+        return _assign_components(request, grid)
     answer = FCM.place(request, grid)
     if isinstance(answer, Refusal) or request.split_options:
         return answer if isinstance(answer, Refusal) else [answer]
@@ -204,21 +215,21 @@ def _are_linked(placement: Placement, grid: GridView) -> bool:
     A link without a measurement may not work at all.
     """
     names = sorted({component.cluster for component in placement.components})
-    return all(grid.link_between(one, other).latency is not None for one, other in combinations(names, 2))
+    return all(grid.link_between(first, second).latency is not None for first, second in combinations(names, 2))
 
 
-def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Refusal:
+def _assign_components(request: NonFixedRequest, grid: GridView) -> list[Placement] | Refusal:
     """Return placements of the given components: on a few near clusters, on a few with the most idle nodes, and on all.
 
     If near clusters suffice, leave out placements over links without a measurement.
     """
     policy = CTF if any(component.inputs for component in request.components) else WF
-    near = next(filter(None, (_on_few(policy, request, grid, clusters) for clusters in _near(grid))), None)
+    near = next(filter(None, (_on_few(policy, request, grid, clusters) for clusters in _near_cluster_sets(grid))), None)
     few = _on_few(policy, request, grid, grid.by_idle)
     answer = policy.place(request, grid)
     if isinstance(answer, Refusal) and policy is CTF:
-        wanted = _wanted(request, NOTHING)
-        if all(_longest(cluster.name, wanted, grid) is not None for cluster in grid.by_idle):
+        file_lists = _distinct_file_lists(request, NOTHING)
+        if all(_longest_transfer(cluster.name, file_lists, grid) is not None for cluster in grid.by_idle):
             answer = WF.place(request, grid)  # Only bandwidths are unknown; the transfers start all the same.
     placements = [placement for placement in (near, few, answer) if isinstance(placement, Placement)]
     if near is not None:
@@ -233,15 +244,15 @@ def _on_few(
     policy: Policy, request: NonFixedRequest, grid: GridView, clusters: Sequence[ClusterView]
 ) -> Placement | None:
     """Return the placement on as few of the first clusters as possible; None if none of the tried numbers suffices."""
-    least = _least(request.total_size, clusters)
-    for number in range(least, min(least + MAX_COUNTS_TRIED, len(clusters) + 1)):
+    minimum = _min_cluster_count(request.total_size, clusters)
+    for number in range(minimum, min(minimum + MAX_COUNTS_TRIED, len(clusters) + 1)):
         answer = policy.place(request, grid.restrict_to(frozenset(cluster.name for cluster in clusters[:number])))
         if isinstance(answer, Placement):
             return answer
     return None
 
 
-def _near(grid: GridView) -> list[list[ClusterView]]:
+def _near_cluster_sets(grid: GridView) -> list[list[ClusterView]]:
     """Return sets of clusters with measured links between all of them, lowest latencies first (sonmez-2010 IV-C)."""
     if not _has_links(grid):
         return []
@@ -253,8 +264,8 @@ def _near(grid: GridView) -> list[list[ClusterView]]:
         return [[name for name in names if name in inside] for inside in near_sets]
 
     def with_idle_nodes(grid: GridView) -> list[list[ClusterView]]:
-        found = grid.compute_lasting(("near ones",), sets)
-        return [[cluster for name in names if (cluster := grid.get(name)) is not None] for names in found]
+        name_sets = grid.compute_lasting(("near ones",), sets)
+        return [[cluster for name in names if (cluster := grid.get(name)) is not None] for names in name_sets]
 
     return grid.compute_once(("near ones",), with_idle_nodes)
 
@@ -263,11 +274,11 @@ def _has_links(grid: GridView) -> bool:
     """Return whether a latency between two clusters is known."""
     return grid.compute_lasting(
         ("has links",),
-        lambda grid: any(one != other and link.latency is not None for (one, other), link in grid.links.items()),
+        lambda grid: any(first != second and link.latency is not None for (first, second), link in grid.links.items()),
     )
 
 
-def _least(total: int, by_idle: Sequence[ClusterView]) -> int:
+def _min_cluster_count(total: int, by_idle: Sequence[ClusterView]) -> int:
     """Return the minimum number of clusters, by decreasing idle nodes, that together have ``total`` idle nodes."""
     idle = 0
     for count, cluster in enumerate(by_idle, start=1):
@@ -277,13 +288,15 @@ def _least(total: int, by_idle: Sequence[ClusterView]) -> int:
     return len(by_idle)
 
 
-def _together(request: Choosing, placement: Placement, grid: GridView, knowledge: Knowledge) -> Alternative:
+def _multi_cluster_alternative(
+    request: Choosing, placement: Placement, grid: GridView, knowledge: Knowledge
+) -> Alternative:
     names = tuple(sorted({component.cluster for component in placement.components}))
     slowest = min(cluster.speed for name in names if (cluster := grid.get(name)) is not None)
     run = knowledge.run_time(names)
     transfer = max(component.transfer_time for component in placement.components)
     if isinstance(request, FlexibleRequest) and knowledge.inputs:
-        transfer = max(_longest(name, [knowledge.inputs], grid) or 0.0 for name in names)
+        transfer = max(_longest_transfer(name, [knowledge.inputs], grid) or 0.0 for name in names)
     slowdown = knowledge.slowdown(names)
     return Alternative(
         Option(names, slowdown, 0.0, transfer, None if run is None else run / slowest), slowest, placement
@@ -294,30 +307,30 @@ def _mostly_on_one(alternative: Alternative) -> bool:
     placement = alternative.placement
     if placement is None:
         return True
-    most = max(placement.nodes_on(name) for name in alternative.option.clusters)
-    return most >= MIN_SHARE_ON_ONE * placement.total_size
+    largest_part = max(placement.nodes_on(name) for name in alternative.option.clusters)
+    return largest_part >= MIN_SHARE_ON_ONE * placement.total_size
 
 
 # Inputs
 
 
-def _wanted(request: Choosing, knowledge: Knowledge) -> list[Files]:
+def _distinct_file_lists(request: Choosing, knowledge: Knowledge) -> list[Files]:
     """Return the distinct lists of input files of the components, without empty lists."""
     if isinstance(request, FlexibleRequest):
         return [knowledge.inputs] if knowledge.inputs else []
     return [files for files in dict.fromkeys(component.inputs for component in request.components) if files]
 
 
-def _longest(site: ClusterName, wanted: Sequence[Files], grid: GridView) -> float | None:
+def _longest_transfer(site: ClusterName, file_lists: Sequence[Files], grid: GridView) -> float | None:
     """Return the seconds of the longest transfer to a cluster; None if an input cannot be transferred there."""
     longest = 0.0
-    for files in wanted:
-        transfer = _brought(site, files, grid)
+    for files in file_lists:
+        transfer = _estimate_inputs(site, files, grid)
         if transfer is None:
             return None
         longest = max(longest, transfer.seconds)
     return longest
 
 
-def _brought(site: ClusterName, files: Files, grid: GridView) -> Transfer | None:
+def _estimate_inputs(site: ClusterName, files: Files, grid: GridView) -> Transfer | None:
     return estimate_transfer(site, files, grid, ASSUMED_BANDWIDTH) if files else NONE

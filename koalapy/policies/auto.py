@@ -36,59 +36,59 @@ class Auto:
     """A component is not placed again separately while nodes are claimed for it: the number of clusters was chosen."""
 
     def __init__(self, knowledge: Knowledge = NOTHING) -> None:
-        self._known = knowledge
+        self._knowledge = knowledge
 
     def informed(self, knowledge: Knowledge) -> "Auto":
         return Auto(knowledge)
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
         if isinstance(request, FixedRequest):
-            return self._fixed(request, grid)
+            return self._place_fixed(request, grid)
         if not grid.by_idle:
             return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
-        alone = alone_now(request, grid, self._known)
+        alone = alone_now(request, grid, self._knowledge)
         if alone is not None:
             return self._alone_or_faster(alone, request, grid)
-        together = together_now(request, grid, self._known)
+        together = together_now(request, grid, self._knowledge)
         if isinstance(together, Refusal):
             return together
-        later = alone_later(request, grid, self._known)
+        later = alone_later(request, grid, self._knowledge)
         if later is None:
-            return self._take(together[0], (*together,), "no cluster could hold it alone")
-        goes, why = self._weigh(together[0], later)
-        if goes:
-            return self._take(together[0], (*together, later), why)
-        return Refusal(f"waits for {self._awaited_nodes(request, later)}: {why}", RefusalKind.ADVICE)
+            return self._placement_for(together[0], (*together,), "no cluster could hold it alone")
+        is_coallocated, reason = self._decide_coallocation(together[0], later)
+        if is_coallocated:
+            return self._placement_for(together[0], (*together, later), reason)
+        return Refusal(f"waits for {self._awaited_nodes(request, later)}: {reason}", RefusalKind.ADVICE)
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
         if isinstance(request, FixedRequest):
             return FIXED.explain(request, grid)
         if isinstance(self.place(request, grid), Placement):
             return ()
-        return tuple(self._reason(request, c, grid) for c in sorted(grid, key=lambda c: c.name))
+        return tuple(self._explain_cluster(request, c, grid) for c in sorted(grid, key=lambda c: c.name))
 
-    def _reason(self, request: Choosing, cluster: ClusterView, grid: GridView) -> ClusterReason:
+    def _explain_cluster(self, request: Choosing, cluster: ClusterView, grid: GridView) -> ClusterReason:
         def fits(idle: int) -> bool:
             return isinstance(self.place(request, with_idle(grid, cluster, idle)), Placement)
 
-        later = alone_later(request, grid.restrict_to(frozenset([cluster.name])), self._known)
+        later = alone_later(request, grid.restrict_to(frozenset([cluster.name])), self._knowledge)
         needs = f"the request needs {request.total_size} in all"
         if later is not None and later.option.wait is not None:
-            needs = f"{needs}, which are expected here at {self._moment(later.option.wait)}"
+            needs = f"{needs}, which are expected here at {self._format_expected(later.option.wait)}"
         return reason_for(cluster, needs, idle_that_suffices(cluster, fits))
 
     # Placements
 
-    def _fixed(self, request: FixedRequest, grid: GridView) -> Placement | Refusal:
+    def _place_fixed(self, request: FixedRequest, grid: GridView) -> Placement | Refusal:
         """Place a fixed request: there is no choice of clusters, but the advice records the predicted run time."""
         answer = FIXED.place(request, grid)
         if isinstance(answer, Refusal):
             return answer
         names = tuple(sorted({component.cluster for component in answer.components}))
-        run, slowdown = self._known.run_time(names), self._known.slowdown(names)
+        run, slowdown = self._knowledge.run_time(names), self._knowledge.slowdown(names)
         speed = min(cluster.speed for name in names if (cluster := grid.get(name)) is not None)
         option = Option(names, slowdown, 0.0, 0.0, None if run is None else run / speed)
-        return replace(answer, advice=Advice(self._known.application, (option,), 0))
+        return replace(answer, advice=Advice(self._knowledge.application, (option,), 0))
 
     def _alone_or_faster(self, alone: Alternative, request: Choosing, grid: GridView) -> Placement:
         """Place the job on one cluster, or on faster clusters together if they are predicted to end it first.
@@ -96,48 +96,57 @@ class Auto:
         If the run time is unknown, one cluster is used.
         """
         if alone.option.run is None:
-            return self._take(alone, (alone,))
+            return self._placement_for(alone, (alone,))
         faster = list(takewhile(lambda cluster: cluster.speed > alone.speed, grid.by_speed))
         if sum(cluster.idle for cluster in faster) < request.total_size:
-            return self._take(alone, (alone,))
-        together = together_now(request, grid.restrict_to(frozenset(cluster.name for cluster in faster)), self._known)
+            return self._placement_for(alone, (alone,))
+        together = together_now(
+            request, grid.restrict_to(frozenset(cluster.name for cluster in faster)), self._knowledge
+        )
         if isinstance(together, Refusal) or together[0].cost >= alone.cost:
-            return self._take(alone, (alone,))
-        taken = together[0]
-        if self._known.loaded and self._harmless(taken) < SURE:
-            return self._take(alone, (alone,))
-        why = f"faster than {alone.option.clusters[0]} alone, even with a slowdown of {self._slowdown(taken)}"
-        return self._take(taken, (*together, alone), why)
+            return self._placement_for(alone, (alone,))
+        chosen = together[0]
+        if self._knowledge.loaded and self._harmless_probability(chosen) < SURE:
+            return self._placement_for(alone, (alone,))
+        reason = (
+            f"faster than {alone.option.clusters[0]} alone, even with a slowdown of {self._describe_slowdown(chosen)}"
+        )
+        return self._placement_for(chosen, (*together, alone), reason)
 
-    def _take(self, taken: Alternative, alternatives: tuple[Alternative, ...], why: str = "") -> Placement:
-        assert taken.placement is not None
-        options = tuple(each.option for each in alternatives)
-        reason = "; ".join(filter(None, (taken.placement.reason, why, self._predicted(taken))))
-        advice = Advice(self._known.application, options, alternatives.index(taken))
-        return replace(taken.placement, reason=reason, advice=advice)
+    def _placement_for(
+        self, chosen: Alternative, alternatives: tuple[Alternative, ...], decision: str = ""
+    ) -> Placement:
+        assert chosen.placement is not None
+        options = tuple(alternative.option for alternative in alternatives)
+        reason = "; ".join(filter(None, (chosen.placement.reason, decision, self._describe_prediction(chosen))))
+        advice = Advice(self._knowledge.application, options, alternatives.index(chosen))
+        return replace(chosen.placement, reason=reason, advice=advice)
 
     # Decisions
 
-    def _weigh(self, together: Alternative, later: Alternative) -> tuple[bool, str]:
+    def _decide_coallocation(self, together: Alternative, later: Alternative) -> tuple[bool, str]:
         """Return whether to co-allocate now instead of waiting for one cluster, and the reason for users."""
         now, then, slowdown = together.option.response, later.option.response, together.option.slowdown
-        slowdown_text = f"a slowdown of {self._slowdown(together)} on {len(together.option.clusters)} clusters now"
-        harmless = self._harmless(together)
+        slowdown_text = (
+            f"a slowdown of {self._describe_slowdown(together)} on {len(together.option.clusters)} clusters now"
+        )
+        harmless = self._harmless_probability(together)
         verb = "is" if harmless <= HOPELESS else "may be"
         run = together.option.run
         # The blocking job ends at an unknown time, and has already run longer than this job would.
         is_blocked = later.option.wait is None and run is not None and later.blocked >= run
         unknown = f"{slowdown_text} is not known well enough, and this is to find out"
-        if self._known.loaded and harmless < SURE and not is_blocked:
+        if self._knowledge.loaded and harmless < SURE and not is_blocked:
             if self._may_probe(harmless):
                 return True, unknown
             return False, f"{slowdown_text} {verb} too much while others wait"
-        if self._known.waited >= _max_wait(together):
-            waited = f"it has waited {_seconds(self._known.waited)} with room on several clusters"
-            return True, f"{waited}, and prefers to for no more than {_seconds(_max_wait(together))}"
+        if self._knowledge.waited >= _max_wait(together):
+            waited = f"it has waited {_format_seconds(self._knowledge.waited)} with room on several clusters"
+            return True, f"{waited}, and prefers to for no more than {_format_seconds(_max_wait(together))}"
         if now is not None and then is not None:
-            on_one = f"{_seconds(then)} in {later.option.clusters[0]} from {self._moment(later.option.wait or 0.0)}"
-            return now <= then, f"predicted are {_seconds(now)} with {slowdown_text}, {on_one}"
+            expected = self._format_expected(later.option.wait or 0.0)
+            on_one = f"{_format_seconds(then)} in {later.option.clusters[0]} from {expected}"
+            return now <= then, f"predicted are {_format_seconds(now)} with {slowdown_text}, {on_one}"
         if is_blocked:
             return True, f"what is in the way in {later.option.clusters[0]} has run for longer than this would"
         if harmless < SURE:
@@ -147,12 +156,12 @@ class Auto:
             return True, f"{slowdown_text} is no more than {PAYS_UP_TO:g}"
         return False, f"{slowdown_text} is more than {PAYS_UP_TO:g}"
 
-    def _harmless(self, alternative: Alternative) -> float:
+    def _harmless_probability(self, alternative: Alternative) -> float:
         """Return the probability that the slowdown stays below the one that harms other jobs."""
-        return self._known.slowdowns.harmless(alternative.option.clusters)
+        return self._knowledge.slowdowns.harmless(alternative.option.clusters)
 
     def _may_probe(self, harmless: float) -> bool:
-        return self._known.probing is not None and self._known.probing(harmless)
+        return self._knowledge.probing is not None and self._knowledge.probing(harmless)
 
     # Texts for users
 
@@ -160,27 +169,28 @@ class Auto:
         wait, cluster = later.option.wait, later.option.clusters[0]
         if wait is None:
             return f"{format_nodes(request.total_size)} in one cluster, such as {cluster}"
-        return f"{format_nodes(request.total_size)} in {cluster}, expected at {self._moment(wait)}"
+        return f"{format_nodes(request.total_size)} in {cluster}, expected at {self._format_expected(wait)}"
 
-    def _moment(self, wait: float) -> str:
-        return format_time(self._known.now + wait, self._known.now, exact=True)
+    def _format_expected(self, wait: float) -> str:
+        return format_time(self._knowledge.now + wait, self._knowledge.now, exact=True)
 
-    def _slowdown(self, alternative: Alternative) -> str:
-        slowdowns = self._known.slowdowns
-        known = slowdowns.on(alternative.option.clusters)
+    def _describe_slowdown(self, alternative: Alternative) -> str:
+        slowdowns = self._knowledge.slowdowns
+        estimate = slowdowns.on(alternative.option.clusters)
         if slowdowns.runs:
             killed = f", {slowdowns.killed} of them killed" if slowdowns.killed else ""
-            seen = f"from {slowdowns.runs} run{'s' if slowdowns.runs > 1 else ''}{killed}"
+            source = f"from {slowdowns.runs} run{'s' if slowdowns.runs > 1 else ''}{killed}"
         else:
-            seen = "assumed" if self._known.communication is None else "as declared"
-        return f"{alternative.option.slowdown:.2f} ({max(1.0, known.low):.2f} to {max(1.0, known.high):.2f}, {seen})"
+            source = "assumed" if self._knowledge.communication is None else "as declared"
+        bounds = f"{max(1.0, estimate.low):.2f} to {max(1.0, estimate.high):.2f}"
+        return f"{alternative.option.slowdown:.2f} ({bounds}, {source})"
 
-    def _predicted(self, alternative: Alternative) -> str:
+    def _describe_prediction(self, alternative: Alternative) -> str:
         option = alternative.option
         if option.run is None:
             return ""
-        before = f" after {_seconds(option.transfer)} of transfers" if option.transfer else ""
-        return f"predicted to run {_seconds(option.run)}{before}"
+        transfers = f" after {_format_seconds(option.transfer)} of transfers" if option.transfer else ""
+        return f"predicted to run {_format_seconds(option.run)}{transfers}"
 
 
 def _max_wait(together: Alternative) -> float:
@@ -188,5 +198,5 @@ def _max_wait(together: Alternative) -> float:
     return MAX_WAIT if together.option.run is None else together.option.run
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"

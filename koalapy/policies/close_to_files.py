@@ -26,7 +26,7 @@ Reach = Sequence[Sequence[tuple[ClusterName, Transfer]]]
 """Usable clusters that can get a list of files, grouped by transfer time, the shortest time first."""
 
 
-NOTHING_TAKEN: Mapping[ClusterName, int] = MappingProxyType({})
+NO_NODES_USED: Mapping[ClusterName, int] = MappingProxyType({})
 
 
 class CloseToFiles:
@@ -45,20 +45,20 @@ class CloseToFiles:
         if request.total_size > grid.usable_idle:
             needs = f"needs {format_nodes(request.total_size)}"
             return Refusal(f"{needs}; {format_idle(grid.usable_idle)} ({idle_nodes(grid)})")
-        placed = _place(request.components, grid)
+        placed = _place_components(request.components, grid)
         if isinstance(placed, int):
-            return Refusal(_summary(request.components, placed, grid))
-        return Placement(placed, _why(placed))
+            return Refusal(_refusal_text(request.components, placed, grid))
+        return Placement(placed, _explain_choice(placed))
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
         if isinstance(request, FixedRequest):
             return _explain_fixed(request, grid)
         if not isinstance(request, NonFixedRequest):
             raise does_not_serve(self, request)
-        stuck = _place(request.components, grid)
+        stuck = _place_components(request.components, grid)
         if not isinstance(stuck, int):
             return ()
-        return tuple(_reason(request, stuck, cluster, grid) for cluster in sorted(grid, key=lambda c: c.name))
+        return tuple(_explain_cluster(request, stuck, cluster, grid) for cluster in sorted(grid, key=lambda c: c.name))
 
 
 def closest_site(
@@ -70,22 +70,24 @@ def closest_site(
     then to the first name. Links of unknown bandwidth count as ``assumed`` bytes per second; if that is None, they are
     not used. Called to place one component again during claiming.
     """
-    closest = _closest(size, _reached(tuple(files), grid, assumed), grid, {})
+    closest = _closest_with_nodes(size, _group_by_transfer_time(tuple(files), grid, assumed), grid, {})
     if closest is None or (within is not None and closest[1].seconds > within):
         return None
     return closest[0].name, closest[1]
 
 
-def _reach(files: tuple[InputFile, ...], grid: GridView, taken: Collection[ClusterName] = ()) -> Reach:
-    """Return the clusters that can get the files. ``taken``: clusters of which some idle nodes are already taken."""
+def _reachable_clusters(
+    files: tuple[InputFile, ...], grid: GridView, used_clusters: Collection[ClusterName] = ()
+) -> Reach:
+    """Return the clusters that can get the files. ``used_clusters``: clusters with idle nodes that are already used."""
     if not files:
-        # One of these clusters has no taken nodes, since there is one more of them than in ``taken``. Clusters after it
-        # have no more idle nodes.
-        return [[(cluster.name, NONE) for cluster in grid.by_idle[: len(taken) + 1]]]
-    return grid.compute_lasting(("reach", files), lambda grid: _reached(files, grid))
+        # One of these clusters has no used nodes, since there is one more of them than in ``used_clusters``. Clusters
+        # after it have no more idle nodes.
+        return [[(cluster.name, NONE) for cluster in grid.by_idle[: len(used_clusters) + 1]]]
+    return grid.compute_lasting(("reach", files), lambda grid: _group_by_transfer_time(files, grid))
 
 
-def _reached(files: tuple[InputFile, ...], grid: GridView, assumed: float | None = None) -> Reach:
+def _group_by_transfer_time(files: tuple[InputFile, ...], grid: GridView, assumed: float | None = None) -> Reach:
     times: dict[float, list[tuple[ClusterName, Transfer]]] = {}
     for cluster in grid.by_idle:
         transfer = estimate_transfer(cluster.name, files, grid, assumed)
@@ -94,8 +96,8 @@ def _reached(files: tuple[InputFile, ...], grid: GridView, assumed: float | None
     return [times[seconds] for seconds in sorted(times)]
 
 
-def _closest(
-    size: int, reach: Reach, grid: GridView, taken: Mapping[ClusterName, int]
+def _closest_with_nodes(
+    size: int, reach: Reach, grid: GridView, used_nodes: Mapping[ClusterName, int]
 ) -> tuple[ClusterView, Transfer] | None:
     """Return the first cluster by transfer time with enough idle nodes left; None if there is none.
 
@@ -103,46 +105,48 @@ def _closest(
     """
     for equals in reach:
         clusters = ((cluster, transfer) for name, transfer in equals if (cluster := grid.get(name)) is not None)
-        left = ((cluster.idle - taken.get(cluster.name, 0), cluster, transfer) for cluster, transfer in clusters)
-        enough = (each for each in left if each[0] >= size)
-        best = min(enough, key=lambda each: (-each[0], each[1].name), default=None)
+        candidates = (
+            (cluster.idle - used_nodes.get(cluster.name, 0), cluster, transfer) for cluster, transfer in clusters
+        )
+        enough = (candidate for candidate in candidates if candidate[0] >= size)
+        best = min(enough, key=lambda candidate: (-candidate[0], candidate[1].name), default=None)
         if best is not None:
             return best[1:]
     return None
 
 
-def _place(
-    components: Sequence[ComponentRequest], grid: GridView, taken: Mapping[ClusterName, int] = NOTHING_TAKEN
+def _place_components(
+    components: Sequence[ComponentRequest], grid: GridView, used_nodes: Mapping[ClusterName, int] = NO_NODES_USED
 ) -> tuple[PlacedComponent, ...] | int:
-    """Return the placed components, or the index of the first that fits nowhere; ``taken`` nodes are not available.
+    """Return the placed components, or the index of the first that fits nowhere; ``used_nodes`` are not available.
 
     If placing by transfer time fails, place each component on the cluster with the most nodes left that can get its
     inputs. So a request that worst-fit can place is placed whatever its links are.
     """
-    placed = _place_in_turn(components, grid, dict(taken), nearest=True)
+    placed = _place_in_turn(components, grid, dict(used_nodes), nearest=True)
     if not isinstance(placed, int) or not any(component.inputs for component in components):
         return placed
-    by_room = _place_in_turn(components, grid, dict(taken), nearest=False)
+    by_room = _place_in_turn(components, grid, dict(used_nodes), nearest=False)
     return placed if isinstance(by_room, int) else by_room
 
 
 def _place_in_turn(
-    components: Sequence[ComponentRequest], grid: GridView, taken: dict[ClusterName, int], *, nearest: bool
+    components: Sequence[ComponentRequest], grid: GridView, used_nodes: dict[ClusterName, int], *, nearest: bool
 ) -> tuple[PlacedComponent, ...] | int:
     """Return the placed components, larger ones first; or the index of the first that fits nowhere.
 
-    ``taken``: nodes that are not available; those of the placement are added to it. ``nearest``: prefer the shortest
-    transfer to the most idle nodes.
+    ``used_nodes``: nodes that are not available; those of the placement are added to it. ``nearest``: prefer the
+    shortest transfer to the most idle nodes.
     """
     placed: list[PlacedComponent | None] = [None] * len(components)
     for index in sorted(range(len(components)), key=lambda index: -components[index].size):
         size = components[index].size
-        reach = _reach(components[index].inputs, grid, taken)
-        closest = _closest(size, reach if nearest else [list(chain.from_iterable(reach))], grid, taken)
+        reach = _reachable_clusters(components[index].inputs, grid, used_nodes)
+        closest = _closest_with_nodes(size, reach if nearest else [list(chain.from_iterable(reach))], grid, used_nodes)
         if closest is None:
             return index
         cluster, transfer = closest
-        taken[cluster.name] = taken.get(cluster.name, 0) + size
+        used_nodes[cluster.name] = used_nodes.get(cluster.name, 0) + size
         placed[index] = PlacedComponent(size, cluster.name, index, transfer.sources, transfer.seconds)
     return tuple(component for component in placed if component is not None)
 
@@ -157,10 +161,11 @@ def _place_fixed(request: FixedRequest, grid: GridView) -> Placement | Refusal:
         transfer = estimate_transfer(site, component.inputs, grid)
         if transfer is None:
             return Refusal(
-                f"component {index}: {_unreached(component.inputs, grid, site)} to {site}", RefusalKind.FILES
+                f"component {index}: {_explain_missing_transfer(component.inputs, grid, site)} to {site}",
+                RefusalKind.FILES,
             )
         placed.append(PlacedComponent(component.size, site, index, transfer.sources, transfer.seconds))
-    return Placement(tuple(placed), "; ".join(filter(None, (answer.reason, _inputs(placed)))))
+    return Placement(tuple(placed), "; ".join(filter(None, (answer.reason, _describe_inputs(placed)))))
 
 
 def _explain_fixed(request: FixedRequest, grid: GridView) -> tuple[ClusterReason, ...]:
@@ -168,40 +173,43 @@ def _explain_fixed(request: FixedRequest, grid: GridView) -> tuple[ClusterReason
     for index, component in enumerate(request.components):
         site, files = component.cluster or "", component.inputs
         if estimate_transfer(site, files, grid) is None:
-            reasons[site] = ClusterReason(site, f"component {index}: {_unreached(files, grid, site)} to {site}")
+            reasons[site] = ClusterReason(
+                site, f"component {index}: {_explain_missing_transfer(files, grid, site)} to {site}"
+            )
     return tuple(reasons[name] for name in sorted(reasons))
 
 
-def _reason(request: NonFixedRequest, stuck: int, cluster: ClusterView, grid: GridView) -> ClusterReason:
+def _explain_cluster(request: NonFixedRequest, stuck: int, cluster: ClusterView, grid: GridView) -> ClusterReason:
     component = request.components[stuck]
-    others = grid.usable_idle - cluster.usable_idle
+    idle_elsewhere = grid.usable_idle - cluster.usable_idle
     full = with_idle(grid, cluster, cluster.total)
 
     def fits(idle: int) -> bool:
-        return not isinstance(_place(request.components, full, {cluster.name: cluster.total - idle}), int)
+        return not isinstance(_place_components(request.components, full, {cluster.name: cluster.total - idle}), int)
 
-    wanted = idle_that_suffices(cluster, fits, request.total_size - others)
-    larger = sum(1 for other in request.components if other.size > component.size)
+    sufficient = idle_that_suffices(cluster, fits, request.total_size - idle_elsewhere)
+    larger = sum(1 for sibling in request.components if sibling.size > component.size)
     needs = f"component {stuck} needs {component.size}{' beside larger ones' if larger else ''}"
-    reason = reason_for(cluster, needs, wanted)
+    reason = reason_for(cluster, needs, sufficient)
     if cluster.usable_idle and estimate_transfer(cluster.name, component.inputs, grid) is None:
-        unreached = _unreached(component.inputs, grid, cluster.name)
+        unreached = _explain_missing_transfer(component.inputs, grid, cluster.name)
         return replace(reason, reason=f"component {stuck}: {unreached} to {cluster.name}")
     return reason
 
 
-def _summary(components: Sequence[ComponentRequest], stuck: int, grid: GridView) -> str:
+def _refusal_text(components: Sequence[ComponentRequest], stuck: int, grid: GridView) -> str:
     size, files = components[stuck].size, components[stuck].inputs
-    reach = _reach(files, grid)
+    reach = _reachable_clusters(files, grid)
     if files and not reach:
-        return f"component {stuck}: {_unreached(files, grid)} to any usable cluster ({idle_nodes(grid)})"
-    left = " left" if max(component.size for component in components) > size else ""
+        return f"component {stuck}: {_explain_missing_transfer(files, grid)} to any usable cluster ({idle_nodes(grid)})"
+    remaining = " left" if max(component.size for component in components) > size else ""
+    needed = f"{format_nodes(size, 'idle')}{remaining}"
     names = format_list([file.name for file in files])
-    which = f" that {names} can be brought to" if files and sum(map(len, reach)) < len(grid.by_idle) else ""
-    return f"no cluster{which} has {format_nodes(size, 'idle')}{left} for component {stuck} ({idle_nodes(grid)})"
+    restriction = f" that {names} can be brought to" if files and sum(map(len, reach)) < len(grid.by_idle) else ""
+    return f"no cluster{restriction} has {needed} for component {stuck} ({idle_nodes(grid)})"
 
 
-def _unreached(files: Sequence[InputFile], grid: GridView, site: ClusterName | None = None) -> str:
+def _explain_missing_transfer(files: Sequence[InputFile], grid: GridView, site: ClusterName | None = None) -> str:
     """Return the beginning of a sentence that says why a file cannot be transferred.
 
     It names the first file that cannot reach ``site``, or any usable cluster if ``site`` is None. The caller appends
@@ -220,15 +228,15 @@ def _unreached(files: Sequence[InputFile], grid: GridView, site: ClusterName | N
     return f"no known bandwidth from {format_list(sites, separator=' or ')}, which has {file.name},"
 
 
-def _why(placed: Sequence[PlacedComponent]) -> str:
-    inputs = _inputs(placed)
+def _explain_choice(placed: Sequence[PlacedComponent]) -> str:
+    inputs = _describe_inputs(placed)
     if inputs:
         return inputs
     sites = format_list([f"{c.cluster} ({c.size})" for c in placed[:MAX_LISTED]], len(placed))
     return f"nothing is transferred: the largest first, each where most nodes were idle: {sites}"
 
 
-def _inputs(placed: Sequence[PlacedComponent]) -> str:
+def _describe_inputs(placed: Sequence[PlacedComponent]) -> str:
     """Return the sources of the inputs, such as ``north has its input, south gets it from north in 12 s``."""
     texts = []
     for component in placed:

@@ -66,13 +66,13 @@ def parts(
         elif isinstance(request, FlexibleRequest) and not request.split_options:
             yield capped(request, constraints.at_most), inside
         else:
-            for names in _few(request, inside, constraints.at_most):
+            for names in _sets_within_limit(request, inside, constraints.at_most):
                 yield request, grid.restrict_to(names)
 
 
 def capped(request: FlexibleRequest, at_most: int) -> FlexibleRequest:
-    most = request.max_components
-    return replace(request, max_components=at_most if most is None else min(most, at_most))
+    maximum = request.max_components
+    return replace(request, max_components=at_most if maximum is None else min(maximum, at_most))
 
 
 def part_with(cluster: ClusterView, request: Request, grid: GridView, constraints: Constraints) -> GridView:
@@ -84,12 +84,12 @@ def part_with(cluster: ClusterView, request: Request, grid: GridView, constraint
     return grid.restrict_to(frozenset([cluster.name, *(c.name for c in inside)]))
 
 
-def _one_range(cluster: ClusterView, others: Sequence[ClusterView], ratio: float | None) -> list[ClusterView]:
+def _one_range(cluster: ClusterView, candidates: Sequence[ClusterView], ratio: float | None) -> list[ClusterView]:
     """Return the largest set of clusters that may be combined with each other and with ``cluster``, by idle nodes."""
     if ratio is None:
-        return list(others)
-    tops = {c.speed for c in others if c.speed > cluster.speed} | {cluster.speed}
-    ranges = [[c for c in others if top * ratio <= c.speed <= top] for top in sorted(tops, reverse=True)]
+        return list(candidates)
+    tops = {c.speed for c in candidates if c.speed > cluster.speed} | {cluster.speed}
+    ranges = [[c for c in candidates if top * ratio <= c.speed <= top] for top in sorted(tops, reverse=True)]
     return max(ranges, key=lambda clusters: sum(c.idle for c in clusters), default=[])
 
 
@@ -118,7 +118,7 @@ def speed_sets(speeds: Mapping[ClusterName, float], ratio: float) -> list[frozen
     return sets
 
 
-def _few(request: Request, grid: GridView, at_most: int) -> Iterator[frozenset[ClusterName]]:
+def _sets_within_limit(request: Request, grid: GridView, at_most: int) -> Iterator[frozenset[ClusterName]]:
     """Yield sets of the allowed number of clusters that have enough idle nodes, from the best to the worst.
 
     The last set has the clusters with the most idle nodes: a request that worst-fit can place on any set of this size
@@ -142,12 +142,12 @@ def _by_distance(request: Request, grid: GridView) -> Sequence[ClusterView]:
     """
     if isinstance(request, FlexibleRequest):
         return grid.by_idle
-    wanted = {component.inputs for component in request.components} - {()}
-    if not wanted:
+    file_lists = {component.inputs for component in request.components} - {()}
+    if not file_lists:
         return grid.by_idle
 
     def seconds(cluster: ClusterView) -> float:
-        transfers = [estimate_transfer(cluster.name, files, grid) for files in wanted]
+        transfers = [estimate_transfer(cluster.name, files, grid) for files in file_lists]
         return max(inf if transfer is None else transfer.seconds for transfer in transfers)
 
     times = {cluster.name: seconds(cluster) for cluster in grid.by_idle}

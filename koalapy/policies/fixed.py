@@ -19,46 +19,48 @@ class Fixed:
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
         if not isinstance(request, FixedRequest):
             raise does_not_serve(self, request)
-        wanted = _wanted(request)
-        short = _short(wanted, grid)
-        if short:
-            return Refusal(format_list([_problem(name, wanted[name], grid) for name in short], separator="; "))
+        required = _required_nodes(request)
+        lacking = _lacking_clusters(required, grid)
+        if lacking:
+            return Refusal(
+                format_list([_describe_problem(name, required[name], grid) for name in lacking], separator="; ")
+            )
         placed = tuple(PlacedComponent(c.size, c.cluster or "", i) for i, c in enumerate(request.components))
-        where = format_list([f"{name} ({size})" for name, size in wanted.items()])
-        return Placement(placed, f"the request names its clusters: {where}")
+        clusters = format_list([f"{name} ({size})" for name, size in required.items()])
+        return Placement(placed, f"the request names its clusters: {clusters}")
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
         """Return reasons only for the clusters of the request that have too few nodes."""
         if not isinstance(request, FixedRequest):
             raise does_not_serve(self, request)
-        wanted = _wanted(request)
-        short = _short(wanted, grid)
+        required = _required_nodes(request)
+        lacking = _lacking_clusters(required, grid)
         reasons = []
-        for name in short:
+        for name in lacking:
             cluster = grid.get(name)
             if cluster is None:
                 reasons.append(ClusterReason(name, "there is no such cluster"))
             else:
-                enough = wanted[name] if len(short) == 1 else None
-                reasons.append(reason_for(cluster, f"the request needs {wanted[name]} here", enough))
+                enough = required[name] if len(lacking) == 1 else None
+                reasons.append(reason_for(cluster, f"the request needs {required[name]} here", enough))
         return tuple(reasons)
 
 
-def _wanted(request: FixedRequest) -> Counter[ClusterName]:
+def _required_nodes(request: FixedRequest) -> Counter[ClusterName]:
     """Return the nodes that the request needs on each cluster, summed over its components."""
-    wanted: Counter[ClusterName] = Counter()
+    required: Counter[ClusterName] = Counter()
     for component in request.components:
-        wanted[component.cluster or ""] += component.size
-    return wanted
+        required[component.cluster or ""] += component.size
+    return required
 
 
-def _short(wanted: Counter[ClusterName], grid: GridView) -> list[ClusterName]:
+def _lacking_clusters(required: Counter[ClusterName], grid: GridView) -> list[ClusterName]:
     """Return the clusters with fewer idle nodes than the request needs there, by name."""
     idle = {cluster.name: cluster.idle for cluster in grid.by_idle}
-    return sorted(name for name, size in wanted.items() if idle.get(name, -1) < size)
+    return sorted(name for name, size in required.items() if idle.get(name, -1) < size)
 
 
-def _problem(name: ClusterName, size: int, grid: GridView) -> str:
+def _describe_problem(name: ClusterName, size: int, grid: GridView) -> str:
     cluster = grid.get(name)
     if cluster is None:
         return f"there is no cluster {name}"

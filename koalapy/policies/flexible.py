@@ -101,28 +101,28 @@ def taken_in_turn(filled: Filled, first: str) -> str:
 
     ``first`` is the property for which the first cluster was chosen.
     """
-    begun, *rest = [f"{size} of {cluster.idle}" for cluster, size in filled[:MAX_LISTED]]
-    taken = [f"{filled[0][0].name} had {first} ({begun})"]
-    taken += [f"then {cluster.name} ({share})" for (cluster, _), share in zip(filled[1:], rest, strict=False)]
-    return format_list(taken, len(filled))
+    first_share, *later_shares = [f"{size} of {cluster.idle}" for cluster, size in filled[:MAX_LISTED]]
+    parts = [f"{filled[0][0].name} had {first} ({first_share})"]
+    parts += [f"then {cluster.name} ({share})" for (cluster, _), share in zip(filled[1:], later_shares, strict=False)]
+    return format_list(parts, len(filled))
 
 
 def why_not(request: FlexibleRequest, grid: GridView) -> str:
     """Return the first bound that cannot be met: idle nodes in all, on clusters large enough, or on few enough."""
-    total, least, most = request.total_size, request.min_component_size, request.max_components
+    total, min_size, max_clusters = request.total_size, request.min_component_size, request.max_components
     if not grid.by_idle:
         return nothing_usable(grid)
     if grid.usable_idle < total:
         return f"needs {format_nodes(total)}; {format_idle(grid.usable_idle)} ({idle_nodes(grid)})"
-    roomy = [cluster.idle for cluster in grid.by_idle if cluster.idle >= least]
+    roomy = [cluster.idle for cluster in grid.by_idle if cluster.idle >= min_size]
     if sum(roomy) < total:
-        problem = f"needs {format_nodes(total)}; {format_idle(sum(roomy))} on clusters with at least {least}"
-    elif sum(roomy[:most]) < total:
-        clusters = "one cluster" if most == 1 else f"at most {most} clusters"
-        largest = sum(roomy[:most])
+        problem = f"needs {format_nodes(total)}; {format_idle(sum(roomy))} on clusters with at least {min_size}"
+    elif sum(roomy[:max_clusters]) < total:
+        clusters = "one cluster" if max_clusters == 1 else f"at most {max_clusters} clusters"
+        largest = sum(roomy[:max_clusters])
         problem = f"needs {format_nodes(total)} on {clusters}; {format_idle(largest)} on the largest"
     else:
-        problem = f"{format_nodes(total)} cannot be split into components of at least {least}"
+        problem = f"{format_nodes(total)} cannot be split into components of at least {min_size}"
     return f"{problem} ({idle_nodes(grid)})"
 
 
@@ -131,7 +131,7 @@ def explain_split(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReas
     if fill_in_turn(request, grid.by_idle) is not None:
         return ()
     return tuple(
-        reason_for(cluster, needs_of(request, cluster), _idle_wanted(request, cluster, grid))
+        reason_for(cluster, needs_of(request, cluster), _sufficient_idle(request, cluster, grid))
         for cluster in sorted(grid, key=lambda c: c.name)
     )
 
@@ -143,14 +143,14 @@ def needs_of(request: FlexibleRequest, cluster: ClusterView) -> str:
     return f"the request needs {request.total_size} in all"
 
 
-def _idle_wanted(request: FlexibleRequest, cluster: ClusterView, grid: GridView) -> int | None:
+def _sufficient_idle(request: FlexibleRequest, cluster: ClusterView, grid: GridView) -> int | None:
     """Return the minimum idle nodes of a cluster with which the request fits, given those of the other clusters.
 
     Return None if the request allows no component.
     """
-    least = request.min_component_size
+    min_size = request.min_component_size
     beside = most_components(request) - 1
     if beside < 0:
         return None
-    others = [c.idle for c in grid.by_idle if c.name != cluster.name and c.idle >= least]
-    return max(least, request.total_size - sum(others[:beside]))
+    idle_elsewhere = [c.idle for c in grid.by_idle if c.name != cluster.name and c.idle >= min_size]
+    return max(min_size, request.total_size - sum(idle_elsewhere[:beside]))

@@ -40,13 +40,13 @@ class RunTimes:
     alone: LogNormal | None = None
     seen: Mapping[Where, LogNormal] = field(default_factory=dict)
 
-    def on(self, where: Where, slowdown: LogNormal) -> LogNormal | None:
+    def on(self, clusters: Where, slowdown: LogNormal) -> LogNormal | None:
         """Return the run time on several clusters: as measured there, or else on one cluster times the slowdown.
 
         Return None if neither is known.
         """
-        if where in self.seen or self.alone is None:
-            return self.seen.get(where)
+        if clusters in self.seen or self.alone is None:
+            return self.seen.get(clusters)
         return self.alone.times(slowdown)
 
 
@@ -74,12 +74,12 @@ class Slowdowns:
     killed: int = 0
     """Number of these runs that were killed before their end."""
 
-    def on(self, where: Where) -> LogNormal:
-        return self.seen.get(where, self.anywhere)
+    def on(self, clusters: Where) -> LogNormal:
+        return self.seen.get(clusters, self.anywhere)
 
-    def harmless(self, where: Where) -> float:
+    def harmless(self, clusters: Where) -> float:
         """Return the probability that the slowdown is below ``HARMFUL``, given that it is at least 1."""
-        return self.on(where).between(1.0, HARMFUL)
+        return self.on(clusters).between(1.0, HARMFUL)
 
 
 class Release(NamedTuple):
@@ -128,9 +128,9 @@ class Knowledge:
     memory: int = 0
     """Memory in bytes that each node must have."""
 
-    def slowdown(self, where: Where) -> float:
+    def slowdown(self, clusters: Where) -> float:
         """Return the estimated slowdown on these clusters as against one; 1 for one cluster."""
-        return max(1.0, self.slowdowns.on(where).value) if len(where) > 1 else 1.0
+        return max(1.0, self.slowdowns.on(clusters).value) if len(clusters) > 1 else 1.0
 
     @property
     def share(self) -> float:
@@ -143,10 +143,10 @@ class Knowledge:
         ccr = max(0.0, self.slowdowns.anywhere.value - 1.0) + HARMLESS_CCR
         return ccr / (1.0 + ccr)
 
-    def run_time(self, where: Where) -> float | None:
+    def run_time(self, clusters: Where) -> float | None:
         """Return the estimated seconds on these clusters at speed 1; None if unknown. No clusters: on one."""
-        found = self.times.alone if len(where) < 2 else self.times.on(where, self.slowdowns.on(where))
-        return None if found is None else found.value
+        estimate = self.times.alone if len(clusters) < 2 else self.times.on(clusters, self.slowdowns.on(clusters))
+        return None if estimate is None else estimate.value
 
 
 def ccr_of(share: float) -> float:

@@ -33,10 +33,14 @@ class LogNormal:
 
     def between(self, low: float, high: float) -> float:
         """Return the probability that the quantity is at most ``high``, given that it is at least ``low``."""
-        above = 1.0 - self._below(log(low))
-        return max(0.0, self._below(log(high)) - self._below(log(low))) / above if above > 1e-12 else 1.0
+        above = 1.0 - self._probability_below(log(low))
+        return (
+            max(0.0, self._probability_below(log(high)) - self._probability_below(log(low))) / above
+            if above > 1e-12
+            else 1.0
+        )
 
-    def _below(self, bound: float) -> float:
+    def _probability_below(self, bound: float) -> float:
         if self.deviation <= 0:
             return float(self.log < bound)
         return 0.5 * (1.0 + erf((bound - self.log) / (self.deviation * sqrt(2.0))))
@@ -60,10 +64,10 @@ def combine(estimates: Iterable[LogNormal]) -> LogNormal:
     return LogNormal(total / weights, 1.0 / sqrt(weights))
 
 
-def separate(whole: LogNormal, part: LogNormal) -> LogNormal:
+def separate(combination: LogNormal, part: LogNormal) -> LogNormal:
     """Remove one estimate from a combination; the inverse of ``combine``."""
-    weight = whole.deviation**-2 - max(part.deviation, MIN_DEVIATION) ** -2
-    log = (whole.log * whole.deviation**-2 - part.log * max(part.deviation, MIN_DEVIATION) ** -2) / weight
+    weight = combination.deviation**-2 - max(part.deviation, MIN_DEVIATION) ** -2
+    log = (combination.log * combination.deviation**-2 - part.log * max(part.deviation, MIN_DEVIATION) ** -2) / weight
     return LogNormal(log, weight**-0.5)
 
 

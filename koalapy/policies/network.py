@@ -47,65 +47,67 @@ class Network:
 
     def alone(self, grid: GridView) -> Iterator[ClusterView]:
         """Yield the usable clusters in the order in which they are tried for a whole job."""
-        return _usable(self.by_own, grid)
+        return _usable_in_order(self.by_own, grid)
 
-    def together(self, grid: GridView, least: int = 0) -> list[ClusterView]:
-        """Return the usable clusters with at least ``least`` idle nodes, in the order in which they are combined."""
-        return [cluster for cluster in _usable(self.by_average, grid) if cluster.idle >= least]
+    def together(self, grid: GridView, min_idle: int = 0) -> list[ClusterView]:
+        """Return the usable clusters with at least ``min_idle`` idle nodes, in the order in which they are combined."""
+        return [cluster for cluster in _usable_in_order(self.by_average, grid) if cluster.idle >= min_idle]
 
 
-def _usable(names: Iterable[ClusterName], grid: GridView) -> Iterator[ClusterView]:
+def _usable_in_order(names: Iterable[ClusterName], grid: GridView) -> Iterator[ClusterView]:
     clusters = (grid.get(name) for name in names)
     return (c for c in clusters if c is not None and c.state is ClusterState.USABLE)
 
 
 def network_of(grid: GridView, weighing: Weighing) -> Network:
-    return grid.compute_lasting(("network", weighing), lambda grid: _network(grid, weighing))
+    return grid.compute_lasting(("network", weighing), lambda grid: _compute_network(grid, weighing))
 
 
-def _network(grid: GridView, weighing: Weighing) -> Network:
+def _compute_network(grid: GridView, weighing: Weighing) -> Network:
     names = [cluster.name for cluster in grid]
     costs: dict[ClusterName, dict[ClusterName, float]] = {name: {} for name in names}
     near: dict[ClusterName, set[ClusterName]] = {name: set() for name in names}
     reachable: dict[ClusterName, set[ClusterName]] = {name: set(names) - {name} for name in names}
-    for (one, other), link in grid.links.items():
-        if link.unreachable and one in costs and other in costs:
-            reachable[one].discard(other)
-            reachable[other].discard(one)
+    for (first, second), link in grid.links.items():
+        if link.unreachable and first in costs and second in costs:
+            reachable[first].discard(second)
+            reachable[second].discard(first)
             continue
         measured = link.bandwidth if weighing.bandwidth else link.latency
-        if measured is None or one not in costs or other not in costs:
+        if measured is None or first not in costs or second not in costs:
             continue
         cost = -measured if weighing.bandwidth else measured
-        costs[one][other] = cost
-        costs[other].setdefault(one, cost)
+        costs[first][second] = cost
+        costs[second].setdefault(first, cost)
         near_enough = weighing.bound is None or (link.latency is not None and link.latency <= weighing.bound)
-        if one != other and near_enough:
-            near[one].add(other)
-            near[other].add(one)
-    average = {name: sum(each.values()) / len(each) if each else inf for name, each in costs.items()}
-    own = {name: costs[name].get(name, inf) for name in names}
-    by_own = tuple(sorted(names, key=lambda name: (own[name], name)))
+        if first != second and near_enough:
+            near[first].add(second)
+            near[second].add(first)
+    average = {
+        name: sum(link_costs.values()) / len(link_costs) if link_costs else inf for name, link_costs in costs.items()
+    }
+    internal = {name: costs[name].get(name, inf) for name in names}
+    by_own = tuple(sorted(names, key=lambda name: (internal[name], name)))
     by_average = tuple(sorted(names, key=lambda name: (average[name], name)))
-    known = {name: frozenset(others) for name, others in near.items()}
+    neighbours = {name: frozenset(near_names) for name, near_names in near.items()}
     if weighing.bound is None:
-        open_to = {name: frozenset(others) for name, others in reachable.items()}
-        return Network(own, average, known, open_to, by_own, by_average, ())
-    groups = _groups(by_average, known)
+        open_to = {name: frozenset(near_names) for name, near_names in reachable.items()}
+        return Network(internal, average, neighbours, open_to, by_own, by_average, ())
+    groups = _form_groups(by_average, neighbours)
     inside = {name: group - {name} for group in groups for name in group}
-    return Network(own, average, inside, inside, by_own, by_average, groups)
+    return Network(internal, average, inside, inside, by_own, by_average, groups)
 
 
-def _groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[ClusterName], ...]:
+def _form_groups(order: Sequence[ClusterName], near: Near) -> tuple[frozenset[ClusterName], ...]:
     """Return disjoint groups of clusters that are near to each other.
 
     Each group starts with the first cluster without a group and adds those near to all of its members.
     """
-    left, groups = list(order), []
-    while left:
-        group = near_to_all(left, near)
+    ungrouped, groups = list(order), []
+    while ungrouped:
+        group = near_to_all(ungrouped, near)
         groups.append(frozenset(group))
-        left = [name for name in left if name not in groups[-1]]
+        ungrouped = [name for name in ungrouped if name not in groups[-1]]
     return tuple(groups)
 
 
@@ -115,10 +117,10 @@ def near_sets(names: tuple[ClusterName, ...], near: Near) -> list[frozenset[Clus
     The first set starts with the first cluster in order, each later set with the first one that is in no set yet.
     """
     sets: list[frozenset[ClusterName]] = []
-    left: Sequence[ClusterName] = names
-    while left:
-        sets.append(frozenset(near_to_all([left[0], *names], near)))
-        left = [name for name in left if name not in sets[-1]]
+    uncovered: Sequence[ClusterName] = names
+    while uncovered:
+        sets.append(frozenset(near_to_all([uncovered[0], *names], near)))
+        uncovered = [name for name in uncovered if name not in sets[-1]]
     return sets
 
 
@@ -132,18 +134,18 @@ def combination(
     """
     looks = 0
 
-    def grow(taken: list[ClusterView], others: Sequence[ClusterView]) -> list[ClusterView] | None:
+    def grow(members: list[ClusterView], candidates: Sequence[ClusterView]) -> list[ClusterView] | None:
         nonlocal looks
-        for place, cluster in enumerate(others):
+        for place, cluster in enumerate(candidates):
             looks += 1
             if looks > MAX_TRIED:
                 return None
-            chosen = [*taken, cluster]
-            rest = [other for other in others[place + 1 :] if other.name in near[cluster.name]]
-            if suffice([*chosen, *rest]):
-                found = chosen if suffice(chosen) else grow(chosen, rest)
-                if found is not None:
-                    return found
+            chosen = [*members, cluster]
+            combinable = [candidate for candidate in candidates[place + 1 :] if candidate.name in near[cluster.name]]
+            if suffice([*chosen, *combinable]):
+                result = chosen if suffice(chosen) else grow(chosen, combinable)
+                if result is not None:
+                    return result
         return None
 
     return grow([], order)
@@ -151,10 +153,10 @@ def combination(
 
 def near_to_all(order: Sequence[ClusterName], near: Near) -> list[ClusterName]:
     """Return the first cluster, followed in order by each that is near to all returned before it."""
-    taken = [order[0]]
+    members = [order[0]]
     common = near[order[0]]
     for name in order:
         if name in common:
-            taken.append(name)
+            members.append(name)
             common = common & near[name]
-    return taken
+    return members

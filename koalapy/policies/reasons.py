@@ -22,8 +22,8 @@ def not_usable(cluster: ClusterView) -> str:
 
 def idle_nodes(grid: GridView) -> str:
     """Return the clusters with the most idle nodes, then the unusable ones: ``north 3, south 2; east unreachable``."""
-    most = [f"{c.name} {c.idle}" for c in grid.by_idle[:MAX_LISTED]]
-    return "; ".join(filter(None, (format_list(most, len(grid.by_idle)), unusable_clusters(grid))))
+    listed = [f"{c.name} {c.idle}" for c in grid.by_idle[:MAX_LISTED]]
+    return "; ".join(filter(None, (format_list(listed, len(grid.by_idle)), unusable_clusters(grid))))
 
 
 def unusable_clusters(grid: GridView) -> str:
@@ -38,32 +38,34 @@ def nothing_usable(grid: GridView) -> str:
     return f"no cluster is usable ({unusable_clusters(grid)})" if grid.clusters else "there are no clusters"
 
 
-def reason_for(cluster: ClusterView, needs: str, wanted: int | None) -> ClusterReason:
-    """Return the reason why a cluster cannot serve a request. ``wanted``: idle nodes with which it could; None:
-    unknown."""
+def reason_for(cluster: ClusterView, needs: str, sufficient: int | None) -> ClusterReason:
+    """Return the reason why a cluster cannot serve a request.
+
+    ``sufficient``: idle nodes with which it could; None: unknown.
+    """
     unusable = not_usable(cluster)
     if unusable:
         return ClusterReason(cluster.name, unusable)
-    within_reach = wanted is not None and cluster.idle < wanted <= cluster.total
-    missing = wanted - cluster.idle if wanted is not None and within_reach else None
+    within_reach = sufficient is not None and cluster.idle < sufficient <= cluster.total
+    missing = sufficient - cluster.idle if sufficient is not None and within_reach else None
     return ClusterReason(cluster.name, f"{cluster.idle} of {cluster.total} nodes idle, {needs}", missing)
 
 
-def idle_that_suffices(cluster: ClusterView, fits: Callable[[int], bool], least: int = 0) -> int | None:
-    """Return the idle nodes, more than the cluster has and at least ``least``, with which the request ``fits``.
+def idle_that_suffices(cluster: ClusterView, fits: Callable[[int], bool], minimum: int = 0) -> int | None:
+    """Return the idle nodes, more than the cluster has and at least ``minimum``, with which the request ``fits``.
 
     Return None if the cluster is not usable or is too small.
     """
     if cluster.state is not ClusterState.USABLE:
         return None
-    candidates = range(max(cluster.idle + 1, least), cluster.total + 1)
+    candidates = range(max(cluster.idle + 1, minimum), cluster.total + 1)
     for idle in candidates[:MAX_TRIED_IN_TURN]:
         if fits(idle):
             return idle
-    rest = candidates[MAX_TRIED_IN_TURN:]
-    if not rest or not fits(rest[-1]):
+    later_candidates = candidates[MAX_TRIED_IN_TURN:]
+    if not later_candidates or not fits(later_candidates[-1]):
         return None
-    return rest[bisect_left(rest, True, hi=len(rest) - 1, key=fits)]
+    return later_candidates[bisect_left(later_candidates, True, hi=len(later_candidates) - 1, key=fits)]
 
 
 def with_idle(grid: GridView, cluster: ClusterView, idle: int) -> GridView:

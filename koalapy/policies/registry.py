@@ -43,23 +43,23 @@ class Registry:
 
     def register(self, policy: object) -> None:
         """Add a policy. Raise ``UsageError`` if the object is not a policy or its name is in use."""
-        problem = _problem(policy)
+        problem = _find_problem(policy)
         if problem:
             raise UsageError(
                 f"{policy!r} is no placement policy: {problem}",
                 field="policy",
                 hint="koalapy.policies.policy.Policy says what a policy has",
             )
-        known = cast(Policy, policy)
-        if known.name in self._policies:
+        checked = cast(Policy, policy)
+        if checked.name in self._policies:
             raise UsageError(
-                f"there is a policy named {known.name} already",
+                f"there is a policy named {checked.name} already",
                 field="policy",
-                value=known.name,
+                value=checked.name,
                 hint="give the new one another name",
             )
-        self._policies[known.name] = known
-        self._capabilities[known.name] = Capabilities.of(known)
+        self._policies[checked.name] = checked
+        self._capabilities[checked.name] = Capabilities.of(checked)
 
     def names(self) -> list[str]:
         return sorted(self._policies)
@@ -71,7 +71,7 @@ class Registry:
     def fits_empty_grid(self, name: str, sizes: Sequence[int], totals: Sequence[int]) -> bool:
         """Return whether components of these sizes may fit on empty clusters of these totals; True if unknown."""
         fits = self.capabilities(name).fits_empty_grid
-        return fits is None or _call(name, "request", lambda: fits(sizes, totals))
+        return fits is None or _call_policy(name, "request", lambda: fits(sizes, totals))
 
     def get(self, name: str) -> Policy:
         """Return the policy of that name. Raise ``UsageError`` with the nearest name if there is none."""
@@ -89,9 +89,9 @@ class Registry:
         name = name or DEFAULTS[request.type]
         policy = self._configured.get((name, options)) if options else self._policies.get(name)
         if policy is None:
-            policy = self._configure(self.get(name), options)
+            policy = self._configure_policy(self.get(name), options)
         if request.type not in policy.serves:
-            fitting = [other for other in self.names() if request.type in self._policies[other].serves]
+            fitting = [candidate for candidate in self.names() if request.type in self._policies[candidate].serves]
             raise UsageError(
                 f"policy {policy.name} does not serve {request.type} requests",
                 field="policy",
@@ -100,22 +100,22 @@ class Registry:
             )
         check = getattr(policy, "check", None)
         if check is not None:
-            _call(policy.name, "request", lambda: check(request))
+            _call_policy(policy.name, "request", lambda: check(request))
         return policy
 
-    def _configure(self, policy: Policy, options: Environment) -> Policy:
+    def _configure_policy(self, policy: Policy, options: Environment) -> Policy:
         configure = getattr(policy, "configured", None)
         if configure is None:
             field, value = options[0]
-            others = [name for name in self.names() if hasattr(self._policies[name], "configured")]
-            which = f", or choose a policy that has some, such as {others[0]}" if others else ""
+            configurable = [name for name in self.names() if hasattr(self._policies[name], "configured")]
+            alternative = f", or choose a policy that has some, such as {configurable[0]}" if configurable else ""
             raise UsageError(
                 f"policy {policy.name} has no options",
                 field=f"policy_options.{field}",
                 value=value,
-                hint=f"leave them out{which}",
+                hint=f"leave them out{alternative}",
             )
-        configured: Policy = _call(policy.name, "policy_options", lambda: configure(dict(options)))
+        configured: Policy = _call_policy(policy.name, "policy_options", lambda: configure(dict(options)))
         if len(self._configured) >= MAX_RETAINED_CONFIGURED:
             self._configured.clear()
         self._configured[policy.name, options] = configured
@@ -151,7 +151,7 @@ def builtin() -> Registry:
     return registry
 
 
-def _call(name: str, field: str, call: Callable[[], T]) -> T:
+def _call_policy(name: str, field: str, call: Callable[[], T]) -> T:
     """Call a method of a policy; raise its unexpected errors as ``UsageError``."""
     try:
         return call()
@@ -162,7 +162,7 @@ def _call(name: str, field: str, call: Callable[[], T]) -> T:
         raise UsageError(problem, field=field, hint="use another policy, or tell its author") from error
 
 
-def _problem(policy: object) -> str:
+def _find_problem(policy: object) -> str:
     """Return the reason why an object is not a policy; empty if it is one."""
     if isinstance(policy, type):
         return "it is a class; register an instance of it"

@@ -32,7 +32,7 @@ class OnOneCluster(ABC):
         check_single(self.name, request)
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
-        size = self._size(request)
+        size = self._job_size(request)
         if not grid.by_idle:
             return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
         if grid.by_idle[0].idle < size:
@@ -42,12 +42,12 @@ class OnOneCluster(ABC):
         return Placement((PlacedComponent(size, cluster.name, index),), reason)
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
-        size = self._size(request)
+        size = self._job_size(request)
         if grid.by_idle and grid.by_idle[0].idle >= size:
             return ()
         return tuple(reason_for(c, f"the request needs {size} here", size) for c in sorted(grid, key=lambda c: c.name))
 
-    def _size(self, request: Request) -> int:
+    def _job_size(self, request: Request) -> int:
         if isinstance(request, FixedRequest):
             raise does_not_serve(self, request)
         return request.total_size
@@ -63,8 +63,8 @@ class BestFit(OnOneCluster):
         enough = bisect_right(order, -size, key=lambda cluster: -cluster.idle)
         fewest = order[enough - 1].idle
         cluster = order[bisect_right(order, -fewest - 1, key=lambda cluster: -cluster.idle)]
-        left = f"({cluster.idle - size} of {cluster.idle})"
-        return cluster, f"{cluster.name} is left with the fewest idle nodes {left}"
+        remaining = f"({cluster.idle - size} of {cluster.idle})"
+        return cluster, f"{cluster.name} is left with the fewest idle nodes {remaining}"
 
 
 class FastestOne(OnOneCluster):

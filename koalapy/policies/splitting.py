@@ -25,51 +25,51 @@ def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Fill
     With clusters by decreasing idle nodes, none is skipped for the sake of later ones, and the fewest clusters are
     used.
     """
-    least, left = request.min_component_size, request.total_size
-    most = most_components(request)
-    roomy = [cluster for cluster in order if cluster.idle >= least]
-    if not suffice(roomy, most, left):
+    min_size, remaining = request.min_component_size, request.total_size
+    max_count = most_components(request)
+    roomy = [cluster for cluster in order if cluster.idle >= min_size]
+    if not suffice(roomy, max_count, remaining):
         return None
     filled: Filled = []
-    scarce = most < len(roomy)
+    scarce = max_count < len(roomy)
     for place, cluster in enumerate(roomy, start=1):
-        rest = left - cluster.idle
-        if rest <= 0:
-            filled.append((cluster, left))
+        excess = remaining - cluster.idle
+        if excess <= 0:
+            filled.append((cluster, remaining))
             break
-        if not scarce or suffice(roomy[place:], most - len(filled) - 1, rest):
+        if not scarce or suffice(roomy[place:], max_count - len(filled) - 1, excess):
             filled.append((cluster, cluster.idle))
-            left = rest
-    return filled if filled[-1][1] >= least else _raise_last(filled, least)
+            remaining = excess
+    return filled if filled[-1][1] >= min_size else _raise_last(filled, min_size)
 
 
 def most_components(request: FlexibleRequest) -> int:
     """Return the maximum number of components."""
-    most = request.total_size // request.min_component_size
-    return most if request.max_components is None else min(most, request.max_components)
+    maximum = request.total_size // request.min_component_size
+    return maximum if request.max_components is None else min(maximum, request.max_components)
 
 
-def suffice(clusters: Sequence[ClusterView], most: int, wanted: int) -> bool:
-    """Return whether at most ``most`` clusters have ``wanted`` idle nodes in all; check the first ones first."""
-    if most < 1:
+def suffice(clusters: Sequence[ClusterView], max_count: int, required: int) -> bool:
+    """Return whether at most ``max_count`` clusters have ``required`` idle nodes in all; check the first ones first."""
+    if max_count < 1:
         return False
-    left = wanted
-    for cluster in islice(clusters, most):
-        left -= cluster.idle
-        if left <= 0:
+    missing = required
+    for cluster in islice(clusters, max_count):
+        missing -= cluster.idle
+        if missing <= 0:
             return True
-    return most < len(clusters) and sum(nlargest(most, (cluster.idle for cluster in clusters))) >= wanted
+    return max_count < len(clusters) and sum(nlargest(max_count, (cluster.idle for cluster in clusters))) >= required
 
 
-def _raise_last(filled: Filled, least: int) -> Filled:
-    """Return the split with the last component raised to ``least`` nodes, taken from the components before it."""
+def _raise_last(filled: Filled, min_size: int) -> Filled:
+    """Return the split with the last component raised to ``min_size`` nodes, taken from the components before it."""
     sizes = [size for _, size in filled]
-    lacking = least - sizes[-1]
+    lacking = min_size - sizes[-1]
     for index in reversed(range(len(sizes) - 1)):
-        given = min(lacking, sizes[index] - least)
-        sizes[index] -= given
-        sizes[-1] += given
-        lacking -= given
+        moved = min(lacking, sizes[index] - min_size)
+        sizes[index] -= moved
+        sizes[-1] += moved
+        lacking -= moved
     return [(cluster, size) for (cluster, _), size in zip(filled, sizes, strict=True)]
 
 
@@ -86,8 +86,8 @@ def place_options(request: FlexibleRequest, grid: GridView) -> Placement | Refus
         if not isinstance(fit, Unplaced):
             placed = tuple(PlacedComponent(size, site) for size, (site, _) in zip(sizes, fit, strict=True))
             index = request.split_options.index(sizes)
-            which = "the first split option" if index == 0 else f"split_options[{index}], the first that fits"
-            return Placement(placed, f"{_option_name(sizes)} is {which}")
+            rank = "the first split option" if index == 0 else f"split_options[{index}], the first that fits"
+            return Placement(placed, f"{_option_name(sizes)} is {rank}")
         refused.append(f"{_option_name(sizes)}: {summary_of(sizes, fit)}")
     return Refusal(f"no split option fits: {format_list(refused, separator='; ')} ({idle_nodes(grid)})")
 
@@ -99,10 +99,10 @@ def explain_options(request: FlexibleRequest, grid: GridView) -> tuple[ClusterRe
     smallest = min(max(sizes) for sizes in request.split_options)
     reasons = []
     for cluster in sorted(grid, key=lambda c: c.name):
-        each = (idle_wanted(sizes, grid, cluster) for sizes in request.split_options)
-        wanted = min((count for count in each if count is not None), default=None)
+        counts = (idle_wanted(sizes, grid, cluster) for sizes in request.split_options)
+        sufficient = min((count for count in counts if count is not None), default=None)
         needs = f"each split option needs {smallest} or more for its largest component"
-        reasons.append(reason_for(cluster, needs, wanted))
+        reasons.append(reason_for(cluster, needs, sufficient))
     return tuple(reasons)
 
 

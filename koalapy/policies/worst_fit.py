@@ -23,12 +23,12 @@ def fits_by_worst_fit(sizes: Iterable[int], idle: Iterable[int]) -> bool:
     another, they remain so after the same size is taken from the largest of each. So sizes that do not fit on the empty
     grid never fit.
     """
-    left = [-count for count in idle]
-    heapify(left)
+    remaining = [-count for count in idle]
+    heapify(remaining)
     for size in sorted(sizes, reverse=True):
-        if not left or -left[0] < size:
+        if not remaining or -remaining[0] < size:
             return False
-        heapreplace(left, left[0] + size)
+        heapreplace(remaining, remaining[0] + size)
     return True
 
 
@@ -40,34 +40,34 @@ class WorstFit:
     fits_empty_grid = staticmethod(fits_by_worst_fit)
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
-        sizes = self._sizes(request)
+        sizes = self._component_sizes(request)
         fit = fit_in_turn(sizes, grid.by_idle)
         if isinstance(fit, Unplaced):
             if not grid.by_idle:
                 return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
             idle, name = fit.left[0]
-            most = "; ".join(filter(None, (f"most: {name} with {-idle}", unusable_clusters(grid))))
-            return Refusal(f"{summary_of(sizes, fit)} for component {fit.index} ({most})")
+            largest = "; ".join(filter(None, (f"most: {name} with {-idle}", unusable_clusters(grid))))
+            return Refusal(f"{summary_of(sizes, fit)} for component {fit.index} ({largest})")
         placed = tuple(
             PlacedComponent(size, site, index) for index, (size, (site, _)) in enumerate(zip(sizes, fit, strict=True))
         )
-        return Placement(placed, _why(sizes, fit))
+        return Placement(placed, _explain_choice(sizes, fit))
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
-        sizes = self._sizes(request)
+        sizes = self._component_sizes(request)
         fit = fit_in_turn(sizes, grid.by_idle)
         if not isinstance(fit, Unplaced):
             return ()
-        left = {c.name: c.idle for c in grid.by_idle} | {name: -idle for idle, name in fit.left}
+        remaining = {c.name: c.idle for c in grid.by_idle} | {name: -idle for idle, name in fit.left}
         reasons = []
         for cluster in sorted(grid, key=lambda c: c.name):
-            taken = cluster.usable_idle - left.get(cluster.name, 0)
-            beside = f"{taken} of them for larger components, " if taken else ""
+            used = cluster.usable_idle - remaining.get(cluster.name, 0)
+            beside = f"{used} of them for larger components, " if used else ""
             needs = f"{beside}component {fit.index} needs {sizes[fit.index]}"
             reasons.append(reason_for(cluster, needs, idle_wanted(sizes, grid, cluster)))
         return tuple(reasons)
 
-    def _sizes(self, request: Request) -> list[int]:
+    def _component_sizes(self, request: Request) -> list[int]:
         if not isinstance(request, NonFixedRequest):
             raise does_not_serve(self, request)
         return [component.size for component in request.components]
@@ -105,20 +105,20 @@ def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> i
     """
     if cluster.state is not ClusterState.USABLE:
         return None
-    others = [c.idle for c in grid.by_idle if c.name != cluster.name]
-    candidates = range(max(cluster.idle + 1, sum(sizes) - sum(others)), cluster.total + 1)
-    place = bisect_left(candidates, True, key=lambda idle: fits_by_worst_fit(sizes, [*others, idle]))
+    idle_elsewhere = [c.idle for c in grid.by_idle if c.name != cluster.name]
+    candidates = range(max(cluster.idle + 1, sum(sizes) - sum(idle_elsewhere)), cluster.total + 1)
+    place = bisect_left(candidates, True, key=lambda idle: fits_by_worst_fit(sizes, [*idle_elsewhere, idle]))
     return candidates[place] if place < len(candidates) else None
 
 
 def summary_of(sizes: Sequence[int], unplaced: Unplaced) -> str:
     """Return a text that says how many idle nodes the unplaced component needs."""
-    left = " left" if unplaced.placed else ""
-    return f"no cluster has {format_nodes(sizes[unplaced.index], 'idle')}{left}"
+    suffix = " left" if unplaced.placed else ""
+    return f"no cluster has {format_nodes(sizes[unplaced.index], 'idle')}{suffix}"
 
 
-def _why(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int]]) -> str:
+def _explain_choice(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int]]) -> str:
     if len(sites) == 1:
         return f"{sites[0][0]} had the most idle nodes ({sites[0][1]})"
-    shown = [f"{name} ({size} of {idle})" for size, (name, idle) in zip(sizes[:MAX_LISTED], sites, strict=False)]
-    return f"the largest first, each where most nodes were idle: {format_list(shown, len(sites))}"
+    choices = [f"{name} ({size} of {idle})" for size, (name, idle) in zip(sizes[:MAX_LISTED], sites, strict=False)]
+    return f"the largest first, each where most nodes were idle: {format_list(choices, len(sites))}"

@@ -23,12 +23,12 @@ class SimulatedCluster:
     """Start-up time of components on this cluster in seconds; None: that of the grid."""
 
     def __post_init__(self) -> None:
-        _hold("nodes", self.nodes, self.nodes >= 1, "at least 1")
-        _hold("speed", self.speed, isfinite(self.speed) and self.speed > 0, "more than 0")
+        _check_value("nodes", self.nodes, self.nodes >= 1, "at least 1")
+        _check_value("speed", self.speed, isfinite(self.speed) and self.speed > 0, "more than 0")
         if self.failures is not None:
-            _hold("failures", self.failures, 0 <= self.failures < 1, "at least 0 and below 1")
+            _check_value("failures", self.failures, 0 <= self.failures < 1, "at least 0 and below 1")
         if self.startup is not None:
-            _hold("startup", self.startup, isfinite(self.startup) and self.startup >= 0, "at least 0")
+            _check_value("startup", self.startup, isfinite(self.startup) and self.startup >= 0, "at least 0")
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class SimulatedGrid:
     """
 
     def __post_init__(self) -> None:
-        _hold("clusters", len(self.clusters), bool(self.clusters), "at least one")
-        _hold("startup", self.startup, isfinite(self.startup) and self.startup >= 0, "at least 0")
-        _hold("failures", self.failures, 0 <= self.failures < 1, "at least 0 and below 1")
-        _hold("look_every", self.look_every, isfinite(self.look_every) and self.look_every >= 0, "at least 0")
+        _check_value("clusters", len(self.clusters), bool(self.clusters), "at least one")
+        _check_value("startup", self.startup, isfinite(self.startup) and self.startup >= 0, "at least 0")
+        _check_value("failures", self.failures, 0 <= self.failures < 1, "at least 0 and below 1")
+        _check_value("look_every", self.look_every, isfinite(self.look_every) and self.look_every >= 0, "at least 0")
 
     @property
     def nodes(self) -> int:
@@ -63,6 +63,6 @@ class SimulatedGrid:
         return {name: cluster.speed for name, cluster in self.clusters.items()}
 
 
-def _hold(name: str, value: float, holds: bool, words: str) -> None:
+def _check_value(name: str, value: float, holds: bool, requirement: str) -> None:
     if not holds:
-        raise UsageError(f"{name} is {value}, but must be {words}", field=name, value=value)
+        raise UsageError(f"{name} is {value}, but must be {requirement}", field=name, value=value)

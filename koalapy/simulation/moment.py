@@ -50,17 +50,17 @@ class Moment:
     def grid(self) -> SimulatedGrid:
         clusters = {
             cluster.name: SimulatedCluster(
-                max(1, self._total(cluster)), cluster.speed, cluster.profile, startup=self._startup(cluster)
+                max(1, self._node_count(cluster)), cluster.speed, cluster.profile, startup=self._startup_time(cluster)
             )
             for cluster in self.beginning.clusters
         }
-        return SimulatedGrid(clusters, {(one, other): link for one, other, link in self.beginning.links})
+        return SimulatedGrid(clusters, {(first, second): link for first, second, link in self.beginning.links})
 
-    def _total(self, cluster: KnownCluster) -> int:
+    def _node_count(self, cluster: KnownCluster) -> int:
         nodes = self.nodes.get(cluster.name)
         return cluster.total if nodes is None else nodes.total
 
-    def _startup(self, cluster: KnownCluster) -> float:
+    def _startup_time(self, cluster: KnownCluster) -> float:
         nodes = self.nodes.get(cluster.name)
         return 0.0 if nodes is None else nodes.startup
 
@@ -76,17 +76,17 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
     statuses = grid.clusters()
     clusters = tuple(
         KnownCluster(
-            each.name,
-            each.speed,
-            each.profile,
-            each.total,
-            each.drained,
-            each.health.errors,
-            each.health.unusable,
-            each.health.note,
-            each.health.trials,
+            status.name,
+            status.speed,
+            status.profile,
+            status.total,
+            status.drained,
+            status.health.errors,
+            status.health.unusable,
+            status.health.note,
+            status.health.trials,
         )
-        for each in statuses
+        for status in statuses
     )
     view = grid.view()
     return Moment(
@@ -94,7 +94,7 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             queries.rules,
             tuple(queries.policies.names()),
             clusters,
-            tuple((one, other, link) for (one, other), link in view.links.items()),
+            tuple((first, second, link) for (first, second), link in view.links.items()),
             tuple(queries.experience.runs()),
             people,
             dict(view.replicas),
@@ -102,8 +102,8 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             now=now,
         ),
         {
-            each.name: NodesNow(each.total, each.background, each.down, each.evidence.mean_wait(now))
-            for each in statuses
-            if each.contact.connected and each.total
+            status.name: NodesNow(status.total, status.background, status.down, status.evidence.mean_wait(now))
+            for status in statuses
+            if status.contact.connected and status.total
         },
     )

@@ -84,9 +84,11 @@ class Outcome:
 
         Means over an incomplete outcome would cover only some of the jobs.
         """
-        left = [each for each in self.not_run if not each.is_refused]
-        if left:
-            raise ValueError(f"{len(left)} jobs did not come to their end, the first that of {left[0].planned.at:g} s")
+        unfinished = [job for job in self.not_run if not job.is_refused]
+        if unfinished:
+            raise ValueError(
+                f"{len(unfinished)} jobs did not come to their end, the first that of {unfinished[0].planned.at:g} s"
+            )
         return self
 
     def succeeded(self) -> list[JobOutcome]:

@@ -41,7 +41,7 @@ def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: in
     """
     processes = min(processes, len(arguments))
     if processes < 2:
-        return [function(each) for each in arguments]
+        return [function(argument) for argument in arguments]
     adapter: TypeAdapter[B] = TypeAdapter(kind)
     fork = multiprocessing.get_context("fork")
     values: list[B] = []
@@ -49,7 +49,7 @@ def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: in
     try:
         for first in range(processes):
             receiving, sending = fork.Pipe(duplex=False)
-            worker = fork.Process(target=_compute, args=(function, arguments, first, processes, adapter, sending))
+            worker = fork.Process(target=_send_values, args=(function, arguments, first, processes, adapter, sending))
             worker.start()
             sending.close()
             workers.append((worker, receiving))
@@ -66,7 +66,7 @@ def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: in
     return values
 
 
-def _compute(
+def _send_values(
     function: Callable[[A], B],
     arguments: Sequence[A],
     first: int,

@@ -32,7 +32,7 @@ class RunTimeEstimates:
         self._by_application: dict[str, list[float]] = {}
         self._all: list[float] = []
         for run in runs:
-            seconds = run.seconds / self._factor(run.application, None, run.clusters)
+            seconds = run.seconds / self._run_time_factor(run.application, None, run.clusters)
             self._by_size.setdefault((run.application, run.size), []).append(seconds)
             self._by_application.setdefault(run.application, []).append(seconds)
             self._all.append(seconds)
@@ -40,23 +40,25 @@ class RunTimeEstimates:
     def run_time(self, job: PlannedJob, gang: Gang) -> float:
         """Return the run time of a placement relative to one cluster of speed 1, as a ``RunTime``."""
         clusters = [cluster for cluster, _ in gang]
-        return self._factor(application_of(job.spec), job.spec.communication, clusters)
+        return self._run_time_factor(application_of(job.spec), job.spec.communication, clusters)
 
     def draw(self, job: Job, now: float, draws: Random) -> float:
         """Draw a run time in seconds on one cluster of speed 1; for a running job, one that is still possible."""
         spec, attempt = job.spec, job.attempt
         factor, elapsed = 1.0, 0.0
         if attempt is not None and attempt.barrier_at is not None:
-            factor = self._factor(application_of(spec), spec.communication, [c.cluster for c in attempt.gang])
+            factor = self._run_time_factor(application_of(spec), spec.communication, [c.cluster for c in attempt.gang])
             elapsed = max(0.0, now - attempt.barrier_at)
-        known = self._known(spec)
-        if len(known) < ENOUGH:
+        run_times = self._earlier_run_times(spec)
+        if len(run_times) < ENOUGH:
             # Fewer runs give only the order of magnitude.
-            known = [] if spec.walltime is not None else [each * exp(draws.gauss(0.0, FEW_SCATTER)) for each in known]
-        possible = [seconds * factor for seconds in known if seconds * factor > elapsed]
+            run_times = (
+                [] if spec.walltime is not None else [each * exp(draws.gauss(0.0, FEW_SCATTER)) for each in run_times]
+            )
+        possible = [seconds * factor for seconds in run_times if seconds * factor > elapsed]
         if possible:
             lasts = draws.choice(possible)
-        elif known:
+        elif run_times:
             # The job has run longer than any earlier run. Expect a remaining time of the order of the elapsed time.
             lasts = elapsed + draws.expovariate(1 / max(elapsed, 1.0))
         elif spec.walltime is not None:
@@ -69,21 +71,23 @@ class RunTimeEstimates:
 
     def basis(self, spec: JobSpec) -> str:
         """Return a text that names the data from which a job's run time is estimated."""
-        application, known = application_of(spec), self._known(spec)
-        if len(known) >= ENOUGH or (known and spec.walltime is None):
-            return f"{len(known)} run{'s' * (len(known) > 1)} of {application}"
+        application, run_times = application_of(spec), self._earlier_run_times(spec)
+        if len(run_times) >= ENOUGH or (run_times and spec.walltime is None):
+            return f"{len(run_times)} run{'s' * (len(run_times) > 1)} of {application}"
         if spec.walltime is not None:
             return "its walltime"
         return "the runs of other applications" if self._all else "nothing"
 
-    def _known(self, spec: JobSpec) -> list[float]:
+    def _earlier_run_times(self, spec: JobSpec) -> list[float]:
         application = application_of(spec)
         same = self._by_size.get((application, run_size(spec)), [])
         return same if len(same) >= ENOUGH else self._by_application.get(application, [])
 
-    def _factor(self, application: str, communication: float | None, clusters: Collection[ClusterName]) -> float:
-        where = tuple(sorted(set(clusters)))
-        speed = min((self._speeds.get(name, 1.0) for name in where), default=1.0)
-        if len(where) < 2:
+    def _run_time_factor(
+        self, application: str, communication: float | None, clusters: Collection[ClusterName]
+    ) -> float:
+        names = tuple(sorted(set(clusters)))
+        speed = min((self._speeds.get(name, 1.0) for name in names), default=1.0)
+        if len(names) < 2:
             return 1.0 / speed
-        return max(1.0, self._experience.slowdowns(application, communication).on(where).value) / speed
+        return max(1.0, self._experience.slowdowns(application, communication).on(names).value) / speed

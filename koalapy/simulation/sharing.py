@@ -131,7 +131,7 @@ class SharingReport:
 
 
 @dataclass(slots=True)
-class _Sorted:
+class _JobGroups:
     """Jobs by home site, and jobs that count in no mean by reason."""
 
     at_home: dict[ClusterName, list[HomeJob]] = field(default_factory=lambda: defaultdict(list))
@@ -152,34 +152,38 @@ def compare(
     The result depends neither on the order of ``jobs`` nor on the process. Jobs submitted before ``start`` count in no
     mean, but occupy nodes; jobs submitted from ``end`` on are ignored.
     """
-    found = _Sorted()
-    found.left_out[WhyLeftOut.NOT_OVER] += sorted(under_way)
+    groups = _JobGroups()
+    groups.left_out[WhyLeftOut.NOT_OVER] += sorted(under_way)
     for job in sorted(jobs, key=lambda job: (job.submitted_at, job.id)):
         if job.submitted_at < end:
-            _sort(found, job, sites, start)
-    shares = [_share(name, site, found, alone) for name, site in sorted(sites.items())]
-    left_out = [LeftOut(why, len(of), of[:MAX_NAMED]) for why in WhyLeftOut if (of := found.left_out.get(why))]
-    return SharingReport(start, end, _of_all([share for share in shares if share.jobs]), shares, left_out)
+            _sort_job(groups, job, sites, start)
+    shares = [_site_share(name, site, groups, alone) for name, site in sorted(sites.items())]
+    left_out = [
+        LeftOut(reason, len(excluded), excluded[:MAX_NAMED])
+        for reason in WhyLeftOut
+        if (excluded := groups.left_out.get(reason))
+    ]
+    return SharingReport(start, end, _judge_all_sites([share for share in shares if share.jobs]), shares, left_out)
 
 
-def _sort(found: _Sorted, job: EndedJob, sites: Mapping[ClusterName, Site], start: float) -> None:
+def _sort_job(groups: _JobGroups, job: EndedJob, sites: Mapping[ClusterName, Site], start: float) -> None:
     site = sites.get(job.home_site)
     is_counted = job.submitted_at >= start and job.state is not JobState.CANCELLED
-    why = None if is_counted else WhyLeftOut.EARLIER if job.submitted_at < start else WhyLeftOut.CANCELLED
+    reason = None if is_counted else WhyLeftOut.EARLIER if job.submitted_at < start else WhyLeftOut.CANCELLED
     if not job.home_site:
-        why = WhyLeftOut.NO_HOME
+        reason = WhyLeftOut.NO_HOME
     elif site is None:
-        why = WhyLeftOut.GONE
+        reason = WhyLeftOut.GONE
     elif job.started_at is None or job.nodes < 1:
-        why = why or WhyLeftOut.NEVER_RAN
+        reason = reason or WhyLeftOut.NEVER_RAN
     elif job.nodes > site.nodes:
-        why = WhyLeftOut.TOO_WIDE
-        found.too_wide[job.home_site] += is_counted
+        reason = WhyLeftOut.TOO_WIDE
+        groups.too_wide[job.home_site] += is_counted
     else:
         response = max(0.0, job.ended_at - job.submitted_at) if is_counted else None
-        found.at_home[job.home_site].append(HomeJob(job, lasts_at_home(job, sites), response))
-    if why is not None:
-        found.left_out[why].append(job.id)
+        groups.at_home[job.home_site].append(HomeJob(job, lasts_at_home(job, sites), response))
+    if reason is not None:
+        groups.left_out[reason].append(job.id)
 
 
 def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
@@ -195,21 +199,21 @@ def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
     return start_up + max(0.0, job.ended_at - started) * speed / home
 
 
-def _share(name: ClusterName, site: Site, found: _Sorted, alone: Alone) -> SiteShare:
-    jobs = found.at_home[name]
-    ended = alone(name, site, jobs) if any(each.response is not None for each in jobs) else {}
-    found.left_out[WhyLeftOut.NEVER_ALONE] += [
-        each.job.id for each in jobs if each.response is not None and each.job.id not in ended
+def _site_share(name: ClusterName, site: Site, groups: _JobGroups, alone: Alone) -> SiteShare:
+    jobs = groups.at_home[name]
+    ended = alone(name, site, jobs) if any(entry.response is not None for entry in jobs) else {}
+    groups.left_out[WhyLeftOut.NEVER_ALONE] += [
+        entry.job.id for entry in jobs if entry.response is not None and entry.job.id not in ended
     ]
     pairs = [
-        (each, each.response, max(0.0, ended[each.job.id] - each.job.submitted_at))
-        for each in jobs
-        if each.response is not None and each.job.id in ended
+        (entry, entry.response, max(0.0, ended[entry.job.id] - entry.job.submitted_at))
+        for entry in jobs
+        if entry.response is not None and entry.job.id in ended
     ]
     if not pairs:
         unknown = (None, None, None, None, None, Verdict.UNCLEAR)
-        return SiteShare(name, site.nodes, site.speed, 0, 0, found.too_wide[name], *unknown)
-    gains = [(each.job.submitted_at, by_itself - shared) for each, shared, by_itself in pairs]
+        return SiteShare(name, site.nodes, site.speed, 0, 0, groups.too_wide[name], *unknown)
+    gains = [(entry.job.submitted_at, by_itself - shared) for entry, shared, by_itself in pairs]
     grid, by_itself = fmean(shared for _, shared, _ in pairs), fmean(by_itself for _, _, by_itself in pairs)
     low, high = mean_bounds(gains, name) or (None, None)
     return SiteShare(
@@ -217,18 +221,18 @@ def _share(name: ClusterName, site: Site, found: _Sorted, alone: Alone) -> SiteS
         nodes=site.nodes,
         speed=site.speed,
         jobs=len(pairs),
-        elsewhere=sum(set(each.job.clusters) != {name} for each, _, _ in pairs),
-        too_wide=found.too_wide[name],
+        elsewhere=sum(set(entry.job.clusters) != {name} for entry, _, _ in pairs),
+        too_wide=groups.too_wide[name],
         grid=grid,
         alone=by_itself,
         gain=by_itself - grid,
         low=low,
         high=high,
-        verdict=_verdict(by_itself, low, high),
+        verdict=_judge_gain(by_itself, low, high),
     )
 
 
-def _verdict(alone: float, low: float | None, high: float | None) -> Verdict:
+def _judge_gain(alone: float, low: float | None, high: float | None) -> Verdict:
     if low is None or high is None:
         return Verdict.UNCLEAR
     slack = max(SLACK, SLACK_SHARE * alone)
@@ -237,14 +241,14 @@ def _verdict(alone: float, low: float | None, high: float | None) -> Verdict:
     return Verdict.BETTER if low > 0 else Verdict.WORSE if high < 0 else Verdict.UNCLEAR
 
 
-def _of_all(shares: Sequence[SiteShare]) -> Verdict:
+def _judge_all_sites(shares: Sequence[SiteShare]) -> Verdict:
     """Return the verdict for all sites that have counted jobs."""
-    seen = {share.verdict for share in shares}
-    if Verdict.WORSE in seen:
+    verdicts = {share.verdict for share in shares}
+    if Verdict.WORSE in verdicts:
         return Verdict.WORSE
-    if Verdict.UNCLEAR in seen or not seen:
+    if Verdict.UNCLEAR in verdicts or not verdicts:
         return Verdict.UNCLEAR
-    return Verdict.BETTER if Verdict.BETTER in seen else Verdict.SAME
+    return Verdict.BETTER if Verdict.BETTER in verdicts else Verdict.SAME
 
 
 def mean_bounds(values: Sequence[tuple[float, float]], seed: str) -> tuple[float, float] | None:
@@ -254,7 +258,7 @@ def mean_bounds(values: Sequence[tuple[float, float]], seed: str) -> tuple[float
     """
     if len(values) < SMALLEST_SAMPLE:
         return None
-    blocks = [(len(block), sum(block)) for block in _blocks(values)]
+    blocks = [(len(block), sum(block)) for block in _group_into_blocks(values)]
     draw = Random(seed)
     means = []
     for _ in range(RESAMPLES):
@@ -265,11 +269,11 @@ def mean_bounds(values: Sequence[tuple[float, float]], seed: str) -> tuple[float
     return means[tail], means[-1 - tail]
 
 
-def _blocks(values: Sequence[tuple[float, float]]) -> list[list[float]]:
+def _group_into_blocks(values: Sequence[tuple[float, float]]) -> list[list[float]]:
     for span in BLOCK_LENGTHS:
         blocks: dict[int, list[float]] = defaultdict(list)
-        for at, value in values:
-            blocks[int(at // span)].append(value)
+        for time, value in values:
+            blocks[int(time // span)].append(value)
         if len(blocks) >= MIN_BLOCKS:
             return list(blocks.values())
     in_order = [value for _, value in sorted(values)]
@@ -312,21 +316,21 @@ def ends_alone(name: ClusterName, site: Site, jobs: Sequence[HomeJob], rules: Ru
         return {}
     begin = jobs[0].job.submitted_at
     specs: dict[JobSpec, JobSpec] = {}
-    planned, whose = [], {}
-    for each in jobs:
-        spec = _spec(each)
-        one = PlannedJob(each.job.submitted_at - begin, specs.setdefault(spec, spec), each.lasts)
-        planned.append(one)
-        whose[id(one)] = each.job.id
+    planned, job_ids = [], {}
+    for entry in jobs:
+        spec = _single_site_spec(entry)
+        plan = PlannedJob(entry.job.submitted_at - begin, specs.setdefault(spec, spec), entry.lasts)
+        planned.append(plan)
+        job_ids[id(plan)] = entry.job.id
     outcome = Simulation(SimulatedGrid({name: SimulatedCluster(site.nodes)}), rules).run(planned)
-    over = (job for job in outcome.jobs if job.state is JobState.SUCCEEDED)
-    return {whose[id(job.planned)]: begin + job.ended for job in over}
+    finished = (job for job in outcome.jobs if job.state is JobState.SUCCEEDED)
+    return {job_ids[id(job.planned)]: begin + job.ended for job in finished}
 
 
-def _spec(each: HomeJob) -> JobSpec:
+def _single_site_spec(entry: HomeJob) -> JobSpec:
     """Return a specification with all nodes in one component and a walltime that does not end the job."""
-    job = each.job
-    walltime = None if job.walltime is None else max(job.walltime, each.lasts + 1.0)
+    job = entry.job
+    walltime = None if job.walltime is None else max(job.walltime, entry.lasts + 1.0)
     return JobSpec(
         NonFixedRequest((ComponentRequest(job.nodes),)),
         ("program",),

@@ -118,12 +118,14 @@ class Simulation:
             self.scheduler.disable_timelines()
         self._draws = Random(f"{seed}/failing starts")
         self._failures = {
-            name: grid.failures if each.failures is None else each.failures for name, each in grid.clusters.items()
+            name: grid.failures if cluster.failures is None else cluster.failures
+            for name, cluster in grid.clusters.items()
         }
         self._startup = {
-            name: grid.startup if each.startup is None else each.startup for name, each in grid.clusters.items()
+            name: grid.startup if cluster.startup is None else cluster.startup
+            for name, cluster in grid.clusters.items()
         }
-        self._sites = {name: Site(name, each.nodes, self._allocated) for name, each in grid.clusters.items()}
+        self._sites = {name: Site(name, cluster.nodes, self._on_allocation) for name, cluster in grid.clusters.items()}
         self._order = count()
         self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
         self._local_users = iter(local_users)
@@ -131,14 +133,14 @@ class Simulation:
         """Events for the next step."""
         self._changed: set[Site] = set()
         """Clusters with changed node counts that were not yet reported and do not follow from reports of components."""
-        self._tell: set[Site] = set()
+        self._reporting: set[Site] = set()
         """Clusters in ``_changed`` where a component changed, so that their agents report at once."""
         self._starting: list[tuple[Site, Runner]] = []
         """Components that have received their nodes and start without delay."""
         self._planned: dict[JobId, PlannedJob] = {}
         """Plans of the unfinished jobs."""
         self._waiting: set[JobId] = set()
-        self._outside: deque[PlannedJob] = deque()
+        self._unqueued: deque[PlannedJob] = deque()
         """Jobs that found the queue full, until they enter it."""
         self._judged: dict[int, tuple[JobSpec, str]] = {}
         """Validated specifications by object identity, each with the reason for its rejection, or an empty text."""
@@ -150,31 +152,31 @@ class Simulation:
         """The next job to arrive."""
         self._unreachable: set[ClusterName] = set()
         if moment is not None:
-            self._take_up(moment, known or {})
+            self._restore_snapshot(moment, known or {})
 
     def _new_scheduler(self, policies: Registry, moment: Moment | None) -> Scheduler:
         keeps_effects = self._watch is not None
         if moment is not None:
             return moment.scheduler(policies, keeps_effects=keeps_effects)
-        statuses = [ClusterStatus(name, each.speed, each.profile) for name, each in self.grid.clusters.items()]
+        statuses = [ClusterStatus(name, cluster.speed, cluster.profile) for name, cluster in self.grid.clusters.items()]
         nonces = (f"{number:016x}" for number in count())
         state = SchedulerState(self.rules, policies, statuses, self.grid.links)
         return Scheduler(state, lambda: next(nonces), keeps_effects=keeps_effects)
 
-    def _take_up(self, moment: Moment, known: Mapping[JobId, PlannedJob]) -> None:
+    def _restore_snapshot(self, moment: Moment, plans: Mapping[JobId, PlannedJob]) -> None:
         """Restore the waiting and running jobs of a snapshot on their clusters."""
         self._unreachable = set(self._sites) - set(moment.nodes)
         for name, nodes in moment.nodes.items():
             self._sites[name].take_up(nodes.background, nodes.down)
         for job in moment.jobs:
-            self._planned[job.id] = known[job.id]
+            self._planned[job.id] = plans[job.id]
             if job.state is JobState.QUEUED:
                 self._waiting.add(job.id)
             elif job.attempt is not None:
-                self._take_up_attempt(job, job.attempt)
+                self._restore_attempt(job, job.attempt)
         self._idents = count(max((job.id for job in moment.beginning.jobs), default=0) + 1)
 
-    def _take_up_attempt(self, job: Job, attempt: Attempt) -> None:
+    def _restore_attempt(self, job: Job, attempt: Attempt) -> None:
         planned, runs = self._planned[job.id], attempt.barrier_at is not None and job.ending is None
         for component in attempt.components:
             if component.cluster in self._unreachable or component.state not in HAVE_NODES | IN_QUEUE:
@@ -184,13 +186,13 @@ class Simulation:
             if component.state in HAVE_NODES:
                 since = self.now if since is None else since
             site.take_up_runner(runner, since, runs=runs)
-            left = 0.0
+            remaining = 0.0
             if runs and attempt.barrier_at is not None:
                 runner.exit_code = _exit_code(planned, job, attempt, runner.token)
                 lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
-                left = max(0.0, attempt.barrier_at + lasts - self.now)
+                remaining = max(0.0, attempt.barrier_at + lasts - self.now)
             if runs or component.state is ComponentState.STOPPING:
-                self._later(left, ENDS, partial(self._ends, site, runner))
+                self._schedule_after(remaining, ENDS, partial(self._on_end, site, runner))
 
     @property
     def used(self) -> dict[ClusterName, int]:
@@ -207,11 +209,11 @@ class Simulation:
         for name, site in self._sites.items():
             if name not in self._unreachable:
                 self._events += site.connect()
-        self._settle()
+        self._run_steps()
         scans = RegularScans(self.rules, self.now)
-        while self._expected or self._planned or self._outside:
+        while self._expected or self._planned or self._unqueued:
             scans.skip_those_before(self.now)
-            now = self._next(scans.at)
+            now = self._next_event_time(scans.at)
             if self._until is not None and now > self._until:
                 self.now = self._until
                 break
@@ -225,20 +227,20 @@ class Simulation:
             if self._waiting and now >= scans.at:
                 scans.next(is_counted=self._are_tries_counted)
                 self._events.append(PeriodicScan())
-            self._settle()
-        return self._finish()
+            self._run_steps()
+        return self._complete_outcome()
 
-    def _next(self, scan_at: float) -> float:
+    def _next_event_time(self, scan_at: float) -> float:
         """Return the time of the next event. Periodic scans occur only while a job waits."""
-        at = self._agenda[0][0] if self._agenda else scan_at
-        if self._waiting and scan_at < at:
-            at = scan_at
+        event_at = self._agenda[0][0] if self._agenda else scan_at
+        if self._waiting and scan_at < event_at:
+            event_at = scan_at
         wakeup = self.scheduler.next_wakeup()
-        if wakeup is not None and wakeup < at:
-            at = wakeup
-        if self._changed and self._next_look < at:
-            at = self._next_look
-        return max(self.now, at)
+        if wakeup is not None and wakeup < event_at:
+            event_at = wakeup
+        if self._changed and self._next_look < event_at:
+            event_at = self._next_look
+        return max(self.now, event_at)
 
     def _are_tries_counted(self) -> bool:
         """Return whether a waiting job gives up after a number of scans."""
@@ -247,46 +249,48 @@ class Simulation:
             self._planned[ident].spec.max_placement_tries is not None for ident in self._waiting
         )
 
-    def _later(self, seconds: float, kind: int, what: Callable[[], None]) -> None:
-        self._at(self.now + seconds, kind, what)
+    def _schedule_after(self, seconds: float, kind: int, action: Callable[[], None]) -> None:
+        self._schedule_at(self.now + seconds, kind, action)
 
-    def _at(self, moment: float, kind: int, what: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (moment, kind, next(self._order), what))
+    def _schedule_at(self, time: float, kind: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (time, kind, next(self._order), action))
 
-    def _settle(self) -> None:
+    def _run_steps(self) -> None:
         """Run steps until no further events follow at this time."""
         while True:
-            if self._outside:
-                self._let_in()
-            self._start()
+            if self._unqueued:
+                self._submit_waiting()
+            self._start_components()
             if self._changed:
-                self._report()
+                self._report_nodes()
             events, self._events = self._events, []
             effects = self.scheduler.step(events, self.now)
             self.outcome.steps += 1
             if self._watch is not None:
                 self._watch(self.now, effects)
-            self._take_in(effects)
-            if not (self._events or self._starting or self._tell or self.scheduler.is_unfinished):
+            self._apply_effects(effects)
+            if not (self._events or self._starting or self._reporting or self.scheduler.is_unfinished):
                 return
 
-    def _report(self) -> None:
+    def _report_nodes(self) -> None:
         """Add the reports of clusters with a changed component; at the regular interval, of all changed clusters."""
-        told = self._tell
+        reporting = self._reporting
         if self.now >= self._next_look:
-            told = self._changed
+            reporting = self._changed
             self._next_look = self.now + self.grid.look_every
-        self._events += [site.report() for site in sorted(told, key=lambda site: site.name)]
-        self._changed = self._changed - told
-        self._tell = set()
+        self._events += [site.report() for site in sorted(reporting, key=lambda site: site.name)]
+        self._changed = self._changed - reporting
+        self._reporting = set()
 
-    def _finish(self) -> Outcome:
+    def _complete_outcome(self) -> Outcome:
         outcome = self.outcome
-        left = [*self._planned.values(), *self._outside, *filter(None, [self._expected]), *self._arrivals]
-        outcome.not_run += [NotRun(job, "it was not over when the simulation was", is_refused=False) for job in left]
+        unfinished = [*self._planned.values(), *self._unqueued, *filter(None, [self._expected]), *self._arrivals]
+        outcome.not_run += [
+            NotRun(job, "it was not over when the simulation was", is_refused=False) for job in unfinished
+        ]
         for site in self._sites.values():
             for runner in site.runners.values():
-                self._count(runner)
+                self._count_node_seconds(runner)
         outcome.lasted = self.now - self._began
         return outcome
 
@@ -300,17 +304,17 @@ class Simulation:
             raise UsageError(f"a job arrives at {job.at}, after one of {self.now}", field="at", value=job.at)
 
         def arrives() -> None:
-            self._outside.append(job)
+            self._unqueued.append(job)
             self._expect_job()
 
-        self._at(job.at, ARRIVES, arrives)
+        self._schedule_at(job.at, ARRIVES, arrives)
 
-    def _let_in(self) -> None:
+    def _submit_waiting(self) -> None:
         """Submit the jobs that wait for space in the placement queue while it has space."""
-        while self._outside:
-            planned = self._outside[0]
-            if refused := self._refusal(planned.spec):
-                self.outcome.not_run.append(NotRun(planned, refused))
+        while self._unqueued:
+            planned = self._unqueued[0]
+            if problem := self._rejection_reason(planned.spec):
+                self.outcome.not_run.append(NotRun(planned, problem))
             elif len(self._waiting) >= self.rules.placement_queue_limit:
                 return
             else:
@@ -318,18 +322,18 @@ class Simulation:
                 self._planned[ident] = planned
                 self._waiting.add(ident)
                 self._events.append(JobSubmitted(Job(ident, planned.spec, self.now)))
-            self._outside.popleft()
+            self._unqueued.popleft()
 
-    def _refusal(self, spec: JobSpec) -> str:
+    def _rejection_reason(self, spec: JobSpec) -> str:
         """Return the reason why such a job could never run; empty if it could."""
-        known, refused = self._judged.get(id(spec), (None, ""))
-        if known is not spec:
+        checked, problem = self._judged.get(id(spec), (None, ""))
+        if checked is not spec:
             try:
                 check(spec, self.scheduler.queries.limits())
             except UsageError as error:
-                refused = str(error)
-            self._judged[id(spec)] = spec, refused
-        return refused
+                problem = str(error)
+            self._judged[id(spec)] = spec, problem
+        return problem
 
     def _expect_local_user(self) -> None:
         user = next(self._local_users, None)
@@ -342,7 +346,7 @@ class Simulation:
             site.comes(user)
             self._expect_local_user()
 
-        self._at(max(user.at, self.now), ARRIVES, arrives)
+        self._schedule_at(max(user.at, self.now), ARRIVES, arrives)
 
     # Events on clusters
 
@@ -360,104 +364,104 @@ class Simulation:
         """
         return lasts
 
-    def _allocated(self, site: Site, who: Runner | LocalUser) -> None:
-        if isinstance(who, Runner):
-            who.since = self.now
-            self._tell_nodes_of(site)
-            if startup := self.startup(who, site.name):
-                self._later(startup, ENDS, lambda: self._starts(site, who))
+    def _on_allocation(self, site: Site, receiver: Runner | LocalUser) -> None:
+        if isinstance(receiver, Runner):
+            receiver.since = self.now
+            self._mark_for_report(site)
+            if startup := self.startup(receiver, site.name):
+                self._schedule_after(startup, ENDS, lambda: self._on_start(site, receiver))
             else:
-                self._starting.append((site, who))
+                self._starting.append((site, receiver))
             return
         self._changed.add(site)
 
         def leaves() -> None:
-            self.outcome.local_node_seconds += who.nodes * who.lasts
+            self.outcome.local_node_seconds += receiver.nodes * receiver.lasts
             self._changed.add(site)
-            site.leaves(who)
+            site.leaves(receiver)
 
-        self._later(who.lasts, ENDS, leaves)
+        self._schedule_after(receiver.lasts, ENDS, leaves)
 
-    def _tell_nodes_of(self, site: Site) -> None:
+    def _mark_for_report(self, site: Site) -> None:
         """Mark a cluster for a report after a component received or returned its nodes.
 
         Without local users there, the scheduler knows the idle nodes from the reports of components.
         """
         if site.tells_nodes:
             self._changed.add(site)
-            self._tell.add(site)
+            self._reporting.add(site)
 
-    def _start(self) -> None:
+    def _start_components(self) -> None:
         while self._starting:
             starting, self._starting = self._starting, []
             for site, runner in starting:
-                self._starts(site, runner)
+                self._on_start(site, runner)
 
-    def _starts(self, site: Site, runner: Runner) -> None:
+    def _on_start(self, site: Site, runner: Runner) -> None:
         if runner.is_over:
             return
         chance = self._failures[site.name]
         if chance and self._draws.random() < chance:
-            self._ends(site, runner, "the start failed")
+            self._on_end(site, runner, "the start failed")
         else:
             self._events.append(site.reports(runner))
 
-    def _ends(self, site: Site, runner: Runner, error: str = "") -> None:
+    def _on_end(self, site: Site, runner: Runner, error: str = "") -> None:
         if not runner.is_over:
             self._events.append(site.ends(runner, error))
-            self._count(runner)
-            self._tell_nodes_of(site)
+            self._count_node_seconds(runner)
+            self._mark_for_report(site)
 
-    def _stop(self, site: Site, token: Token) -> None:
+    def _stop_component(self, site: Site, token: Token) -> None:
         if runner := site.runners.get(token):
-            self._count(runner)
+            self._count_node_seconds(runner)
         self._events.append(site.stopped(token))
-        self._tell_nodes_of(site)
+        self._mark_for_report(site)
 
-    def _count(self, runner: Runner) -> None:
+    def _count_node_seconds(self, runner: Runner) -> None:
         if runner.since is not None:
             self.outcome.node_seconds += runner.size * (self.now - runner.since)
 
     # Commands of the scheduler
 
-    def _take_in(self, effects: Effects) -> None:
-        over: list[Job] = []
+    def _apply_effects(self, effects: Effects) -> None:
+        ended: list[Job] = []
         for ident, job in effects.jobs.items():
             if job.state is JobState.QUEUED:
                 self._waiting.add(ident)
             else:
                 self._waiting.discard(ident)
             if job.state.is_final:
-                over.append(job)
+                ended.append(job)
         opened: dict[JobId, list[tuple[Site, Runner]]] = {}
         for command in effects.commands:
             self._carry_out(command, effects, opened)
         for ident, gang in opened.items():
             self._program_starts(effects.jobs[ident], gang)
-        for job in over:
-            self._note(job)
+        for job in ended:
+            self._record_outcome(job)
         self._events += [ClusterConfirmed(name, self.now) for name in sorted(effects.confirm)]
 
     def _carry_out(self, command: Command, effects: Effects, opened: dict[JobId, list[tuple[Site, Runner]]]) -> None:
         site, token = self._sites[command.cluster], command.token
         match command:
             case SubmitComponent():
-                if told := site.submit(self._runner(effects.jobs, token)):
-                    self._events.append(told)
+                if report := site.submit(self._create_runner(effects.jobs, token)):
+                    self._events.append(report)
             case OpenBarrier():
                 if runner := site.runners.get(token):
                     opened.setdefault(runner.job, []).append((site, runner))
             case StopComponent(warning=None):
-                self._stop(site, token)
+                self._stop_component(site, token)
             case StopComponent(warning=StopWarning(grace=grace)):
                 # Simulated programs ignore warnings.
-                self._later(grace, ENDS, lambda: self._stop(site, token))
+                self._schedule_after(grace, ENDS, lambda: self._stop_component(site, token))
             case StageComponent():
-                self._stage(site, token)
+                self._stage_inputs(site, token)
             case _:
                 pass
 
-    def _runner(self, jobs: Mapping[JobId, Job], token: Token) -> Runner:
+    def _create_runner(self, jobs: Mapping[JobId, Job], token: Token) -> Runner:
         ident, _, index, _ = parse_token(token)
         attempt = jobs[ident].attempt
         assert attempt is not None, "who is handed to a resource manager was placed"
@@ -469,27 +473,27 @@ class Simulation:
         lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
         for site, runner in gang:
             self._events.append(site.runs(runner, _exit_code(planned, job, attempt, runner.token)))
-            self._later(self.holds(runner, lasts), ENDS, partial(self._ends, site, runner))
+            self._schedule_after(self.holds(runner, lasts), ENDS, partial(self._on_end, site, runner))
 
-    def _stage(self, site: Site, token: Token) -> None:
+    def _stage_inputs(self, site: Site, token: Token) -> None:
         """Schedule the end of the transfer of a component's inputs.
 
         Files are transferred one after another, each at the bandwidth of its link.
         """
-        found = self.scheduler.queries.find_staged(token)
-        if found is None:
+        staged = self.scheduler.queries.find_staged(token)
+        if staged is None:
             return
-        job, component = found
+        job, component = staged
         seconds, size = 0.0, 0
         for file, source in zip(job.spec.inputs_of(component.request_index), component.sources, strict=False):
             if source != site.name:
                 bandwidth = self.scheduler.queries.grid.link(source, site.name).bandwidth
                 seconds += file.size / (bandwidth or self.rules.assumed_bandwidth)
                 size += file.size
-        done = Reported(site.name, StageStatus(token, "done", size, size))
-        self._later(seconds, ENDS, lambda: self._events.append(done))
+        status = Reported(site.name, StageStatus(token, "done", size, size))
+        self._schedule_after(seconds, ENDS, lambda: self._events.append(status))
 
-    def _note(self, job: Job) -> None:
+    def _record_outcome(self, job: Job) -> None:
         attempt = job.attempt
         assert job.ended_at is not None, "it is over"
         first, last = job.first_start_estimate, attempt.start_estimate if attempt is not None else None

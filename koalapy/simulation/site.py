@@ -57,7 +57,7 @@ class Site:
         self._queue: deque[Runner | LocalUser] = deque()
         self._hosts: dict[int, tuple[str, ...]] = {}
         """Host names by number of nodes. The choice of nodes has no effect in a simulation."""
-        self._found: list[ComponentStatus] = []
+        self._existing: list[ComponentStatus] = []
         """Statuses of components that existed before the agent connects."""
 
     # Local users
@@ -65,12 +65,12 @@ class Site:
     def comes(self, user: LocalUser) -> None:
         self.tells_nodes = True
         self._queue.append(user)
-        self._allocate()
+        self._allocate_nodes()
 
     def leaves(self, user: LocalUser) -> None:
         self.idle += user.nodes
         self.background -= user.nodes
-        self._allocate()
+        self._allocate_nodes()
 
     # Components
 
@@ -81,14 +81,16 @@ class Site:
         """
         self.runners[runner.token] = runner
         self._queue.append(runner)
-        self._allocate()
+        self._allocate_nodes()
         if runner.has_nodes:
             return None
         return Reported(self.name, ComponentStatus(runner.token, ComponentState.WAITING, lrm_job="1"))
 
     def reports(self, runner: Runner) -> Event:
         """Return the report that a component is claimed, since all its runners have reported."""
-        return Reported(self.name, ComponentStatus(runner.token, ComponentState.CLAIMED, self._some(runner.size), "1"))
+        return Reported(
+            self.name, ComponentStatus(runner.token, ComponentState.CLAIMED, self._host_names(runner.size), "1")
+        )
 
     def runs(self, runner: Runner, exit_code: int | None) -> Event:
         """Return the report that the program has started; set the exit code with which it will end."""
@@ -103,7 +105,7 @@ class Site:
             self.idle += runner.size
         else:
             self._queue.remove(runner)
-        self._allocate()
+        self._allocate_nodes()
         status = ComponentStatus(
             runner.token, ComponentState.ENDED, (), "1", runner.exit_code, error=error, infrastructure=bool(error)
         )
@@ -138,7 +140,7 @@ class Site:
         else:
             runner.since = since
             self.idle -= runner.size
-        self._found.append(self._status(runner, runs=runs))
+        self._existing.append(self._component_status(runner, runs=runs))
 
     def connect(self) -> list[Event]:
         """Return the agent's first messages.
@@ -146,13 +148,13 @@ class Site:
         They count the nodes of components as idle, as before their allocation, since the status of each component
         reports its nodes.
         """
-        inventory = InventoryReceived(self.name, Inventory(tuple(self._found)))
-        self._found = []
-        self._allocate()
+        inventory = InventoryReceived(self.name, Inventory(tuple(self._existing)))
+        self._existing = []
+        self._allocate_nodes()
         idle = max(self.nodes - self.background - self.down, 0)
         return [inventory, Reported(self.name, ClusterReport(self.nodes, idle, self.background, self.down))]
 
-    def _allocate(self) -> None:
+    def _allocate_nodes(self) -> None:
         queue = self._queue
         while queue:
             first = queue[0]
@@ -165,13 +167,13 @@ class Site:
                 self.background += size
             self._allocated(self, first)
 
-    def _status(self, runner: Runner, *, runs: bool) -> ComponentStatus:
+    def _component_status(self, runner: Runner, *, runs: bool) -> ComponentStatus:
         if runner.since is None:
             return ComponentStatus(runner.token, ComponentState.WAITING, lrm_job="1")
         state: ReportedState = ComponentState.RUNNING if runs else ComponentState.CLAIMED
-        return ComponentStatus(runner.token, state, self._some(runner.size), "1")
+        return ComponentStatus(runner.token, state, self._host_names(runner.size), "1")
 
-    def _some(self, nodes: int) -> tuple[str, ...]:
+    def _host_names(self, nodes: int) -> tuple[str, ...]:
         hosts = self._hosts.get(nodes)
         if hosts is None:
             hosts = self._hosts[nodes] = tuple(f"{self.name}-{number}" for number in range(nodes))

@@ -56,21 +56,21 @@ class Change:
 
     def check(self, moment: Moment, policies: Registry) -> None:
         """Raise ``UsageError`` or ``NotFoundError`` if the change is impossible for this snapshot."""
-        known = [cluster.name for cluster in moment.beginning.clusters]
+        names = [cluster.name for cluster in moment.beginning.clusters]
         for field_name in ("drain", "resume"):
             for name in getattr(self, field_name):
-                check_cluster(name, known, field_name)
+                check_cluster(name, names, field_name)
         for name, nodes in self.add.items():
-            if name in known:
+            if name in names:
                 hint = "give another name"
                 raise UsageError(f"there is a cluster {name} already", field="add", value=name, hint=hint)
             if nodes < 1:
                 raise UsageError(f"{name} would have {nodes} nodes", field="add", value=nodes, hint="give 1 or more")
-        named = [("walltimes", ident) for ident in self.walltimes]
+        job_fields = [("walltimes", ident) for ident in self.walltimes]
         if self.first is not None:
-            named.append(("first", self.first))
-        waiting = {job.id for job in moment.beginning.jobs if job.is_in_queue} if named else frozenset()
-        for field_name, ident in named:
+            job_fields.append(("first", self.first))
+        waiting = {job.id for job in moment.beginning.jobs if job.is_in_queue} if job_fields else frozenset()
+        for field_name, ident in job_fields:
             if ident not in waiting:
                 hint = "name one that is queued"
                 raise UsageError(f"job {ident} does not wait", field=field_name, value=ident, hint=hint)
@@ -82,13 +82,13 @@ class Change:
         serves = sorted(policies.get(self.policy).serves)
         waiting = [job.spec for job in moment.jobs if job.is_in_queue]
         if waiting and not any(is_served(self.policy, spec, policies) for spec in waiting):
-            asked = format_list(sorted({spec.request.type for spec in waiting}))
+            types = format_list(sorted({spec.request.type for spec in waiting}))
             raise UsageError(
                 f"{self.policy} places none of the jobs that wait: it serves {format_list(serves)}, "
-                f"and they are {asked}",
+                f"and they are {types}",
                 field="policy",
                 value=self.policy,
-                hint=f"name a policy that serves {asked} requests",
+                hint=f"name a policy that serves {types} requests",
             )
 
     def of(self, moment: Moment, policies: Registry) -> Moment:
@@ -96,12 +96,14 @@ class Change:
         self.check(moment, policies)
         beginning = moment.beginning
         drained = {name: Drain(moment.now) for name in self.drain} | dict.fromkeys(self.resume)
-        clusters = [replace(each, drained=drained.get(each.name, each.drained)) for each in beginning.clusters]
+        clusters = [
+            replace(cluster, drained=drained.get(cluster.name, cluster.drained)) for cluster in beginning.clusters
+        ]
         clusters += [KnownCluster(name, total=nodes) for name, nodes in self.add.items()]
         jobs = beginning.jobs
         if self.policy or self.walltimes or self.first is not None:
-            least = min((job.queue_seq for job in jobs), default=0)
-            jobs = tuple(self._job(job, policies, least - 1) for job in jobs)
+            first_seq = min((job.queue_seq for job in jobs), default=0)
+            jobs = tuple(self._change_job(job, policies, first_seq - 1) for job in jobs)
         rules = changed_rules(beginning.rules, self.rules)
         startup = fmean([nodes.startup for nodes in moment.nodes.values()] or [0.0])
         return Moment(
@@ -109,7 +111,7 @@ class Change:
             {**moment.nodes, **{name: NodesNow(nodes, startup=startup) for name, nodes in self.add.items()}},
         )
 
-    def _job(self, job: Job, policies: Registry, first: int) -> Job:
+    def _change_job(self, job: Job, policies: Registry, first: int) -> Job:
         if not job.is_in_queue:
             return job
         spec = job.spec
@@ -169,7 +171,7 @@ class Forecast:
     utilisation: float
 
     def of(self, ident: JobId) -> Expected | None:
-        return next((each for each in self.jobs if each.job == ident), None)
+        return next((expected for expected in self.jobs if expected.job == ident), None)
 
 
 @dataclass(frozen=True)
@@ -193,11 +195,11 @@ class Answer:
 def answer(question: Question) -> Answer:
     """Return the forecasts of the snapshot as it is and with the change, with the same run times."""
     moment, policies = question.moment, question.policies()
-    plans = [_plan(moment, Change(), policies, horizon=question.horizon)]
+    plans = [_create_plan(moment, Change(), policies, horizon=question.horizon)]
     if question.change:
-        plans.append(_plan(moment, question.change, policies, horizon=question.horizon))
+        plans.append(_create_plan(moment, question.change, policies, horizon=question.horizon))
     work = sum(len(plan.moment.jobs) * plan.draws for plan in plans)
-    forecasts = _carry_out(plans, processors() if work > ALONE else 1)
+    forecasts = _run_simulations(plans, processors() if work > ALONE else 1)
     return Answer(forecasts[0], forecasts[1] if question.change else None)
 
 
@@ -215,7 +217,9 @@ def forecast(
     By default there are fewer draws with more jobs. Raise ``UsageError`` for an impossible change. Equal arguments give
     equal results; with and without a change the same run times are drawn.
     """
-    return _carry_out([_plan(moment, change or Change(), policies or builtin(), draws, horizon, seed)], 1)[0]
+    return _run_simulations([_create_plan(moment, change or Change(), policies or builtin(), draws, horizon, seed)], 1)[
+        0
+    ]
 
 
 @dataclass(frozen=True)
@@ -230,11 +234,11 @@ class _Plan:
     horizon: float
     seed: int
 
-    def interval(self, moments: Sequence[float | None]) -> Interval | None:
+    def interval(self, times: Sequence[float | None]) -> Interval | None:
         """Return the interval of one event time per simulation, in seconds from now; None if it never occurs."""
-        if all(moment is None for moment in moments):
+        if all(moment is None for moment in times):
             return None
-        return _interval(self.horizon if at is None else max(0.0, at - self.moment.now) for at in moments)
+        return _percentile_interval(self.horizon if at is None else max(0.0, at - self.moment.now) for at in times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,7 @@ class _Course:
     utilisation: float
 
 
-def _plan(
+def _create_plan(
     moment: Moment,
     change: Change,
     policies: Registry,
@@ -261,21 +265,23 @@ def _plan(
     if missing:
         hint = "install the package that it comes with"
         raise UsageError(f"there is no policy {format_list(missing)} here", field="policy", value=missing[0], hint=hint)
-    estimates = RunTimeEstimates(moment.beginning.runs, {each.name: each.speed for each in changed.beginning.clusters})
+    estimates = RunTimeEstimates(
+        moment.beginning.runs, {cluster.name: cluster.speed for cluster in changed.beginning.clusters}
+    )
     number = draws or max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, len(changed.jobs))))
     return _Plan(changed, estimates, policies, number, horizon, seed)
 
 
-def _carry_out(plans: Sequence[_Plan], processes: int) -> list[Forecast]:
+def _run_simulations(plans: Sequence[_Plan], processes: int) -> list[Forecast]:
     simulations = [(plan, draw) for plan in plans for draw in range(plan.draws)]
-    courses = iter(forked_map(_simulate, simulations, processes, _Course))
-    return [_summary(plan, list(islice(courses, plan.draws))) for plan in plans]
+    courses = iter(forked_map(_run_simulation, simulations, processes, _Course))
+    return [_summarize_courses(plan, list(islice(courses, plan.draws))) for plan in plans]
 
 
-def _simulate(planned: tuple[_Plan, int]) -> _Course:
+def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
     plan, draw = planned
     moment = plan.moment
-    known = {
+    plans = {
         job.id: PlannedJob(
             max(0.0, job.submitted_at),
             job.spec,
@@ -289,7 +295,7 @@ def _simulate(planned: tuple[_Plan, int]) -> _Course:
         policies=plan.policies,
         until=moment.now + plan.horizon,
         moment=moment,
-        known=known,
+        known=plans,
     )
     outcome = simulation.run(())
     starts = {job.id: job.started_at for job in simulation.scheduler.queries.jobs() if job.started_at is not None}
@@ -297,7 +303,7 @@ def _simulate(planned: tuple[_Plan, int]) -> _Course:
     return _Course(starts, {each.ident: each.ended for each in outcome.jobs}, outcome.utilisation)
 
 
-def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
+def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
     now, jobs = plan.moment.now, plan.moment.jobs
     waiting = [job.id for job in jobs if job.is_in_queue]
     expected = []
@@ -311,7 +317,7 @@ def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
                 job.state,
                 plan.interval(starts) if job.is_in_queue else None,
                 plan.interval(ends),
-                _interval(end - start for start, end in ran) if job.is_in_queue else None,
+                _percentile_interval(end - start for start, end in ran) if job.is_in_queue else None,
                 ends.count(None) / len(courses),
                 plan.estimates.basis(job.spec),
             )
@@ -323,20 +329,20 @@ def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
         plan.horizon,
         len(courses),
         tuple(expected),
-        _interval(fmean(some) - now for some in starts_of_waiting if some),
-        _interval(fmean(some) - now for some in ends_of_waiting if some),
-        _interval(len(some) for some in starts_of_waiting) if waiting else None,
+        _percentile_interval(fmean(times) - now for times in starts_of_waiting if times),
+        _percentile_interval(fmean(times) - now for times in ends_of_waiting if times),
+        _percentile_interval(len(times) for times in starts_of_waiting) if waiting else None,
         fmean(course.utilisation for course in courses),
     )
 
 
-def _interval(values: Iterable[float]) -> Interval | None:
+def _percentile_interval(values: Iterable[float]) -> Interval | None:
     """Return the 10th, 50th and 90th percentiles; None without values."""
     ordered = sorted(values)
-    return Interval(*(_quantile(ordered, part) for part in (LOW, MIDDLE, HIGH))) if ordered else None
+    return Interval(*(_interpolate_quantile(ordered, part) for part in (LOW, MIDDLE, HIGH))) if ordered else None
 
 
-def _quantile(ordered: Sequence[float], part: float) -> float:
+def _interpolate_quantile(ordered: Sequence[float], part: float) -> float:
     """Return a quantile by linear interpolation.
 
     It never decreases with ``part``, as it may by rounding in ``statistics.quantiles``.
@@ -349,11 +355,13 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:
     """Return the rules with changed parameters; raise ``UsageError`` for unknown parameters and invalid values."""
-    known = asdict(rules)
-    for name in changes.keys() - known.keys():
-        raise UsageError(f"there is no rule {name}", field=f"rules.{name}", value=name, hint=suggest_names(name, known))
+    values = asdict(rules)
+    for name in changes.keys() - values.keys():
+        raise UsageError(
+            f"there is no rule {name}", field=f"rules.{name}", value=name, hint=suggest_names(name, values)
+        )
     try:
-        changed: Rules = TypeAdapter(Rules).validate_python(known | dict(changes))
+        changed: Rules = TypeAdapter(Rules).validate_python(values | dict(changes))
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else next(iter(changes), "")

@@ -71,13 +71,13 @@ def read_sharing_report(value: Json) -> SharingReport:
 
 
 def _to_json(kind: Any, value: Any) -> Json:
-    return _adapter(kind).dump_python(value, mode="json")
+    return _type_adapter(kind).dump_python(value, mode="json")
 
 
 def _from_json(kind: Any, value: Json) -> Any:
-    return _adapter(kind).validate_python(value)
+    return _type_adapter(kind).validate_python(value)
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _type_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)

@@ -42,8 +42,8 @@ def match(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
     bounds = search.any_bounds() if mode is Mode.FIRST_NON_SATURATED else search.best_bounds()
     if bounds is None:
         return None
-    split = search.split(*bounds)
-    return problem.weigh(_shares(split, bounds[0]))
+    split = search.split_nodes(*bounds)
+    return problem.weigh(_choose_kinds(split, bounds[0]))
 
 
 def fits(problem: Problem, mode: Mode = Mode.OPTIMAL) -> bool:
@@ -57,9 +57,9 @@ def fits(problem: Problem, mode: Mode = Mode.OPTIMAL) -> bool:
 
 def most_admitted(problem: Problem, site: Site) -> int:
     """Return how many nodes of the job, but not all, a site can have without saturating its uplink."""
-    most = min(site.idle, problem.nodes - 1)
-    if problem.link_slowdown(site, most) <= 1.0:
-        return most
+    maximum = min(site.idle, problem.nodes - 1)
+    if problem.link_slowdown(site, maximum) <= 1.0:
+        return maximum
     return _few_admitted(problem, site)
 
 
@@ -101,10 +101,10 @@ class _Search:
     def __init__(self, problem: Problem, mode: Mode) -> None:
         self._problem = problem
         self._nodes = [_Nodes(problem, site, mode) for site in problem.sites]
-        self._most = problem.nodes // problem.least
+        self._max_sites = problem.nodes // problem.least
         if problem.most is not None:
-            self._most = min(self._most, problem.most)
-        self._is_bounded = problem.least > 1 or self._most < len(self._nodes)
+            self._max_sites = min(self._max_sites, problem.most)
+        self._is_bounded = problem.least > 1 or self._max_sites < len(self._nodes)
         self._slowdowns = sorted({slowdown for nodes in self._nodes for slowdown in nodes.slowdowns})
         self._bounds = [1.0]
         """Candidate bounds on the load of the most loaded uplink, ascending."""
@@ -116,13 +116,13 @@ class _Search:
     def any_bounds(self) -> tuple[float, float] | None:
         """Return the largest slowdown and a load of 1, which saturates no uplink; None if the nodes do not suffice."""
         last = len(self._slowdowns) - 1
-        return (self._slowdowns[last], 1.0) if last >= 0 and self._fits(self._counts(last), 1.0) else None
+        return (self._slowdowns[last], 1.0) if last >= 0 and self._can_hold(self._counts_within(last), 1.0) else None
 
     def best_bounds(self) -> tuple[float, float] | None:
         """Return the bounds on node slowdown and uplink load with the minimum T; None if no nodes suffice."""
         slowdowns, bounds = self._slowdowns, self._bounds
         places = range(len(slowdowns))
-        first = bisect_left(places, True, key=lambda place: self._fits(self._counts(place), bounds[-1]))
+        first = bisect_left(places, True, key=lambda place: self._can_hold(self._counts_within(place), bounds[-1]))
         if first == len(places):
             return None
         if not self._problem.communicating:
@@ -131,21 +131,23 @@ class _Search:
         last = places[-1]
         at_first = self._least_load(first, 0, len(bounds) - 1)
         at_last = self._least_load(last, 0, at_first)
-        best = min((self._time(place, load), place, load) for place, load in ((first, at_first), (last, at_last)))
+        best = min(
+            (self._time_within(place, load), place, load) for place, load in ((first, at_first), (last, at_last))
+        )
         ranges = [(first, at_first, last, at_last)]
         while ranges:
             low, at_low, high, at_high = ranges.pop()
             # Between two slowdowns the load is between theirs. If both loads are the same, the fastest nodes are
             # best.
-            if high - low < 2 or at_low == at_high or (self._time(low + 1, at_high), low + 1) >= best[:2]:
+            if high - low < 2 or at_low == at_high or (self._time_within(low + 1, at_high), low + 1) >= best[:2]:
                 continue
             middle = (low + high) // 2
             at_middle = self._least_load(middle, at_high, at_low)
-            best = min(best, (self._time(middle, at_middle), middle, at_middle))
+            best = min(best, (self._time_within(middle, at_middle), middle, at_middle))
             ranges += [(middle, at_middle, high, at_high), (low, at_low, middle, at_middle)]
         return slowdowns[best[1]], bounds[best[2]]
 
-    def _time(self, place: int, load: int) -> float:
+    def _time_within(self, place: int, load: int) -> float:
         return self._problem.time(self._slowdowns[place], self._bounds[load])
 
     def _least_load(self, place: int, low: int, high: int) -> int:
@@ -153,17 +155,17 @@ class _Search:
 
         ``place`` is the index of the slowdown bound. The nodes must suffice with the load bound ``high``.
         """
-        counts = self._counts(place)
-        return bisect_left(self._bounds, True, low, high, key=lambda load: self._fits(counts, load))
+        counts = self._counts_within(place)
+        return bisect_left(self._bounds, True, low, high, key=lambda load: self._can_hold(counts, load))
 
     # Nodes within bounds
 
-    def _counts(self, place: int) -> list[int]:
+    def _counts_within(self, place: int) -> list[int]:
         """Return each site's number of nodes within the slowdown bound at index ``place``."""
         slowdown = self._slowdowns[place]
         return [nodes.up_to(slowdown) for nodes in self._nodes]
 
-    def _few(self, counts: Sequence[int], load: float) -> list[int]:
+    def _small_shares(self, counts: Sequence[int], load: float) -> list[int]:
         """Return each site's maximum number of nodes such that any smaller number also keeps the load bound."""
         return [
             # If all loads in its table keep the bound, the site may use all of its nodes.
@@ -171,10 +173,10 @@ class _Search:
             for nodes, count in zip(self._nodes, counts, strict=True)
         ]
 
-    def _fits(self, counts: Sequence[int], load: float) -> bool:
-        total, few = self._problem.nodes, self._few(counts, load)
+    def _can_hold(self, counts: Sequence[int], load: float) -> bool:
+        total, few = self._problem.nodes, self._small_shares(counts, load)
         if self._is_bounded:
-            return self._choose(counts, few) is not None
+            return self._choose_sites(counts, few) is not None
         room = sum(few)
         if room >= total or max(counts) >= total:
             return True
@@ -184,72 +186,74 @@ class _Search:
             if allowed < count
         )
 
-    def split(self, slowdown: float, load: float) -> Split:
+    def split_nodes(self, slowdown: float, load: float) -> Split:
         """Return the nodes that each site gives to the job within bounds that allow a matching.
 
         Use the fewest sites; of equally good splits prefer one in which a single site has nearly all nodes.
         """
-        total, least = self._problem.nodes, self._problem.least
+        total, min_per_site = self._problem.nodes, self._problem.least
         counts = [nodes.up_to(slowdown) for nodes in self._nodes]
-        few = self._few(counts, load)
-        choice = self._choose(counts, few)
+        few = self._small_shares(counts, load)
+        choice = self._choose_sites(counts, few)
         assert choice is not None, "there are enough nodes within the bounds"
-        rest, sizes = total, {}
+        spread, sizes = total, {}
         if choice.main is not None:
-            rest = max(total - counts[choice.main], len(choice.few) * least)
-            sizes[choice.main] = total - rest
-        sizes |= _filled({place: few[place] for place in choice.few}, rest, least)
+            spread = max(total - counts[choice.main], len(choice.few) * min_per_site)
+            sizes[choice.main] = total - spread
+        sizes |= _distribute_nodes({place: few[place] for place in choice.few}, spread, min_per_site)
         return [(self._nodes[place].site, size) for place, size in sizes.items()]
 
-    def _choose(self, counts: Sequence[int], few: Sequence[int]) -> _Choice | None:
+    def _choose_sites(self, counts: Sequence[int], few: Sequence[int]) -> _Choice | None:
         """Return the fewest sites that can hold the whole job; None if no sites can.
 
         ``counts``: the nodes of each site within the bounds. Each site may have up to ``few`` nodes of the job, or all
         but up to ``few``.
         """
-        total, least = self._problem.nodes, self._problem.least
-        if total < least or self._most < 1:
+        total, min_per_site = self._problem.nodes, self._problem.least
+        if total < min_per_site or self._max_sites < 1:
             return None
         best: tuple[float, int, int] = (inf, 0, -1)
-        order = sorted((place for place, allowed in enumerate(few) if allowed >= least), key=lambda place: -few[place])
-        room = [0, *accumulate(few[place] for place in order)]
-        if total <= room[-1]:
-            best = (bisect_left(room, total), 0, -1)
+        order = sorted(
+            (place for place, allowed in enumerate(few) if allowed >= min_per_site), key=lambda place: -few[place]
+        )
+        cumulative = [0, *accumulate(few[place] for place in order)]
+        if total <= cumulative[-1]:
+            best = (bisect_left(cumulative, total), 0, -1)
         for place, (count, allowed) in enumerate(zip(counts, few, strict=True)):
             if count >= total:
                 return _Choice((), place)
-            if allowed == count or total - count > min(allowed, total - least):
+            if allowed == count or total - count > min(allowed, total - min_per_site):
                 continue
-            others = bisect_left(room, total - count)
-            if allowed >= least and order.index(place) < others:
-                others = bisect_left(room, total - count + allowed) - 1
-                there_are = len(order) - 1
+            further_sites = bisect_left(cumulative, total - count)
+            if allowed >= min_per_site and order.index(place) < further_sites:
+                further_sites = bisect_left(cumulative, total - count + allowed) - 1
+                available = len(order) - 1
             else:
-                there_are = len(order)
-            if others <= there_are and others * least <= min(allowed, total - least):
-                best = min(best, (others + 1, -count, place))
+                available = len(order)
+            if further_sites <= available and further_sites * min_per_site <= min(allowed, total - min_per_site):
+                best = min(best, (further_sites + 1, -count, place))
         sites, _, main = best
-        if sites > self._most:
+        if sites > self._max_sites:
             return None
         if main < 0:
             return _Choice(order[: int(sites)])
         return _Choice([place for place in order if place != main][: int(sites) - 1], main)
 
 
-def _filled(room: dict[int, int], total: int, least: int) -> dict[int, int]:
+def _distribute_nodes(capacities: dict[int, int], total: int, min_per_site: int) -> dict[int, int]:
     """Distribute ``total`` nodes over sites in turn, each up to its maximum.
 
-    ``least`` nodes are left for each later site.
+    Leave ``min_per_site`` nodes for each later site.
     """
-    sizes, left, after = {}, total, least * len(room)
-    for place, most in room.items():
-        after -= least
-        sizes[place] = min(most, left - after)
-        left -= sizes[place]
+    sizes, remaining, reserved = {}, total, min_per_site * len(capacities)
+    for place, maximum in capacities.items():
+        reserved -= min_per_site
+        sizes[place] = min(maximum, remaining - reserved)
+        remaining -= sizes[place]
     return sizes
 
 
-def _shares(split: Split, slowdown: float) -> list[Share]:
+def _choose_kinds(split: Split, slowdown: float) -> list[Share]:
     """Return the kinds of nodes to use on each site: the slowest kind that suffices, or else several kinds.
 
     Fewer kinds make fewer components. Nodes faster than the slowest node of the job would only wait for it.
@@ -262,9 +266,9 @@ def _shares(split: Split, slowdown: float) -> list[Share]:
             slowest = min(alone, key=lambda kind: (-kind.slowdown, kind.idle, kind.name))
             shares.append(Share(site.name, slowest.name, count))
             continue
-        left = count
+        remaining = count
         for kind in sorted(kinds, key=lambda kind: (-kind.idle, -kind.slowdown, kind.name)):
-            if left:
-                shares.append(Share(site.name, kind.name, min(left, kind.idle)))
-                left -= shares[-1].nodes
+            if remaining:
+                shares.append(Share(site.name, kind.name, min(remaining, kind.idle)))
+                remaining -= shares[-1].nodes
     return shares
