@@ -11,7 +11,7 @@ from koalapy.model.sharing import SharingMode
 from koalapy.scheduler.rules import ReclaimedPosition, Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.outcome import Outcome, mean
+from koalapy.simulation.outcome import Outcome, mean_of_jobs
 from koalapy.simulation.simulation import Simulation
 from koalapy.workload.swf import TraceJob
 
@@ -91,9 +91,9 @@ def site_name(site: int) -> str:
 def responses(outcome: Outcome) -> dict[str, float]:
     """Mean response times, of all and of each site's own jobs; all jobs must have come to their ends."""
     assert not outcome.not_run, f"{len(outcome.not_run)} jobs were not run: {outcome.not_run[0].reason}"
-    found = {ENTIRE: mean([job.response for job in outcome.jobs])}
+    found = {ENTIRE: mean_of_jobs([job.response for job in outcome.jobs])}
     for site in map(site_name, SITES):
         own = [job.response for job in outcome.jobs if job.planned.spec.home_site == site]
         if own:
-            found[site] = mean(own)
+            found[site] = mean_of_jobs(own)
     return found

@@ -11,7 +11,7 @@ from itertools import islice
 
 from experiments.huang_2007_grid import PROCESSORS, Setting
 from koalapy.model.request import ComponentRequest, NonFixedRequest
-from koalapy.policies.adaptive import MAX_LOOK_AHEAD, startable
+from koalapy.policies.adaptive import MAX_LOOK_AHEAD, count_startable
 from koalapy.workload.swf import TraceJob
 
 Waiting = list[tuple[int, int]]
@@ -79,7 +79,9 @@ class _Choice:
         if len(waiting) == 1:
             return fastest
         others = [_request(size) for size, _ in islice(waiting, 1, MAX_LOOK_AHEAD + 1)]
-        by_fastest, by_tightest = (startable(others, _left(free, site, processors)) for site in (fastest, tightest))
+        by_fastest, by_tightest = (
+            count_startable(others, _left(free, site, processors)) for site in (fastest, tightest)
+        )
         return tightest if by_tightest > by_fastest else fastest
 
 

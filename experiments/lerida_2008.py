@@ -12,7 +12,7 @@ from experiments.traces import Traces
 from koalapy.model.cluster import ClusterView, GridView, NodeClass, Uplink
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.knowledge import Knowledge
-from koalapy.policies.matching.exact import Mode, match
+from koalapy.policies.matching.exact import Mode, find_matching
 from koalapy.policies.matching.problem import Matching, Problem
 from koalapy.policies.resource_matching import ResourceMatching
 
@@ -85,7 +85,7 @@ def problem_of(cell: Cell) -> Problem:
     bandwidth = number(cell, "pnbw") / 100 * NODE_LINK
     known = Knowledge(communication=number(cell, "communication"), bandwidth=bandwidth)
     request = FlexibleRequest(int(number(cell, "tasks")))
-    return ResourceMatching(mode_of(cell), known).problem(request, grid_of(cell))
+    return ResourceMatching(mode_of(cell), known).matching_problem(request, grid_of(cell))
 
 
 def mode_of(cell: Cell) -> Mode:
@@ -119,7 +119,7 @@ class Figure5(Experiment):
         ]
 
     def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        found = match(problem_of(cell), mode_of(cell))
+        found = find_matching(problem_of(cell), mode_of(cell))
         assert found is not None, "all nodes are idle"
         return {"SP": found.processing, "SC": found.communication, "T": found.time}
 
@@ -159,7 +159,7 @@ class SolverTime(Experiment):
 
     def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         mode, problem = mode_of(cell), problem_of(cell)
-        ours, seconds = timed(match, problem, mode)
+        ours, seconds = timed(find_matching, problem, mode)
         theirs, seconds_of_highs = timed(match_by_highs, problem, mode)
         assert ours is not None, "all nodes are idle"
         assert theirs is not None, "there is a matching"

@@ -52,7 +52,7 @@ class _Model:
             self._nodes.append((site, kind, nodes))
             given.append(nodes)
         counts, loads, sizes = [], [], []
-        for count in range(problem.least, min(site.idle, problem.nodes) + 1):
+        for count in range(problem.min_nodes_per_site, min(site.idle, problem.nodes) + 1):
             load = problem.link_slowdown(site, count)
             if load <= MAX_SLOWDOWN:
                 is_it = highs.addBinary()
@@ -73,8 +73,8 @@ class _Model:
         if not self._nodes:
             return None
         highs.addConstr(sum(nodes for _, _, nodes in self._nodes) == problem.nodes)
-        if problem.most is not None and self._used:
-            highs.addConstr(sum(self._used) <= problem.most)
+        if problem.max_sites is not None and self._used:
+            highs.addConstr(sum(self._used) <= problem.max_sites)
         if self._is_optimised:
             highs.minimize(problem.computing * self._processing + problem.communicating * self._communication)
         else:
@@ -86,4 +86,4 @@ class _Model:
             raise RuntimeError(f"HiGHS found no answer: {highs.modelStatusToString(status)}")
         values = [round(highs.val(nodes)) for _, _, nodes in self._nodes]
         given = zip(self._nodes, values, strict=True)
-        return problem.weigh(Share(site.name, kind.name, count) for (site, kind, _), count in given if count)
+        return problem.evaluate_shares(Share(site.name, kind.name, count) for (site, kind, _), count in given if count)

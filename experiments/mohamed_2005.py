@@ -16,7 +16,7 @@ from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.outcome import JobOutcome, mean
+from koalapy.simulation.outcome import JobOutcome, mean_of_jobs
 from koalapy.simulation.simulation import Simulation
 from koalapy.workload.generate import generate
 from koalapy.workload.recipe import PRESETS, GridSize
@@ -155,9 +155,9 @@ def _means(jobs: Sequence[JobOutcome]) -> dict[str, float]:
     return {
         "failures": 100 * failures / sum(job.attempts for job in jobs),
         "failures of runs to an end": 100 * failures / (failures + len(jobs)),
-        "co-allocated": 100 * mean([float(len(job.gang) > 1) for job in jobs]),
-        "placement": mean([(job.placed or 0.0) - job.planned.at for job in jobs]),
-        "delay": mean([job.start_delay for job in jobs]),
+        "co-allocated": 100 * mean_of_jobs([float(len(job.gang) > 1) for job in jobs]),
+        "placement": mean_of_jobs([(job.placed or 0.0) - job.planned.at for job in jobs]),
+        "delay": mean_of_jobs([job.start_delay for job in jobs]),
     }
 
 
@@ -227,7 +227,13 @@ class OfEachKind(OfTheWorkload):
             usual = _coming(results, EVERY)
             values = [[v for v in self._of(usual, kind, priority) if v is not None] for kind in KINDS]
             at = [place + shift for place in range(len(KINDS))]
-            ax.bar(at, [mean(each) if each else 0.0 for each in values], 0.4, color=color, label=f"{priority} priority")
+            ax.bar(
+                at,
+                [mean_of_jobs(each) if each else 0.0 for each in values],
+                0.4,
+                color=color,
+                label=f"{priority} priority",
+            )
         ax.set_xticks(range(len(KINDS)), [f"{size} in {parts}" for size, parts in KINDS])
         ax.set_ylabel(f"{self.quantity}, {self.unit}")
         ax.legend()
@@ -257,7 +263,7 @@ def _less(some: Sequence[Sequence[float | None]], others: Sequence[Sequence[floa
     for one, other in zip(zip(*some, strict=True), zip(*others, strict=True), strict=True):
         ours, theirs = ([each for each in side if each is not None] for side in (one, other))
         if ours and theirs:
-            found.append(mean(ours) - mean(theirs))
+            found.append(mean_of_jobs(ours) - mean_of_jobs(theirs))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 
-from koalapy.simulation.processes import end_with_parent, processors
+from koalapy.simulation.processes import count_processors, end_with_parent
 
 
 @contextmanager
@@ -18,7 +18,9 @@ def workers(jobs: int | None = None) -> Iterator[Executor]:
         with MPIPoolExecutor() as ranks:
             yield ranks
         return
-    pool = ProcessPoolExecutor(jobs or processors(), multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    pool = ProcessPoolExecutor(
+        jobs or count_processors(), multiprocessing.get_context("spawn"), initializer=end_with_parent
+    )
     try:
         yield pool
     except BaseException:

@@ -53,8 +53,8 @@ from koalapy.model.identity import Identity
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.users import Accounts
-from koalapy.policies.installed import policies as installed
-from koalapy.policies.registry import builtin
+from koalapy.policies.installed import load_policies as installed
+from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord
 from koalapy.record.beginning import Beginning, KnownCluster, People
 from koalapy.record.settings import Recording
@@ -65,8 +65,8 @@ from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.sharing import SharingQuestion, SharingReport
-from koalapy.simulation.sharing import answer as answer_sharing
-from koalapy.simulation.twin import Answer, Question, answer
+from koalapy.simulation.sharing import answer_sharing as answer_sharing
+from koalapy.simulation.twin import Answer, Question, answer_what_if
 from koalapy.store.advice import SqlAdvice, SqlPredictions
 from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
@@ -95,7 +95,7 @@ LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5
 
 
 async def _answer_here(question: Question) -> Answer:
-    return answer(question)
+    return answer_what_if(question)
 
 
 async def _answer_sharing_here(question: SharingQuestion) -> SharingReport:
@@ -220,7 +220,7 @@ async def serving(
     experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
     scheduler = Scheduler(
         SchedulerState(
-            rules, builtin(), clusters, experience=experience, owner_use=OwnerUse(limits), accounts=accounts
+            rules, builtin_policies(), clusters, experience=experience, owner_use=OwnerUse(limits), accounts=accounts
         ),
         nonces=str,
     )
@@ -271,7 +271,7 @@ async def serving(
     measurements = SqlMeasurements(database)
     network = Network(engine, queries, jobs, measurements, LinkTable(("north", "south"), LINKS), MeasurementSettings())
     history = History(SqlHistory(database), engine.clock, queries.jobs)
-    begun = Beginning(rules, tuple(builtin().names()), (KnownCluster("north"), KnownCluster("south")), now=1.0)
+    begun = Beginning(rules, tuple(builtin_policies().names()), (KnownCluster("north"), KnownCluster("south")), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
     advice = SqlAdvice(database)
     track_record = TrackRecord(SqlPredictions(database), advice, engine.clock)

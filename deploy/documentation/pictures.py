@@ -13,7 +13,7 @@ from koalapy.model.cluster import ClusterView, GridView, Link, Uplink
 from koalapy.model.placement import Placement
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.policies.knowledge import Knowledge
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 
 FOLDER = Path(__file__).parents[2] / "docs" / "policies"
 FILE = InputFile("mesh", 6 * 10**9, ("west",))
@@ -119,7 +119,7 @@ EXAMPLES = {
 def placement(name: str) -> Placement:
     """What the policy answers to its example."""
     example = EXAMPLES[name]
-    policy: Any = builtin().resolve(name, example.request)
+    policy: Any = builtin_policies().resolve(name, example.request)
     if example.knowledge is not None:
         policy = policy.informed(example.knowledge)
     answer = policy.place(example.request, replace(GRID, waiting=example.waiting))

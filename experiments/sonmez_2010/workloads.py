@@ -9,7 +9,7 @@ from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.scheduler.rules import QueueMode, Rules
 from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.outcome import JobOutcome, Outcome, mean
+from koalapy.simulation.outcome import JobOutcome, Outcome, mean_of_jobs
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -51,12 +51,12 @@ def measured(outcome: Outcome, duration: float) -> dict[str, Value]:
     early, late = ([_queued(job) for job in arrived_between(jobs, *when)] for when in _quarters(duration))
     used = sum(job.nodes * max(0.0, min(job.ended, duration) - (job.placed or 0.0)) for job in jobs)
     return {
-        "response": mean([job.response for job in jobs]),
-        "wait": mean([job.waited for job in jobs]),
-        "queued early": mean(early),
-        "queued late": mean(late),
+        "response": mean_of_jobs([job.response for job in jobs]),
+        "wait": mean_of_jobs([job.waited for job in jobs]),
+        "queued early": mean_of_jobs(early),
+        "queued late": mean_of_jobs(late),
         "used": used / (outcome.nodes * duration),
-        "co-allocated": mean([float(len(job.gang) > 1) for job in jobs]),
+        "co-allocated": mean_of_jobs([float(len(job.gang) > 1) for job in jobs]),
     }
 
 

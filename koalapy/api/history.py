@@ -25,7 +25,7 @@ from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode
 from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import MAX_DURATION
-from koalapy.simulation.sharing import LeftOut, SiteShare, Verdict
+from koalapy.simulation.sharing import Exclusion, SiteShare, Verdict
 
 
 class Format(StrEnum):
@@ -139,7 +139,7 @@ class SharingView(Output):
     every_site: Verdict
     """``better``: no site is worse off, and at least one is better off; ``unclear``: some sites have too few jobs."""
     sites: list[SiteShare]
-    left_out: list[LeftOut]
+    exclusions: list[Exclusion]
 
 
 def sharing_router(service: Sharing, history: History) -> APIRouter:
@@ -151,7 +151,7 @@ def sharing_router(service: Sharing, history: History) -> APIRouter:
         which are simulated. Covers finished jobs submitted in these days; takes some seconds."""
         span = history.span(first, last)
         report = await cancel_on_disconnect(request, service.report(span))
-        results = {name: getattr(report, name) for name in ("start", "end", "every_site", "sites", "left_out")}
+        results = {name: getattr(report, name) for name in ("start", "end", "every_site", "sites", "exclusions")}
         return SharingView.model_validate({"first": span.first, "last": span.last, **results})
 
     return router

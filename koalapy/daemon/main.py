@@ -24,7 +24,7 @@ from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.observability.spans import traced
 from koalapy.daemon.services import build_duties, build_services
 from koalapy.daemon.web_server import ServerOptions, build_application, listen, load_certificate, trust_proxies
-from koalapy.policies.installed import policies
+from koalapy.policies.installed import load_policies
 from koalapy.policies.registry import Registry
 from koalapy.system.files import FOR_OTHERS, make_private_directory
 from koalapy.system.local_token import TOKEN_FILE
@@ -73,7 +73,9 @@ def serve(
 
     try:
         uvloop.run(
-            run(settings, policies(), host, port, make_data_directory, umask, collect_and_announce, manager, checks)
+            run(
+                settings, load_policies(), host, port, make_data_directory, umask, collect_and_announce, manager, checks
+            )
         )
     finally:
         # No other daemon has used the directory, since this one held the lease.

@@ -37,7 +37,7 @@ from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
 from koalapy.daemon.observability.audit import MERGE_INTERVAL, Audit
 from koalapy.daemon.observability.instruments import SIZE_INTERVAL
 from koalapy.model.request import ClusterName
-from koalapy.policies.installed import policies as installed
+from koalapy.policies.installed import load_policies as installed
 from koalapy.store.engine import file_of
 from koalapy.validation.permissions import SubmissionRules
 

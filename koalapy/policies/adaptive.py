@@ -40,7 +40,7 @@ class Adaptive:
         if isinstance(roomy, Refusal) or roomy.components == fast.components:
             return fast
         by_fast, by_roomy = (
-            startable(grid.waiting[:MAX_LOOK_AHEAD], _remaining_idle(grid, chosen)) for chosen in (fast, roomy)
+            count_startable(grid.waiting[:MAX_LOOK_AHEAD], _remaining_idle(grid, chosen)) for chosen in (fast, roomy)
         )
         if by_roomy > by_fast:
             compared = f"{by_roomy} waiting jobs can start beside it, with {fast_policy.name} {by_fast}"
@@ -65,7 +65,7 @@ def _remaining_idle(grid: GridView, placement: Placement) -> dict[ClusterName, i
     return remaining
 
 
-def startable(waiting: Sequence[Request], idle: Mapping[ClusterName, int]) -> int:
+def count_startable(waiting: Sequence[Request], idle: Mapping[ClusterName, int]) -> int:
     """Return how many of the requests could start at once, in their order, each in addition to those before it.
 
     A flexible request is placed on the fullest cluster that holds it whole. Components of a non-fixed request are

@@ -59,7 +59,7 @@ class Alternative:
 # On one cluster
 
 
-def alone_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
+def find_single_cluster_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
     """Return the placement on the one cluster where the job ends first; None if no cluster has enough idle nodes.
 
     Ties go to the cluster with the lowest latency within it, then to the one with the fewest idle nodes.
@@ -100,7 +100,7 @@ def _rank_by_end(file_lists: Sequence[Files], nominal: float, grid: GridView) ->
 
     Ties go to the lowest latency within the cluster; clusters that tie there, too, share a list.
     """
-    internal_latencies = network_of(grid, BY_LATENCY).own if grid.links else {}
+    internal_latencies = network_of(grid, BY_LATENCY).internal if grid.links else {}
 
     def ordered(grid: GridView) -> list[Equals]:
         ranks: dict[tuple[float, float], Equals] = {}
@@ -139,7 +139,7 @@ def _components_on_one(request: Choosing, grid: GridView, cluster: ClusterView) 
     return (PlacedComponent(request.total_size, cluster.name),)
 
 
-def alone_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
+def find_single_cluster_later(request: Choosing, grid: GridView, knowledge: Knowledge) -> Alternative | None:
     """Return the one cluster where the job would end first, after a wait for jobs of this scheduler to end.
 
     Return None if no cluster would have enough idle nodes even then. If no wait is known, take the cluster whose last
@@ -184,7 +184,7 @@ def _estimate_wait(capacity: Capacity, idle: int, required: int) -> tuple[float 
 # On several clusters
 
 
-def together_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> list[Alternative] | Refusal:
+def find_multi_cluster_now(request: Choosing, grid: GridView, knowledge: Knowledge) -> list[Alternative] | Refusal:
     """Return placements over several clusters, the best first; or the refusal if there is none."""
     answers = _possible_splits(request, grid)
     if isinstance(answers, Refusal):
@@ -259,7 +259,7 @@ def _near_cluster_sets(grid: GridView) -> list[list[ClusterView]]:
 
     def sets(grid: GridView) -> list[list[ClusterName]]:
         network = network_of(grid, BY_LATENCY)
-        names = [cluster.name for cluster in network.together(grid)]
+        names = [cluster.name for cluster in network.order_for_combining(grid)]
         near_sets = dict.fromkeys(frozenset(near_to_all([name, *names], network.near)) for name in names)
         return [[name for name in names if name in inside] for inside in near_sets]
 

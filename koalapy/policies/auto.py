@@ -8,7 +8,14 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
 from koalapy.model.request import FixedRequest, Request, RequestType
 from koalapy.model.wording import format_nodes, format_time
-from koalapy.policies.alternatives import NOTHING, Alternative, Choosing, alone_later, alone_now, together_now
+from koalapy.policies.alternatives import (
+    NOTHING,
+    Alternative,
+    Choosing,
+    find_multi_cluster_now,
+    find_single_cluster_later,
+    find_single_cluster_now,
+)
 from koalapy.policies.fixed import Fixed
 from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, Knowledge
 from koalapy.policies.reasons import idle_that_suffices, nothing_usable, reason_for, with_idle
@@ -46,13 +53,13 @@ class Auto:
             return self._place_fixed(request, grid)
         if not grid.by_idle:
             return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
-        alone = alone_now(request, grid, self._knowledge)
+        alone = find_single_cluster_now(request, grid, self._knowledge)
         if alone is not None:
             return self._alone_or_faster(alone, request, grid)
-        together = together_now(request, grid, self._knowledge)
+        together = find_multi_cluster_now(request, grid, self._knowledge)
         if isinstance(together, Refusal):
             return together
-        later = alone_later(request, grid, self._knowledge)
+        later = find_single_cluster_later(request, grid, self._knowledge)
         if later is None:
             return self._placement_for(together[0], (*together,), "no cluster could hold it alone")
         is_coallocated, reason = self._decide_coallocation(together[0], later)
@@ -71,7 +78,7 @@ class Auto:
         def fits(idle: int) -> bool:
             return isinstance(self.place(request, with_idle(grid, cluster, idle)), Placement)
 
-        later = alone_later(request, grid.restrict_to(frozenset([cluster.name])), self._knowledge)
+        later = find_single_cluster_later(request, grid.restrict_to(frozenset([cluster.name])), self._knowledge)
         needs = f"the request needs {request.total_size} in all"
         if later is not None and later.option.wait is not None:
             needs = f"{needs}, which are expected here at {self._format_expected(later.option.wait)}"
@@ -100,7 +107,7 @@ class Auto:
         faster = list(takewhile(lambda cluster: cluster.speed > alone.speed, grid.by_speed))
         if sum(cluster.idle for cluster in faster) < request.total_size:
             return self._placement_for(alone, (alone,))
-        together = together_now(
+        together = find_multi_cluster_now(
             request, grid.restrict_to(frozenset(cluster.name for cluster in faster)), self._knowledge
         )
         if isinstance(together, Refusal) or together[0].cost >= alone.cost:
@@ -158,7 +165,7 @@ class Auto:
 
     def _harmless_probability(self, alternative: Alternative) -> float:
         """Return the probability that the slowdown stays below the one that harms other jobs."""
-        return self._knowledge.slowdowns.harmless(alternative.option.clusters)
+        return self._knowledge.slowdowns.harmless_probability(alternative.option.clusters)
 
     def _may_probe(self, harmless: float) -> bool:
         return self._knowledge.probing is not None and self._knowledge.probing(harmless)
@@ -176,7 +183,7 @@ class Auto:
 
     def _describe_slowdown(self, alternative: Alternative) -> str:
         slowdowns = self._knowledge.slowdowns
-        estimate = slowdowns.on(alternative.option.clusters)
+        estimate = slowdowns.on_clusters(alternative.option.clusters)
         if slowdowns.runs:
             killed = f", {slowdowns.killed} of them killed" if slowdowns.killed else ""
             source = f"from {slowdowns.runs} run{'s' if slowdowns.runs > 1 else ''}{killed}"

@@ -9,11 +9,11 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import MAX_LISTED, format_list, format_nodes, suggest_names
-from koalapy.policies.flexible import needs_of, placement_of, whole_on_first, why_not
-from koalapy.policies.network import Network, Weighing, combination, near_sets, network_of
+from koalapy.policies.flexible import placement_of, refusal_reason, unmet_need, whole_on_first
+from koalapy.policies.network import Network, Weighing, find_combination, near_sets, network_of
 from koalapy.policies.policy import does_not_serve
 from koalapy.policies.reasons import idle_nodes, idle_that_suffices, reason_for, with_idle
-from koalapy.policies.splitting import Filled, explain_options, fill_in_turn, most_components, place_options, suffice
+from koalapy.policies.splitting import Filled, can_hold, explain_options, fill_in_turn, most_components, place_options
 
 OPTIONS = ("metric", "group_latency")
 METRICS = ("latency", "bandwidth")
@@ -54,7 +54,7 @@ class CommunicationAware:
         if request.split_options:
             return place_options(request, grid)
         if request.total_size > grid.usable_idle:
-            return Refusal(why_not(request, grid))
+            return Refusal(refusal_reason(request, grid))
         network = network_of(grid, self._weighing)
         filled = self._fill_clusters(request, grid, network)
         if filled is None:
@@ -96,9 +96,9 @@ class CommunicationAware:
                     return filled
         if network.groups or len(sets) < 2:
             return None
-        ordered = network.together(grid, min_size)
+        ordered = network.order_for_combining(grid, min_size)
         max_count = most_components(request)
-        near = combination(ordered, network.levels[level], lambda clusters: suffice(clusters, max_count, total))
+        near = find_combination(ordered, network.levels[level], lambda clusters: can_hold(clusters, max_count, total))
         return fill_in_turn(request, near) if near else None
 
     def _cluster_sets(self, min_size: int, grid: GridView, network: Network, level: int) -> list[list[ClusterView]]:
@@ -115,7 +115,7 @@ class CommunicationAware:
         Groups are ordered by their number of usable clusters. Without groups, each set has only clusters that may be
         combined.
         """
-        ordered = network.together(grid, min_size)
+        ordered = network.order_for_combining(grid, min_size)
         if network.groups:
             groups = [[cluster for cluster in ordered if cluster.name in group] for group in network.groups]
             return sorted(filter(None, groups), key=len)
@@ -128,7 +128,7 @@ class CommunicationAware:
         best = "highest" if self._weighing.bandwidth else "lowest"
         first = filled[0][0]
         if len(filled) == 1:
-            value = self._cost_text(network.own[first.name])
+            value = self._cost_text(network.internal[first.name])
             return (
                 f"{first.name} alone holds the job, and has the {best} {metric} within itself of those that do{value}"
             )
@@ -145,7 +145,7 @@ class CommunicationAware:
 
     def _refusal_reason(self, request: FlexibleRequest, grid: GridView, network: Network) -> str:
         if fill_in_turn(request, grid.by_idle) is None:
-            return why_not(request, grid)
+            return refusal_reason(request, grid)
         min_size = request.min_component_size
         sets = self._cluster_sets(min_size, grid, network, len(network.levels) - 1)
         max_idle = max((sum(cluster.idle for cluster in clusters) for clusters in sets), default=0)
@@ -171,7 +171,7 @@ class CommunicationAware:
             lambda idle: self._fill_clusters(request, with_idle(grid, cluster, idle), network) is not None,
             max(request.min_component_size, request.total_size - near),
         )
-        needs = needs_of(request, cluster)
+        needs = unmet_need(request, cluster)
         far = sum(1 for c in grid.by_idle if c.name not in beside and c.name != cluster.name)
         if far and cluster.idle >= request.min_component_size:
             needs = f"{needs}; {far} of the others cannot be combined with it: only {self._describe_combinable()} are"

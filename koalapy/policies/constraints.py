@@ -27,20 +27,20 @@ class Constraints:
     def __bool__(self) -> bool:
         return self.at_most is not None or self.speed_ratio is not None
 
-    def broken(self, placement: Placement, grid: GridView) -> str:
+    def describe_violations(self, placement: Placement, grid: GridView) -> str:
         """Return a text that says which constraints a placement violates; empty if none."""
         names = {component.cluster for component in placement.components}
-        broken = []
+        violations = []
         if self.at_most is not None and len(names) > self.at_most:
-            broken.append(f"coallocation is {self.at_most}, and it fits only on {len(names)} clusters together")
+            violations.append(f"coallocation is {self.at_most}, and it fits only on {len(names)} clusters together")
         used = sorted((cluster for cluster in grid if cluster.name in names), key=lambda c: (c.speed, c.name))
-        if not self.similar(used):
+        if not self.are_speeds_similar(used):
             slow, fast = used[0], used[-1]
             ratio = f"{slow.name} has {slow.speed / fast.speed:.2g} of the speed of {fast.name}"
-            broken.append(f"speed_ratio_min is {self.speed_ratio:g}, and {ratio}")
-        return "; ".join(broken)
+            violations.append(f"speed_ratio_min is {self.speed_ratio:g}, and {ratio}")
+        return "; ".join(violations)
 
-    def similar(self, clusters: Sequence[ClusterView]) -> bool:
+    def are_speeds_similar(self, clusters: Sequence[ClusterView]) -> bool:
         """Return whether the speeds of these clusters are similar enough to combine them."""
         if self.speed_ratio is None or not clusters:
             return True
@@ -48,7 +48,7 @@ class Constraints:
         return min(speeds) >= max(speeds) * self.speed_ratio
 
 
-def parts(
+def grid_parts(
     request: Request, answer: Placement, grid: GridView, constraints: Constraints
 ) -> Iterator[tuple[Request, GridView]]:
     """Yield (request, grid) pairs to call the policy with after its answer for the whole grid violated a constraint.
@@ -64,20 +64,20 @@ def parts(
         if constraints.at_most is None:
             yield request, inside
         elif isinstance(request, FlexibleRequest) and not request.split_options:
-            yield capped(request, constraints.at_most), inside
+            yield cap_components(request, constraints.at_most), inside
         else:
             for names in _sets_within_limit(request, inside, constraints.at_most):
                 yield request, grid.restrict_to(names)
 
 
-def capped(request: FlexibleRequest, at_most: int) -> FlexibleRequest:
+def cap_components(request: FlexibleRequest, at_most: int) -> FlexibleRequest:
     maximum = request.max_components
     return replace(request, max_components=at_most if maximum is None else min(maximum, at_most))
 
 
 def part_with(cluster: ClusterView, request: Request, grid: GridView, constraints: Constraints) -> GridView:
     """Return a grid of one cluster and those with the most idle nodes that the constraints allow together with it."""
-    inside = [c for c in grid.by_idle if c.name != cluster.name and constraints.similar([c, cluster])]
+    inside = [c for c in grid.by_idle if c.name != cluster.name and constraints.are_speeds_similar([c, cluster])]
     inside = _one_range(cluster, inside, constraints.speed_ratio)
     if constraints.at_most is not None and not (isinstance(request, FlexibleRequest) and not request.split_options):
         inside = inside[: constraints.at_most - 1]

@@ -28,11 +28,11 @@ class FilledInTurn(ABC):
     def name(self) -> str: ...
 
     @abstractmethod
-    def order(self, grid: GridView) -> Sequence[ClusterView]:
+    def order_clusters(self, grid: GridView) -> Sequence[ClusterView]:
         """Return the usable clusters, the best first."""
 
     @abstractmethod
-    def why(self, filled: Filled) -> str:
+    def explain_choice(self, filled: Filled) -> str:
         """Return the reason for the choice of clusters, for users."""
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:
@@ -40,10 +40,12 @@ class FilledInTurn(ABC):
             raise does_not_serve(self, request)
         if request.split_options:
             return place_options(request, grid)
-        order = self.order(grid)
+        order = self.order_clusters(grid)
         enough = request.total_size <= grid.usable_idle
         filled = (whole_on_first(request, order) or fill_in_turn(request, order)) if enough else None
-        return Refusal(why_not(request, grid)) if filled is None else placement_of(filled, self.why(filled))
+        if filled is None:
+            return Refusal(refusal_reason(request, grid))
+        return placement_of(filled, self.explain_choice(filled))
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
         if not isinstance(request, FlexibleRequest):
@@ -57,11 +59,11 @@ class ClusterMinimization(FilledInTurn):
     # sonmez-2010 IV-B
     name = "cluster-minimization"
 
-    def order(self, grid: GridView) -> Sequence[ClusterView]:
+    def order_clusters(self, grid: GridView) -> Sequence[ClusterView]:
         return grid.by_idle
 
-    def why(self, filled: Filled) -> str:
-        return taken_in_turn(filled, "the most idle nodes")
+    def explain_choice(self, filled: Filled) -> str:
+        return describe_fill(filled, "the most idle nodes")
 
 
 class LargerFirst(ClusterMinimization):
@@ -77,11 +79,11 @@ class FasterFirst(FilledInTurn):
     # huang-2007 6
     name = "faster-first"
 
-    def order(self, grid: GridView) -> Sequence[ClusterView]:
+    def order_clusters(self, grid: GridView) -> Sequence[ClusterView]:
         return grid.by_speed
 
-    def why(self, filled: Filled) -> str:
-        return taken_in_turn(filled, f"the highest speed that serves, {filled[0][0].speed:g}")
+    def explain_choice(self, filled: Filled) -> str:
+        return describe_fill(filled, f"the highest speed that serves, {filled[0][0].speed:g}")
 
 
 def whole_on_first(request: FlexibleRequest, order: Iterable[ClusterView]) -> Filled | None:
@@ -96,7 +98,7 @@ def placement_of(filled: Filled, reason: str) -> Placement:
     return Placement(tuple(PlacedComponent(size, cluster.name) for cluster, size in filled), reason)
 
 
-def taken_in_turn(filled: Filled, first: str) -> str:
+def describe_fill(filled: Filled, first: str) -> str:
     """Return a text such as ``north had the most idle nodes (16 of 16), then south (8 of 16)``.
 
     ``first`` is the property for which the first cluster was chosen.
@@ -107,7 +109,7 @@ def taken_in_turn(filled: Filled, first: str) -> str:
     return format_list(parts, len(filled))
 
 
-def why_not(request: FlexibleRequest, grid: GridView) -> str:
+def refusal_reason(request: FlexibleRequest, grid: GridView) -> str:
     """Return the first bound that cannot be met: idle nodes in all, on clusters large enough, or on few enough."""
     total, min_size, max_clusters = request.total_size, request.min_component_size, request.max_components
     if not grid.by_idle:
@@ -131,12 +133,12 @@ def explain_split(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReas
     if fill_in_turn(request, grid.by_idle) is not None:
         return ()
     return tuple(
-        reason_for(cluster, needs_of(request, cluster), _sufficient_idle(request, cluster, grid))
+        reason_for(cluster, unmet_need(request, cluster), _sufficient_idle(request, cluster, grid))
         for cluster in sorted(grid, key=lambda c: c.name)
     )
 
 
-def needs_of(request: FlexibleRequest, cluster: ClusterView) -> str:
+def unmet_need(request: FlexibleRequest, cluster: ClusterView) -> str:
     """Return the requirement that the idle nodes of the cluster do not meet."""
     if cluster.idle < request.min_component_size:
         return f"a component needs at least {request.min_component_size}"

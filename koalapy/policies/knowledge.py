@@ -29,7 +29,7 @@ BETWEEN_APPLICATIONS = 0.4
 SURE, HOPELESS = 0.75, 0.1
 """Probabilities of no harm: from ``SURE`` on co-allocation counts as harmless, up to ``HOPELESS`` as harmful."""
 
-Where = tuple[ClusterName, ...]
+ClusterSet = tuple[ClusterName, ...]
 """Names of several clusters, sorted."""
 
 
@@ -37,17 +37,17 @@ Where = tuple[ClusterName, ...]
 class RunTimes:
     """Estimated run times of a job at speed 1: on one cluster, and on each set of clusters on which it has run."""
 
-    alone: LogNormal | None = None
-    seen: Mapping[Where, LogNormal] = field(default_factory=dict)
+    single_cluster: LogNormal | None = None
+    measured: Mapping[ClusterSet, LogNormal] = field(default_factory=dict)
 
-    def on(self, clusters: Where, slowdown: LogNormal) -> LogNormal | None:
+    def on_clusters(self, clusters: ClusterSet, slowdown: LogNormal) -> LogNormal | None:
         """Return the run time on several clusters: as measured there, or else on one cluster times the slowdown.
 
         Return None if neither is known.
         """
-        if clusters in self.seen or self.alone is None:
-            return self.seen.get(clusters)
-        return self.alone.times(slowdown)
+        if clusters in self.measured or self.single_cluster is None:
+            return self.measured.get(clusters)
+        return self.single_cluster.multiply_by(slowdown)
 
 
 def prior_slowdown(communication: float | None = None) -> float:
@@ -56,7 +56,7 @@ def prior_slowdown(communication: float | None = None) -> float:
     return min(WORST_PRIOR, 1.0 + max(0.0, ccr - HARMLESS_CCR))
 
 
-def assumed(communication: float | None = None) -> LogNormal:
+def assume_slowdown(communication: float | None = None) -> LogNormal:
     """Return the prior distribution of a slowdown: narrow if a share of communication is declared, wide if not."""
     within = 2**0.5 * BETWEEN_APPLICATIONS if communication is None else DECLARED_WITHIN
     return LogNormal(log(prior_slowdown(communication)), within)
@@ -66,20 +66,20 @@ def assumed(communication: float | None = None) -> LogNormal:
 class Slowdowns:
     """Estimated slowdowns of an application on several clusters as against one, and the number of runs behind them."""
 
-    anywhere: LogNormal = field(default_factory=assumed)
+    anywhere: LogNormal = field(default_factory=assume_slowdown)
     """Slowdown on sets of clusters on which the application has not run."""
-    seen: Mapping[Where, LogNormal] = field(default_factory=dict)
+    measured: Mapping[ClusterSet, LogNormal] = field(default_factory=dict)
     runs: int = 0
     """Number of runs on several clusters that were compared with runs of the same size on one."""
     killed: int = 0
     """Number of these runs that were killed before their end."""
 
-    def on(self, clusters: Where) -> LogNormal:
-        return self.seen.get(clusters, self.anywhere)
+    def on_clusters(self, clusters: ClusterSet) -> LogNormal:
+        return self.measured.get(clusters, self.anywhere)
 
-    def harmless(self, clusters: Where) -> float:
+    def harmless_probability(self, clusters: ClusterSet) -> float:
         """Return the probability that the slowdown is below ``HARMFUL``, given that it is at least 1."""
-        return self.on(clusters).between(1.0, HARMFUL)
+        return self.on_clusters(clusters).probability_between(1.0, HARMFUL)
 
 
 class Release(NamedTuple):
@@ -128,9 +128,9 @@ class Knowledge:
     memory: int = 0
     """Memory in bytes that each node must have."""
 
-    def slowdown(self, clusters: Where) -> float:
+    def slowdown(self, clusters: ClusterSet) -> float:
         """Return the estimated slowdown on these clusters as against one; 1 for one cluster."""
-        return max(1.0, self.slowdowns.on(clusters).value) if len(clusters) > 1 else 1.0
+        return max(1.0, self.slowdowns.on_clusters(clusters).value) if len(clusters) > 1 else 1.0
 
     @property
     def share(self) -> float:
@@ -143,9 +143,12 @@ class Knowledge:
         ccr = max(0.0, self.slowdowns.anywhere.value - 1.0) + HARMLESS_CCR
         return ccr / (1.0 + ccr)
 
-    def run_time(self, clusters: Where) -> float | None:
+    def run_time(self, clusters: ClusterSet) -> float | None:
         """Return the estimated seconds on these clusters at speed 1; None if unknown. No clusters: on one."""
-        estimate = self.times.alone if len(clusters) < 2 else self.times.on(clusters, self.slowdowns.on(clusters))
+        if len(clusters) < 2:
+            estimate = self.times.single_cluster
+        else:
+            estimate = self.times.on_clusters(clusters, self.slowdowns.on_clusters(clusters))
         return None if estimate is None else estimate.value
 
 

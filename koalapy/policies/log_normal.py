@@ -31,7 +31,7 @@ class LogNormal:
         """Return the 90th percentile of the quantity."""
         return exp(self.log + EIGHTY_PERCENT * self.deviation)
 
-    def between(self, low: float, high: float) -> float:
+    def probability_between(self, low: float, high: float) -> float:
         """Return the probability that the quantity is at most ``high``, given that it is at least ``low``."""
         above = 1.0 - self._probability_below(log(low))
         return (
@@ -45,16 +45,16 @@ class LogNormal:
             return float(self.log < bound)
         return 0.5 * (1.0 + erf((bound - self.log) / (self.deviation * sqrt(2.0))))
 
-    def times(self, factor: "LogNormal") -> "LogNormal":
+    def multiply_by(self, factor: "LogNormal") -> "LogNormal":
         """Return the estimate of the product with another quantity."""
         return LogNormal(self.log + factor.log, sqrt(self.deviation**2 + factor.deviation**2))
 
-    def over(self, factor: "LogNormal") -> "LogNormal":
+    def divide_by(self, factor: "LogNormal") -> "LogNormal":
         """Return the estimate of the quotient by another quantity."""
         return LogNormal(self.log - factor.log, sqrt(self.deviation**2 + factor.deviation**2))
 
 
-def combine(estimates: Iterable[LogNormal]) -> LogNormal:
+def combine_estimates(estimates: Iterable[LogNormal]) -> LogNormal:
     """Combine independent estimates of one quantity, weighted by their precision. At least one is needed."""
     total = weights = 0.0
     for estimate in estimates:
@@ -64,7 +64,7 @@ def combine(estimates: Iterable[LogNormal]) -> LogNormal:
     return LogNormal(total / weights, 1.0 / sqrt(weights))
 
 
-def separate(combination: LogNormal, part: LogNormal) -> LogNormal:
+def remove_estimate(combination: LogNormal, part: LogNormal) -> LogNormal:
     """Remove one estimate from a combination; the inverse of ``combine``."""
     weight = combination.deviation**-2 - max(part.deviation, MIN_DEVIATION) ** -2
     log = (combination.log * combination.deviation**-2 - part.log * max(part.deviation, MIN_DEVIATION) ** -2) / weight

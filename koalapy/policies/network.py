@@ -23,7 +23,7 @@ class Weighing:
 class Network:
     """Costs between all clusters of a grid, whatever they have idle: seconds, or negative bytes per second."""
 
-    own: Mapping[ClusterName, float]
+    internal: Mapping[ClusterName, float]
     """Cost within each cluster; infinite if not measured."""
     average: Mapping[ClusterName, float]
     """Mean cost of the measured links from each cluster, including the one within it; infinite if there are none."""
@@ -34,7 +34,7 @@ class Network:
 
     With a bound, those of its group.
     """
-    by_own: tuple[ClusterName, ...]
+    by_internal: tuple[ClusterName, ...]
     by_average: tuple[ClusterName, ...]
     """All clusters by ascending cost, ties by name."""
     groups: tuple[frozenset[ClusterName], ...]
@@ -47,9 +47,9 @@ class Network:
 
     def alone(self, grid: GridView) -> Iterator[ClusterView]:
         """Yield the usable clusters in the order in which they are tried for a whole job."""
-        return _usable_in_order(self.by_own, grid)
+        return _usable_in_order(self.by_internal, grid)
 
-    def together(self, grid: GridView, min_idle: int = 0) -> list[ClusterView]:
+    def order_for_combining(self, grid: GridView, min_idle: int = 0) -> list[ClusterView]:
         """Return the usable clusters with at least ``min_idle`` idle nodes, in the order in which they are combined."""
         return [cluster for cluster in _usable_in_order(self.by_average, grid) if cluster.idle >= min_idle]
 
@@ -124,7 +124,7 @@ def near_sets(names: tuple[ClusterName, ...], near: Near) -> list[frozenset[Clus
     return sets
 
 
-def combination(
+def find_combination(
     order: Sequence[ClusterView], near: Near, suffice: Callable[[Sequence[ClusterView]], bool]
 ) -> list[ClusterView] | None:
     """Return the first clusters in order that are near to each other and suffice together.

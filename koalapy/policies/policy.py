@@ -69,7 +69,7 @@ class Capabilities:
     """
 
     @classmethod
-    def of(cls, policy: Policy) -> "Capabilities":
+    def from_policy(cls, policy: Policy) -> "Capabilities":
         declared: dict[str, Any] = {f.name: getattr(policy, f.name) for f in fields(cls) if hasattr(policy, f.name)}
         return cls(**declared)
 

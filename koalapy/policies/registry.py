@@ -59,7 +59,7 @@ class Registry:
                 hint="give the new one another name",
             )
         self._policies[checked.name] = checked
-        self._capabilities[checked.name] = Capabilities.of(checked)
+        self._capabilities[checked.name] = Capabilities.from_policy(checked)
 
     def names(self) -> list[str]:
         return sorted(self._policies)
@@ -121,7 +121,7 @@ class Registry:
         self._configured[policy.name, options] = configured
         return configured
 
-    def describe(self) -> list[dict[str, object]]:
+    def describe_policies(self) -> list[dict[str, object]]:
         """Return the ``name``, the request types (``serves``) and a one-line ``summary`` of each policy, by name."""
         described: list[dict[str, object]] = []
         for name, policy in sorted(self._policies.items()):
@@ -130,7 +130,7 @@ class Registry:
         return described
 
 
-def builtin() -> Registry:
+def builtin_policies() -> Registry:
     """Return a registry of the policies that ship with koalapy."""
     registry = Registry()
     for policy in (

@@ -7,9 +7,9 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.model.wording import format_bytes, format_list, format_nodes, suggest_names
-from koalapy.policies.flexible import needs_of, why_not
+from koalapy.policies.flexible import refusal_reason, unmet_need
 from koalapy.policies.knowledge import Knowledge
-from koalapy.policies.matching.exact import Mode, fits, match, most_admitted
+from koalapy.policies.matching.exact import Mode, find_matching, has_matching, most_admitted
 from koalapy.policies.matching.problem import Kind, Matching, Problem, Site
 from koalapy.policies.policy import does_not_serve
 from koalapy.policies.reasons import idle_that_suffices, reason_for, with_idle
@@ -64,9 +64,9 @@ class ResourceMatching:
         if not isinstance(request, FlexibleRequest):
             raise does_not_serve(self, request)
         if request.total_size > grid.usable_idle:
-            return Refusal(why_not(request, grid))
-        problem = self.problem(request, grid)
-        matching = match(problem, self._mode)
+            return Refusal(refusal_reason(request, grid))
+        problem = self.matching_problem(request, grid)
+        matching = find_matching(problem, self._mode)
         if matching is None:
             return Refusal(self._refusal_reason(request, grid, problem))
         placed = (PlacedComponent(share.nodes, share.site, node_class=share.kind) for share in matching.shares)
@@ -75,12 +75,12 @@ class ResourceMatching:
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
         if not isinstance(request, FlexibleRequest):
             raise does_not_serve(self, request)
-        problem = self.problem(request, grid)
-        if fits(problem, self._mode):
+        problem = self.matching_problem(request, grid)
+        if has_matching(problem, self._mode):
             return ()
         return tuple(self._explain_cluster(request, c, grid, problem) for c in sorted(grid, key=lambda c: c.name))
 
-    def problem(self, request: FlexibleRequest, grid: GridView) -> Problem:
+    def matching_problem(self, request: FlexibleRequest, grid: GridView) -> Problem:
         """Return the matching problem: the idle nodes of usable clusters that have enough memory."""
         usable = sorted((c for c in grid.clusters if c.state is ClusterState.USABLE), key=lambda c: c.name)
         sites = (
@@ -95,7 +95,7 @@ class ResourceMatching:
     def _refusal_reason(self, request: FlexibleRequest, grid: GridView, problem: Problem) -> str:
         """Return the first binding limit: nodes within the request's bounds, nodes with enough memory, or links."""
         if fill_in_turn(request, grid.by_idle) is None:
-            return why_not(request, grid)
+            return refusal_reason(request, grid)
         total = format_nodes(request.total_size)
         able = [(c, site.idle) for site in problem.sites if (c := grid.get(site.name)) is not None]
         roomy = sorted((c.with_idle(idle) for c, idle in able), key=lambda c: (-c.idle, c.name))
@@ -112,9 +112,9 @@ class ResourceMatching:
         self, request: FlexibleRequest, cluster: ClusterView, grid: GridView, problem: Problem
     ) -> ClusterReason:
         def suffices(idle: int) -> bool:
-            return fits(self.problem(request, with_idle(grid, cluster, idle)), self._mode)
+            return has_matching(self.matching_problem(request, with_idle(grid, cluster, idle)), self._mode)
 
-        needs = needs_of(request, cluster)
+        needs = unmet_need(request, cluster)
         site = next((site for site in problem.sites if site.name == cluster.name), None)
         if site is not None and site.idle < cluster.idle:
             needs = f"{site.idle} of them with {format_bytes(self._knowledge.memory)} of memory; {needs}"
@@ -170,7 +170,7 @@ def _explain_matching(problem: Problem, matching: Matching) -> str:
         parts.append("communication 1 × (no uplink is saturated)")
     else:
         site = max((sites[n] for n in counts), key=lambda site: problem.link_slowdown(site, counts[site.name]))
-        load = site.consumed + problem.demand(counts[site.name])
+        load = site.consumed + problem.uplink_demand(counts[site.name])
         link = f"{site.name}'s uplink with {format_bytes(load)}/s of {format_bytes(site.capacity or 0.0)}/s"
         parts.append(f"communication {matching.communication:.3g} × ({link})")
     return f"{format_list(used)}: {matching.time:.3g} × the run time on idle nodes of power 1; {', '.join(parts)}"

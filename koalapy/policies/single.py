@@ -25,7 +25,7 @@ class OnOneCluster(ABC):
     def name(self) -> str: ...
 
     @abstractmethod
-    def choose(self, size: int, grid: GridView) -> tuple[ClusterView, str]:
+    def choose_cluster(self, size: int, grid: GridView) -> tuple[ClusterView, str]:
         """Return a usable cluster with enough idle nodes, and the reason for users. The caller ensures there is one."""
 
     def check(self, request: Request) -> None:
@@ -37,7 +37,7 @@ class OnOneCluster(ABC):
             return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
         if grid.by_idle[0].idle < size:
             return Refusal(f"no cluster has {format_nodes(size, 'idle')} ({idle_nodes(grid)})")
-        cluster, reason = self.choose(size, grid)
+        cluster, reason = self.choose_cluster(size, grid)
         index = None if isinstance(request, FlexibleRequest) else 0
         return Placement((PlacedComponent(size, cluster.name, index),), reason)
 
@@ -58,7 +58,7 @@ class BestFit(OnOneCluster):
 
     name = "best-fit"
 
-    def choose(self, size: int, grid: GridView) -> tuple[ClusterView, str]:
+    def choose_cluster(self, size: int, grid: GridView) -> tuple[ClusterView, str]:
         order = grid.by_idle
         enough = bisect_right(order, -size, key=lambda cluster: -cluster.idle)
         fewest = order[enough - 1].idle
@@ -72,7 +72,7 @@ class FastestOne(OnOneCluster):
 
     name = "fastest-one"
 
-    def choose(self, size: int, grid: GridView) -> tuple[ClusterView, str]:
+    def choose_cluster(self, size: int, grid: GridView) -> tuple[ClusterView, str]:
         cluster = next(cluster for cluster in grid.by_speed if cluster.idle >= size)
         return cluster, f"{cluster.name} is the fastest with room (speed {cluster.speed:g}, {cluster.idle} idle)"
 

@@ -9,7 +9,7 @@ from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, R
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.wording import format_list
 from koalapy.policies.reasons import idle_nodes, nothing_usable, reason_for
-from koalapy.policies.worst_fit import Unplaced, fit_in_turn, idle_wanted, summary_of
+from koalapy.policies.worst_fit import Unplaced, fit_in_turn, sufficient_idle, summary_of
 
 Filled = list[tuple[ClusterView, int]]
 
@@ -28,7 +28,7 @@ def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Fill
     min_size, remaining = request.min_component_size, request.total_size
     max_count = most_components(request)
     roomy = [cluster for cluster in order if cluster.idle >= min_size]
-    if not suffice(roomy, max_count, remaining):
+    if not can_hold(roomy, max_count, remaining):
         return None
     filled: Filled = []
     scarce = max_count < len(roomy)
@@ -37,7 +37,7 @@ def fill_in_turn(request: FlexibleRequest, order: Iterable[ClusterView]) -> Fill
         if excess <= 0:
             filled.append((cluster, remaining))
             break
-        if not scarce or suffice(roomy[place:], max_count - len(filled) - 1, excess):
+        if not scarce or can_hold(roomy[place:], max_count - len(filled) - 1, excess):
             filled.append((cluster, cluster.idle))
             remaining = excess
     return filled if filled[-1][1] >= min_size else _raise_last(filled, min_size)
@@ -49,7 +49,7 @@ def most_components(request: FlexibleRequest) -> int:
     return maximum if request.max_components is None else min(maximum, request.max_components)
 
 
-def suffice(clusters: Sequence[ClusterView], max_count: int, required: int) -> bool:
+def can_hold(clusters: Sequence[ClusterView], max_count: int, required: int) -> bool:
     """Return whether at most ``max_count`` clusters have ``required`` idle nodes in all; check the first ones first."""
     if max_count < 1:
         return False
@@ -99,7 +99,7 @@ def explain_options(request: FlexibleRequest, grid: GridView) -> tuple[ClusterRe
     smallest = min(max(sizes) for sizes in request.split_options)
     reasons = []
     for cluster in sorted(grid, key=lambda c: c.name):
-        counts = (idle_wanted(sizes, grid, cluster) for sizes in request.split_options)
+        counts = (sufficient_idle(sizes, grid, cluster) for sizes in request.split_options)
         sufficient = min((count for count in counts if count is not None), default=None)
         needs = f"each split option needs {smallest} or more for its largest component"
         reasons.append(reason_for(cluster, needs, sufficient))

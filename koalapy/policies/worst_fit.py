@@ -45,7 +45,7 @@ class WorstFit:
         if isinstance(fit, Unplaced):
             if not grid.by_idle:
                 return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
-            idle, name = fit.left[0]
+            idle, name = fit.remaining[0]
             largest = "; ".join(filter(None, (f"most: {name} with {-idle}", unusable_clusters(grid))))
             return Refusal(f"{summary_of(sizes, fit)} for component {fit.index} ({largest})")
         placed = tuple(
@@ -58,13 +58,13 @@ class WorstFit:
         fit = fit_in_turn(sizes, grid.by_idle)
         if not isinstance(fit, Unplaced):
             return ()
-        remaining = {c.name: c.idle for c in grid.by_idle} | {name: -idle for idle, name in fit.left}
+        remaining = {c.name: c.idle for c in grid.by_idle} | {name: -idle for idle, name in fit.remaining}
         reasons = []
         for cluster in sorted(grid, key=lambda c: c.name):
             used = cluster.usable_idle - remaining.get(cluster.name, 0)
             beside = f"{used} of them for larger components, " if used else ""
             needs = f"{beside}component {fit.index} needs {sizes[fit.index]}"
-            reasons.append(reason_for(cluster, needs, idle_wanted(sizes, grid, cluster)))
+            reasons.append(reason_for(cluster, needs, sufficient_idle(sizes, grid, cluster)))
         return tuple(reasons)
 
     def _component_sizes(self, request: Request) -> list[int]:
@@ -79,7 +79,7 @@ class Unplaced:
 
     index: int
     placed: int
-    left: Heap
+    remaining: Heap
     """Nodes left on the considered clusters: as many clusters as there are sizes, those with the most idle nodes."""
 
 
@@ -98,7 +98,7 @@ def fit_in_turn(sizes: Sequence[int], by_idle: Sequence[ClusterView]) -> list[tu
     return sites
 
 
-def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> int | None:
+def sufficient_idle(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> int | None:
     """Return the minimum idle nodes of ``cluster``, more than it has, with which worst-fit would place the sizes.
 
     Return None if the cluster is too small or not usable.

@@ -47,6 +47,6 @@ RunTime = Callable[[PlannedJob, Gang], float]
 """Returns the factor by which ``PlannedJob.lasts`` is multiplied for a placement."""
 
 
-def constant(job: PlannedJob, gang: Gang) -> float:
+def constant_run_time(job: PlannedJob, gang: Gang) -> float:
     """Return 1: the run time does not depend on the placement."""
     return 1.0

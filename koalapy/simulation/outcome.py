@@ -96,10 +96,10 @@ class Outcome:
 
     def mean_response(self) -> float:
         """Return the mean response time in seconds of jobs that succeeded; raise ``ValueError`` if none did."""
-        return mean([job.response for job in self.succeeded()])
+        return mean_of_jobs([job.response for job in self.succeeded()])
 
 
-def mean(values: Sequence[float]) -> float:
+def mean_of_jobs(values: Sequence[float]) -> float:
     """Return the mean; raise ``ValueError`` for no values."""
     if not values:
         raise ValueError("there is no mean of no jobs")

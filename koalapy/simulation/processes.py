@@ -15,7 +15,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def processors() -> int:
+def count_processors() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 

@@ -90,4 +90,4 @@ class RunTimeEstimates:
         speed = min((self._speeds.get(name, 1.0) for name in names), default=1.0)
         if len(names) < 2:
             return 1.0 / speed
-        return max(1.0, self._experience.slowdowns(application, communication).on(names).value) / speed
+        return max(1.0, self._experience.slowdowns(application, communication).on_clusters(names).value) / speed

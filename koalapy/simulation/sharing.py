@@ -56,14 +56,14 @@ class HomeJob:
     """Response time in the grid; None for a job that only occupies nodes and does not count."""
 
 
-Alone = Callable[[ClusterName, Site, Sequence[HomeJob]], Mapping[JobId, float]]
+SingleSiteEnds = Callable[[ClusterName, Site, Sequence[HomeJob]], Mapping[JobId, float]]
 """Returns the end times that jobs would have if their site were alone, in seconds since the epoch.
 
 Jobs that would never end are missing.
 """
 
 
-class WhyLeftOut(StrEnum):
+class ExclusionReason(StrEnum):
     """Reasons why a job counts in no mean."""
 
     NO_HOME = "without a home site"
@@ -110,10 +110,10 @@ class SiteShare:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class Exclusion:
     """Jobs that count in no mean for one reason; the first of them are listed."""
 
-    why: WhyLeftOut
+    reason: ExclusionReason
     count: int
     jobs: Sequence[JobId]
 
@@ -127,7 +127,7 @@ class SharingReport:
     every_site: Verdict
     """``better`` if no site is worse off and at least one is better; ``unclear`` if this is unknown for a site."""
     sites: Sequence[SiteShare]
-    left_out: Sequence[LeftOut]
+    exclusions: Sequence[Exclusion]
 
 
 @dataclass(slots=True)
@@ -136,15 +136,15 @@ class _JobGroups:
 
     at_home: dict[ClusterName, list[HomeJob]] = field(default_factory=lambda: defaultdict(list))
     too_wide: dict[ClusterName, int] = field(default_factory=lambda: defaultdict(int))
-    left_out: dict[WhyLeftOut, list[JobId]] = field(default_factory=lambda: defaultdict(list))
+    exclusions: dict[ExclusionReason, list[JobId]] = field(default_factory=lambda: defaultdict(list))
 
 
-def compare(
+def compare_sharing(
     jobs: Iterable[EndedJob],
     sites: Mapping[ClusterName, Site],
     start: float,
     end: float,
-    alone: Alone,
+    alone: SingleSiteEnds,
     under_way: Sequence[JobId] = (),
 ) -> SharingReport:
     """Return the comparison of the jobs in the grid with their home sites alone.
@@ -153,37 +153,37 @@ def compare(
     mean, but occupy nodes; jobs submitted from ``end`` on are ignored.
     """
     groups = _JobGroups()
-    groups.left_out[WhyLeftOut.NOT_OVER] += sorted(under_way)
+    groups.exclusions[ExclusionReason.NOT_OVER] += sorted(under_way)
     for job in sorted(jobs, key=lambda job: (job.submitted_at, job.id)):
         if job.submitted_at < end:
             _sort_job(groups, job, sites, start)
     shares = [_site_share(name, site, groups, alone) for name, site in sorted(sites.items())]
-    left_out = [
-        LeftOut(reason, len(excluded), excluded[:MAX_NAMED])
-        for reason in WhyLeftOut
-        if (excluded := groups.left_out.get(reason))
+    exclusions = [
+        Exclusion(reason, len(excluded), excluded[:MAX_NAMED])
+        for reason in ExclusionReason
+        if (excluded := groups.exclusions.get(reason))
     ]
-    return SharingReport(start, end, _judge_all_sites([share for share in shares if share.jobs]), shares, left_out)
+    return SharingReport(start, end, _judge_all_sites([share for share in shares if share.jobs]), shares, exclusions)
 
 
 def _sort_job(groups: _JobGroups, job: EndedJob, sites: Mapping[ClusterName, Site], start: float) -> None:
     site = sites.get(job.home_site)
     is_counted = job.submitted_at >= start and job.state is not JobState.CANCELLED
-    reason = None if is_counted else WhyLeftOut.EARLIER if job.submitted_at < start else WhyLeftOut.CANCELLED
+    reason = None if is_counted else ExclusionReason.EARLIER if job.submitted_at < start else ExclusionReason.CANCELLED
     if not job.home_site:
-        reason = WhyLeftOut.NO_HOME
+        reason = ExclusionReason.NO_HOME
     elif site is None:
-        reason = WhyLeftOut.GONE
+        reason = ExclusionReason.GONE
     elif job.started_at is None or job.nodes < 1:
-        reason = reason or WhyLeftOut.NEVER_RAN
+        reason = reason or ExclusionReason.NEVER_RAN
     elif job.nodes > site.nodes:
-        reason = WhyLeftOut.TOO_WIDE
+        reason = ExclusionReason.TOO_WIDE
         groups.too_wide[job.home_site] += is_counted
     else:
         response = max(0.0, job.ended_at - job.submitted_at) if is_counted else None
         groups.at_home[job.home_site].append(HomeJob(job, lasts_at_home(job, sites), response))
     if reason is not None:
-        groups.left_out[reason].append(job.id)
+        groups.exclusions[reason].append(job.id)
 
 
 def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
@@ -199,10 +199,10 @@ def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
     return start_up + max(0.0, job.ended_at - started) * speed / home
 
 
-def _site_share(name: ClusterName, site: Site, groups: _JobGroups, alone: Alone) -> SiteShare:
+def _site_share(name: ClusterName, site: Site, groups: _JobGroups, alone: SingleSiteEnds) -> SiteShare:
     jobs = groups.at_home[name]
     ended = alone(name, site, jobs) if any(entry.response is not None for entry in jobs) else {}
-    groups.left_out[WhyLeftOut.NEVER_ALONE] += [
+    groups.exclusions[ExclusionReason.NEVER_ALONE] += [
         entry.job.id for entry in jobs if entry.response is not None and entry.job.id not in ended
     ]
     pairs = [
@@ -294,20 +294,20 @@ class SharingQuestion:
     """Unfinished jobs with a home site that were submitted in this period."""
 
 
-def answer(question: SharingQuestion, *pieces: Sequence[EndedJob]) -> SharingReport:
+def answer_sharing(question: SharingQuestion, *pieces: Sequence[EndedJob]) -> SharingReport:
     """Return the comparison for the jobs of the question and of the pieces.
 
     This takes at least 0.1 ms per job, so it must not run in an event loop.
     """
 
     def alone(name: ClusterName, site: Site, jobs: Sequence[HomeJob]) -> Mapping[JobId, float]:
-        return ends_alone(name, site, jobs, question.rules)
+        return simulate_single_site(name, site, jobs, question.rules)
 
     of = question
-    return compare(chain(of.jobs, *pieces), of.sites, of.start, of.end, alone, of.under_way)
+    return compare_sharing(chain(of.jobs, *pieces), of.sites, of.start, of.end, alone, of.under_way)
 
 
-def ends_alone(name: ClusterName, site: Site, jobs: Sequence[HomeJob], rules: Rules) -> dict[JobId, float]:
+def simulate_single_site(name: ClusterName, site: Site, jobs: Sequence[HomeJob], rules: Rules) -> dict[JobId, float]:
     """Return the end times of the jobs on that site alone; the jobs are in the order of their submission.
 
     ``HomeJob.lasts`` must already include the speed of the site.

@@ -16,7 +16,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobSpec, JobState, Launcher, Token, parse_token
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName, StopWarning
-from koalapy.policies.registry import Registry, builtin
+from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent
 from koalapy.scheduler.events import ClusterConfirmed, Event, JobSubmitted, PeriodicScan, Reported
@@ -24,7 +24,7 @@ from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.grid import SimulatedGrid
-from koalapy.simulation.jobs import Gang, LocalUser, PlannedJob, RunTime, constant
+from koalapy.simulation.jobs import Gang, LocalUser, PlannedJob, RunTime, constant_run_time
 from koalapy.simulation.moment import HAVE_NODES, IN_QUEUE, Moment
 from koalapy.simulation.outcome import JobOutcome, NotRun, Outcome
 from koalapy.simulation.site import Runner, Site
@@ -93,7 +93,7 @@ class Simulation:
         grid: SimulatedGrid,
         rules: Rules | None = None,
         *,
-        run_time: RunTime = constant,
+        run_time: RunTime = constant_run_time,
         local_users: Iterable[LocalUser] = (),
         policies: Registry | None = None,
         seed: int = 0,
@@ -112,7 +112,7 @@ class Simulation:
         """
         self.grid, self._run_time, self._until, self._watch = grid, run_time, until, watch
         self.rules = rules or Rules() if moment is None else moment.beginning.rules
-        self.scheduler = self._new_scheduler(policies or builtin(), moment)
+        self.scheduler = self._new_scheduler(policies or builtin_policies(), moment)
         self.now = self._began = 0.0 if moment is None else moment.now
         if watch is None:
             self.scheduler.disable_timelines()

@@ -18,12 +18,12 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobId, JobSpec, JobState
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import format_list, suggest_names
-from koalapy.policies.registry import Registry, builtin
+from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.record.beginning import KnownCluster
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, NodesNow
-from koalapy.simulation.processes import forked_map, processors
+from koalapy.simulation.processes import count_processors, forked_map
 from koalapy.simulation.run_time_estimates import RunTimeEstimates
 from koalapy.simulation.simulation import Simulation
 
@@ -192,18 +192,18 @@ class Answer:
     changed: Forecast | None
 
 
-def answer(question: Question) -> Answer:
+def answer_what_if(question: Question) -> Answer:
     """Return the forecasts of the snapshot as it is and with the change, with the same run times."""
     moment, policies = question.moment, question.policies()
     plans = [_create_plan(moment, Change(), policies, horizon=question.horizon)]
     if question.change:
         plans.append(_create_plan(moment, question.change, policies, horizon=question.horizon))
     work = sum(len(plan.moment.jobs) * plan.draws for plan in plans)
-    forecasts = _run_simulations(plans, processors() if work > ALONE else 1)
+    forecasts = _run_simulations(plans, count_processors() if work > ALONE else 1)
     return Answer(forecasts[0], forecasts[1] if question.change else None)
 
 
-def forecast(
+def forecast_jobs(
     moment: Moment,
     change: Change | None = None,
     *,
@@ -217,9 +217,9 @@ def forecast(
     By default there are fewer draws with more jobs. Raise ``UsageError`` for an impossible change. Equal arguments give
     equal results; with and without a change the same run times are drawn.
     """
-    return _run_simulations([_create_plan(moment, change or Change(), policies or builtin(), draws, horizon, seed)], 1)[
-        0
-    ]
+    return _run_simulations(
+        [_create_plan(moment, change or Change(), policies or builtin_policies(), draws, horizon, seed)], 1
+    )[0]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def answer_question(policies: Callable[[], Registry], values: Iterator[Json]) ->
     terms: _ForecastTerms = _from_json(_ForecastTerms, next(values))
     beginning = beginning_from_json(next(values))
     moment = Moment(replace(beginning, jobs=tuple(map(job_from_json, values))), terms.nodes)
-    return _to_json(Answer, twin.answer(Question(moment, terms.change, policies, terms.horizon)))
+    return _to_json(Answer, twin.answer_what_if(Question(moment, terms.change, policies, terms.horizon)))
 
 
 def read_answer(value: Json) -> Answer:
@@ -62,7 +62,7 @@ def answer_sharing_question(values: Iterator[Json]) -> Json:
     """Return the answer to a question that ``write_sharing_question`` encoded."""
     question: SharingQuestion = _from_json(SharingQuestion, next(values))
     chunks = [_from_json(Sequence[EndedJob], value) for value in values]
-    return _to_json(SharingReport, sharing.answer(question, *chunks))
+    return _to_json(SharingReport, sharing.answer_sharing(question, *chunks))
 
 
 def read_sharing_report(value: Json) -> SharingReport:

@@ -8,7 +8,7 @@ from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.profile import explain_conflict, find_largest_sets, find_sharing_sets
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.model.wording import format_list, format_nodes
-from koalapy.policies.constraints import capped, speed_sets
+from koalapy.policies.constraints import cap_components, speed_sets
 from koalapy.policies.registry import DEFAULTS, Registry
 from koalapy.policies.worst_fit import fits_by_worst_fit
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -201,7 +201,7 @@ def _fits_within(
 ) -> bool:
     request, fewer = spec.request, at_most
     if at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
-        request, fewer = capped(request, at_most), None
+        request, fewer = cap_components(request, at_most), None
     for group in sharing_groups(spec, clusters):
         speeds = {cluster.name: cluster.speed for cluster in group}
         for names in [frozenset(speeds)] if ratio is None else speed_sets(speeds, ratio):

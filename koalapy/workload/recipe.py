@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from koalapy.model.errors import UsageError
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 
 SLEEP = "sleep"
 
@@ -38,7 +38,7 @@ PROGRAMS: dict[str, Program] = {
 
 Form = Literal["nonfixed", "flexible"]
 
-POLICIES = builtin()
+POLICIES = builtin_policies()
 
 
 def form_for(policy: str, form: str) -> str:

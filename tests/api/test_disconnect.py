@@ -22,7 +22,7 @@ from koalapy.daemon.jobs.history import History
 from koalapy.daemon.listener.connections import OWN_FILES, Connections
 from koalapy.dashboard.dashboard import PageCache
 from koalapy.model.errors import BusyError
-from koalapy.policies.installed import policies
+from koalapy.policies.installed import load_policies
 from koalapy.record.beginning import People
 from tests.daemon.test_forecasts import Clock, queries_at
 from tests.memory_stores import memory_stores
@@ -53,7 +53,7 @@ class Work:
 
 
 def forecasts(work: Work) -> APIRouter:
-    service = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    service = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
     return forecasts_router(service, None)  # type: ignore[arg-type]  # for other routes
 
 

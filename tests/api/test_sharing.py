@@ -20,7 +20,10 @@ async def test_what_is_told_of_a_grid_in_which_nothing_has_ended(open_api: Open,
     answer = await api.get(PATH)
     assert answer.status_code == 200, answer.text
     told = answer.json()
-    assert (told["every_site"], told["left_out"]) == ("unclear", [{"why": "not over yet", "count": 2, "jobs": [1, 2]}])
+    assert (told["every_site"], told["exclusions"]) == (
+        "unclear",
+        [{"reason": "not over yet", "count": 2, "jobs": [1, 2]}],
+    )
     assert [(site["site"], site["nodes"], site["jobs"]) for site in told["sites"]] == [("north", 4, 0), ("south", 4, 0)]
     assert told["sites"][0] | {"grid": None, "alone": None, "gain": None, "low": None} == told["sites"][0]
     assert told["last"] == datetime.now(UTC).date().isoformat()
@@ -42,7 +45,7 @@ async def test_days_that_make_no_sense_are_refused(open_api: Open, query: dict[s
 async def test_days_of_which_nothing_is_known(open_api: Open) -> None:
     api = await open_api()
     told = (await api.get(PATH, params={"first": "0001-01-01", "last": "0001-01-01"})).json()
-    assert (told["every_site"], told["left_out"]) == ("unclear", [])
+    assert (told["every_site"], told["exclusions"]) == ("unclear", [])
     later = (await api.get(PATH, params={"first": "9999-12-31", "last": "9999-12-31"})).json()
     assert later["start"] == later["end"]
 

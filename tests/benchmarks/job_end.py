@@ -6,7 +6,7 @@ from time import process_time
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.model.request import ComponentRequest, NonFixedRequest
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import Event, InventoryReceived, JobSubmitted, Reported
 from koalapy.scheduler.rules import Rules
@@ -40,7 +40,9 @@ class FullGrid:
 
     def __init__(self, components: int) -> None:
         jobs = [running(ident, CLUSTERS[ident % len(CLUSTERS)]) for ident in range(1, components + 1)]
-        self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), [ClusterStatus(name) for name in CLUSTERS]), str)
+        self.scheduler = Scheduler(
+            SchedulerState(Rules(), builtin_policies(), [ClusterStatus(name) for name in CLUSTERS]), str
+        )
         self.scheduler.restore(jobs, 2.0)
         self._now = 2.0
         self._running = {name: [job for job in jobs if _cluster(job) == name] for name in CLUSTERS}

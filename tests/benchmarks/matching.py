@@ -6,7 +6,7 @@ from statistics import median
 from time import process_time
 
 from experiments.matching_by_highs import match_by_highs
-from koalapy.policies.matching.exact import match
+from koalapy.policies.matching.exact import find_matching
 from koalapy.policies.matching.problem import Kind, Matching, Problem, Site
 
 GRIDS = ((16, 8), (100, 100))
@@ -30,7 +30,7 @@ def matching_ms(rounds: int, scale: float) -> dict[str, dict[str, float]]:
     for clusters, size in GRIDS:
         clusters = max(2, round(clusters * scale))
         problems = [problem(clusters, size, seed) for seed in range(rounds)]
-        times = {"exact": [_took(match, each) for each in problems]}
+        times = {"exact": [_took(find_matching, each) for each in problems]}
         if clusters * size <= MAX_NODES_FOR_HIGHS:
             times["highs"] = [_took(match_by_highs, each) for each in problems]
         name = f"{clusters * size} nodes in {clusters} clusters"

@@ -12,7 +12,7 @@ from typing import Any
 from koalapy.api.job_views import JobSubmission
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.reports import ClusterReport, Inventory
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import InventoryReceived, JobSubmitted, Reported
 from koalapy.scheduler.grid import Links
@@ -78,7 +78,9 @@ def report(cluster: str, idle: int, total: int = TOTAL) -> Reported:
 def empty_scheduler(idle: Sequence[int], total: int = TOTAL, links: Links | None = None) -> Scheduler:
     """One that knows 100 clusters, with the rules of production but for the limit of its queue."""
     rules = Rules(placement_queue_limit=1_000_000, high_scans_per_low=1)
-    scheduler = Scheduler(SchedulerState(rules, builtin(), [ClusterStatus(name) for name in CLUSTERS], links), str)
+    scheduler = Scheduler(
+        SchedulerState(rules, builtin_policies(), [ClusterStatus(name) for name in CLUSTERS], links), str
+    )
     for name, nodes in zip(CLUSTERS, idle, strict=True):
         scheduler.step([InventoryReceived(name, Inventory(())), report(name, nodes, total)], 0.0)
     return scheduler

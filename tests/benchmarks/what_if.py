@@ -5,14 +5,14 @@ from time import monotonic
 
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.record.beginning import People
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.twin import HORIZON, Change, Question, answer
+from koalapy.simulation.twin import HORIZON, Change, Question, answer_what_if
 
 GRID = SimulatedGrid({f"c{number}": SimulatedCluster(nodes) for number, nodes in enumerate((85, 41, 46, 32))})
 DAY = 86_400.0
@@ -40,7 +40,7 @@ def what_if_s(jobs: int) -> dict[str, float]:
     found = {}
     for name, horizon in (("24 hours", DAY), ("to the end", HORIZON)):
         began = monotonic()
-        told = answer(Question(moment, Change(policy="cluster-minimization"), builtin, horizon))
+        told = answer_what_if(Question(moment, Change(policy="cluster-minimization"), builtin_policies, horizon))
         found[name] = monotonic() - began
         started = told.as_it_is.started
         assert started is not None

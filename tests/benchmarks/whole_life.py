@@ -15,7 +15,7 @@ from statistics import fmean
 from koalapy.model.job import ComponentState, Job, JobId, JobSpec, JobState, Token, parse_token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.model.request import ClusterName, ComponentRequest, NonFixedRequest
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Effects, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduler.events import Event, InventoryReceived, JobSubmitted, PeriodicScan, Reported
@@ -66,7 +66,7 @@ def workload(jobs: int, several: float = 0.0, seed: int = 1) -> list[Arrival]:
 def new_scheduler() -> Scheduler:
     clusters = [ClusterStatus(name) for name in CLUSTERS]
     nonces = (f"{number:016x}" for number in count())
-    return Scheduler(SchedulerState(RULES, builtin(), clusters), lambda: next(nonces), keeps_effects=False)
+    return Scheduler(SchedulerState(RULES, builtin_policies(), clusters), lambda: next(nonces), keeps_effects=False)
 
 
 def submission(ident: JobId, arrival: Arrival) -> JobSubmitted:

@@ -14,13 +14,13 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.request import ClusterName
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.permissions import SubmissionRules, check_is_theirs
 from koalapy.validation.submission import check
 
-LIMITS = Limits([ClusterLimits("north", 4), ClusterLimits("south", 4)], builtin())
+LIMITS = Limits([ClusterLimits("north", 4), ClusterLimits("south", 4)], builtin_policies())
 NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0)
 SOUTH = replace(NORTH, name="south", state="unusable", unusable=True, errors=3, reason="3 errors in a row")
 
@@ -266,7 +266,7 @@ class MemoryService:
         return [NORTH, self.south]
 
     def list_policies(self) -> Sequence[dict[str, object]]:
-        return builtin().describe()
+        return builtin_policies().describe_policies()
 
     def report(self) -> HealthReport:
         return HealthReport("ok", True, [], [], "0", 1, 0, 0, {})

@@ -29,7 +29,7 @@ FOUND: Json = {
         site("south", "worse", gain=-65.0, low=-70.0, high=-2.0, grid=125.0, alone=60.0),
         site("west", "unclear", **NOBODY),
     ],
-    "left_out": [{"why": "too wide for their home site", "count": 7, "jobs": [1, 2, 3, 4, 5, 6, 7]}],
+    "exclusions": [{"reason": "too wide for their home site", "count": 7, "jobs": [1, 2, 3, 4, 5, 6, 7]}],
 }
 
 

@@ -7,7 +7,7 @@ from koalapy.daemon.core import build_describer, collect_clusters
 from koalapy.model.cluster import ClusterState, Drain
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.ports import Batch, ClusterRecord, Saved
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
@@ -65,13 +65,13 @@ def test_an_unusable_cluster_whose_agent_is_away_is_still_unusable(tmp_path: Pat
 
 
 def test_a_drained_cluster_stays_drained_and_keeps_its_errors(tmp_path: Path) -> None:
-    scheduler = Scheduler(SchedulerState(Rules(), builtin(), [north := ClusterStatus("north")]), nonces=str)
+    scheduler = Scheduler(SchedulerState(Rules(), builtin_policies(), [north := ClusterStatus("north")]), nonces=str)
     north.health.errors, north.health.unusable, north.health.note = 3, True, "three errors"
     scheduler.step([ClusterDrained("north", "ops", "new switches")], 50.0)
     again = statuses(SETTINGS, saved_by(tmp_path, north))[0]
     assert known(again) == known(north)
     assert (again.drained, again.state) == (Drain(50.0, "ops", "new switches"), ClusterState.DRAINED)
-    successor = Scheduler(SchedulerState(Rules(), builtin(), [again]), nonces=str)
+    successor = Scheduler(SchedulerState(Rules(), builtin_policies(), [again]), nonces=str)
     assert successor.step([ClusterResumed("north")], 60.0).clusters == {"north"}
     resumed = statuses(SETTINGS, saved_by(tmp_path, again))[0]
     assert (resumed.drained, resumed.health.note) == (None, "three errors")
@@ -92,7 +92,7 @@ def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> N
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.RUNNING, generation=1, attempt=attempt)
     rules = Rules(unreachable_after=10.0)
     clusters = statuses(SETTINGS, Saved((job,), (), (), 2))
-    scheduler = Scheduler(SchedulerState(rules, builtin(), clusters), nonces=str)
+    scheduler = Scheduler(SchedulerState(rules, builtin_policies(), clusters), nonces=str)
     scheduler.restore([job], 100.0)
     assert scheduler.step([], 111.0).jobs[1].state is JobState.UNKNOWN
     scheduler.step([], 121.0)

@@ -11,12 +11,12 @@ from koalapy.model.errors import BusyError, NotFoundError, UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.prediction import Prediction, PredictionSource
 from koalapy.model.request import FlexibleRequest
-from koalapy.policies.installed import policies
+from koalapy.policies.installed import load_policies
 from koalapy.ports import Batch
 from koalapy.record.beginning import People
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.twin import Answer, Change, Question, answer
+from koalapy.simulation.twin import Answer, Change, Question, answer_what_if
 from koalapy.store.opening import Stores
 from tests.memory_stores import memory_stores
 from tests.simulation.test_simulation import grid
@@ -38,7 +38,7 @@ class Clock:
 
 @pytest.mark.processes
 async def test_another_process_answers() -> None:
-    told = await Forecasts(queries_at(50.0), People(), Clock(), policies).what_if(Change(add={"new": 12}))
+    told = await Forecasts(queries_at(50.0), People(), Clock(), load_policies).what_if(Change(add={"new": 12}))
     assert told.changed is not None
     assert told.as_it_is.mean_wait
     assert told.changed.mean_wait
@@ -49,7 +49,7 @@ async def test_a_change_that_cannot_be_is_refused_before_anything_is_simulated()
     async def work(question: Question) -> Answer:
         raise AssertionError("nothing is to be simulated")
 
-    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
     for change in (Change(policy="no-such"), Change(rules={"claim_factor": 7}), Change(first=999)):
         with pytest.raises(UsageError):
             await forecasts.what_if(change)
@@ -63,9 +63,9 @@ async def test_what_was_foretold_holds_for_a_minute() -> None:
 
     async def work(question: Question) -> Answer:
         asked.append(question.moment.now)
-        return answer(question)
+        return answer_what_if(question)
 
-    forecasts = Forecasts(queries_at(50.0), People(), clock, policies, work)
+    forecasts = Forecasts(queries_at(50.0), People(), clock, load_policies, work)
     ready, expected = await forecasts.expected(12, 60.0)
     assert ready
     assert expected is not None
@@ -85,9 +85,9 @@ async def test_who_does_not_wait_for_it_hears_it_later() -> None:
         nonlocal asked
         asked += 1
         await may_go_on.wait()
-        return answer(question)
+        return answer_what_if(question)
 
-    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
     assert await forecasts.expected(12, 0.01) == (False, None)
     assert await forecasts.expected(12, 0.01) == (False, None)
     may_go_on.set()
@@ -102,9 +102,9 @@ async def test_a_failure_is_told_and_does_not_last() -> None:
     async def work(question: Question) -> Answer:
         if fails:
             raise BusyError("too long", retry_after=1.0)
-        return answer(question)
+        return answer_what_if(question)
 
-    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
     with pytest.raises(BusyError):
         await forecasts.expected(12, 60.0)
     fails = False
@@ -118,7 +118,7 @@ async def test_a_failure_that_nobody_waits_for_leaves_no_complaint() -> None:
         await may_go_on.wait()
         raise BusyError("too long", retry_after=1.0)
 
-    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
     assert await forecasts.expected(12, 0.01) == (False, None)
     (under_way,) = asyncio.all_tasks() - {asyncio.current_task()}
     may_go_on.set()
@@ -135,10 +135,10 @@ async def test_a_submission_is_foretold_behind_those_who_wait_and_the_same_one_o
 
     async def work(question: Question) -> Answer:
         asked.append(max(job.id for job in question.moment.beginning.jobs))
-        return answer(question)
+        return answer_what_if(question)
 
     queries = queries_at(50.0)
-    forecasts = Forecasts(queries, People(), Clock(), policies, work)
+    forecasts = Forecasts(queries, People(), Clock(), load_policies, work)
     told = await asyncio.gather(*(forecasts.if_submitted(WIDE, 60.0) for _ in range(50)))
     assert len({id(each.expected) for each in told}) == len(asked) == 1
     assert told[0].expected is not None
@@ -157,7 +157,7 @@ async def test_where_it_is_not_known_in_time_that_is_told_in_words_and_many_do_n
         await may_go_on.wait()
         raise RuntimeError("broken")
 
-    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
     specs = [replace(WIDE, name=f"{number}") for number in range(100)]
     told = await asyncio.gather(*(forecasts.if_submitted(spec, 0.01) for spec in specs))
     assert [each.why.startswith("to work it out takes longer than 0.01 s") for each in told].count(True) == MAX_ASKED
@@ -171,7 +171,7 @@ async def test_what_there_is_room_for_starts_at_once() -> None:
     async def work(question: Question) -> Answer:
         raise AssertionError("nothing is to be simulated")
 
-    forecasts = Forecasts(queries_at(1e9), People(), Clock(), policies, work)
+    forecasts = Forecasts(queries_at(1e9), People(), Clock(), load_policies, work)
     assert await forecasts.if_submitted(WIDE, 60.0) == IfSubmitted(at_once=True)
 
 
@@ -187,10 +187,10 @@ def recording(queries: Queries, clock: Clock) -> tuple[Forecasts, Stores, TrackR
 
     async def work(question: Question) -> Answer:
         asked.append(question.moment.now)
-        return answer(question)
+        return answer_what_if(question)
 
     record = TrackRecord(stores.predictions, stores.advice, clock)
-    return Forecasts(queries, People(), clock, policies, work, record), stores, record, asked
+    return Forecasts(queries, People(), clock, load_policies, work, record), stores, record, asked
 
 
 async def test_what_is_foretold_is_kept_again_once_a_job_is_twice_as_old_and_what_is_shown_always() -> None:

@@ -26,7 +26,7 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.wording import is_utf8
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
 from koalapy.scheduler.clusters import NO_REPORT_YET, ClusterStatus
@@ -88,7 +88,9 @@ class Daemon:
         self.store = SqlStore(Database(database))
         nonces = count(0xFA)
         clusters = [ClusterStatus(name, profile=ClusterProfile()) for name in ("north", "south")]
-        self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), clusters), nonces=lambda: f"{next(nonces):x}")
+        self.scheduler = Scheduler(
+            SchedulerState(Rules(), builtin_policies(), clusters), nonces=lambda: f"{next(nonces):x}"
+        )
         self.queries = self.scheduler.queries
         self.sessions = sessions = Sessions(clock := steady_clock())
         self.engine = Engine(

@@ -13,7 +13,7 @@ from koalapy.daemon.jobs import record as records
 from koalapy.daemon.jobs.record import Record
 from koalapy.model.alert import AlertKind
 from koalapy.model.disk import Disk, DiskLimits
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.record.beginning import Beginning, KnownCluster
 from koalapy.record.replay import History, replay
 from koalapy.record.settings import Recording
@@ -27,7 +27,7 @@ BEGAN = 1.7e9
 def record(
     folder: Path, began: float = BEGAN, settings: Recording | None = None, disks: DiskLimits | None = None, **sizes: int
 ) -> Record:
-    begun = Beginning(Rules(), tuple(builtin().names()), (KnownCluster("north"),), now=began)
+    begun = Beginning(Rules(), tuple(builtin_policies().names()), (KnownCluster("north"),), now=began)
     limits = disks or DiskLimits(0, 0)
     return Record(folder / "record", settings or Recording(), limits, begun, lambda: began, **sizes)
 
@@ -47,7 +47,7 @@ async def exported(
 ) -> list[History]:
     path = folder / "export"
     path.write_bytes(b"".join(await one.export(since, until)))
-    return list(replay(path, builtin(), lost))
+    return list(replay(path, builtin_policies(), lost))
 
 
 async def test_what_was_kept_is_exported(tmp_path: Path) -> None:

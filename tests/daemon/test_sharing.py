@@ -13,14 +13,14 @@ from koalapy.model.errors import BusyError, UsageError
 from koalapy.model.history import DAY
 from koalapy.model.job import Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.ports import Batch
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import JobSubmitted
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
-from koalapy.simulation.sharing import SharingQuestion, SharingReport, Site, WhyLeftOut, answer
+from koalapy.simulation.sharing import ExclusionReason, SharingQuestion, SharingReport, Site, answer_sharing
 from tests.daemon.test_history import THURSDAY, job, record
 from tests.memory_stores import memory_stores
 
@@ -33,7 +33,7 @@ class Place:
     def __init__(self) -> None:
         self.stores, self.now = memory_stores(), (THURSDAY + 1.5) * DAY
         clusters = [ClusterStatus("north", 2.0), ClusterStatus("south")]
-        self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), clusters), nonces=lambda: "n")
+        self.scheduler = Scheduler(SchedulerState(Rules(), builtin_policies(), clusters), nonces=lambda: "n")
         self.asked: list[SharingQuestion] = []
         self.was_asked, self.answers = asyncio.Event(), asyncio.Event()
         self.answers.set()
@@ -44,7 +44,7 @@ class Place:
         self.asked.append(question)
         self.was_asked.set()
         await self.answers.wait()
-        return answer(question)
+        return answer_sharing(question)
 
     def write(self, *jobs: Job, at: float | None = None, **more: Any) -> None:
         self.stores.jobs.write(Batch(at=at or self.now, epoch=1, jobs={each.id: each for each in jobs}, **more))
@@ -91,9 +91,11 @@ async def test_until_today_it_is_until_now_and_what_is_not_over_is_named(place: 
     place.scheduler.step(events, place.now)
     report = await place.sharing.report(Span(date(2024, 10, 10), date(2024, 10, 11)))
     assert report.end == place.now
-    assert [(each.why, each.count, each.jobs) for each in report.left_out] == [(WhyLeftOut.NOT_OVER, 2, [3, 4])]
+    assert [(each.reason, each.count, each.jobs) for each in report.exclusions] == [
+        (ExclusionReason.NOT_OVER, 2, [3, 4])
+    ]
     tomorrow = await place.sharing.report(Span(date(2024, 10, 12), date(2024, 10, 12)))
-    assert (tomorrow.start, tomorrow.end, tomorrow.left_out) == ((THURSDAY + 2) * DAY, (THURSDAY + 2) * DAY, [])
+    assert (tomorrow.start, tomorrow.end, tomorrow.exclusions) == ((THURSDAY + 2) * DAY, (THURSDAY + 2) * DAY, [])
 
 
 async def test_report_reads_jobs_page_by_page_up_to_its_limit(place: Place) -> None:

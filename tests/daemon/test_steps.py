@@ -13,7 +13,7 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Job, JobSpec, JobState
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import FlexibleRequest
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import InventoryReceived, JobCancelled, JobSubmitted, Reported
@@ -45,7 +45,7 @@ async def test_who_comes_while_very_many_jobs_are_placed_is_served_between_them(
     database = make_engine(f"sqlite:///{tmp_path}/koala.db")
     migrate(database)
     store = SqlStore(Database(database))
-    state = SchedulerState(Rules(step_budget=float(TRIES)), builtin(), [ClusterStatus("north")])
+    state = SchedulerState(Rules(step_budget=float(TRIES)), builtin_policies(), [ClusterStatus("north")])
     scheduler = Scheduler(state, nonces=str, clock=ticking())
 
     engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north)
@@ -71,7 +71,7 @@ async def test_round_with_more_events_than_its_budget_leaves_them_to_the_next(tm
     database = make_engine(f"sqlite:///{tmp_path}/koala.db")
     migrate(database)
     store = SqlStore(Database(database))
-    scheduler = Scheduler(SchedulerState(Rules(), builtin(), [ClusterStatus("north")]), nonces=str)
+    scheduler = Scheduler(SchedulerState(Rules(), builtin_policies(), [ClusterStatus("north")]), nonces=str)
 
     engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north, take_in_budget_s=0.0)
     jobs = [Job(ident, JobSpec(FlexibleRequest(1), ("program",)), time.time()) for ident in range(1, 21)]
@@ -98,7 +98,7 @@ async def test_engine_epoch_that_is_not_stored_is_not_used(tmp_path: Path) -> No
     database = make_engine(f"sqlite:///{tmp_path}/koala.db")
     migrate(database)
     store = StoreWithoutEpochs(Database(database))
-    scheduler = Scheduler(SchedulerState(Rules(), builtin(), [ClusterStatus("north")]), nonces=str)
+    scheduler = Scheduler(SchedulerState(Rules(), builtin_policies(), [ClusterStatus("north")]), nonces=str)
     engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north)
     engine.post(WorkItem(epoch=2))
     engine.stop()

@@ -6,11 +6,11 @@ from xml.etree import ElementTree
 import pytest
 
 from deploy.documentation.pictures import EXAMPLES, FOLDER, GRID, picture, placement, result
-from koalapy.policies.registry import DEFAULTS, builtin
+from koalapy.policies.registry import DEFAULTS, builtin_policies
 from tests.docs.blocks import ROOT
 from tests.policies.test_policies_doc import example_grid, parsed, request_of
 
-NAMES = [str(policy["name"]) for policy in builtin().describe()]
+NAMES = [str(policy["name"]) for policy in builtin_policies().describe_policies()]
 
 
 def page(name: str) -> str:

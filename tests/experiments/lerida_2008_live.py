@@ -50,7 +50,7 @@ def foretold(placement: dict[str, int], bandwidth: float, rate: float = RATE) ->
     share = COMMUNICATING / (COMPUTING + COMMUNICATING)
     sites = tuple(Site(name, (Kind("", 1.0, nodes),), nodes * rate) for name, nodes in placement.items())
     problem = Problem(sum(placement.values()), sites, 1 - share, share, bandwidth)
-    return problem.weigh(Share(name, "", nodes) for name, nodes in placement.items())
+    return problem.evaluate_shares(Share(name, "", nodes) for name, nodes in placement.items())
 
 
 def measured(told: dict[str, float]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from experiments.traces import Traces
 from koalapy.model.placement import Placement
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.knowledge import Knowledge
-from koalapy.policies.matching.exact import Mode, match
+from koalapy.policies.matching.exact import Mode, find_matching
 from koalapy.policies.resource_matching import ResourceMatching
 
 SEEDS = 6
@@ -56,7 +56,7 @@ def test_it_is_the_production_policy_that_is_asked(mode: Mode) -> None:
     cell = lerida.cell(3, mode, pnbw=75)
     problem, known = lerida.problem_of(cell), Knowledge(communication=0.5, bandwidth=0.75 * lerida.NODE_LINK)
     placement = ResourceMatching(mode, known).place(FlexibleRequest(32), lerida.grid_of(cell))
-    found = match(problem, mode)
+    found = find_matching(problem, mode)
     assert isinstance(placement, Placement)
     assert found is not None
     assert [(c.cluster, c.node_class, c.size) for c in placement.components] == list(found.shares)

@@ -18,7 +18,7 @@ import httpx2
 from koalapy.config.settings import Settings
 from koalapy.daemon import core, main
 from koalapy.daemon.engine.engine import WorkItem
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import Event
 from koalapy.system.local_token import TOKEN_FILE
@@ -116,7 +116,16 @@ async def serving(settings: Settings, directory: Path, now: float = BEGIN) -> As
         patch.dict(os.environ, {"XDG_STATE_HOME": str(directory / "state")}),
     ):
         life = asyncio.create_task(
-            main.run(settings, builtin(), "127.0.0.1", 0, lambda: directory, 0o077, lambda url: None, ServiceManager())
+            main.run(
+                settings,
+                builtin_policies(),
+                "127.0.0.1",
+                0,
+                lambda: directory,
+                0o077,
+                lambda url: None,
+                ServiceManager(),
+            )
         )
         await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
         if life.done():

@@ -12,11 +12,20 @@ from koalapy.model.advice import Option
 from koalapy.model.cluster import ClusterState, GridView, Link
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.policies.alternatives import alone_later, alone_now, together_now
+from koalapy.policies.alternatives import find_multi_cluster_now, find_single_cluster_later, find_single_cluster_now
 from koalapy.policies.auto import MAX_WAIT, Auto
-from koalapy.policies.knowledge import PAYS_UP_TO, SURE, Capacity, Knowledge, Release, RunTimes, Slowdowns, assumed
+from koalapy.policies.knowledge import (
+    PAYS_UP_TO,
+    SURE,
+    Capacity,
+    Knowledge,
+    Release,
+    RunTimes,
+    Slowdowns,
+    assume_slowdown,
+)
 from koalapy.policies.log_normal import LogNormal
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.policy_calls import call_policy
 from tests.policies.grids import (
     NAMES,
@@ -32,16 +41,16 @@ from tests.policies.grids import (
     with_speeds,
 )
 
-POLICIES = builtin()
+POLICIES = builtin_policies()
 
 seconds = st.sampled_from([0.5, 10.0, 100.0])
 times = st.builds(LogNormal, seconds.map(log), st.sampled_from([0.01, 0.3]))
 wheres = st.sets(st.sampled_from(NAMES), min_size=2, max_size=4).map(lambda names: tuple(sorted(names)))
 run_times = st.just(RunTimes()) | st.builds(RunTimes, times, st.dictionaries(wheres, times, max_size=3))
 beliefs = st.builds(LogNormal, st.floats(-0.5, 1.5), st.sampled_from([0.02, 0.1, 0.5]))
-slowdowns = st.sampled_from([None, 0.0, 0.1, 0.25, 0.5, 1.0]).map(lambda share: Slowdowns(assumed(share))) | st.builds(
-    Slowdowns, beliefs, st.dictionaries(wheres, beliefs, max_size=3), st.integers(0, 9)
-)
+slowdowns = st.sampled_from([None, 0.0, 0.1, 0.25, 0.5, 1.0]).map(
+    lambda share: Slowdowns(assume_slowdown(share))
+) | st.builds(Slowdowns, beliefs, st.dictionaries(wheres, beliefs, max_size=3), st.integers(0, 9))
 releases = st.lists(st.builds(Release, seconds, st.integers(1, 4), seconds), max_size=3)
 unknown = st.lists(st.builds(Release, st.none(), st.integers(1, 4), seconds), max_size=2)
 capacities = st.builds(
@@ -102,14 +111,14 @@ def test_what_is_chosen_is_by_its_own_prediction_never_worse_than_the_other_ways
         if (taken := answer.advice.chosen_option.response) is not None and not known.loaded:
             assert taken <= min(responses)
         return
-    together = together_now(request, view, known)
+    together = find_multi_cluster_now(request, view, known)
     if isinstance(together, Refusal):
         return  # there was nothing to choose
-    assert alone_now(request, view, known) is None
-    later = alone_later(request, view, known)
+    assert find_single_cluster_now(request, view, known) is None
+    later = find_single_cluster_later(request, view, known)
     assert later is not None, "it only ever waits for room that there will be"
     now, then = together[0].option.response, later.option.response
-    is_unsure = known.slowdowns.harmless(together[0].option.clusters) < SURE
+    is_unsure = known.slowdowns.harmless_probability(together[0].option.clusters) < SURE
     is_too_slow = is_unsure or together[0].option.slowdown > PAYS_UP_TO
     is_forbidden = known.loaded and is_unsure
     assert is_forbidden or (is_too_slow if now is None or then is None else then < now)
@@ -174,7 +183,9 @@ def seen(factor: float, alone: float = 100.0, runs: int = 20) -> Knowledge:
 
 def never_ran(share: float | None, **more: Any) -> Knowledge:
     """Of an application that declares how much it communicates, or nothing."""
-    return Knowledge("new", slowdowns=Slowdowns(assumed(share)), communication=share, capacities=UNKNOWN, **more)
+    return Knowledge(
+        "new", slowdowns=Slowdowns(assume_slowdown(share)), communication=share, capacities=UNKNOWN, **more
+    )
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -198,7 +209,7 @@ def test_one_of_which_nothing_is_known_is_co_allocated_only_to_find_out(loaded: 
 
     answer = Auto(never_ran(None, loaded=loaded, probing=probing)).place(FOUR, SPLIT)
     assert isinstance(answer, Placement) == probes
-    assert asked == [Slowdowns().harmless(("north", "south"))]
+    assert asked == [Slowdowns().harmless_probability(("north", "south"))]
     assert 0.2 < asked[0] < SURE
     if isinstance(answer, Placement):
         assert "a slowdown of 1.15 (1.00 to 2.37, assumed) on 2 clusters now is not known well enough" in answer.reason

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import MAX_LASTING, ClusterState, ClusterView, GridView, Link, Uplink
 from koalapy.model.errors import UsageError
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from tests.policies.grids import clusters, fixed, grid, grids, linked, nonfixed, with_links
 
-POLICIES = builtin()
+POLICIES = builtin_policies()
 FILE = InputFile("data", 10, ("north", "west"))
 PART = frozenset({"north", "south"})
 requests: st.SearchStrategy[Request] = st.one_of(

@@ -13,7 +13,7 @@ from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.communication_aware import CommunicationAware
 from koalapy.policies.flexible import ClusterMinimization, whole_on_first
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.policies.splitting import fill_in_turn
 from tests.policies.grids import explained, fewest_missing, grid, grids, linked, shuffled, sites, summary, with_links
 from tests.policies.test_cluster_minimization import requests
@@ -281,6 +281,6 @@ def test_split_options_are_followed() -> None:
 )
 def test_options_are_checked(name: str, value: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
-        builtin().resolve("communication-aware", FlexibleRequest(1), ((name, value),))
+        builtin_policies().resolve("communication-aware", FlexibleRequest(1), ((name, value),))
     error = refused.value
     assert (error.field, error.value, error.message, error.hint) == (f"policy_options.{name}", value, message, hint)

@@ -15,7 +15,7 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request, RequestType
 from koalapy.model.users import Accounts
 from koalapy.policies.policy import Policy
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -36,7 +36,7 @@ from tests.policies.grids import (
     with_speeds,
 )
 
-registry = builtin()
+registry = builtin_policies()
 eligibility = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), Accounts())
 FLEXIBLE = ("cluster-minimization", "larger-first", "faster-first", "adaptive", "communication-aware")
 SPEEDS = with_speeds(grid(east=4, north=4, south=4, west=2), east=1, north=2, south=1.8, west=1)

@@ -15,7 +15,7 @@ from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleReques
 from koalapy.model.users import Accounts
 from koalapy.policies.communication_aware import OPTIONS
 from koalapy.policies.matching.exact import Mode
-from koalapy.policies.registry import DEFAULTS, builtin
+from koalapy.policies.registry import DEFAULTS, builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -73,9 +73,9 @@ def spec_of(given: Namespace) -> JobSpec:
 @pytest.mark.parametrize(("words", "expected"), EXAMPLES)
 def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> None:
     view, spec = example_grid(), spec_of(parsed(words))
-    check(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin()))
+    check(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin_policies()))
     eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view}, Accounts())
-    policy = builtin().resolve(spec.policy, spec.request, spec.policy_options)
+    policy = builtin_policies().resolve(spec.policy, spec.request, spec.policy_options)
     answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
     if expected == "waits":
         assert not isinstance(answer, Placement)
@@ -87,7 +87,7 @@ def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> Non
 
 def test_the_page_names_every_policy_with_an_example_and_every_option() -> None:
     used = {spec_of(parsed(words)).policy for words, _ in EXAMPLES}
-    for policy in builtin().describe():
+    for policy in builtin_policies().describe_policies():
         assert f"\n| `{policy['name']}` | " in PAGE
         assert policy["name"] in used | set(DEFAULTS.values())
     for option in OPTIONS:

@@ -10,7 +10,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
 from koalapy.policies.policy import Capabilities, Policy
-from koalapy.policies.registry import Registry, builtin
+from koalapy.policies.registry import Registry, builtin_policies
 from tests.policies.grids import fixed, grid, nonfixed, sites
 
 
@@ -38,12 +38,12 @@ REQUESTS: dict[str, Request] = {"fixed": fixed((1, "north")), "nonfixed": nonfix
     ("kind", "name"), [("fixed", "fixed"), ("nonfixed", "worst-fit"), ("flexible", "cluster-minimization")]
 )
 def test_every_type_of_request_has_a_default(kind: str, name: str) -> None:
-    assert builtin().resolve("", REQUESTS[kind]).name == name
-    assert builtin().resolve(name, REQUESTS[kind]).name == name
+    assert builtin_policies().resolve("", REQUESTS[kind]).name == name
+    assert builtin_policies().resolve(name, REQUESTS[kind]).name == name
 
 
 def test_a_third_party_policy_is_one_like_any_other() -> None:
-    registry = builtin()
+    registry = builtin_policies()
     registry.register(Alphabetical())
     policy = registry.resolve("alphabetical", FlexibleRequest(3))
     assert sites(policy.place(FlexibleRequest(3), grid(north=3, south=9))) == [(3, "north")]
@@ -54,7 +54,7 @@ def test_a_third_party_policy_is_one_like_any_other() -> None:
 
 
 def test_a_policy_that_does_not_serve_the_request_is_refused_with_those_that_do() -> None:
-    registry = builtin()
+    registry = builtin_policies()
     registry.register(Alphabetical())
     with pytest.raises(UsageError) as refused:
         registry.resolve("worst-fit", FlexibleRequest(3))
@@ -66,18 +66,18 @@ def test_a_policy_that_does_not_serve_the_request_is_refused_with_those_that_do(
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError) as refused:
-        builtin().get("worstfit")
+        builtin_policies().get("worstfit")
     error = refused.value
     assert (error.message, error.field, error.value) == ("there is no policy worstfit", "policy", "worstfit")
-    known = ", ".join(builtin().names())
+    known = ", ".join(builtin_policies().names())
     assert error.hint == f"did you mean worst-fit? known: {known}"
     with pytest.raises(UsageError) as refused:
-        builtin().get("zzz")
+        builtin_policies().get("zzz")
     assert refused.value.hint == f"known: {known}"
 
 
 def test_a_name_is_taken_once() -> None:
-    registry = builtin()
+    registry = builtin_policies()
     with pytest.raises(UsageError, match="there is a policy named fixed already"):
         registry.register(registry.get("fixed"))
 
@@ -94,7 +94,7 @@ class Together(Alphabetical):
 
 
 def test_a_policy_has_the_capabilities_that_it_declares_and_no_others() -> None:
-    registry = builtin()
+    registry = builtin_policies()
     registry.register(Alphabetical())
     registry.register(Together())
     assert registry.capabilities("alphabetical") == registry.capabilities("unknown") == Capabilities()
@@ -122,7 +122,7 @@ class Weighted(Alphabetical):
 
 
 def test_a_policy_is_configured_once_for_each_choice_of_options() -> None:
-    registry = builtin()
+    registry = builtin_policies()
     registry.register(Weighted())
     request = FlexibleRequest(1)
     half, same = (registry.resolve("weighted", request, (("weight", "2"),)) for _ in range(2))
@@ -137,13 +137,13 @@ def test_a_policy_is_configured_once_for_each_choice_of_options() -> None:
 
 def test_a_policy_without_options_refuses_any() -> None:
     with pytest.raises(UsageError) as refused:
-        builtin().resolve("", FlexibleRequest(1), (("metric", "latency"),))
+        builtin_policies().resolve("", FlexibleRequest(1), (("metric", "latency"),))
     assert (refused.value.field, refused.value.value) == ("policy_options.metric", "latency")
     assert refused.value.message == "policy cluster-minimization has no options"
 
 
 def test_a_policy_that_breaks_on_its_options_is_refused() -> None:
-    registry = builtin()
+    registry = builtin_policies()
     registry.register(Weighted())
     with pytest.raises(UsageError) as refused:
         registry.resolve("weighted", FlexibleRequest(1), (("weight", "0"),))
@@ -182,9 +182,9 @@ def test_what_is_no_policy_is_refused_with_what_it_lacks(policy: object, problem
 
 
 def test_describes_its_policies_for_users() -> None:
-    registry = builtin()
+    registry = builtin_policies()
     registry.register(Alphabetical())
-    described = registry.describe()
+    described = registry.describe_policies()
     assert [policy["name"] for policy in described] == registry.names()
     assert described[1] == {
         "name": "alphabetical",
@@ -194,9 +194,9 @@ def test_describes_its_policies_for_users() -> None:
     assert all(policy["summary"] for policy in described)
 
 
-@pytest.mark.parametrize("name", builtin().names())
+@pytest.mark.parametrize("name", builtin_policies().names())
 def test_policies_refuse_the_requests_they_do_not_serve(name: str) -> None:
-    policy = builtin().get(name)
+    policy = builtin_policies().get(name)
     assert isinstance(policy, Policy)
     for kind, request in REQUESTS.items():
         if kind not in policy.serves:

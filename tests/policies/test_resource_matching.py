@@ -11,11 +11,11 @@ from koalapy.model.cluster import ClusterState, ClusterView, GridView, NodeClass
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement
 from koalapy.model.request import FlexibleRequest
-from koalapy.policies.knowledge import Knowledge, Slowdowns, assumed, ccr_of
+from koalapy.policies.knowledge import Knowledge, Slowdowns, assume_slowdown, ccr_of
 from koalapy.policies.log_normal import LogNormal
-from koalapy.policies.matching.exact import Mode, fits, match
+from koalapy.policies.matching.exact import Mode, find_matching, has_matching
 from koalapy.policies.matching.problem import Problem, Share
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.policies.resource_matching import ResourceMatching
 from tests.policies.grids import explained, grid, grids, nonfixed, sites, summary, with_speeds, with_state
 from tests.policies.test_matching import problems
@@ -91,16 +91,16 @@ def test_no_other_policy_is_better_by_its_own_measure(
     view: GridView, request: FlexibleRequest, known: Knowledge, mode: Mode
 ) -> None:
     policy = ResourceMatching(mode, known)
-    problem, ours = policy.problem(request, view), policy.place(request, view)
+    problem, ours = policy.matching_problem(request, view), policy.place(request, view)
     for name in HEURISTICS:
-        other = builtin().get(name).place(request, view)
+        other = builtin_policies().get(name).place(request, view)
         shares = fastest(problem, other) if isinstance(other, Placement) else None
         if shares is None:
             continue
-        theirs = problem.weigh(shares)
+        theirs = problem.evaluate_shares(shares)
         if theirs.communication <= 1.0 or (mode is Mode.OPTIMAL and theirs.communication < inf):
             assert isinstance(ours, Placement), f"{name} found one"
-            mine = problem.weigh(Share(c.cluster, c.node_class, c.size) for c in ours.components)
+            mine = problem.evaluate_shares(Share(c.cluster, c.node_class, c.size) for c in ours.components)
             assert mine.time <= theirs.time
 
 
@@ -123,7 +123,7 @@ def test_a_refusal_has_a_reason_for_each_cluster_and_what_is_missing_would_do(
 
 @given(problems(), st.sampled_from(Mode))
 def test_what_fits_is_matched(problem: Problem, mode: Mode) -> None:
-    assert fits(problem, mode) == (match(problem, mode) is not None)
+    assert has_matching(problem, mode) == (find_matching(problem, mode) is not None)
 
 
 def test_without_any_knowledge_it_goes_by_speed() -> None:
@@ -201,7 +201,7 @@ def test_memory_that_is_not_known_is_never_too_small() -> None:
 @pytest.mark.parametrize("mode", Mode)
 def test_its_mode_is_an_option(mode: Mode) -> None:
     request = FlexibleRequest(4)
-    policy = builtin().resolve("resource-matching", request, (("mode", mode),))
+    policy = builtin_policies().resolve("resource-matching", request, (("mode", mode),))
     crowded = replace(grid(north=2, south=2), uplinks={"north": Uplink(1.0, 2.0)})
     assert isinstance(policy.place(request, crowded), Placement) == (mode is Mode.OPTIMAL)
 
@@ -221,7 +221,7 @@ def test_a_wrong_option_is_refused(options: dict[str, str], field: str, hint: st
 
 def test_ways_to_split_are_refused() -> None:
     with pytest.raises(UsageError, match="splits a request itself"):
-        builtin().resolve("resource-matching", FlexibleRequest(4, split_options=((2, 2),)))
+        builtin_policies().resolve("resource-matching", FlexibleRequest(4, split_options=((2, 2),)))
     with pytest.raises(TypeError):
         MATCHING.place(nonfixed(1), grid(north=1))
 
@@ -230,6 +230,6 @@ def test_the_share_of_communication_is_the_declared_one_or_follows_from_the_slow
     assert Knowledge(communication=0.3).share == 0.3
     assert Knowledge().share == pytest.approx(0.2), "of an application that is not known"
     for share in (0.15, 0.4, 0.6):
-        assert Knowledge(slowdowns=Slowdowns(assumed(share))).share == pytest.approx(share)
+        assert Knowledge(slowdowns=Slowdowns(assume_slowdown(share))).share == pytest.approx(share)
         assert ccr_of(share) > 0.1
     assert Knowledge(slowdowns=Slowdowns(LogNormal(0.0, 0.1))).share == pytest.approx(0.1 / 1.1)

@@ -8,11 +8,11 @@ from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FlexibleRequest, NonFixedRequest, Request
-from koalapy.policies.adaptive import MAX_LOOK_AHEAD, Adaptive, startable
+from koalapy.policies.adaptive import MAX_LOOK_AHEAD, Adaptive, count_startable
 from koalapy.policies.fixed import Fixed
 from koalapy.policies.flexible import FasterFirst, LargerFirst
 from koalapy.policies.policy import Policy
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.policies.single import BestFit, FastestOne
 from koalapy.policies.worst_fit import WorstFit
 from tests.policies.grids import (
@@ -82,17 +82,17 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("name", ["best-fit", "fastest-one", "adaptive"])
 def test_a_request_of_several_components_is_refused_at_submission(name: str) -> None:
     with pytest.raises(UsageError) as refused:
-        builtin().resolve(name, nonfixed(2, 1))
+        builtin_policies().resolve(name, nonfixed(2, 1))
     error = refused.value
     assert (error.field, error.value) == ("request.components", 2)
     assert error.message == f"policy {name} takes one cluster for one component, and the request has 2"
-    assert builtin().resolve(name, nonfixed(2)).name == name
+    assert builtin_policies().resolve(name, nonfixed(2)).name == name
 
 
 @pytest.mark.parametrize("name", ["best-fit", "fastest-one"])
 def test_split_options_are_refused_where_there_is_only_one_cluster(name: str) -> None:
     with pytest.raises(UsageError) as refused:
-        builtin().resolve(name, FlexibleRequest(4, split_options=((4,),)))
+        builtin_policies().resolve(name, FlexibleRequest(4, split_options=((4,),)))
     assert (refused.value.field, refused.value.value) == ("request.split_options", [[4]])
 
 
@@ -130,7 +130,7 @@ waiting_drawn = st.lists(
 
 @given(waiting_drawn, views)
 def test_the_waiting_jobs_that_can_start_are_counted_in_turn(waiting: tuple[Request, ...], view: GridView) -> None:
-    assert startable(waiting, {c.name: c.idle for c in view.by_idle}) == count(waiting, view)
+    assert count_startable(waiting, {c.name: c.idle for c in view.by_idle}) == count(waiting, view)
 
 
 @given(one_size, kinds, views, waiting_drawn)

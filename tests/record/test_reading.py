@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.policies.registry import Registry, builtin
+from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.record.reading import RecordFile
 from koalapy.record.replay import History, replay
 from tests.record.days import a_day, exported, written
@@ -19,7 +19,7 @@ WHOLE = exported(DAY.lives)
 
 
 def read(path: Path, policies: Registry | None = None) -> list[History]:
-    return list(replay(path, policies or builtin()))
+    return list(replay(path, policies or builtin_policies()))
 
 
 def fault(path: Path, content: bytes) -> str:

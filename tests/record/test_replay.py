@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from koalapy.model.errors import NotFoundError
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.record.beginning import Beginning
 from koalapy.record.lines import beginning_from_json, step_from_json
 from koalapy.record.recorder import RecordedScheduler
@@ -24,7 +24,7 @@ from tests.scheduler.test_machine import Grid
 def divergence(life: Life) -> Divergence | None:
     """Where its replay did something else."""
     begun, *steps = map(json.loads, life)
-    replay = Replay(beginning_from_json(begun), builtin())
+    replay = Replay(beginning_from_json(begun), builtin_policies())
     for step in steps:
         _, found = replay.take(step_from_json(step))
         if found is not None:
@@ -35,15 +35,15 @@ def divergence(life: Life) -> Divergence | None:
 def test_replay_of_rejected_event_recorded_as_accepted_diverges() -> None:
     beginning = Beginning(Rules(), (), ())
     steps: list[Step] = []
-    scheduler = RecordedScheduler(beginning, builtin(), str, float, steps.append)
+    scheduler = RecordedScheduler(beginning, builtin_policies(), str, float, steps.append)
     scheduler.apply(PeriodicScan(), 1.0)
     with pytest.raises(NotFoundError):
         scheduler.apply(JobHeld(7), 1.0)
     scheduler.step((), 1.0)
     (step,) = steps
     assert step.refused == (1,)
-    assert Replay(beginning, builtin()).take(step)[1] is None
-    _, divergence = Replay(beginning, builtin()).take(replace(step, refused=()))
+    assert Replay(beginning, builtin_policies()).take(step)[1] is None
+    _, divergence = Replay(beginning, builtin_policies()).take(replace(step, refused=()))
     assert divergence == Divergence(1, 1.0, "refused no event", "refused events 1")
 
 

@@ -10,7 +10,7 @@ from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.events import LinkMeasured
 from koalapy.scheduler.grid import Links
 from koalapy.scheduler.rules import Rules
@@ -43,7 +43,7 @@ sizes = st.integers(1, 7)
 
 @st.composite
 def specs(draw: st.DrawFn) -> JobSpec:
-    policies = builtin()
+    policies = builtin_policies()
     kind = draw(st.sampled_from(["fixed", "nonfixed", "flexible"]))
     request: Request
     if kind == "flexible":

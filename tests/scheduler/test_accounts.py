@@ -13,7 +13,7 @@ from koalapy.model.placement import Placement, Refusal
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.model.users import Accounts, Domain, User, Users
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
@@ -33,7 +33,7 @@ ELIGIBILITY = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), ACCOUNTS)
 
 def ask(request: Request, view: GridView, owner: str) -> Placement | Refusal:
     job = JobSpec(request, ("true",), owner=owner)
-    return PolicyCalls(ELIGIBILITY).evaluate(builtin().resolve("", request), job, view)
+    return PolicyCalls(ELIGIBILITY).evaluate(builtin_policies().resolve("", request), job, view)
 
 
 def test_a_job_goes_where_its_owner_has_an_account() -> None:
@@ -73,7 +73,7 @@ def test_no_component_goes_where_its_owner_has_no_account(request: Request, view
     if isinstance(answer, Placement):
         assert closed.isdisjoint(component.cluster for component in answer.components)
         assert ELIGIBILITY.may_run_on(job, frozenset(c.cluster for c in answer.components), view)
-    told = PolicyCalls(ELIGIBILITY).explain(builtin().resolve("", request), job, view)
+    told = PolicyCalls(ELIGIBILITY).explain(builtin_policies().resolve("", request), job, view)
     assert isinstance(answer, Refusal) or not told
     for name in closed & {reason.cluster for reason in told}:
         (reason,) = (each for each in told if each.cluster == name)

@@ -9,7 +9,7 @@ from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.job import JobId, JobSpec, JobState, Token, parse_token
 from koalapy.policies.auto import Auto
 from koalapy.policies.knowledge import Knowledge
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
@@ -230,7 +230,7 @@ class Counting(Auto):
 
 def test_jobs_of_applications_that_nobody_knows_yet_are_refused_together() -> None:
     """Each may have a name of its own, such as that of a script; a scan must not cost what there are jobs."""
-    policies = builtin()
+    policies = builtin_policies()
     policies.register(counting := Counting())
     grid = Grid({"north": 4, "south": 4}, Rules(high_scans_per_low=1), policies=policies)
     grid.block()
@@ -345,7 +345,7 @@ class Careless(Auto):
     [(None, "it raised ValueError('wave')"), ("nonsense", "informed, it was 'nonsense', which is no policy")],
 )
 def test_a_policy_that_fails_to_learn_disturbs_nobody(answer: object, mistake: str) -> None:
-    policies = builtin()
+    policies = builtin_policies()
     policies.register(Careless(answer))
     grid = Grid({"north": 4}, policies=policies)
     job, other = grid.submit(flexible(1), policy="careless", application="wave"), grid.submit(flexible(1))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler, corrected
@@ -22,7 +22,9 @@ PLANNED = ("start_estimate", "claim_at", "retry_at")
 
 
 def restored(job: Job) -> Scheduler:
-    scheduler = Scheduler(SchedulerState(RULES, builtin(), [ClusterStatus("north")]), nonces=iter("abc").__next__)
+    scheduler = Scheduler(
+        SchedulerState(RULES, builtin_policies(), [ClusterStatus("north")]), nonces=iter("abc").__next__
+    )
     scheduler.restore([job], NOW)
     return scheduler
 

@@ -15,7 +15,7 @@ from koalapy.model.placement import Placement, Refusal
 from koalapy.model.profile import MAX_SETS, ClusterProfile, Mpi, MpiSeries, find_largest_sets, may_share_job
 from koalapy.model.request import FixedRequest, Request
 from koalapy.model.users import Accounts
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -54,7 +54,7 @@ def allows_pairwise(names: frozenset[str], profiles: Profiles, launcher: Launche
 
 
 def policies_for(request: Request) -> list[str]:
-    registry, found = builtin(), []
+    registry, found = builtin_policies(), []
     for name in registry.names():
         with suppress(UsageError):
             registry.resolve(name, request)
@@ -70,7 +70,7 @@ def test_placement_by_any_policy_has_only_clusters_that_allow_each_other(
         request, ("true",), launcher=launcher, policy=data.draw(st.sampled_from(["", *policies_for(request)]))
     )
     eligibility = Eligibility(profiles, Accounts())
-    policy = builtin().resolve(spec.policy, request)
+    policy = builtin_policies().resolve(spec.policy, request)
     answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
     if isinstance(answer, Placement):
         assert allows_pairwise(frozenset(c.cluster for c in answer.components), profiles, launcher)
@@ -93,9 +93,11 @@ def test_request_that_could_be_placed_on_the_empty_grid_is_not_refused_at_submis
     request: Request, view: GridView, profiles: Profiles, launcher: Launcher
 ) -> None:
     empty = grid(**{cluster.name: cluster.total for cluster in view})
-    limits = Limits([ClusterLimits(c.name, c.total, profiles[c.name]) for c in empty], builtin())
+    limits = Limits([ClusterLimits(c.name, c.total, profiles[c.name]) for c in empty], builtin_policies())
     spec = JobSpec(request, ("true",), launcher=launcher)
-    answer = PolicyCalls(Eligibility(profiles, Accounts())).evaluate(builtin().resolve("", request), spec, empty)
+    answer = PolicyCalls(Eligibility(profiles, Accounts())).evaluate(
+        builtin_policies().resolve("", request), spec, empty
+    )
     if isinstance(answer, Placement):
         check(spec, limits)
     elif isinstance(request, FixedRequest) and not allows_pairwise(
@@ -128,7 +130,7 @@ def test_pair_is_allowed_only_if_both_clusters_name_the_other() -> None:
 
 def test_fixed_request_for_clusters_that_do_not_allow_each_other_is_refused_by_its_field() -> None:
     limits = Limits(
-        [ClusterLimits("north", 4, ClusterProfile(coallocate_with=())), ClusterLimits("south", 4)], builtin()
+        [ClusterLimits("north", 4, ClusterProfile(coallocate_with=())), ClusterLimits("south", 4)], builtin_policies()
     )
     for launcher in Launcher:
         with pytest.raises(UsageError) as error:
@@ -140,7 +142,7 @@ def test_fixed_request_for_clusters_that_do_not_allow_each_other_is_refused_by_i
 
 def test_request_larger_than_any_clusters_that_share_jobs_is_refused_at_submission() -> None:
     limits = Limits(
-        [ClusterLimits("north", 4, ClusterProfile(coallocate_with=())), ClusterLimits("south", 3)], builtin()
+        [ClusterLimits("north", 4, ClusterProfile(coallocate_with=())), ClusterLimits("south", 3)], builtin_policies()
     )
     with pytest.raises(UsageError) as error:
         check(JobSpec(flexible(5), ("true",)), limits)
@@ -155,7 +157,7 @@ def test_explanation_names_the_clusters_that_may_share_a_job() -> None:
         "south": ClusterProfile(coallocate_with=("north",)),
     }
     spec, view = JobSpec(flexible(5), ("true",)), grid(east=4, north=1, south=2)
-    eligibility, policy = Eligibility(profiles, Accounts()), builtin().resolve("", flexible(5))
+    eligibility, policy = Eligibility(profiles, Accounts()), builtin_policies().resolve("", flexible(5))
     answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
     assert isinstance(answer, Refusal)
     assert "coallocate_with keeps east and north, east and south apart" in answer.summary

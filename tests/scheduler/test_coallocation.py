@@ -31,10 +31,10 @@ def test_no_application_is_locked_out_for_good(scatter: float) -> None:
     for seed in range(10):
         draws, experience = Random(seed), Experience()
         for number in range(8 + 600):
-            probability = experience.slowdowns("wave").harmless(BOTH)
+            probability = experience.slowdowns("wave").harmless_probability(BOTH)
             is_tried = experience.single_cluster_runs("wave") >= runs_between(probability, loaded=True)
             together = number % 2 if number < 8 else is_tried or probability >= SURE
             seconds = 100.0 * exp(draws.gauss(0.0, scatter))
             experience.add(Run("wave", Size(4), BOTH if together else BOTH[:1], seconds))
-        locked_out += experience.slowdowns("wave").harmless(BOTH) <= HOPELESS
+        locked_out += experience.slowdowns("wave").harmless_probability(BOTH) <= HOPELESS
     assert locked_out == 0

@@ -35,7 +35,7 @@ def spec(total: int = 4, application: str = "wave") -> JobSpec:
 
 
 def slowdown(experience: Experience, clusters: int, communication: float | None = None) -> float:
-    return experience.slowdowns("wave", communication).on(ON[clusters]).value
+    return experience.slowdowns("wave", communication).on_clusters(ON[clusters]).value
 
 
 def scattered(seed: int, scatter: float) -> Iterator[float]:
@@ -97,18 +97,21 @@ def test_a_slowdown_is_drawn_from_what_is_assumed_to_what_is_seen() -> None:
     assert found == sorted(found)
     assert found[0] == pytest.approx(prior_slowdown(None))
     assert found[-1] == pytest.approx(3.0, rel=0.05)
-    harmless = [experience.slowdowns("wave").harmless(ON[2]) for experience in experiences]
-    assert harmless == sorted(harmless, reverse=True)
-    assert harmless[1] > 0.01, "a single run may be bad luck"
-    assert harmless[-1] < 1e-6
+    harmless_probability = [experience.slowdowns("wave").harmless_probability(ON[2]) for experience in experiences]
+    assert harmless_probability == sorted(harmless_probability, reverse=True)
+    assert harmless_probability[1] > 0.01, "a single run may be bad luck"
+    assert harmless_probability[-1] < 1e-6
 
 
 def test_the_more_runs_scatter_the_less_they_say() -> None:
     alike = Experience(runs=[*ran(1, 9.0, 10.0, 11.0, 10.0), *ran(2, 18.0, 22.0, 20.0, 20.0)]).slowdowns("wave")
     unlike = Experience(runs=[*ran(1, 1.0, 10.0, 100.0, 10.0), *ran(2, 2.0, 20.0, 200.0, 20.0)]).slowdowns("wave")
-    assert alike.on(ON[2]).value == pytest.approx(2.0, rel=0.1)
-    assert alike.harmless(ON[2]) < HOPELESS < unlike.harmless(ON[2])
-    assert unlike.on(ON[2]).high / unlike.on(ON[2]).low > 2 * alike.on(ON[2]).high / alike.on(ON[2]).low
+    assert alike.on_clusters(ON[2]).value == pytest.approx(2.0, rel=0.1)
+    assert alike.harmless_probability(ON[2]) < HOPELESS < unlike.harmless_probability(ON[2])
+    assert (
+        unlike.on_clusters(ON[2]).high / unlike.on_clusters(ON[2]).low
+        > 2 * alike.on_clusters(ON[2]).high / alike.on_clusters(ON[2]).low
+    )
 
 
 @pytest.mark.parametrize("scatter", [0.0, 0.5, 1.0, 1.5])
@@ -118,7 +121,7 @@ def test_differing_inputs_lock_hardly_any_application_out_that_is_as_fast_on_sev
     for seed in range(60):
         seconds = scattered(seed, scatter)
         runs = [run for _ in range(4) for run in (*ran(1, next(seconds)), *ran(2, next(seconds)))]
-        locked += Experience(runs=runs).slowdowns("wave").harmless(ON[2]) <= HOPELESS
+        locked += Experience(runs=runs).slowdowns("wave").harmless_probability(ON[2]) <= HOPELESS
     assert locked <= 6
 
 
@@ -135,7 +138,7 @@ def test_with_enough_runs_the_interval_closes_around_the_truth(scatter: float, f
             for _ in range(30)
             for run in (*ran(1, next(seconds), size=size), *ran(2, factor * next(seconds), size=size))
         ]
-        belief = Experience(runs=runs).slowdowns("wave").on(ON[2])
+        belief = Experience(runs=runs).slowdowns("wave").on_clusters(ON[2])
         held += belief.low <= factor <= belief.high
         assert belief.high / belief.low < 1.0 + scatter
     assert held >= 20
@@ -146,16 +149,16 @@ def test_a_run_that_was_killed_says_at_least_as_long() -> None:
     experience = Experience(runs=[*ran(1, *[100.0] * 20), *ran(2, *[200.0] * 3, killed=True)])
     slowdowns = experience.slowdowns("wave")
     assert (slowdowns.runs, slowdowns.killed) == (3, 3)
-    assert slowdowns.on(ON[2]).value > 1.9
-    assert slowdowns.harmless(ON[2]) < 0.05
+    assert slowdowns.on_clusters(ON[2]).value > 1.9
+    assert slowdowns.harmless_probability(ON[2]) < 0.05
     assert [(seen.runs, seen.killed) for seen in experience.seen("wave")] == [(20, 0), (3, 3)]
     assert experience.expected(spec(), ON[2]) >= 190.0  # type: ignore[operator]
 
 
 def test_one_that_was_killed_early_says_next_to_nothing() -> None:
     runs = [*ran(1, *[100.0] * 10), *ran(2, *[100.0] * 5)]
-    before = Experience(runs=runs).slowdowns("wave").on(ON[2])
-    after = Experience(runs=[*runs, *ran(2, *[10.0] * 5, killed=True)]).slowdowns("wave").on(ON[2])
+    before = Experience(runs=runs).slowdowns("wave").on_clusters(ON[2])
+    after = Experience(runs=[*runs, *ran(2, *[10.0] * 5, killed=True)]).slowdowns("wave").on_clusters(ON[2])
     assert (after.log, after.deviation) == pytest.approx((before.log, before.deviation), abs=1e-6)
 
 
@@ -168,8 +171,8 @@ def test_one_that_was_killed_never_makes_a_slowdown_look_less(
     alone: list[float], together: list[float], bound: float
 ) -> None:
     runs = [*ran(1, *alone), *ran(2, *together)]
-    before = Experience(runs=runs).slowdowns("wave").on(ON[2])
-    after = Experience(runs=[*runs, *ran(2, bound, killed=True)]).slowdowns("wave").on(ON[2])
+    before = Experience(runs=runs).slowdowns("wave").on_clusters(ON[2])
+    after = Experience(runs=[*runs, *ran(2, bound, killed=True)]).slowdowns("wave").on_clusters(ON[2])
     assert max(0.0, after.log) >= max(0.0, before.log) - 0.02, "but for what is simplified"
 
 
@@ -183,17 +186,17 @@ def test_one_slow_link_does_not_spoil_the_reputation_of_other_clusters_together(
     for seconds, where in ((10.0, ("north", "south")), (40.0, ("north", "west")), (10.0, ("south", "west"))):
         runs += [Run("wave", FOUR, where, seconds)] * 10
     slowdowns = Experience(runs=runs).slowdowns("wave")
-    assert slowdowns.harmless(("north", "south")) > SURE
-    assert slowdowns.harmless(("south", "west")) > SURE
-    assert slowdowns.harmless(("north", "west")) < HOPELESS
-    assert HOPELESS < slowdowns.harmless(("east", "south")) < SURE, "of others that is not known"
+    assert slowdowns.harmless_probability(("north", "south")) > SURE
+    assert slowdowns.harmless_probability(("south", "west")) > SURE
+    assert slowdowns.harmless_probability(("north", "west")) < HOPELESS
+    assert HOPELESS < slowdowns.harmless_probability(("east", "south")) < SURE, "of others that is not known"
 
 
 def test_runs_on_three_clusters_tell_something_of_two() -> None:
     experience = Experience(runs=[*ran(1, *[10.0] * 5), *ran(3, *[30.0] * 5)])
     assert 1.25 < slowdown(experience, 2) < slowdown(experience, 3) < 3.0
     slowdowns = experience.slowdowns("wave")
-    assert slowdowns.on(ON[2]).deviation > slowdowns.on(ON[3]).deviation
+    assert slowdowns.on_clusters(ON[2]).deviation > slowdowns.on_clusters(ON[3]).deviation
 
 
 @pytest.mark.parametrize(("factor", "harmless"), [(1.0, True), (2.5, False)])
@@ -205,10 +208,10 @@ def test_of_a_new_application_is_believed_what_all_others_do_here(factor: float,
         for run in ran(each, *[seconds] * 5, application=f"app-{number}")
     ]
     found = Experience(runs=runs).slowdowns("new")
-    assert (found.runs, found.harmless(ON[2]) >= SURE) == (0, harmless)
-    assert (found.harmless(ON[2]) <= HOPELESS) == (not harmless)
+    assert (found.runs, found.harmless_probability(ON[2]) >= SURE) == (0, harmless)
+    assert (found.harmless_probability(ON[2]) <= HOPELESS) == (not harmless)
     declared = Experience(runs=runs).slowdowns("new", 0.9)
-    assert declared.on(ON[2]).value == pytest.approx(3.75), "what is declared goes before"
+    assert declared.on_clusters(ON[2]).value == pytest.approx(3.75), "what is declared goes before"
 
 
 def test_where_applications_differ_a_new_one_may_be_like_any() -> None:
@@ -218,7 +221,7 @@ def test_where_applications_differ_a_new_one_may_be_like_any() -> None:
         for each, seconds in ((1, 10.0), (2, 30.0 if number % 2 else 10.0))
         for run in ran(each, *[seconds] * 5, application=f"app-{number}")
     ]
-    assert HOPELESS < Experience(runs=runs).slowdowns("new").harmless(ON[2]) < SURE
+    assert HOPELESS < Experience(runs=runs).slowdowns("new").harmless_probability(ON[2]) < SURE
 
 
 def test_declared_communication_is_what_is_assumed_before_anything_is_seen() -> None:
@@ -237,16 +240,16 @@ def test_times_are_those_of_the_slowest_cluster() -> None:
 
 def test_without_a_run_on_one_cluster_those_on_several_tell_how_long_it_would_take() -> None:
     experience = Experience(runs=ran(2, 11.5, 11.5, 11.5))
-    alone = experience.answer("wave", FOUR)[1].alone
-    assert alone is not None
-    assert alone.value == pytest.approx(10.0)
+    single_cluster = experience.answer("wave", FOUR)[1].single_cluster
+    assert single_cluster is not None
+    assert single_cluster.value == pytest.approx(10.0)
     assert experience.expected(spec(), ON[2]) == pytest.approx(11.5)
 
 
 def test_the_fewer_nodes_a_run_had_the_less_it_says_of_many() -> None:
     """Whether more nodes are for more work or for the same nobody has told: 36,000 s on one say nothing of 64."""
     experience = Experience(runs=ran(1, *[36_000.0] * 5, size=Size(1)))
-    two = experience.answer("wave", Size(2))[1].alone
+    two = experience.answer("wave", Size(2))[1].single_cluster
     assert two is not None
     assert two.low < 18_000.0 * 1.05
     assert two.high > 36_000.0 * 0.95
@@ -272,7 +275,7 @@ def test_whatever_is_seen_expectations_are_positive_and_intervals_hold_them(
     told = [run for clusters, seconds, killed in runs for run in ran(clusters, seconds, killed=killed)]
     experience = Experience(runs=told)
     for clusters in ON:
-        belief = experience.slowdowns("wave").on(ON[clusters])
+        belief = experience.slowdowns("wave").on_clusters(ON[clusters])
         assert 0.0 < belief.low <= belief.value <= belief.high < inf
         expected = experience.expected(spec(), ON[clusters])
         assert expected is None or 0.0 < expected < inf
@@ -285,7 +288,7 @@ def test_whatever_is_seen_expectations_are_positive_and_intervals_hold_them(
 def test_the_order_of_runs_changes_nothing(runs: list[tuple[int, float]], draws: Random) -> None:
     told = [run for clusters, seconds in runs for run in ran(clusters, seconds)]
     other = draws.sample(told, len(told))
-    one, another = (Experience(runs=each).slowdowns("wave").on(ON[2]) for each in (told, other))
+    one, another = (Experience(runs=each).slowdowns("wave").on_clusters(ON[2]) for each in (told, other))
     assert (one.log, one.deviation) == pytest.approx((another.log, another.deviation), rel=1e-6, abs=1e-9)
 
 
@@ -316,4 +319,4 @@ def test_a_job_that_is_killed_at_its_walltime_is_learned_from_too() -> None:
     world.advance(10.0)
     slowdowns = world.queries.experience.slowdowns("wave")
     assert (slowdowns.runs, slowdowns.killed) == (5, 5)
-    assert slowdowns.harmless(("north", "south")) < 0.05
+    assert slowdowns.harmless_probability(("north", "south")) < 0.05

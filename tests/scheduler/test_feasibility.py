@@ -8,12 +8,12 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import Placement
 from koalapy.model.request import Request
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.queue import IdleSummary, Needs, needs_of
 from tests.policies.grids import NAMES, grids, linked
 from tests.scheduler.requests import fixed, flexible, nonfixed
 
-POLICIES = builtin()
+POLICIES = builtin_policies()
 
 on_named_clusters = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 5), min_size=1).map(lambda s: fixed(**s))
 requests: st.SearchStrategy[Request] = st.one_of(

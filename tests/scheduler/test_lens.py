@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import Drain, GridView, Link
 from koalapy.model.job import JobState, Priority
 from koalapy.model.reports import ClusterReport
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.cluster_conditions import ContactStatus
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import MAX_TOUCHES, CachedView, GridStatus
@@ -113,11 +113,13 @@ def test_what_has_changed_is_told_once_to_each_who_asks() -> None:
     assert list(grid.changed_since(grid.version)) == []
 
 
-@pytest.mark.parametrize("policy", builtin().names())
+@pytest.mark.parametrize("policy", builtin_policies().names())
 def test_views_of_before_are_gone_at_once(policy: str) -> None:
     """Nothing that was worked out of one holds it: thousands of them would wait for the garbage collector."""
     world = World({"east": 40, "north": 40}, links={("east", "north"): Link(0.1, 1e6)})
-    request = next(r for r in (nonfixed(1), flexible(1), fixed(east=1)) if r.type in builtin().get(policy).serves)
+    request = next(
+        r for r in (nonfixed(1), flexible(1), fixed(east=1)) if r.type in builtin_policies().get(policy).serves
+    )
     seen: list[ref[GridView]] = []
     gc.disable()
     try:

@@ -12,7 +12,7 @@ from koalapy.model.job import JobState, Token, parse_token
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.reports import ClusterReport, NodeClassReport
 from koalapy.model.request import Request, RequestType
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.cluster_conditions import ContactStatus
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.rules import Rules
@@ -196,7 +196,7 @@ class ClassedWorld(World):
     site_class = HalfFast
 
     def __init__(self, *args: Any, **more: Any) -> None:
-        policies = builtin()
+        policies = builtin_policies()
         policies.register(FastNodes())
         super().__init__(*args, policies=policies, **more)
         known: dict[Token, str] = {}

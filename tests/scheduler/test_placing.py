@@ -15,7 +15,7 @@ from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, Request, RequestType
 from koalapy.model.users import Accounts
 from koalapy.policies.policy import Policy
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.events import PeriodicScan, Reported
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_calls import BrokenPolicy, PolicyCalls
@@ -40,7 +40,9 @@ def ask(
     policy: Policy | None = None,
 ) -> Placement | Refusal:
     spec = JobSpec(request, command or ("true",), launcher=launcher)
-    return PolicyCalls(Eligibility(profiles, Accounts())).evaluate(policy or builtin().resolve("", request), spec, view)
+    return PolicyCalls(Eligibility(profiles, Accounts())).evaluate(
+        policy or builtin_policies().resolve("", request), spec, view
+    )
 
 
 def clusters(answer: Placement | Refusal) -> set[str]:
@@ -183,7 +185,7 @@ def test_what_could_be_placed_is_not_refused_at_submission(
     limits = [ClusterLimits(cluster.name, cluster.total, profiles[cluster.name]) for cluster in empty]
     answer = ask(request, empty, profiles, *command, launcher=launcher)
     if isinstance(answer, Placement):
-        check(JobSpec(request, command, launcher=launcher), Limits(limits, builtin()))
+        check(JobSpec(request, command, launcher=launcher), Limits(limits, builtin_policies()))
 
 
 # Policies of others
@@ -292,7 +294,7 @@ def test_a_cluster_of_another_series_was_not_offered() -> None:
 
 
 def test_a_broken_policy_keeps_its_jobs_waiting_is_told_of_once_and_disturbs_nobody() -> None:
-    policies = builtin()
+    policies = builtin_policies()
     answer: list[object] = [placed((9, "north"))]
     policies.register(Answering(lambda: answer[0]))
     world = World({"north": 4}, Rules(scan_interval=30), policies=policies)
@@ -311,7 +313,7 @@ def test_a_broken_policy_keeps_its_jobs_waiting_is_told_of_once_and_disturbs_nob
 
 
 def test_a_policy_that_raises_is_broken_and_disturbs_nobody() -> None:
-    policies = builtin()
+    policies = builtin_policies()
     policies.register(Answering(lambda: 1 // 0))
     world = World({"north": 4}, Rules(scan_interval=30), policies=policies)
     job, other = world.submit(flexible(1), policy="answering"), world.submit(flexible(2))
@@ -330,7 +332,7 @@ def explained(
     request: Request, view: GridView, profiles: dict[str, ClusterProfile], *command: str, policy: Policy | None = None
 ) -> list[tuple[str, str, int | None]]:
     spec = JobSpec(request, command or ("true",))
-    calls, chosen = PolicyCalls(Eligibility(profiles, Accounts())), policy or builtin().resolve("", request)
+    calls, chosen = PolicyCalls(Eligibility(profiles, Accounts())), policy or builtin_policies().resolve("", request)
     reasons = calls.explain(chosen, spec, view)
     return [(reason.cluster, reason.reason, reason.missing) for reason in reasons]
 

@@ -10,7 +10,7 @@ from koalapy.model.job import Job, JobSpec, JobState, Priority
 from koalapy.model.request import Environment, Request
 from koalapy.policies.flexible import ClusterMinimization
 from koalapy.policies.policy import Policy
-from koalapy.policies.registry import Registry, builtin
+from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.scheduler.events import JobSubmitted, PeriodicScan, Reported
 from koalapy.scheduler.rules import QueueMode, Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
@@ -226,14 +226,14 @@ def test_a_job_of_an_earlier_daemon_whose_policy_is_gone_waits_and_says_so() -> 
     class Mine(ClusterMinimization):
         name = "mine"
 
-    policies = builtin()
+    policies = builtin_policies()
     policies.register(Mine())
     world = World({"north": 4}, policies=policies)
     world.submit(flexible(4), lasts=1000)
     job = world.submit(flexible(1), policy="mine")
     assert world.state(job) is JobState.QUEUED
     world.cancel(1)
-    world.policies = builtin()
+    world.policies = builtin_policies()
     world.restart()
     world.connect("north")
     assert world.state(job) is JobState.QUEUED
@@ -250,8 +250,8 @@ def test_one_refusal_stands_for_all_jobs_of_its_shape() -> None:
             return super().resolve(name, request, options)
 
     policies = Counting()
-    for name in builtin().names():
-        policies.register(builtin().get(name))
+    for name in builtin_policies().names():
+        policies.register(builtin_policies().get(name))
     world = World({"north": 4}, Rules(scan_interval=1000), policies=policies, strict=False)
     world.submit(fixed(north=4), lasts=10)
     for number in range(300):

@@ -29,7 +29,7 @@ from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.model.users import Accounts
-from koalapy.policies.registry import Registry, builtin
+from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import (
     Command,
@@ -108,7 +108,7 @@ class World:
         self.now = now
         self.nonces, self.clock = nonces, clock
         self.rules = rules or Rules()
-        self.policies = policies or builtin()
+        self.policies = policies or builtin_policies()
         self.manual = manual
         self.strict = strict
         self.sites = {

@@ -18,17 +18,17 @@ from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import JobOutcome
 from koalapy.simulation.sharing import (
+    ExclusionReason,
     HomeJob,
     SharingQuestion,
     SharingReport,
     Site,
     Verdict,
-    WhyLeftOut,
-    answer,
-    compare,
-    ends_alone,
+    answer_sharing,
+    compare_sharing,
     lasts_at_home,
     mean_bounds,
+    simulate_single_site,
 )
 from koalapy.simulation.simulation import Simulation
 
@@ -61,11 +61,11 @@ def ended(
 
 def report(jobs: Sequence[EndedJob], sites: Mapping[str, Site] | None = None, **rules: Any) -> SharingReport:
     question = SharingQuestion(jobs, SITES if sites is None else sites, Rules(**rules), START, START + DAY)
-    return answer(question)
+    return answer_sharing(question)
 
 
-def counts(found: SharingReport) -> dict[WhyLeftOut, tuple[int, Sequence[JobId]]]:
-    return {each.why: (each.count, each.jobs) for each in found.left_out}
+def counts(found: SharingReport) -> dict[ExclusionReason, tuple[int, Sequence[JobId]]]:
+    return {each.reason: (each.count, each.jobs) for each in found.exclusions}
 
 
 # Which jobs count
@@ -73,7 +73,7 @@ def counts(found: SharingReport) -> dict[WhyLeftOut, tuple[int, Sequence[JobId]]
 
 def test_of_nothing_nothing_can_be_told() -> None:
     found = report([])
-    assert (found.every_site, found.left_out) == (Verdict.UNCLEAR, [])
+    assert (found.every_site, found.exclusions) == (Verdict.UNCLEAR, [])
     assert [(site.site, site.jobs, site.grid, site.alone, site.verdict) for site in found.sites] == [
         ("north", 0, None, None, Verdict.UNCLEAR),
         ("south", 0, None, None, Verdict.UNCLEAR),
@@ -99,15 +99,15 @@ def test_jobs_that_do_not_count_are_named_with_the_reason() -> None:
         ended(8, 10.0, started_at=None, placed_at=None, state=JobState.CANCELLED, nodes=0, clusters=()),
     ]
     question = SharingQuestion(jobs, SITES, Rules(), START, START + DAY, [12, 11])
-    found = answer(question)
+    found = answer_sharing(question)
     assert counts(found) == {
-        WhyLeftOut.NO_HOME: (1, [1]),
-        WhyLeftOut.GONE: (1, [2]),
-        WhyLeftOut.TOO_WIDE: (1, [3]),
-        WhyLeftOut.NEVER_RAN: (1, [4]),
-        WhyLeftOut.CANCELLED: (2, [5, 8]),
-        WhyLeftOut.EARLIER: (1, [6]),
-        WhyLeftOut.NOT_OVER: (2, [11, 12]),
+        ExclusionReason.NO_HOME: (1, [1]),
+        ExclusionReason.GONE: (1, [2]),
+        ExclusionReason.TOO_WIDE: (1, [3]),
+        ExclusionReason.NEVER_RAN: (1, [4]),
+        ExclusionReason.CANCELLED: (2, [5, 8]),
+        ExclusionReason.EARLIER: (1, [6]),
+        ExclusionReason.NOT_OVER: (2, [11, 12]),
     }
     assert [(site.jobs, site.too_wide) for site in found.sites] == [(0, 1), (0, 0)]
     assert found.every_site is Verdict.UNCLEAR
@@ -142,10 +142,10 @@ def test_every_job_counts_or_is_left_out_for_one_reason(data: st.DataObject) -> 
     jobs = data.draw(st.lists(some, max_size=12, unique_by=lambda job: job.id))
     found = report(jobs)
     meant = [job for job in jobs if job.submitted_at < START + DAY]
-    assert sum(site.jobs for site in found.sites) + sum(each.count for each in found.left_out) == len(meant)
-    left_out = [job for each in found.left_out for job in each.jobs]
-    assert len(left_out) == len(set(left_out))
-    assert WhyLeftOut.NEVER_ALONE not in counts(found)
+    assert sum(site.jobs for site in found.sites) + sum(each.count for each in found.exclusions) == len(meant)
+    exclusions = [job for each in found.exclusions for job in each.jobs]
+    assert len(exclusions) == len(set(exclusions))
+    assert ExclusionReason.NEVER_ALONE not in counts(found)
     assert report(data.draw(st.permutations(jobs))) == found
 
 
@@ -196,7 +196,7 @@ def test_who_would_never_have_ended_alone_is_named() -> None:
     """As where the rules let nobody wait for so long."""
     jobs = [ended(1, 0.0, nodes=8, lasts=5000.0), ended(2, 1.0, nodes=8)]
     found = report(jobs, max_placement_tries=1)
-    assert counts(found) == {WhyLeftOut.NEVER_ALONE: (1, [2])}
+    assert counts(found) == {ExclusionReason.NEVER_ALONE: (1, [2])}
     assert found.sites[0].jobs == 1
 
 
@@ -221,7 +221,7 @@ def test_a_grid_in_which_all_ran_at_home_is_the_site_by_itself(seed: int) -> Non
     for ident in range(1, 40):
         at += draw.choice([0.0, 1.0, 60.0])
         jobs.append(ended(ident, at, lasts=draw.choice([1.0, 90.0, 300.0]), nodes=draw.randint(1, 8)))
-    alone = ends_alone(
+    alone = simulate_single_site(
         "north", SITES["north"], [HomeJob(job, lasts_at_home(job, SITES), None) for job in jobs], Rules()
     )
     really = [
@@ -251,7 +251,7 @@ def verdict_on(found: float, spread: float) -> Verdict:
     def alone(name: str, site: Site, jobs: Sequence[HomeJob]) -> dict[JobId, float]:
         return {each.job.id: each.job.submitted_at + 100.0 for each in jobs}
 
-    return compare(gains(found, spread=spread), {"north": Site(8)}, START, START + DAY, alone).every_site
+    return compare_sharing(gains(found, spread=spread), {"north": Site(8)}, START, START + DAY, alone).every_site
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def _recorded(each: JobOutcome) -> EndedJob:
 
 def compare_alone(jobs: Sequence[EndedJob], rules: Rules) -> SharingReport:
     sites = {"north": Site(8), "south": Site(8)}
-    return answer(SharingQuestion(jobs, sites, replace(rules, sharing="ordinary"), START, START + DAY))
+    return answer_sharing(SharingQuestion(jobs, sites, replace(rules, sharing="ordinary"), START, START + DAY))
 
 
 def test_who_lends_all_is_worse_off_and_is_told_so_and_who_may_take_it_back_is_not() -> None:

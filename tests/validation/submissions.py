@@ -8,7 +8,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.model.users import Accounts
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.policies.worst_fit import WorstFit
 from koalapy.validation import submission
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -25,7 +25,7 @@ class Another(WorstFit):
     fits_empty_grid = None  # type: ignore[assignment]
 
 
-POLICIES = builtin()
+POLICIES = builtin_policies()
 POLICIES.register(Another())
 
 

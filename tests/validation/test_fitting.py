@@ -11,7 +11,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import Placement
 from koalapy.model.request import FlexibleRequest
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.validation.limits import ClusterLimits
 from tests.policies.grids import NAMES, can_be_assigned, fixed, nonfixed, splits
 from tests.validation.submissions import UNKNOWN, check, refusal, spec, split
@@ -174,7 +174,7 @@ def accepts(wanted: JobSpec, limits: tuple[ClusterLimits, ...]) -> bool:
 def placeable(wanted: JobSpec, limits: tuple[ClusterLimits, ...]) -> bool:
     """Whether the request's policy places it while every node is idle."""
     grid = GridView(tuple(ClusterView(c.name, c.total or 0, c.total or 0) for c in limits))
-    return isinstance(builtin().resolve(wanted.policy, wanted.request).place(wanted.request, grid), Placement)
+    return isinstance(builtin_policies().resolve(wanted.policy, wanted.request).place(wanted.request, grid), Placement)
 
 
 @given(sizes_drawn, limits_drawn)

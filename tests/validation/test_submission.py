@@ -8,7 +8,7 @@ import pytest
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
-from koalapy.policies.registry import builtin
+from koalapy.policies.registry import builtin_policies
 from koalapy.runner import settings as runtime_settings
 from koalapy.runner.plan import Plan
 from koalapy.validation import submission
@@ -253,7 +253,7 @@ class Alone(Another):
 
 
 def test_what_a_policy_of_another_package_declares_counts_as_that_of_one_that_ships() -> None:
-    policies = builtin()
+    policies = builtin_policies()
     policies.register(Alone())
     limits = Limits(GRID, policies)
     submission.check(spec(nonfixed(2, 2), policy="alone"), limits)

@@ -48,10 +48,10 @@ def _page(found: Json) -> str:
     sites: list[Json] = found["sites"]
     worse = format_list([site["site"] for site in sites if site["verdict"] == "worse"])
     parts = [ANSWERS[found["every_site"]].format(worse=worse), table(HEADER, [_row(site) for site in sites])]
-    if found["left_out"]:
+    if found["exclusions"]:
         lines = [
-            f"  {each['count']} {each['why']}: {format_list([str(job) for job in each['jobs']], each['count'])}"
-            for each in found["left_out"]
+            f"  {each['count']} {each['reason']}: {format_list([str(job) for job in each['jobs']], each['count'])}"
+            for each in found["exclusions"]
         ]
         parts.append("\n".join(["Jobs that do not count:", *lines]))
     return "\n\n".join(parts)

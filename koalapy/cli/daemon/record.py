@@ -79,12 +79,12 @@ def replay(
 
     Needs no daemon and starts nothing.
     """
-    from koalapy.policies.installed import policies
+    from koalapy.policies.installed import load_policies
     from koalapy.record.replay import replay
 
     found, lost = [], list[str]()
     with waiting_for(f"replays {file}"):
-        found += [_told(history) for history in replay(file, policies(), lost)]
+        found += [_told(history) for history in replay(file, load_policies(), lost)]
     if as_json:
         show_json({"file": str(file), "lives": found, "lost": lost})
     else:

@@ -7,7 +7,7 @@ from koalapy.daemon.engine.database import query
 from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.prediction import Coverage
-from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, Slowdowns, Where
+from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, ClusterSet, Slowdowns
 from koalapy.policies.log_normal import LogNormal
 from koalapy.ports import AdviceStore
 from koalapy.scheduler.advisor.experience import Experience, RunSummary
@@ -34,7 +34,7 @@ class ApplicationRecord:
     """What is known of an application; ``slowdown`` and ``verdict`` hold for its most used combination of clusters."""
 
     application: str
-    where: Where
+    where: ClusterSet
     slowdown: LogNormal
     runs_on_several: int
     """The number of co-allocated runs that could be compared with runs of the same size on one cluster."""
@@ -42,7 +42,7 @@ class ApplicationRecord:
     """The number of those runs that were killed at their walltime."""
     verdict: Verdict
     seen: list[RunSummary]
-    slowdowns: dict[Where, LogNormal]
+    slowdowns: dict[ClusterSet, LogNormal]
     """Slowdowns by observed combination of clusters."""
 
 
@@ -62,7 +62,7 @@ class Advisor:
 
     def _application(self, name: str) -> ApplicationRecord:
         seen, slowdowns = self._experience.seen(name), self._experience.slowdowns(name)
-        several: dict[Where, int] = {}
+        several: dict[ClusterSet, int] = {}
         for each in seen:
             if each.where:
                 several[each.where] = several.get(each.where, 0) + each.runs
@@ -70,12 +70,12 @@ class Advisor:
         return ApplicationRecord(
             name,
             most,
-            slowdowns.on(most),
+            slowdowns.on_clusters(most),
             slowdowns.runs,
             slowdowns.killed,
             verdict_on(slowdowns, most),
             seen,
-            {where: slowdowns.on(where) for where in several},
+            {where: slowdowns.on_clusters(where) for where in several},
         )
 
     async def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
@@ -87,11 +87,11 @@ class Advisor:
         return await self._track_record.coverage(owner, application)
 
 
-def verdict_on(slowdowns: Slowdowns, where: Where) -> Verdict:
+def verdict_on(slowdowns: Slowdowns, where: ClusterSet) -> Verdict:
     """Return the verdict that follows from the slowdown on these clusters."""
-    harmless = slowdowns.harmless(where)
-    if harmless <= HOPELESS:
+    harmless_probability = slowdowns.harmless_probability(where)
+    if harmless_probability <= HOPELESS:
         return Verdict.ONE_CLUSTER
-    if harmless < SURE:
+    if harmless_probability < SURE:
         return Verdict.NOT_KNOWN
-    return Verdict.CO_ALLOCATED if slowdowns.on(where).value <= PAYS_UP_TO else Verdict.BY_THE_WAIT
+    return Verdict.CO_ALLOCATED if slowdowns.on_clusters(where).value <= PAYS_UP_TO else Verdict.BY_THE_WAIT

@@ -415,7 +415,7 @@ class Jobs:
 
     def list_policies(self) -> Sequence[dict[str, object]]:
         """Return ``name``, ``serves`` (request types) and ``summary`` of each policy."""
-        return self._queries.policies.describe()
+        return self._queries.policies.describe_policies()
 
 
 class BulkActions:

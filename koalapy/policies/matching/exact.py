@@ -33,7 +33,7 @@ class Mode(StrEnum):
 Split = list[tuple[Site, int]]
 
 
-def match(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
+def find_matching(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
     """Return the matching that the mode asks for, on the fewest clusters within its bounds; None if there is none.
 
     Of several matchings with the same T return the one with the fastest nodes.
@@ -43,10 +43,10 @@ def match(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
     if bounds is None:
         return None
     split = search.split_nodes(*bounds)
-    return problem.weigh(_choose_kinds(split, bounds[0]))
+    return problem.evaluate_shares(_choose_kinds(split, bounds[0]))
 
 
-def fits(problem: Problem, mode: Mode = Mode.OPTIMAL) -> bool:
+def has_matching(problem: Problem, mode: Mode = Mode.OPTIMAL) -> bool:
     """Return whether a matching exists that the mode admits; faster than ``match``."""
     if mode is Mode.OPTIMAL:
         # In this mode an overloaded link is allowed, unless its capacity is zero.
@@ -101,10 +101,10 @@ class _Search:
     def __init__(self, problem: Problem, mode: Mode) -> None:
         self._problem = problem
         self._nodes = [_Nodes(problem, site, mode) for site in problem.sites]
-        self._max_sites = problem.nodes // problem.least
-        if problem.most is not None:
-            self._max_sites = min(self._max_sites, problem.most)
-        self._is_bounded = problem.least > 1 or self._max_sites < len(self._nodes)
+        self._max_sites = problem.nodes // problem.min_nodes_per_site
+        if problem.max_sites is not None:
+            self._max_sites = min(self._max_sites, problem.max_sites)
+        self._is_bounded = problem.min_nodes_per_site > 1 or self._max_sites < len(self._nodes)
         self._slowdowns = sorted({slowdown for nodes in self._nodes for slowdown in nodes.slowdowns})
         self._bounds = [1.0]
         """Candidate bounds on the load of the most loaded uplink, ascending."""
@@ -148,7 +148,7 @@ class _Search:
         return slowdowns[best[1]], bounds[best[2]]
 
     def _time_within(self, place: int, load: int) -> float:
-        return self._problem.time(self._slowdowns[place], self._bounds[load])
+        return self._problem.relative_time(self._slowdowns[place], self._bounds[load])
 
     def _least_load(self, place: int, low: int, high: int) -> int:
         """Return the index of the minimum load bound, from ``low`` to ``high``, with which the nodes suffice.
@@ -191,7 +191,7 @@ class _Search:
 
         Use the fewest sites; of equally good splits prefer one in which a single site has nearly all nodes.
         """
-        total, min_per_site = self._problem.nodes, self._problem.least
+        total, min_per_site = self._problem.nodes, self._problem.min_nodes_per_site
         counts = [nodes.up_to(slowdown) for nodes in self._nodes]
         few = self._small_shares(counts, load)
         choice = self._choose_sites(counts, few)
@@ -209,7 +209,7 @@ class _Search:
         ``counts``: the nodes of each site within the bounds. Each site may have up to ``few`` nodes of the job, or all
         but up to ``few``.
         """
-        total, min_per_site = self._problem.nodes, self._problem.least
+        total, min_per_site = self._problem.nodes, self._problem.min_nodes_per_site
         if total < min_per_site or self._max_sites < 1:
             return None
         best: tuple[float, int, int] = (inf, 0, -1)

@@ -67,12 +67,12 @@ class Problem:
     """Tc: share of communication in that run time."""
     bandwidth: float = 0.0
     """PNBW: bytes per second that each node exchanges with all others."""
-    least: int = 1
+    min_nodes_per_site: int = 1
     """Minimum number of nodes on a cluster that is used."""
-    most: int | None = None
+    max_sites: int | None = None
     """Maximum number of clusters; None: unlimited."""
 
-    def demand(self, count: int) -> float:
+    def uplink_demand(self, count: int) -> float:
         """Return the bytes per second that ``count`` nodes on one cluster exchange with the other nodes of the job.
 
         The function is concave, with its maximum at half of the job.
@@ -83,16 +83,16 @@ class Problem:
         """Return the slowdown by a site's uplink with ``count`` nodes of the job there; below 1 if not saturated."""
         if site.capacity is None or count in (0, self.nodes):
             return 0.0
-        load = site.consumed + self.demand(count)
+        load = site.consumed + self.uplink_demand(count)
         return load / site.capacity if site.capacity > 0 else (inf if load > 0 else 0.0)
 
-    def time(self, processing: float, communication: float) -> float:
+    def relative_time(self, processing: float, communication: float) -> float:
         """Return T for the slowdowns SP and SC."""
         # A share of zero contributes nothing, even with an infinite slowdown.
         computed = self.computing * processing if self.computing else 0.0
         return computed + (self.communicating * communication if self.communicating else 0.0)
 
-    def weigh(self, shares: Iterable[Share]) -> Matching:
+    def evaluate_shares(self, shares: Iterable[Share]) -> Matching:
         """Return the matching with the slowdowns and T of an assignment of nodes."""
         shares = tuple(shares)
         sites = {site.name: site for site in self.sites}
@@ -103,4 +103,4 @@ class Problem:
         processing = max(slowdowns[share.site, share.kind] for share in shares)
         links = (self.link_slowdown(sites[name], count) for name, count in counts.items())
         communication = max(1.0, *links)
-        return Matching(shares, processing, communication, self.time(processing, communication))
+        return Matching(shares, processing, communication, self.relative_time(processing, communication))

@@ -10,8 +10,8 @@ from koalapy.model.advice import Run, Size, completed_run_of, run_size
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
-from koalapy.policies.knowledge import BETWEEN_APPLICATIONS, RunTimes, Slowdowns, Where, assumed
-from koalapy.policies.log_normal import LogNormal, combine, separate, spread_of
+from koalapy.policies.knowledge import BETWEEN_APPLICATIONS, ClusterSet, RunTimes, Slowdowns, assume_slowdown
+from koalapy.policies.log_normal import LogNormal, combine_estimates, remove_estimate, spread_of
 from koalapy.scheduler.advisor.run_time_fit import MAX_DEVIATION, SINGLE_CLUSTER, Fit, RunSample, fit
 
 MAX_RETAINED_RUNS = 50
@@ -35,7 +35,7 @@ class RunSummary:
     """Statistics of the runs of one size on one set of clusters (empty: one cluster), in seconds at speed 1."""
 
     size: Size
-    where: Where
+    where: ClusterSet
     runs: int
     killed: int
     """The runs killed before their end."""
@@ -46,14 +46,14 @@ class ApplicationRuns:
     """The runs of one application."""
 
     def __init__(self) -> None:
-        self.groups: OrderedDict[tuple[Size, Where], deque[RunSample]] = OrderedDict()
+        self.groups: OrderedDict[tuple[Size, ClusterSet], deque[RunSample]] = OrderedDict()
         self.single_cluster_runs = 0
         """Runs on one cluster since the last one on several."""
         self._fit: Fit | None = None
         self._own_slowdown: list[LogNormal] | None = None
         self._answers: dict[object, tuple[Slowdowns, RunTimes]] = {}
 
-    def add(self, size: Size, clusters: Where, ran: RunSample) -> None:
+    def add(self, size: Size, clusters: ClusterSet, ran: RunSample) -> None:
         key = (size, clusters)
         self.groups.setdefault(key, deque(maxlen=MAX_RETAINED_RUNS)).append(ran)
         self.groups.move_to_end(key)
@@ -66,7 +66,7 @@ class ApplicationRuns:
     @property
     def fit(self) -> Fit:
         if self._fit is None:
-            self._fit = fit(self.groups, assumed())
+            self._fit = fit(self.groups, assume_slowdown())
         return self._fit
 
     @property
@@ -74,7 +74,7 @@ class ApplicationRuns:
         """Return the slowdown estimated from its own runs only; None without comparable runs."""
         if self._own_slowdown is None:
             beliefs = self.fit.observed_slowdowns()
-            self._own_slowdown = [combine(beliefs)] if beliefs else []
+            self._own_slowdown = [combine_estimates(beliefs)] if beliefs else []
         return self._own_slowdown[0] if self._own_slowdown else None
 
     def slowdowns(self, prior: LogNormal) -> Slowdowns:
@@ -203,14 +203,14 @@ class Experience:
         """Return the expected run time of a job on these clusters in seconds; None if unknown."""
         slowdowns, times = self.answer(application_of(spec), run_size(spec), spec.communication)
         names = tuple(sorted(clusters))
-        run_time = times.alone if len(names) < 2 else times.on(names, slowdowns.on(names))
+        run_time = times.single_cluster if len(names) < 2 else times.on_clusters(names, slowdowns.on_clusters(names))
         return None if run_time is None else run_time.value / self._speed(clusters)
 
     def _prior(self, application: str, communication: float | None) -> LogNormal:
         """Return the slowdown assumed before any runs: from the declared communication share, or from other
         applications."""
         if communication is not None:
-            return assumed(communication)
+            return assume_slowdown(communication)
         if self._pool is None:
             last = islice(reversed(self._applications.items()), MAX_POOLED_APPLICATIONS)
             slowdowns = {
@@ -227,17 +227,17 @@ class Pool:
 
     def __init__(self, slowdowns: Mapping[str, LogNormal]) -> None:
         self._beliefs = slowdowns
-        usual = LogNormal(assumed().log, BETWEEN_APPLICATIONS)
-        center = combine(
-            [usual, *(belief.times(LogNormal(0.0, BETWEEN_APPLICATIONS)) for belief in slowdowns.values())]
+        usual = LogNormal(assume_slowdown().log, BETWEEN_APPLICATIONS)
+        center = combine_estimates(
+            [usual, *(belief.multiply_by(LogNormal(0.0, BETWEEN_APPLICATIONS)) for belief in slowdowns.values())]
         )
         spread = spread_of(slowdowns.values(), center.log, BETWEEN_APPLICATIONS, APPLICATIONS_WEIGHT)
         self._between = LogNormal(0.0, max(MIN_DIFFERENCE, spread))
-        self._all = combine([usual, *(belief.times(self._between) for belief in slowdowns.values())])
+        self._all = combine_estimates([usual, *(belief.multiply_by(self._between) for belief in slowdowns.values())])
 
     def prior_for(self, application: str) -> LogNormal:
         """Return the prior of an application, from all others."""
         slowdown, belief = self._beliefs.get(application), self._all
         if slowdown is not None:
-            belief = separate(belief, slowdown.times(self._between))
-        return belief.times(self._between)
+            belief = remove_estimate(belief, slowdown.multiply_by(self._between))
+        return belief.multiply_by(self._between)

@@ -139,7 +139,7 @@ class KnowledgeBuilder:
             if len(clusters) > 1:
                 application = application_of(job.spec)
                 slowdowns, _ = self._experience.answer(application, run_size(job.spec), job.spec.communication)
-                if slowdowns.harmless(clusters) < SURE:
+                if slowdowns.harmless_probability(clusters) < SURE:
                     probes.setdefault(application, []).append(job.spec.request.total_size)
         return probes
 

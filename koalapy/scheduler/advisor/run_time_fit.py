@@ -11,10 +11,10 @@ from math import erfc, exp, log, pi, sqrt
 from typing import NamedTuple
 
 from koalapy.model.advice import Size
-from koalapy.policies.knowledge import Slowdowns, Where
-from koalapy.policies.log_normal import LogNormal, combine, spread_of
+from koalapy.policies.knowledge import ClusterSet, Slowdowns
+from koalapy.policies.log_normal import LogNormal, combine_estimates, spread_of
 
-SINGLE_CLUSTER: Where = ()
+SINGLE_CLUSTER: ClusterSet = ()
 """Key used in place of the set of clusters for runs on one cluster."""
 
 USUAL_SCATTER, SCATTER_WEIGHT = 0.3, 2.0
@@ -46,7 +46,7 @@ class RunSample(NamedTuple):
     killed: bool = False
 
 
-Groups = Mapping[tuple[Size, Where], Sequence[RunSample]]
+Groups = Mapping[tuple[Size, ClusterSet], Sequence[RunSample]]
 
 
 class Group(NamedTuple):
@@ -63,7 +63,7 @@ class Group(NamedTuple):
 class Fit:
     """The runs of one application by size and clusters, and the scatter of equal runs."""
 
-    groups: Mapping[tuple[Size, Where], Group]
+    groups: Mapping[tuple[Size, ClusterSet], Group]
     scatter: float
 
     def observed_slowdowns(self) -> list[LogNormal]:
@@ -81,16 +81,16 @@ class Fit:
 
     def slowdowns(self, prior: LogNormal) -> Slowdowns:
         """Return the slowdown of each set of clusters, and that of other sets."""
-        anywhere = combine([prior, *self.observed_slowdowns()])
-        by_where: dict[Where, list[LogNormal]] = {}
+        anywhere = combine_estimates([prior, *self.observed_slowdowns()])
+        by_where: dict[ClusterSet, list[LogNormal]] = {}
         for (size, clusters), group in self.groups.items():
             if clusters and (size, SINGLE_CLUSTER) in self.groups:
                 by_where.setdefault(clusters, []).append(self._slowdown(size, group))
-        by_clusters = {clusters: combine(beliefs) for clusters, beliefs in by_where.items()}
+        by_clusters = {clusters: combine_estimates(beliefs) for clusters, beliefs in by_where.items()}
         between = spread_of(by_clusters.values(), anywhere.log, BETWEEN_SETS, SETS_WEIGHT)
-        elsewhere = anywhere.times(LogNormal(0.0, between))
+        elsewhere = anywhere.multiply_by(LogNormal(0.0, between))
         return Slowdowns(
-            elsewhere, {clusters: combine([elsewhere, beliefs]) for clusters, beliefs in by_clusters.items()}
+            elsewhere, {clusters: combine_estimates([elsewhere, beliefs]) for clusters, beliefs in by_clusters.items()}
         )
 
     def _slowdown(self, size: Size, together: Group) -> LogNormal:
@@ -110,7 +110,7 @@ class Fit:
         power = _estimate_speed_up(list(times.items()))
         log_ratio = log(size.nodes / nearest.nodes)
         layout = OTHER_LAYOUT * (size.per_node != nearest.per_node)
-        return times[nearest].times(
+        return times[nearest].multiply_by(
             LogNormal(-power.log * log_ratio, sqrt((power.deviation * log_ratio) ** 2 + layout**2))
         )
 
@@ -122,14 +122,14 @@ class Fit:
         beliefs = []
         for (measured_size, clusters), group in self.groups.items():
             if measured_size == size:
-                beliefs.append(group.belief(self.scatter).over(slowdowns.on(clusters)))
-        return combine(beliefs)
+                beliefs.append(group.belief(self.scatter).divide_by(slowdowns.on_clusters(clusters)))
+        return combine_estimates(beliefs)
 
-    def multi_cluster_time(self, size: Size, where: Where, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
+    def multi_cluster_time(self, size: Size, where: ClusterSet, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
         """Return the run time on several clusters, from runs there and from those on one, slowed down."""
         group = self.groups.get((size, where))
         beliefs = [] if group is None else [group.belief(self.scatter)]
-        belief = combine([*beliefs, alone.times(slowdowns.on(where))])
+        belief = combine_estimates([*beliefs, alone.multiply_by(slowdowns.on_clusters(where))])
         return belief if belief.log >= alone.log else alone  # a faster result on several clusters is chance
 
 
@@ -171,13 +171,13 @@ def fit(groups: Groups, prior: LogNormal) -> Fit:
     return Fit(estimates, scatter)
 
 
-def _expected_log(key: tuple[Size, Where], ran: Sequence[RunSample], so_far: Fit, slowdowns: Slowdowns) -> float:
+def _expected_log(key: tuple[Size, ClusterSet], ran: Sequence[RunSample], so_far: Fit, slowdowns: Slowdowns) -> float:
     """Return the expected logarithm of a group with killed runs, from its other runs and those on one cluster."""
     size, clusters = key
     belief, alone = so_far.groups[key].belief(so_far.scatter), so_far.groups.get((size, SINGLE_CLUSTER))
-    by_alone = alone.belief(so_far.scatter).times(slowdowns.on(clusters)) if clusters and alone else None
+    by_alone = alone.belief(so_far.scatter).multiply_by(slowdowns.on_clusters(clusters)) if clusters and alone else None
     if not all(run.killed for run in ran):
-        return combine(filter(None, (belief, by_alone))).log
+        return combine_estimates(filter(None, (belief, by_alone))).log
     return max(run.log for run in ran) if by_alone is None else by_alone.log
 
 

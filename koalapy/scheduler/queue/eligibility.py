@@ -114,7 +114,7 @@ class Eligibility:
             return False
         if demands.at_most is not None and len(names) > demands.at_most:
             return False
-        return demands.constraints.similar([cluster for cluster in view if cluster.name in names])
+        return demands.constraints.are_speeds_similar([cluster for cluster in view if cluster.name in names])
 
     def with_folders(self, folders: frozenset[str], view: GridView) -> tuple[GridView, list[ClusterName]]:
         """Return the view of the clusters that have all of these folders, and the names of the others."""

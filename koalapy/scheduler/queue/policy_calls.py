@@ -15,7 +15,7 @@ from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Re
 from koalapy.model.transfer import immovable_reason
 from koalapy.model.users import NOWHERE
 from koalapy.model.wording import format_list, format_nodes
-from koalapy.policies.constraints import Constraints, capped, part_with, parts
+from koalapy.policies.constraints import Constraints, cap_components, grid_parts, part_with
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.policy import Policy
 from koalapy.policies.reasons import not_usable, reason_for
@@ -52,17 +52,17 @@ def place_within_constraints(
     answer = call_policy(policy, request, view)
     if not constraints or isinstance(answer, Refusal):
         return answer
-    broken = constraints.broken(answer, view)
-    if not broken:
+    violations = constraints.describe_violations(answer, view)
+    if not violations:
         return answer
     refused = ""
-    for part_request, part in parts(request, answer, view, constraints):
+    for part_request, part in grid_parts(request, answer, view, constraints):
         part_answer = call_policy(policy, part_request, part)
         if isinstance(part_answer, Refusal):
             refused = refused or f"{part_answer.summary}; "
-        elif not constraints.broken(part_answer, view):
+        elif not constraints.describe_violations(part_answer, view):
             return part_answer
-    return Refusal(f"{refused}{broken}", RefusalKind.ELIGIBILITY)
+    return Refusal(f"{refused}{violations}", RefusalKind.ELIGIBILITY)
 
 
 def call_policy(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
@@ -169,7 +169,7 @@ def explain_clusters(policy: Policy, request: Request, view: GridView, constrain
         return _complete_reasons(_reasons(policy, request, view), policy, view)
     capped_request = request
     if constraints.at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
-        capped_request = capped(request, constraints.at_most)
+        capped_request = cap_components(request, constraints.at_most)
     cached: dict[frozenset[ClusterName], Reasons] = {}
     reasons: Reasons = {}
     for cluster in view:
@@ -212,7 +212,7 @@ def _combination_limits(cluster: ClusterView, part: GridView, view: GridView, co
     texts = []
     if constraints.at_most is not None:
         texts.append(f"coallocation allows {constraints.at_most} clusters")
-    unlike = sorted(c.name for c in view.by_idle if not constraints.similar([c, cluster]))
+    unlike = sorted(c.name for c in view.by_idle if not constraints.are_speeds_similar([c, cluster]))
     if unlike:
         texts.append(f"speed_ratio_min of {constraints.speed_ratio:g} rules out {format_list(unlike)} beside it")
     return "".join(f"; {text}" for text in texts)
