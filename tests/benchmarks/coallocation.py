@@ -71,8 +71,8 @@ class Grid(World):
         several = attempt is not None and len({c.cluster for c in attempt.gang}) > 1
         if several and ident not in self.co_allocated:
             self.co_allocated.add(ident)
-            (lasts,) = self.programs[ident].lasts
-            self.programs[ident] = Program((lasts * self._slowdown,))
+            (run_time,) = self.programs[ident].run_time
+            self.programs[ident] = Program((run_time * self._slowdown,))
         super()._start_program(site, token)
 
 
@@ -83,18 +83,18 @@ def arrivals(cell: Cell) -> Iterator[tuple[float, int, float, str]]:
     at = 0.0
     for _ in range(cell.jobs):
         at += draws.expovariate(rate)
-        lasts = exp(draws.gauss(log(ALONE) - cell.spread**2 / 2, cell.spread)) if cell.spread else ALONE
-        yield at, draws.choice(SIZES), lasts, f"synthetic-{draws.randrange(cell.applications)}"
+        run_time = exp(draws.gauss(log(ALONE) - cell.spread**2 / 2, cell.spread)) if cell.spread else ALONE
+        yield at, draws.choice(SIZES), run_time, f"synthetic-{draws.randrange(cell.applications)}"
 
 
 @cache
 def run(cell: Cell) -> Outcome:
     """One workload to its end."""
     grid = Grid(cell.ccr)
-    for at, nodes, lasts, application in arrivals(cell):
+    for at, nodes, run_time, application in arrivals(cell):
         grid.advance(at - grid.now)
         request = nonfixed(nodes) if cell.policy == "worst-fit" else flexible(nodes)
-        grid.submit(request, lasts=lasts, application=application, policy=cell.policy)
+        grid.submit(request, run_time=run_time, application=application, policy=cell.policy)
     while any(not job.state.is_final for job in grid.jobs.values()):
         grid.advance(600.0)
     assert all(job.state is JobState.SUCCEEDED for job in grid.jobs.values())

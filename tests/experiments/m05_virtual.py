@@ -51,27 +51,27 @@ class Experiment(World):
         """The attempts that were followed by others."""
         super().__init__(CLUSTERS, rules, links=links, strict=False)
 
-    def take_in(self, effects: Effects) -> Effects:
+    def apply_effects(self, effects: Effects) -> Effects:
         self.past += [attempt for _, attempt in effects.attempts]
-        return super().take_in(effects)
+        return super().apply_effects(effects)
 
-    def _reports(self, site: Site, token: Token) -> None:
+    def _report_claimed(self, site: Site, token: Token) -> None:
         if token not in site.startable():
             return
         if self._draws.random() < self._failing:
-            site.fails(token, "the start failed")
-            site.ends(token)
+            site.fail_component(token, "the start failed")
+            site.end_component(token)
         else:
-            super()._reports(site, token)
+            super()._report_claimed(site, token)
 
-    def _next(self) -> float:
+    def _next_event_at(self) -> float:
         since, ours, local = self._measured
         self.node_seconds["ours"] += ours * (self.now - since)
         self.node_seconds["local"] += local * (self.now - since)
-        held = [(name in site.locals, size) for site in self.sites.values() for name, size in site.held.items()]
+        held = [(name in site.local_users, size) for site in self.sites.values() for name, size in site.held.items()]
         locals_have = sum(size for is_local, size in held if is_local)
         self._measured = (self.now, sum(size for _, size in held) - locals_have, locals_have)
-        return super()._next()
+        return super()._next_event_at()
 
     # The workload
 
@@ -85,28 +85,28 @@ class Experiment(World):
         while self._outside and self._submit_planned(self._outside[0]):
             self._outside.popleft()
         if self._outside:
-            self.later(0.5, self._let_in)
+            self.schedule(0.5, self._let_in)
 
     def _submit_planned(self, job: PlannedJob) -> bool:
         components = tuple(ComponentRequest(size, inputs=(job.file,)) for size in job.sizes)
         try:
-            self.submit(NonFixedRequest(components), lasts=job.lasts, priority=job.priority, policy="close-to-files")
+            self.submit(NonFixedRequest(components), run_time=job.lasts, priority=job.priority, policy="close-to-files")
         except BusyError:
             return False
         return True
 
     def comes(self, user: LocalUser) -> None:
         site = self.sites[user.cluster]
-        name = site.local_user(user.nodes)
+        name = site.add_local_user(user.nodes)
 
         def leaves() -> None:
             # Who had to wait for nodes uses them all the same.
             if name in site.held:
-                site.local_user_leaves(name)
+                site.remove_local_user(name)
             else:
-                self.later(user.lasts, leaves)
+                self.schedule(user.lasts, leaves)
 
-        self.later(user.lasts, leaves)
+        self.schedule(user.lasts, leaves)
 
     # What came of it
 
@@ -137,7 +137,7 @@ def run(rules: Rules, *, jobs: int = 500, failing: float = FAILING, seed: int = 
     arrivals += [(job.arrives, lambda job=job: world.arrives(job)) for job in plan.jobs]  # type: ignore[misc]
     arrivals += [(user.arrives, lambda user=user: world.comes(user)) for user in plan.local_users]  # type: ignore[misc]
     for at, arrive in arrivals:
-        world.later(at, arrive)
+        world.schedule(at, arrive)
     began = time.monotonic()
     while world.now < LONGEST and not _over(world, jobs):
         world.advance(10.0)

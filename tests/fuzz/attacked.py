@@ -21,7 +21,7 @@ from koalapy.scheduler.effects import Effects
 from tests.daemon.archives import archive_of
 from tests.fuzz.clusters import NODES, Honest, connected, when
 from tests.fuzz.daemon import BEGIN, Watched, administrator, serving
-from tests.scheduler import laws
+from tests.scheduler import invariants
 
 HOSTILE = "south"
 HONEST = ("north", "east")
@@ -82,7 +82,7 @@ class Grid:
     def __init__(self, daemon: Watched, user: httpx2.AsyncClient, directory: Path) -> None:
         self.daemon, self.user, self.directory = daemon, user, directory
         self.north, self.east = Honest("north"), Honest("east")
-        self.gangs = laws.Gangs()
+        self.gangs = invariants.Gangs()
         self._jobs: dict[JobId, Job] = {job.id: job for job in daemon.queries.jobs()}
         daemon.seen = self._check_effects
 
@@ -156,12 +156,12 @@ class Grid:
         )
 
     def _check_effects(self, effects: Effects) -> None:
-        laws.check_effects(self._world, effects)
+        invariants.check_effects(self._world, effects)
         self._jobs |= effects.jobs
 
     def check(self) -> None:
         """Of what the scheduler knows and what is stored, once all is written."""
-        laws.check_counts(self._world)
+        invariants.check_counts(self._world)
         stored = self.daemon.store.load()
         assert {job.id: job for job in stored.jobs} == {job.id: job for job in self.daemon.queries.jobs()}
         outbox = self.daemon.engine.outbox
@@ -252,7 +252,7 @@ class Prepared:
 
     directory: Path
     agents: dict[str, Honest]
-    gangs: laws.Gangs
+    gangs: invariants.Gangs
 
     @asynccontextmanager
     async def taken_up(self, directory: Path) -> AsyncIterator[Grid]:

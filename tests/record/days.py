@@ -26,7 +26,9 @@ def a_day(seed: int = 1, jobs: int = 30, **rules: Any) -> RecordedWorld:
         if kind != "flexible":
             more = draw.randint(1, 2)
             request = nonfixed(draw.randint(1, 3), more) if kind == "nonfixed" else fixed(north=2 * more)
-        world.submit(request, lasts=draw.choice([3.0, 20.0, 47.5]), environment=(("PASSWORD", "of-the-environment"),))
+        world.submit(
+            request, run_time=draw.choice([3.0, 20.0, 47.5]), environment=(("PASSWORD", "of-the-environment"),)
+        )
         world.advance(draw.choice([0.0, 1.0, 9.0]))
         if draw.random() < 0.2:
             world.cancel(draw.choice(world.queries.jobs()).id) if world.queries.jobs() else None

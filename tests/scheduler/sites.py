@@ -83,7 +83,7 @@ class Site:
         self.queue: list[str] = []
         self.held: dict[str, int] = {}
         """Nodes by the name of who has them: a component's token, or a local user."""
-        self.locals: dict[str, int] = {}
+        self.local_users: dict[str, int] = {}
         self.stages: dict[Token, StageStatus] = {}
         """Files on their way to components, or there."""
         self.staging: list[Token] = []
@@ -93,27 +93,27 @@ class Site:
         self.allocated: list[Token] = []
         self.opened: list[Token] = []
         """Components that were given nodes, or let go at the barrier, and of which the world has not taken note."""
-        self.lacks: frozenset[str] = frozenset()
+        self.missing_programs: frozenset[str] = frozenset()
         """Programs that are missing there."""
-        self.refuses: Callable[[int], str] = lambda size: ""
+        self.rejection_fault: Callable[[int], str] = lambda size: ""
         """What the refusal of a component of so many nodes concerns; empty when it is taken."""
-        self.words: Callable[[int], str] = lambda size: f"not {size} nodes"
+        self.rejection_message: Callable[[int], str] = lambda size: f"not {size} nodes"
         """What the resource manager says when it refuses so many nodes."""
         self._size_of, self._clock = size_of, clock
         self.lease_of: Callable[[Token], float | None] = lambda token: None
         """The lease of a component, as its submission says."""
-        self.stuck: set[Token] = set()
+        self.stuck_components: set[Token] = set()
         """Components whose nodes the resource manager does not give back."""
-        self.knows_warnings = True
+        self.supports_warnings = True
         self.graces: list[tuple[Token, float]] = []
         """Programs that were warned, and for how long they may go on, of which the world has not taken note."""
         self.is_black_hole = False
         """Whether it says that its nodes are idle, and gives none to components."""
-        self.delivers_long = False
+        self.delays_delivery = False
         """Whether output is on its way until somebody says that it is there (``delivered``)."""
         self.exits: dict[Token, tuple[float, int]] = {}
         """When each program exited, and with what: the truth, whoever knows it."""
-        self._unseen = True
+        self._has_news = True
         self._local_users = 0
         self.last_report: ClusterReport | None = None
 
@@ -123,45 +123,45 @@ class Site:
     def idle(self) -> int:
         return self.total - self.down - sum(self.held.values())
 
-    def local_user(self, size: int) -> str:
+    def add_local_user(self, size: int) -> str:
         """A local user goes straight to the resource manager; the answer is for ``local_user_leaves``."""
         self._local_users += 1
         name = f"user-{self._local_users}"
-        self.locals[name] = size
+        self.local_users[name] = size
         self.queue.append(name)
         self._allocate()
         return name
 
-    def local_user_leaves(self, name: str) -> None:
-        del self.locals[name]
+    def remove_local_user(self, name: str) -> None:
+        del self.local_users[name]
         self._free(name)
 
     def _size(self, name: str) -> int:
-        return self.locals[name] if name in self.locals else self.runners[name].size
+        return self.local_users[name] if name in self.local_users else self.runners[name].size
 
-    def grows(self, nodes: int) -> None:
+    def add_nodes(self, nodes: int) -> None:
         self.total += nodes
         self._allocate()
 
-    def breaks(self, nodes: int) -> None:
+    def break_nodes(self, nodes: int) -> None:
         """So many idle nodes are down, beside those that are already."""
         self.down += min(nodes, self.idle)
-        self._unseen = True
+        self._has_news = True
 
-    def repairs(self) -> None:
+    def repair_nodes(self) -> None:
         """No node is down any more."""
         self.down = 0
         self._allocate()
 
-    def lacks_now(self, *programs: str) -> None:
-        self.lacks, self._unseen = frozenset(programs), True
+    def set_missing_programs(self, *programs: str) -> None:
+        self.missing_programs, self._has_news = frozenset(programs), True
 
-    def has_problem(self, problem: str) -> None:
+    def set_problem(self, problem: str) -> None:
         """Or none any more, with an empty text."""
-        self.problem, self._unseen = problem, True
+        self.problem, self._has_news = problem, True
 
     def _allocate(self) -> None:
-        self._unseen = True
+        self._has_news = True
         while name := self._next_to_start():
             self.queue.remove(name)
             self.held[name] = self._size(name)
@@ -170,7 +170,7 @@ class Site:
         assert self.idle >= 0
 
     def _next_to_start(self) -> str | None:
-        first = next((name for name in self.queue if name in self.locals or not self.is_black_hole), None)
+        first = next((name for name in self.queue if name in self.local_users or not self.is_black_hole), None)
         return first if first is not None and self._size(first) <= self.idle else None
 
     def mend(self) -> None:
@@ -197,58 +197,58 @@ class Site:
     def in_phase(self, *phases: str) -> list[Token]:
         return [token for token, runner in self.runners.items() if runner.phase in phases]
 
-    def runners_report(self, token: Token) -> None:
+    def report_claimed(self, token: Token) -> None:
         assert token in self.held
         self.claimed.add(token)
         self._enter(token, "claimed")
 
-    def program_exits(self, token: Token, code: int) -> None:
+    def exit_program(self, token: Token, code: int) -> None:
         self.runners[token].exit_code = code
         self.exits[token] = self._clock(), code
-        self.tell(token)
+        self.report_component(token)
 
-    def fails(self, token: Token, error: str) -> None:
+    def fail_component(self, token: Token, error: str) -> None:
         """The infrastructure breaks; the nodes come back separately."""
         runner = self.runners[token]
         if not runner.stopped and not runner.error:
             runner.error = error
-            self.tell(token)
+            self.report_component(token)
 
-    def exceeds_memory(self, token: Token) -> None:
+    def exceed_memory_limit(self, token: Token) -> None:
         """The resource manager ends a component at its memory limit; it is told even of one that was to stop."""
         runner = self.runners[token]
         runner.exceeded, runner.error = "memory", "memory limit exceeded"
         runner.exit_code = runner.exit_code or 137
-        self.ends(token)
+        self.end_component(token)
 
-    def ends(self, token: Token) -> None:
+    def end_component(self, token: Token) -> None:
         """The resource manager has the nodes back."""
-        if self.runners[token].phase in ("delivering", "ended") or token in self.stuck:
+        if self.runners[token].phase in ("delivering", "ended") or token in self.stuck_components:
             return
         if self.runners[token].size % 2:
             self._enter(token, "delivering")  # there is output that the daemon does not have
-        if not (self.delivers_long and self.runners[token].phase == "delivering"):
+        if not (self.delays_delivery and self.runners[token].phase == "delivering"):
             self._enter(token, "ended")
         self._free(token)
 
-    def boots(self, token: Token, seconds: float) -> None:
+    def boot_component(self, token: Token, seconds: float) -> None:
         """The nodes of a component, which are its own, are being started; with no seconds they are up."""
         self.runners[token].starting = seconds
-        self.tell(token)
+        self.report_component(token)
 
-    def lets_go(self) -> None:
+    def release_stuck_nodes(self) -> None:
         """Of all nodes that it did not give back."""
-        stuck, self.stuck = self.stuck, set()
+        stuck, self.stuck_components = self.stuck_components, set()
         for token in stuck & self.runners.keys():
             if self.runners[token].stopped:
-                self.ends(token)
+                self.end_component(token)
 
-    def delivered(self, token: Token) -> None:
+    def finish_delivery(self, token: Token) -> None:
         """The daemon has all of its output."""
         if self.runners[token].phase == "delivering":
             self._enter(token, "ended")
 
-    def vanishes(self, token: Token) -> None:
+    def lose_component(self, token: Token) -> None:
         """Resource manager and agent lose every trace of a component without a word."""
         del self.runners[token]
         self.exits.pop(token, None)
@@ -256,7 +256,7 @@ class Site:
 
     def _enter(self, token: Token, phase: str) -> None:
         self.runners[token].phase = phase
-        self.tell(token)
+        self.report_component(token)
 
     # The agent
 
@@ -288,7 +288,9 @@ class Site:
                 self.stages.pop(token, None)
         self._say(Ack(ident))
 
-    def stage(self, token: Token, staged: int, error: str = "", fault: StageFault = "site", file: str = "") -> None:
+    def update_stage(
+        self, token: Token, staged: int, error: str = "", fault: StageFault = "site", file: str = ""
+    ) -> None:
         """So many bytes of a stage are there, or it has failed."""
         if self.stages[token].state == "running":
             state: StageState = "failed" if error else "done" if staged == STAGE_SIZE else "running"
@@ -298,31 +300,31 @@ class Site:
     def _submit(self, token: Token) -> None:
         if token not in self.runners:
             runner = self.runners[token] = Runner(token, self._size_of(token), lease=self.lease_of(token))
-            if fault := self.refuses(runner.size):
-                runner.phase, runner.error = "ended", self.words(runner.size)
+            if fault := self.rejection_fault(runner.size):
+                runner.phase, runner.error = "ended", self.rejection_message(runner.size)
                 runner.refused = "" if fault == "site" else fault
-                self.tell(token)
+                self.report_component(token)
                 return
             self.queue.append(token)
             self._allocate()
-        self.tell(token)
+        self.report_component(token)
 
     def _may_warn(self, token: Token) -> bool:
         runner = self.runners.get(token)
-        return self.knows_warnings and runner is not None and runner.phase == "running" and not runner.stopped
+        return self.supports_warnings and runner is not None and runner.phase == "running" and not runner.stopped
 
     def warn(self, token: Token) -> None:
         """Its program gets its signal."""
         self.runners[token].warned = True
-        self.tell(token)
+        self.report_component(token)
 
-    def lease_is_over(self, token: Token) -> None:
+    def expire_lease(self, token: Token) -> None:
         """Its runners end it, because the daemon has been silent for too long."""
         self.runners[token].is_killed = True
-        self.fails(token, "its lease is over")
-        self.ends(token)
+        self.fail_component(token, "its lease is over")
+        self.end_component(token)
 
-    def grace_is_over(self, token: Token) -> None:
+    def end_grace(self, token: Token) -> None:
         if token in self.runners and not self.runners[token].stopped:
             self._stop(token)
 
@@ -330,34 +332,34 @@ class Site:
         runner = self.runners.setdefault(token, Runner(token, 0))
         first, runner.stopped = not runner.stopped, True
         if first and runner.phase not in ("delivering", "ended"):
-            self.ends(token)
+            self.end_component(token)
         else:
-            self.tell(token)
+            self.report_component(token)
 
-    def tell(self, token: Token) -> None:
+    def report_component(self, token: Token) -> None:
         """Say all that is known of a component; may be said again at any time."""
         self._say(Reported(self.name, self._status(self.runners[token])))
 
-    def look(self) -> ClusterReport:
+    def current_report(self) -> ClusterReport:
         """The cluster as it is now; what is told of it may arrive when it is no longer so."""
         ours = {name: size for name, size in self.held.items() if name in self.runners}
-        background = sum(size for name, size in self.held.items() if name in self.locals)
+        background = sum(size for name, size in self.held.items() if name in self.local_users)
         return ClusterReport(
-            self.total, self.idle, background, self.down, frozenset(ours), self.problem, lacks=self.lacks
+            self.total, self.idle, background, self.down, frozenset(ours), self.problem, lacks=self.missing_programs
         )
 
-    def report(self, seen: ClusterReport | None = None) -> None:
+    def send_report(self, seen: ClusterReport | None = None) -> None:
         """Tell what was seen, or what is to be seen now if that may be news."""
-        if seen is None and not self._unseen:
+        if seen is None and not self._has_news:
             return
-        self.last_report, self._unseen = seen or self.look(), seen is not None
+        self.last_report, self._has_news = seen or self.current_report(), seen is not None
         self._say(Reported(self.name, self.last_report))
 
     def connect(self) -> None:
         self.connected = True
         runners = tuple(self._status(runner) for runner in self.runners.values())
         self._say(InventoryReceived(self.name, Inventory(runners, stages=tuple(self.stages.values()))))
-        self.report(self.look())
+        self.send_report(self.current_report())
 
     def disconnect(self) -> None:
         """Whatever is on its way is lost."""

@@ -128,7 +128,7 @@ def test_a_job_that_can_never_fit_is_refused_with_the_reason(policy: str, with_i
 
 def test_a_busy_drained_or_absent_cluster_counts_as_empty() -> None:
     world = World({"north": 9, "south": 4})
-    world.submit(nonfixed(9), lasts=100)
+    world.submit(nonfixed(9), run_time=100)
     world.disconnect("south")
     check(JobSpec(nonfixed(9, 4), ("program",), policy="close-to-files"), world.queries.limits())
 
@@ -153,9 +153,9 @@ def test_inputs_and_a_limit_of_clusters_take_those_with_room(policy: str, sizes:
 def test_job_that_does_not_fit_any_more_keeps_nobody_waiting(queue: Any, priority: Priority, is_busy: bool) -> None:
     """It was accepted while the nodes of a cluster were not known, or links were others."""
     world = World({"north": 7, "south": 6}, Rules(queue=queue))
-    busy = [world.submit(nonfixed(7), lasts=60), world.submit(nonfixed(6), lasts=60)] if is_busy else []
+    busy = [world.submit(nonfixed(7), run_time=60), world.submit(nonfixed(6), run_time=60)] if is_busy else []
     never = world.submit(nonfixed(4, 5, 3), policy="close-to-files", priority=priority)
-    behind = [world.submit(nonfixed(1), lasts=5, priority=priority) for _ in range(3)]
+    behind = [world.submit(nonfixed(1), run_time=5, priority=priority) for _ in range(3)]
     world.advance(100)
     assert {world.state(job) for job in [*busy, *behind]} == {JobState.SUCCEEDED}
     assert world.state(never) is JobState.QUEUED
@@ -165,10 +165,10 @@ def test_job_that_does_not_fit_any_more_keeps_nobody_waiting(queue: Any, priorit
 @pytest.mark.parametrize("queue", ["head", "fcfs"])
 def test_job_that_fits_again_keeps_its_place(queue: Any) -> None:
     world = World({"north": 7, "south": 6}, Rules(queue=queue))
-    never = world.submit(nonfixed(4, 5, 3), policy="close-to-files", lasts=50)
-    world.submit(nonfixed(1), lasts=5)
+    never = world.submit(nonfixed(4, 5, 3), policy="close-to-files", run_time=50)
+    world.submit(nonfixed(1), run_time=5)
     world.sites["south"].total = 8
-    world.sites["south"].report(world.sites["south"].look())
+    world.sites["south"].send_report(world.sites["south"].current_report())
     world.settle()
     world.advance(10)
     assert world.state(never) is JobState.RUNNING
@@ -182,7 +182,7 @@ def test_links_that_are_not_known_yet_are_assumed_to_be_good() -> None:
     spec = JobSpec(request, ("program",), policy="close-to-files", launcher=Launcher.PROCESSES)
     check(spec, world.queries.limits())
     (job,) = world.submit_together([spec])
-    behind = world.submit(nonfixed(1), lasts=5)
+    behind = world.submit(nonfixed(1), run_time=5)
     world.advance(10)
     assert (world.state(job), world.state(behind)) == (JobState.QUEUED, JobState.SUCCEEDED)
     world.step([LinkMeasured("north", "south", Link(1e-3, 1e7))])

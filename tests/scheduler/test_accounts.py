@@ -88,7 +88,7 @@ def world() -> World:
 
 def test_a_job_waits_and_the_reason_names_the_account() -> None:
     grid = world()
-    grid.sites["north"].local_user(3)
+    grid.sites["north"].add_local_user(3)
     grid.settle()
     job = grid.submit(flexible(2), owner="bob", launcher=Launcher.PROCESSES)
     assert grid.state(job) is JobState.QUEUED

@@ -8,13 +8,13 @@ from koalapy.model.errors import ConflictError, KoalaError, NotFoundError
 from koalapy.model.job import JobState, Priority
 from koalapy.scheduler.events import JobCancelled, JobHeld, JobPriorityChanged, JobReleased
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
 
 def queued(world: World) -> int:
-    world.submit(flexible(8), lasts=1000)
+    world.submit(flexible(8), run_time=1000)
     return world.submit(flexible(8))
 
 
@@ -25,7 +25,7 @@ def held(world: World) -> int:
 
 
 def claiming(world: World) -> int:
-    job = world.submit(flexible(8), lasts=1000)
+    job = world.submit(flexible(8), run_time=1000)
     world.settle()
     return job
 
@@ -34,16 +34,16 @@ def starting(world: World) -> int:
     world.manual = True
     for name in world.sites:
         world.deliver(name)
-    job = world.submit(flexible(8), lasts=1000)
+    job = world.submit(flexible(8), run_time=1000)
     for name, site in world.sites.items():
-        world.obey(name)
-        site.runners_report(site.startable()[0])
+        world.run_commands(name)
+        site.report_claimed(site.startable()[0])
         world.deliver(name)
     return job
 
 
 def running(world: World) -> int:
-    job = world.submit(flexible(8), lasts=1000)
+    job = world.submit(flexible(8), run_time=1000)
     world.advance(1)
     return job
 
@@ -72,12 +72,12 @@ def test_cancel(state: JobState) -> None:
     job = STATES[state](world)
     assert world.state(job) is state
     world.step([JobCancelled(job, "changed my mind")])
-    world.take_over()
+    world.start_automation()
     world.settle()
     done = world.job(job)
     assert (done.state, done.reason) == (JobState.CANCELLED, "changed my mind")
     assert done.ended_at == world.now
-    assert world.story(job)[-1] == "cancelled"
+    assert world.timeline_events(job)[-1] == "cancelled"
     if state is JobState.UNKNOWN:
         world.connect("south")
     check_quiet(world)
@@ -110,7 +110,7 @@ def test_only_jobs_that_wait_are_given_another_priority(state: JobState) -> None
     if state in (JobState.QUEUED, JobState.HELD):
         world.step([raised(job), raised(job)])
         assert world.job(job).spec.priority is Priority.HIGH
-        assert world.story(job).count("priority") == 1
+        assert world.timeline_events(job).count("priority") == 1
         return
     with pytest.raises(ConflictError, match=f"job {job} is {state}: only jobs that wait can be given another"):
         world.step([raised(job)])
@@ -119,7 +119,7 @@ def test_only_jobs_that_wait_are_given_another_priority(state: JobState) -> None
 
 def test_a_job_of_another_priority_stands_where_it_would_had_it_been_submitted_so() -> None:
     world = World({"north": 4})
-    world.submit(fixed(north=4), lasts=10, priority=Priority.HIGH)
+    world.submit(fixed(north=4), run_time=10, priority=Priority.HIGH)
     jobs = [world.submit(fixed(north=4), priority=Priority.HIGH if high else Priority.LOW) for high in (1, 0, 0, 1)]
     tries = world.queries.tries(jobs[1])
     world.step([raised(jobs[1])])
@@ -134,9 +134,9 @@ def test_a_job_of_another_priority_stands_where_it_would_had_it_been_submitted_s
 
 def test_a_job_of_high_priority_takes_nodes_of_others_once_it_has_it() -> None:
     world = World({"north": 4})
-    world.submit(fixed(north=4), lasts=1000)
+    world.submit(fixed(north=4), run_time=1000)
     world.advance(5)
-    job = world.submit(fixed(north=4), lasts=5)
+    job = world.submit(fixed(north=4), run_time=5)
     world.step([raised(job)])
     world.advance(5)
     assert world.state(job) in (JobState.CLAIMING, JobState.RUNNING, JobState.SUCCEEDED)
@@ -153,23 +153,23 @@ def test_there_is_no_such_job(action: Callable[[int], JobCancelled]) -> None:
 
 def test_a_held_job_waits_until_it_is_released_and_then_at_the_tail() -> None:
     world = World({"north": 4})
-    world.submit(fixed(north=4), lasts=10)
+    world.submit(fixed(north=4), run_time=10)
     job = world.submit(fixed(north=4))
     world.step([JobHeld(job, "not today")])
     assert (world.state(job), world.job(job).reason) == (JobState.HELD, "not today")
-    other = world.submit(fixed(north=4), lasts=30)
+    other = world.submit(fixed(north=4), run_time=30)
     world.advance(20)
     assert (world.state(job), world.state(other)) == (JobState.HELD, JobState.RUNNING)
     world.release(job)
     assert world.state(job) is JobState.QUEUED
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
-    assert world.story(job)[:4] == ["submitted", "held", "released", "placed"]
+    assert world.timeline_events(job)[:4] == ["submitted", "held", "released", "placed"]
 
 
 def test_a_released_job_is_tried_at_once() -> None:
     world = World({"north": 4})
-    blocker = world.submit(fixed(north=4), lasts=10)
+    blocker = world.submit(fixed(north=4), run_time=10)
     job = world.submit(fixed(north=4))
     world.hold(job)
     world.advance(20)
@@ -183,13 +183,13 @@ def test_a_cancel_that_comes_after_the_result_changes_nothing(code: int) -> None
     world = World({"north": 4, "south": 4}, manual=True)
     job = starting(world)
     for name in world.sites:
-        world.obey(name)
+        world.run_commands(name)
     for token in world.tokens(job):
-        world.site_of(token).program_exits(token, code)
+        world.site_of(token).exit_program(token, code)
     for name in world.sites:
         world.deliver(name)
     world.cancel(job)
-    world.take_over()
+    world.start_automation()
     world.advance(10)
     assert world.state(job) is (JobState.FAILED if code else JobState.SUCCEEDED)
     assert world.job(job).exit_code == code
@@ -198,13 +198,13 @@ def test_a_cancel_that_comes_after_the_result_changes_nothing(code: int) -> None
 def test_a_cancel_while_the_job_is_on_its_way_back_to_the_queue() -> None:
     world = World({"north": 4, "south": 4}, Rules(max_restarts=5), manual=True)
     job = starting(world)
-    world.sites["south"].fails(world.tokens(job)[1], "node lost")
+    world.sites["south"].fail_component(world.tokens(job)[1], "node lost")
     world.deliver("south")
     assert world.job(job).ending is JobState.QUEUED
     world.cancel(job)
     assert world.job(job).ending is JobState.CANCELLED
     world.cancel(job)  # and once more
-    world.take_over()
+    world.start_automation()
     world.settle()
     assert world.state(job) is JobState.CANCELLED
     check_quiet(world)

@@ -30,7 +30,7 @@ class Grid(World):
 
     def take_in(self, effects: Effects) -> Effects:
         self.advised += effects.advised
-        return super().take_in(effects)
+        return super().apply_effects(effects)
 
     def _start_program(self, site: Site, token: Token) -> None:
         job = self.jobs[parse_token(token)[0]]
@@ -49,7 +49,7 @@ class Grid(World):
 
     def block(self, names: Sequence[str] = ("north", "south"), **more: Any) -> list[JobId]:
         """A node of each cluster is taken, for how long nobody can know."""
-        more = {"lasts": 1e6, "command": ("sh", "-c", "x")} | more
+        more = {"run_time": 1e6, "command": ("sh", "-c", "x")} | more
         return [self.submit(fixed(**{name: 1}), **more) for name in names]
 
     def unblock(self, jobs: Sequence[JobId]) -> None:
@@ -107,7 +107,7 @@ def test_its_predictions_come_true_and_are_kept_with_the_job() -> None:
 
 def test_it_waits_for_nodes_whose_release_it_foresees_and_is_asked_again_when_they_are_free() -> None:
     grid = experienced(6)
-    blocker = grid.submit(fixed(north=4), lasts=15.0, application="known", walltime=15.0)
+    blocker = grid.submit(fixed(north=4), run_time=15.0, application="known", walltime=15.0)
     others = grid.block(["south"])
     grid.advance(1.0)
     wave = grid.ask_for("wave")
@@ -124,9 +124,9 @@ def test_a_prediction_that_did_not_come_true_is_not_waited_for_for_ever() -> Non
     """The blocker runs on and on; when it has run for longer than wave would on two clusters, wave goes there."""
     grid = experienced(6)
     for _ in range(3):
-        grid.submit(fixed(north=1), lasts=5.0, application="usually-short")
+        grid.submit(fixed(north=1), run_time=5.0, application="usually-short")
         grid.advance(10.0)
-    long = grid.submit(fixed(north=1, south=1), lasts=1e6, application="usually-short")
+    long = grid.submit(fixed(north=1, south=1), run_time=1e6, application="usually-short")
     grid.advance(1.0)
     wave = grid.ask_for("wave")
     grid.advance(2.0)
@@ -151,7 +151,7 @@ def pass_by(grid: Grid, seconds: float) -> None:
     until = grid.now + seconds
     while grid.now < until:
         for name in grid.sites:
-            grid.submit(fixed(**{name: 1}), lasts=12.0, command=("sh", "-c", "x"), walltime=13.0)
+            grid.submit(fixed(**{name: 1}), run_time=12.0, command=("sh", "-c", "x"), walltime=13.0)
         grid.advance(8.0)
 
 
@@ -169,8 +169,8 @@ def test_without_aging_it_is_not_passed_for_ever_by_jobs_that_come_later() -> No
 
 def test_a_wait_for_nodes_that_are_nowhere_is_not_one_that_it_preferred() -> None:
     grid = sure()
-    full = [grid.submit(fixed(**{name: 3}), lasts=1e6, command=("sh", "-c", "x")) for name in grid.sites]
-    grid.block(walltime=500.0, lasts=500.0)
+    full = [grid.submit(fixed(**{name: 3}), run_time=1e6, command=("sh", "-c", "x")) for name in grid.sites]
+    grid.block(walltime=500.0, run_time=500.0)
     wave = grid.ask_for("wave")
     grid.advance(485.0)
     for job in full:
@@ -193,10 +193,10 @@ def test_the_nodes_it_waits_for_are_kept_for_it_once_it_has_waited_long() -> Non
     grid = Grid({"north": 4, "south": 4}, Rules(aging_tries=2, scan_interval=10.0))
     blockers = grid.block()
     harmful = {"application": "all-to-all", "policy": "auto", "communication": 0.9}
-    waits = grid.submit(flexible(4), lasts=5.0, **harmful)
+    waits = grid.submit(flexible(4), run_time=5.0, **harmful)
     grid.advance(60.0)
     assert grid.queries.reservation == waits
-    small = grid.submit(flexible(1), lasts=1.0)
+    small = grid.submit(flexible(1), run_time=1.0)
     grid.advance(1.0)
     kept = [name for name in ("north", "south") if name not in grid.clusters_of(small)]
     assert len(kept) == 1, "one cluster is kept whole"
@@ -249,7 +249,7 @@ def test_a_waiting_job_whose_application_becomes_known_is_not_held_back_by_other
     first, second = (grid.ask_for("tiny", communication=0.45) for _ in range(2))
     grid.advance(1.0)
     assert grid.queries.position(first) == 2
-    grid.submit(fixed(north=2), application="tiny", lasts=0.5)
+    grid.submit(fixed(north=2), application="tiny", run_time=0.5)
     grid.advance(10.0)
     assert grid.clusters_of(first) == {"north", "south"}, "the blockers have run for longer than it would"
     grid.advance(30.0)
@@ -268,7 +268,7 @@ def test_when_others_will_end_is_asked_only_for_jobs_that_may_have_to_wait(monke
 
     monkeypatch.setattr(grid.queries.experience, "expected", counted)
     for name in ("north", "south") * 3:
-        grid.submit(fixed(**{name: 1}), application="prime", policy="auto", lasts=100.0)
+        grid.submit(fixed(**{name: 1}), application="prime", policy="auto", run_time=100.0)
     assert not asked
     grid.ask_for("wave", 2)
     assert len(asked) == 6
@@ -316,8 +316,8 @@ def test_a_job_that_is_never_to_be_co_allocated_waits_for_one_cluster() -> None:
 def test_one_that_waits_at_the_head_of_a_strict_queue_lets_nobody_pass() -> None:
     grid = Grid({"north": 4, "south": 4}, Rules(queue="fcfs"))
     blockers = grid.block()
-    wave = grid.submit(flexible(4), lasts=5.0, application="all-to-all", policy="auto", communication=0.9)
-    behind = grid.submit(flexible(1), lasts=5.0)
+    wave = grid.submit(flexible(4), run_time=5.0, application="all-to-all", policy="auto", communication=0.9)
+    behind = grid.submit(flexible(1), run_time=5.0)
     grid.advance(1.0)
     assert (grid.state(wave), grid.state(behind)) == (JobState.QUEUED, JobState.QUEUED)
     grid.unblock(blockers)

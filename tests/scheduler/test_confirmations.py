@@ -11,7 +11,7 @@ from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.attempts.contact import CONFIRMATION_TIMEOUT
 from koalapy.scheduler.events import ClusterConfirmed, ClusterDisconnected, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed
 from tests.scheduler.world import World
 
@@ -23,9 +23,9 @@ def play(world: World, rounds: int = 4) -> None:
     """Everybody does what there is to do, in no time."""
     for _ in range(rounds):
         for name, site in world.sites.items():
-            world.obey(name)
+            world.run_commands(name)
             for token in site.startable():
-                site.runners_report(token)
+                site.report_claimed(token)
             world.deliver(name)
 
 
@@ -41,7 +41,7 @@ def running(launcher: Launcher, lease: float = DEFAULT_LEASE, **more: Any) -> tu
 def exits(world: World) -> None:
     for site in world.sites.values():
         for token in site.in_phase("running"):
-            site.program_exits(token, 0)
+            site.exit_program(token, 0)
 
 
 @LAUNCHERS
@@ -54,7 +54,7 @@ def test_a_program_that_ended_in_time_is_not_ended_for_its_walltime(launcher: La
         world.step()
     assert world.job(job).ending is None
     play(world)
-    world.take_over()
+    world.start_automation()
     world.advance(10)
     assert world.state(job) is JobState.SUCCEEDED
     check_quiet(world)
@@ -108,7 +108,7 @@ def test_a_cluster_is_asked_once_for_all_deadlines_that_wait_for_it() -> None:
     for world.now in (60.0, 60.5, 65.0):
         effects = world.scheduler.step([], world.now)
         asked += len(effects.confirm)
-        world.take_in(effects)
+        world.apply_effects(effects)
     assert asked == 1
     play(world)
     assert all(job.ending for job in world.queries.jobs())
@@ -163,7 +163,7 @@ def test_who_came_back_after_a_question_is_waited_for_by_the_next_deadline() -> 
     world.now = 70.0
     world.connect("south")
     play(world)
-    world.take_over()
+    world.start_automation()
     later = world.submit(fixed(south=2), walltime=60)
     play(world)
     while world.now < 140:
@@ -176,17 +176,17 @@ def test_who_came_back_after_a_question_is_waited_for_by_the_next_deadline() -> 
 def test_a_claim_is_not_given_up_for_a_runner_that_has_come_through_unheard() -> None:
     world = World({"north": 4}, RULES, manual=True)
     play(world)
-    user = world.sites["north"].local_user(4)
+    user = world.sites["north"].add_local_user(4)
     job = world.submit(fixed(north=4))
     play(world)
-    world.sites["north"].local_user_leaves(user)
-    world.sites["north"].runners_report(world.tokens(job)[0])
+    world.sites["north"].remove_local_user(user)
+    world.sites["north"].report_claimed(world.tokens(job)[0])
     world.now = 11.0
     world.step()
     assert world.state(job) is JobState.CLAIMING
     play(world)
     assert world.state(job) is JobState.RUNNING
-    assert "claim-failed" not in world.story(job)
+    assert "claim-failed" not in world.timeline_events(job)
 
 
 def test_components_that_have_ended_by_themselves_are_not_told_to() -> None:
@@ -195,7 +195,7 @@ def test_components_that_have_ended_by_themselves_are_not_told_to() -> None:
     for name, site in world.sites.items():
         world.deliver(name)
         for token in site.in_phase("running"):
-            site.ends(token)
+            site.end_component(token)
     assert world.job(job).ending is JobState.SUCCEEDED
     world.now = 3.0
     world.step()
@@ -220,7 +220,7 @@ def test_a_daemon_that_slept_does_not_take_that_for_its_clusters_silence(nap: fl
     world.step()
     world.connect("south")
     play(world)
-    assert "unknown" not in world.story(job)
+    assert "unknown" not in world.timeline_events(job)
     assert world.job(job).restarts == 0
 
 
@@ -236,7 +236,7 @@ def test_silence_counts_while_the_daemon_is_awake_however_often_it_sleeps() -> N
         world.now += 300
         world.step()
         assert awake < 200
-    assert awake >= world.lost_after("south")
+    assert awake >= world.loss_delay("south")
     (error,) = world.reasons(job, "error")
     assert error.endswith("and its lease is over")
 
@@ -271,7 +271,7 @@ moments = st.floats(0, 90, allow_nan=False)
 def test_the_walltime_is_judged_by_what_happened(
     launcher: Launcher, ends: tuple[float, float], heard: list[tuple[str, float, bool]], naps: list[float]
 ) -> None:
-    """Agents and daemon run for moments only, in any order; the laws look at the truth (``laws.check_effects``)."""
+    """Agents and daemon run for moments only, in any order; the laws look at the truth (``invariants.check_effects``)."""
     world, job = running(launcher)
     agenda = [(at, lambda name=name: exit_on(world, name)) for name, at in zip(world.sites, ends, strict=True)]
     agenda += [(at, lambda name=name, full=full: hear(world, name, full)) for name, at, full in heard]
@@ -290,9 +290,9 @@ def test_the_walltime_is_judged_by_what_happened(
 def exit_on(world: World, name: str) -> None:
     site = world.sites[name]
     for token in site.in_phase("running"):
-        site.program_exits(token, 0)
+        site.exit_program(token, 0)
 
 
 def hear(world: World, name: str, full: bool) -> None:
     world.deliver(name, None if full else 1)
-    world.obey(name, None if full else 1)
+    world.run_commands(name, None if full else 1)

@@ -8,7 +8,7 @@ from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.scheduler.effects import MAX_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduler.events import InventoryReceived, JobHeld, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -19,7 +19,7 @@ TIMES = pytest.mark.parametrize("now", [0.0, 1e9 + 0.1, 1.7e9 + 0.7])
 @TIMES
 def test_a_cluster_that_goes_away_makes_its_jobs_unknown_and_their_return_makes_them_run(now: float) -> None:
     world = World({"north": 4, "south": 4}, Rules(unreachable_after=5), now=now)
-    job = world.submit(flexible(6), lasts=60)
+    job = world.submit(flexible(6), run_time=60)
     world.advance(1)
     world.disconnect("south", "its agent has gone")
     assert world.queries.grid["south"].state is ClusterState.UNREACHABLE
@@ -33,25 +33,25 @@ def test_a_cluster_that_goes_away_makes_its_jobs_unknown_and_their_return_makes_
     assert [c.unknown_since for c in attempt.components] == [None, now + 1]
     reason = world.job(job).reason
     assert reason.startswith("south is out of reach, where it may still run: tried again at ")
-    assert [c.lost_at for c in attempt.components] == [None, now + 1 + world.lost_after("south")]
+    assert [c.lost_at for c in attempt.components] == [None, now + 1 + world.loss_delay("south")]
     world.advance(30)
     world.connect("south")
     assert world.state(job) is JobState.RUNNING
     world.advance(60)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
-    assert world.story(job).count("unknown") == 1
+    assert world.timeline_events(job).count("unknown") == 1
 
 
 @pytest.mark.parametrize("now", [0.0, 1.7e9 + 0.25])
 def test_a_deadline_that_has_no_exact_number_is_met_all_the_same(now: float) -> None:
     """The scheduler is woken at the very moment, and may not find it a hair too early."""
     world = World({"north": 4}, Rules(unreachable_after=5.3), now=now, lease=564.3)
-    job = world.submit(fixed(north=4), lasts=2000)
+    job = world.submit(fixed(north=4), run_time=2000)
     world.advance(1)
     world.disconnect("north")
     world.advance(6)
     assert world.state(job) is JobState.UNKNOWN
-    world.advance(world.lost_after("north") - 6)
+    world.advance(world.loss_delay("north") - 6)
     assert world.state(job) is JobState.QUEUED
 
 
@@ -78,14 +78,14 @@ def test_nothing_is_placed_where_nobody_answers() -> None:
 
 def test_a_short_absence_is_nobodys_business() -> None:
     world = World({"north": 4}, Rules(unreachable_after=5))
-    job = world.submit(fixed(north=4), lasts=60)
+    job = world.submit(fixed(north=4), run_time=60)
     world.advance(1)
     for _ in range(4):
         world.disconnect("north")
         world.advance(3)
         world.connect("north")
     world.advance(3)
-    assert "unknown" not in world.story(job)
+    assert "unknown" not in world.timeline_events(job)
     world.disconnect("north")
     world.disconnect("north")
     world.advance(6)
@@ -94,7 +94,7 @@ def test_a_short_absence_is_nobodys_business() -> None:
 
 def test_a_program_that_ends_out_of_sight_is_taken_up_afterwards() -> None:
     world = World({"north": 4})
-    job = world.submit(fixed(north=4), lasts=20)
+    job = world.submit(fixed(north=4), run_time=20)
     world.advance(1)
     world.disconnect("north")
     world.advance(60)
@@ -108,10 +108,10 @@ def test_a_program_that_ends_out_of_sight_is_taken_up_afterwards() -> None:
 @LAUNCHERS
 def test_job_of_silent_cluster_is_started_elsewhere_once_its_lease_is_over(launcher: Launcher, now: float) -> None:
     world = World({"north": 4, "south": 4}, now=now, lease=560.0)
-    job = world.submit(flexible(4), lasts=2000, launcher=launcher)
+    job = world.submit(flexible(4), run_time=2000, launcher=launcher)
     world.advance(1)
     world.disconnect("north")
-    world.advance(world.lost_after("north") - 1)
+    world.advance(world.loss_delay("north") - 1)
     assert (world.job(job).generation, world.state(job)) == (1, JobState.UNKNOWN)
     world.advance(2)
     assert world.reasons(job, "error") == ["not heard of for 596 s, and its lease is over"]
@@ -187,8 +187,8 @@ def test_late_word_of_an_old_attempt() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4))
     world.settle()
-    world.sites["north"].fails("1.1.0", "node lost")
-    world.sites["north"].ends("1.1.0")
+    world.sites["north"].fail_component("1.1.0", "node lost")
+    world.sites["north"].end_component("1.1.0")
     world.settle()
     assert world.job(job).generation == 2
     now = world.job(job)
@@ -206,10 +206,10 @@ def test_everything_said_twice_changes_nothing(launcher: Launcher) -> None:
     for _ in range(30):
         for site in world.sites.values():
             for token in [*site.runners]:
-                site.tell(token)
-                site.tell(token)
+                site.report_component(token)
+                site.report_component(token)
         world.advance(0.5)
-    assert world.story(job) == [
+    assert world.timeline_events(job) == [
         "submitted",
         "placed",
         "claiming",
@@ -225,12 +225,12 @@ def test_everything_said_twice_changes_nothing(launcher: Launcher) -> None:
 def test_a_running_gang_is_not_started_again_while_a_part_of_it_may_still_run() -> None:
     """South breaks while nobody can see north: two attempts of one job must never run at once."""
     world = World({"north": 4, "south": 4})
-    job = world.submit(fixed(north=2, south=2), lasts=2000)
+    job = world.submit(fixed(north=2, south=2), run_time=2000)
     world.advance(1)
     world.disconnect("north")
     world.advance(60)
-    world.sites["south"].fails("1.1.1", "node lost")
-    world.sites["south"].ends("1.1.1")
+    world.sites["south"].fail_component("1.1.1", "node lost")
+    world.sites["south"].end_component("1.1.1")
     world.advance(60)
     assert world.job(job).generation == 1
     assert world.job(job).ending is JobState.QUEUED
@@ -243,12 +243,12 @@ def test_a_running_gang_is_not_started_again_while_a_part_of_it_may_still_run() 
 
 def test_a_running_gang_is_started_again_once_its_other_part_counts_as_lost() -> None:
     world = World({"north": 4, "south": 4, "west": 4}, lease=560.0)
-    job = world.submit(flexible(8), lasts=2000)
+    job = world.submit(flexible(8), run_time=2000)
     world.advance(1)
     world.disconnect("north")
     world.advance(60)
-    world.sites["south"].fails("1.1.1", "node lost")
-    world.sites["south"].ends("1.1.1")
+    world.sites["south"].fail_component("1.1.1", "node lost")
+    world.sites["south"].end_component("1.1.1")
     world.advance(600)
     assert (world.job(job).generation, world.state(job)) == (2, JobState.RUNNING)
     assert world.queries.grid["north"].health.errors == 0, "one failure, one error"
@@ -259,10 +259,10 @@ def test_a_running_gang_is_started_again_once_its_other_part_counts_as_lost() ->
 
 def test_a_cluster_that_forgot_a_component_has_lost_it() -> None:
     world = World({"north": 4, "south": 4})
-    job = world.submit(flexible(6), lasts=60)
+    job = world.submit(flexible(6), run_time=60)
     world.advance(1)
     world.disconnect("south")
-    world.sites["south"].vanishes("1.1.1")
+    world.sites["south"].lose_component("1.1.1")
     world.connect("south")
     assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
     assert world.queries.grid["south"].health.errors == 1
@@ -273,7 +273,7 @@ def test_a_cluster_that_forgot_a_component_has_lost_it() -> None:
 def test_what_is_not_in_an_inventory_that_is_not_whole_may_be_there_all_the_same() -> None:
     """Its agent has no record of it, and its resource manager does not answer yet."""
     world = World({"north": 4, "south": 4}, Rules(unreachable_after=5))
-    job = world.submit(flexible(6), lasts=60)
+    job = world.submit(flexible(6), run_time=60)
     world.advance(1)
     world.disconnect("south")
     world.advance(6)
@@ -288,10 +288,10 @@ def test_what_is_not_in_an_inventory_that_is_not_whole_may_be_there_all_the_same
 
 def test_what_only_the_whole_inventory_lacks_is_lost_then() -> None:
     world = World({"north": 4, "south": 4})
-    job = world.submit(flexible(6), lasts=60)
+    job = world.submit(flexible(6), run_time=60)
     world.advance(1)
     world.disconnect("south")
-    world.sites["south"].vanishes("1.1.1")
+    world.sites["south"].lose_component("1.1.1")
     world.step([InventoryReceived("south", Inventory((), whole=False))])
     assert world.reasons(job, "error") == []
     world.connect("south")
@@ -309,20 +309,20 @@ def test_a_cluster_that_was_never_told_has_lost_nothing() -> None:
     world.step()
     assert world.state(job) is JobState.UNKNOWN
     world.connect("south")
-    world.take_over()
+    world.start_automation()
     world.settle()
-    assert "error" not in world.story(job)
+    assert "error" not in world.timeline_events(job)
     world.advance(30)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
 
 
 def test_a_gang_with_two_lost_components_in_one_cluster_fails_once() -> None:
     world = World({"north": 6})
-    job = world.submit(nonfixed(2, 2, 2), lasts=60)
+    job = world.submit(nonfixed(2, 2, 2), run_time=60)
     world.advance(1)
     world.disconnect("north")
     for token in ("1.1.0", "1.1.2"):
-        world.sites["north"].vanishes(token)
+        world.sites["north"].lose_component(token)
     world.connect("north")
     assert world.job(job).restarts == 1
     assert world.queries.grid["north"].health.errors == 1
@@ -332,7 +332,7 @@ def test_a_gang_with_two_lost_components_in_one_cluster_fails_once() -> None:
 
 def test_a_stop_that_did_not_arrive_is_told_again() -> None:
     world = World({"north": 4, "south": 4}, Rules(unreachable_after=5))
-    job = world.submit(flexible(6), lasts=1000)
+    job = world.submit(flexible(6), run_time=1000)
     world.advance(1)
     world.disconnect("south")
     world.cancel(job)
@@ -366,13 +366,13 @@ def test_a_daemon_that_dies_is_not_missed(launcher: Launcher, moment: float, awa
     world.advance(30)
     done = world.job(job)
     assert (done.state, done.restarts, done.generation) == (JobState.SUCCEEDED, 0, 1)
-    assert world.story(job).count("claimed") == 2
+    assert world.timeline_events(job).count("claimed") == 2
     check_quiet(world)
 
 
 def test_queues_survive_in_order() -> None:
     world = World({"north": 4})
-    first = world.submit(fixed(north=4), lasts=20)
+    first = world.submit(fixed(north=4), run_time=20)
     waiting = [world.submit(fixed(north=n)) for n in (3, 4, 2)]
     world.step([JobHeld(waiting[1])])
     world.restart()
@@ -394,7 +394,7 @@ def test_queues_survive_in_order() -> None:
 
 def test_an_overtaken_claim_is_still_a_failed_claim_after_a_restart() -> None:
     world = World({"north": 4}, Rules(claim_grace=10))
-    world.sites["north"].local_user(1)
+    world.sites["north"].add_local_user(1)
     job = world.submit(fixed(north=4))
     world.advance(1)
     world.restart()
@@ -406,11 +406,11 @@ def test_an_overtaken_claim_is_still_a_failed_claim_after_a_restart() -> None:
 
 def test_a_claim_is_not_given_up_while_nobody_can_say_whether_it_came_through() -> None:
     world = World({"north": 4}, Rules(claim_grace=10))
-    user = world.sites["north"].local_user(1)
+    user = world.sites["north"].add_local_user(1)
     job = world.submit(fixed(north=4))
     world.advance(1)
     world.disconnect("north")
-    world.sites["north"].local_user_leaves(user)
+    world.sites["north"].remove_local_user(user)
     world.advance(30)
     world.connect("north")
     world.advance(30)
@@ -423,22 +423,22 @@ def test_an_attempt_that_was_ending_ends_after_a_restart(ending: JobState) -> No
     for name in world.sites:
         world.deliver(name)
     job = world.submit(fixed(north=4, south=2), launcher=Launcher.OPENMPI)
-    world.take_over()
+    world.start_automation()
     world.advance(1)
     world.manual = True
     match ending:
         case JobState.CANCELLED:
             world.cancel(job)
         case JobState.FAILED | JobState.SUCCEEDED:
-            world.sites["north"].program_exits("1.1.0", 3 if ending is JobState.FAILED else 0)
+            world.sites["north"].exit_program("1.1.0", 3 if ending is JobState.FAILED else 0)
         case _:
-            world.sites["north"].fails("1.1.0", "node lost")
+            world.sites["north"].fail_component("1.1.0", "node lost")
     world.deliver("north")
     assert world.job(job).ending is ending
     world.restart()
     for name in world.sites:
         world.connect(name)
-    world.take_over()
+    world.start_automation()
     world.advance(300)
     final = JobState.SUCCEEDED if ending is JobState.QUEUED else ending
     assert world.state(job) is final
@@ -450,18 +450,18 @@ def test_a_component_that_is_lost_while_its_job_ends_is_not_waited_for() -> None
     for name in world.sites:
         world.deliver(name)
     job = world.submit(fixed(north=4, south=2))
-    world.take_over()
+    world.start_automation()
     world.advance(1)
     world.manual = True
     world.cancel(job)
-    world.sites["south"].vanishes("1.1.1")
+    world.sites["south"].lose_component("1.1.1")
     world.disconnect("south")
     world.connect("south")
     world.deliver("south")
     attempt = world.job(job).attempt
     assert attempt is not None
     assert attempt.components[1].state is ComponentState.ENDED
-    world.take_over()
+    world.start_automation()
     world.settle()
     assert world.state(job) is JobState.CANCELLED
     assert [parse_token(t)[0] for t in world.tokens(job)] == [1, 1]
@@ -471,7 +471,7 @@ def test_a_component_that_is_lost_while_its_job_ends_is_not_waited_for() -> None
 def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool) -> None:
     """It was started anew while its resource manager hangs."""
     world = World({"north": 4})
-    job = world.submit(fixed(north=3), lasts=1e6)
+    job = world.submit(fixed(north=3), run_time=1e6)
     world.advance(1)
     world.disconnect("north")
     if restarted:
@@ -488,11 +488,11 @@ def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool)
 @pytest.mark.parametrize("told", ["in an inventory", "by a long silence"])
 def test_what_is_found_lost_at_one_moment_is_one_error(told: str) -> None:
     world = World({"north": 6}, Rules(error_threshold=3, unreachable_after=5), lease=29.0)
-    jobs = [world.submit(fixed(north=2), lasts=1000) for _ in range(3)]
+    jobs = [world.submit(fixed(north=2), run_time=1000) for _ in range(3)]
     world.advance(1)
     world.disconnect("north")
     for job in jobs:
-        world.sites["north"].vanishes(f"{job}.1.0")
+        world.sites["north"].lose_component(f"{job}.1.0")
     if told == "by a long silence":
         world.advance(61)
     world.connect("north")
@@ -500,6 +500,6 @@ def test_what_is_found_lost_at_one_moment_is_one_error(told: str) -> None:
     assert [world.job(job).restarts for job in jobs] == [1, 1, 1]
     assert (cluster.health.errors, cluster.state) == (1, ClusterState.USABLE)
     world.disconnect("north")
-    world.sites["north"].vanishes("1.2.0")
+    world.sites["north"].lose_component("1.2.0")
     world.connect("north")
     assert cluster.health.errors == 2, "another moment is another one"

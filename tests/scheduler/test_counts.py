@@ -27,7 +27,7 @@ class Counting(World):
 
     def take_in(self, effects: Effects) -> Effects:
         self.instruments.decided(effects)
-        return super().take_in(effects)
+        return super().apply_effects(effects)
 
 
 def test_what_goes_well_is_counted_once() -> None:
@@ -49,7 +49,7 @@ def test_what_goes_well_is_counted_once() -> None:
 
 def test_too_few_nodes_and_no_cluster() -> None:
     world = Counting({"north": 4})
-    world.submit(fixed(north=4), lasts=1e6)
+    world.submit(fixed(north=4), run_time=1e6)
     world.advance(1)
     before = Counter(world.instruments.refusals)
     world.submit(flexible(2))
@@ -64,7 +64,7 @@ def test_an_owners_limit_is_told_apart(mode: QueueMode) -> None:
     allowed = limits(UserLimits(nodes=2))
     world = Counting({"north": 8}, Rules(queue=mode, scan_interval=10), limits=allowed)
     for _ in range(2):
-        world.submit(flexible(2), owner="ada", lasts=1e6)
+        world.submit(flexible(2), owner="ada", run_time=1e6)
     world.advance(25)
     assert world.instruments.refusals[RefusalKind.LIMIT] > 0
     assert set(+world.instruments.refusals) == {RefusalKind.LIMIT}
@@ -72,7 +72,7 @@ def test_an_owners_limit_is_told_apart(mode: QueueMode) -> None:
 
 def test_local_users_who_are_faster() -> None:
     world = Counting({"north": 4, "south": 4}, Rules(claim_grace=10))
-    world.sites["south"].local_user(2)  # not yet reported
+    world.sites["south"].add_local_user(2)  # not yet reported
     job = world.submit(fixed(north=2, south=4))
     world.advance(11)
     assert world.state(job) is JobState.QUEUED
@@ -83,10 +83,10 @@ def test_local_users_who_are_faster() -> None:
 def test_nodes_that_are_kept_and_who_made_room() -> None:
     world = Counting({"north": 4}, Rules(claim_grace=10, barrier_timeout=60))
     site = world.sites["north"]
-    held = world.submit(fixed(north=2), lasts=1e6)
+    held = world.submit(fixed(north=2), run_time=1e6)
     world.advance(1)
-    site.stuck.update(world.tokens(held))
-    site.local_user(1)  # not yet reported
+    site.stuck_components.update(world.tokens(held))
+    site.add_local_user(1)  # not yet reported
     world.submit(fixed(north=3), priority=Priority.HIGH)
     world.advance(65)
     assert world.instruments.claims_failed[("north", ClaimFailure.KEPT)] == 1
@@ -95,7 +95,7 @@ def test_nodes_that_are_kept_and_who_made_room() -> None:
 
 def test_who_made_room_for_one_at_its_home_site() -> None:
     world = Counting({"north": 4}, Rules(sharing="feasible"))
-    world.submit(fixed(north=4), lasts=1e6)
+    world.submit(fixed(north=4), run_time=1e6)
     world.advance(1)
     world.submit(fixed(north=4), home_site="north")
     world.advance(1)
@@ -117,14 +117,14 @@ def test_nodes_that_are_given_back_too_early() -> None:
     world = Counting({"north": 4})
     world.submit(fixed(north=4))
     world.settle()
-    world.sites["north"].ends("1.1.0")
+    world.sites["north"].end_component("1.1.0")
     world.settle()
     assert world.instruments.attempts_failed[("north", AttemptFailure.ENDED_EARLY)] >= 1
 
 
 def test_a_cluster_that_is_never_heard_of_again() -> None:
     world = Counting({"north": 4}, lease=29.0)
-    job = world.submit(fixed(north=4), lasts=1e6)
+    job = world.submit(fixed(north=4), run_time=1e6)
     world.advance(5)
     world.disconnect("north")
     world.advance(120)

@@ -12,7 +12,7 @@ from tests.scheduler.world import World
 
 
 def running(world: World) -> tuple[int, str]:
-    job = world.submit(fixed(north=4), lasts=1e6)
+    job = world.submit(fixed(north=4), run_time=1e6)
     world.advance(1)
     assert world.state(job) is JobState.RUNNING
     return job, world.tokens(job)[0]
@@ -68,7 +68,7 @@ def test_a_job_that_is_tried_again_does_not_wait_for_its_old_output() -> None:
 def test_a_cluster_that_goes_away_is_not_waited_for_and_that_is_told() -> None:
     world = World({"north": 4}, Rules(unreachable_after=5))
     job, token = running(world)
-    world.take_in(world.scheduler.step([delivers(token, program_exit=0)], world.now))
+    world.apply_effects(world.scheduler.step([delivers(token, program_exit=0)], world.now))
     world.disconnect("north")
     world.advance(4)
     assert world.state(job) is JobState.RUNNING
@@ -81,10 +81,10 @@ def test_a_cluster_that_goes_away_is_not_waited_for_and_that_is_told() -> None:
 
 def test_results_that_are_not_waited_for_are_told_too() -> None:
     world = World({"north": 4}, Rules(unreachable_after=5))
-    job = world.submit(fixed(north=4), lasts=1e6, collect=("*",))
+    job = world.submit(fixed(north=4), run_time=1e6, collect=("*",))
     world.advance(1)
     (token,) = world.tokens(job)
-    world.take_in(world.scheduler.step([delivers(token, program_exit=0)], world.now))
+    world.apply_effects(world.scheduler.step([delivers(token, program_exit=0)], world.now))
     world.disconnect("north")
     world.advance(6)
     assert world.state(job) is JobState.SUCCEEDED
@@ -97,14 +97,14 @@ def test_results_that_are_not_waited_for_are_told_too() -> None:
 def test_an_agent_that_knows_nothing_of_it_any_more_ends_it(restarted: bool) -> None:
     world = World({"north": 4})
     job, token = running(world)
-    world.take_in(world.scheduler.step([delivers(token, program_exit=0)], world.now))
+    world.apply_effects(world.scheduler.step([delivers(token, program_exit=0)], world.now))
     if restarted:
         world.restart()
         assert not world.queries.grid["north"].live
         attempt = world.job(job).attempt
         assert attempt is not None
         assert attempt.components[0].state is ComponentState.DELIVERING
-    effects = world.take_in(world.scheduler.step([InventoryReceived("north", Inventory(()))], world.now))
+    effects = world.apply_effects(world.scheduler.step([InventoryReceived("north", Inventory(()))], world.now))
     assert effects.jobs[job].state is JobState.SUCCEEDED
     assert world.reasons(job, "output-missing") == [
         "of its output there is missing what had not come yet: the cluster knows nothing of it"

@@ -294,9 +294,9 @@ def test_the_order_of_runs_changes_nothing(runs: list[tuple[int, float]], draws:
 
 def test_a_job_is_learned_from_when_it_succeeds() -> None:
     world = World({"north": 4, "south": 4})
-    world.submit(flexible(6), lasts=20.0, application="wave")
-    world.submit(flexible(2), lasts=5.0, application="broken", code=1)
-    world.submit(flexible(2), lasts=5.0, command=("sh", "-c", "x"))
+    world.submit(flexible(6), run_time=20.0, application="wave")
+    world.submit(flexible(2), run_time=5.0, application="broken", code=1)
+    world.submit(flexible(2), run_time=5.0, command=("sh", "-c", "x"))
     world.advance(60.0)
     experience = world.queries.experience
     assert experience.applications() == ["wave"]
@@ -309,11 +309,11 @@ def test_a_job_that_is_killed_at_its_walltime_is_learned_from_too() -> None:
     """A slowdown of 2.5 and a walltime of twice the run time: all that are co-allocated fail, and teach that."""
     world = World({"north": 4, "south": 4})
     for _ in range(5):
-        world.submit(flexible(4), lasts=20.0, walltime=40.0, application="wave")
-        world.submit(fixed(north=2, south=2), lasts=50.0, walltime=40.0, application="wave")
-        world.submit(fixed(north=2, south=2), lasts=50.0, walltime=60.0, code=1, application="wave")
+        world.submit(flexible(4), run_time=20.0, walltime=40.0, application="wave")
+        world.submit(fixed(north=2, south=2), run_time=50.0, walltime=40.0, application="wave")
+        world.submit(fixed(north=2, south=2), run_time=50.0, walltime=60.0, code=1, application="wave")
     world.advance(900.0)
-    cancelled = world.submit(fixed(north=2, south=2), lasts=500.0, walltime=400.0, application="wave")
+    cancelled = world.submit(fixed(north=2, south=2), run_time=500.0, walltime=400.0, application="wave")
     world.advance(50.0)
     world.cancel(cancelled)
     world.advance(10.0)

@@ -42,7 +42,7 @@ def busy(sizes: Mapping[str, int], rules: Rules | None = None, *, world: Any = N
     """A grid at 14:02 on which local users have some nodes."""
     found = World(sizes, rules, now=AT, **(world or {}))
     for name, nodes in local.items():
-        found.sites[name].local_user(nodes)
+        found.sites[name].add_local_user(nodes)
     found.settle()
     return found
 
@@ -102,7 +102,7 @@ def local_users_have_the_nodes() -> tuple[World, JobId]:
 @case("needs 6 nodes; 5 are idle", ("request.total_size", 5), clusters={"north": "our jobs have 3"})
 def our_own_jobs_have_the_nodes() -> tuple[World, JobId]:
     world = busy(TWO, Rules(preemption="never"))
-    world.submit(fixed(north=3), lasts=1000.0)
+    world.submit(fixed(north=3), run_time=1000.0)
     world.advance(1.0)
     return world, world.submit(FlexibleRequest(6))
 
@@ -117,7 +117,7 @@ def nodes_are_down() -> tuple[World, JobId]:
 @case("needs 4 nodes; 1 is idle", ("priority", "high"), clusters={"north": "our jobs have 4"})
 def jobs_of_low_priority_have_the_nodes() -> tuple[World, JobId]:
     world = busy(TWO)
-    world.submit(FlexibleRequest(7), lasts=1000.0)
+    world.submit(FlexibleRequest(7), run_time=1000.0)
     world.advance(1.0)
     return world, world.submit(FlexibleRequest(4))
 
@@ -212,8 +212,8 @@ def broken(rules: Rules) -> tuple[World, JobId]:
     job = world.submit(fixed(south=2))
     world.settle()
     token = world.tokens(job)[0]
-    world.sites["south"].fails(token, "no such partition")
-    world.sites["south"].ends(token)
+    world.sites["south"].fail_component(token, "no such partition")
+    world.sites["south"].end_component(token)
     world.settle()
     return world, job
 
@@ -255,10 +255,10 @@ def clusters_have_different_series() -> tuple[World, JobId]:
 def behind_the_head_of_the_queue() -> tuple[World, JobId]:
     world = busy(TWO, Rules(queue="head"), south=4)
     world.submit(FlexibleRequest(6))
-    user = world.sites["north"].local_user(3)
+    user = world.sites["north"].add_local_user(3)
     world.settle()
     job = world.submit(FlexibleRequest(3))
-    world.sites["north"].local_user_leaves(user)
+    world.sites["north"].remove_local_user(user)
     world.settle()
     return world, job
 
@@ -279,7 +279,7 @@ def first_come_first_served() -> tuple[World, JobId]:
 def nodes_are_kept_for_an_older_job() -> tuple[World, JobId]:
     sizes = {"north": 4, "south": 5}
     world = busy(sizes, Rules(aging_tries=1, high_scans_per_low=1, scan_interval=10.0))
-    world.submit(fixed(south=4), lasts=1000.0)
+    world.submit(fixed(south=4), run_time=1000.0)
     world.advance(1.0)
     wide = world.submit(FlexibleRequest(8))
     world.advance(25.0)
@@ -290,10 +290,10 @@ def nodes_are_kept_for_an_older_job() -> tuple[World, JobId]:
 @case("fits, and waits for the next scan", ("", None), notes="event_driven is off")
 def scans_come_by_the_clock_only() -> tuple[World, JobId]:
     world = busy(TWO, Rules(event_driven=False), south=4)
-    user = world.sites["north"].local_user(2)
+    user = world.sites["north"].add_local_user(2)
     world.settle()
     job = world.submit(FlexibleRequest(4))
-    world.sites["north"].local_user_leaves(user)
+    world.sites["north"].remove_local_user(user)
     world.settle()
     return world, job
 
@@ -302,7 +302,7 @@ def scans_come_by_the_clock_only() -> tuple[World, JobId]:
 def local_users_were_faster() -> tuple[World, JobId]:
     world = busy(TWO, south=4)
     job = world.submit(FlexibleRequest(4))
-    world.sites["north"].local_user(2)
+    world.sites["north"].add_local_user(2)
     world.advance(10.0)
     return world, job
 
@@ -310,9 +310,9 @@ def local_users_were_faster() -> tuple[World, JobId]:
 @case("needs 4 nodes; 0 are idle", notes="queued again at 14:02:01: preempted")
 def preempted_by_a_job_of_high_priority() -> tuple[World, JobId]:
     world = busy({"north": 4}, Rules(preemption="placement"))
-    job = world.submit(FlexibleRequest(4), lasts=1000.0)
+    job = world.submit(FlexibleRequest(4), run_time=1000.0)
     world.advance(1.0)
-    world.submit(FlexibleRequest(4), lasts=1000.0, priority=Priority.HIGH)
+    world.submit(FlexibleRequest(4), run_time=1000.0, priority=Priority.HIGH)
     world.advance(1.0)
     return world, job
 
@@ -366,8 +366,8 @@ def test_the_smallest_change_starts_the_job(name: str) -> None:
 def test_what_suffices_is_enough() -> None:
     world, job = CASES["the_named_cluster_is_busy"].build()
     assert why(world, job).suffices == ("2 more idle nodes in south",)
-    world.sites["south"].local_user_leaves("user-1")
-    assert world.sites["south"].local_user(2)
+    world.sites["south"].remove_local_user("user-1")
+    assert world.sites["south"].add_local_user(2)
     world.settle()
     assert world.state(job).is_active
 
@@ -396,19 +396,19 @@ def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
     world = World({"north": 4, "south": 6}, Rules(aging_tries=1, high_scans_per_low=1, scan_interval=10.0), now=AT)
     for name, count in zip(world.sites, local, strict=True):
         for _ in range(count):
-            world.sites[name].local_user(1)
+            world.sites[name].add_local_user(1)
     world.settle()
-    hog = world.submit(nonfixed(1), lasts=1e6)
+    hog = world.submit(nonfixed(1), run_time=1e6)
     attempt = world.job(hog).attempt
     assert attempt is not None
     there = attempt.gang[0].cluster
     one = fixed(**{there: world.sites[there].total - local[there == "south"]})
-    reserved = world.submit(FlexibleRequest(10 - sum(local)) if everywhere else one, lasts=1e6)
+    reserved = world.submit(FlexibleRequest(10 - sum(local)) if everywhere else one, run_time=1e6)
     world.advance(25.0)
     assert world.queries.reservation == reserved
     if drained:
         world.step([ClusterDrained("south")])
-    job = world.submit(request, lasts=1e6)
+    job = world.submit(request, run_time=1e6)
     if world.state(job) is not JobState.QUEUED:
         return
     found, queries = why(world, job), world.queries
@@ -418,7 +418,7 @@ def test_what_suffices_beside_a_reservation_is_enough_and_no_less_is(
 
     def with_more_idle(name: str, count: int) -> bool:
         """As an agent would report it."""
-        status, before = queries.grid[name], world.sites[name].look()
+        status, before = queries.grid[name], world.sites[name].current_report()
         status.report(
             ClusterReport(before.total, before.idle + count, before.background - count, 0, before.holding), 0.0
         )
@@ -492,7 +492,7 @@ def test_a_placed_job_waits_for_its_claiming_time() -> None:
 def test_a_claim_waits_behind_local_users() -> None:
     world = busy(TWO)
     job = world.submit(FlexibleRequest(8))
-    world.sites["north"].local_user(4)
+    world.sites["north"].add_local_user(4)
     world.advance(1.0)
     found = why(world, job)
     assert found.state is JobState.CLAIMING
@@ -509,16 +509,16 @@ def test_the_barrier_waits_for_a_component() -> None:
     for name in TWO:
         world.deliver(name)
     job = world.submit(FlexibleRequest(8))
-    world.obey("north")
-    world.obey("south")
-    world.sites["north"].runners_report(world.tokens(job)[0])
+    world.run_commands("north")
+    world.run_commands("south")
+    world.sites["north"].report_claimed(world.tokens(job)[0])
     world.deliver("north")
     assert why(world, job).headline == "waits for the nodes of component 1 on south to report"
 
 
 def test_a_running_job_is_explained_by_its_placement() -> None:
     world = busy(TWO)
-    job = world.submit(FlexibleRequest(6), lasts=100.0)
+    job = world.submit(FlexibleRequest(6), run_time=100.0)
     world.advance(2.0)
     found = why(world, job)
     assert (found.state, found.headline) == (JobState.RUNNING, "runs since 14:02 on north (4 nodes), south (2 nodes)")
@@ -529,7 +529,7 @@ def test_a_running_job_is_explained_by_its_placement() -> None:
 
 def test_a_job_whose_cluster_is_out_of_reach() -> None:
     world = busy(TWO)
-    job = world.submit(FlexibleRequest(6), lasts=100.0)
+    job = world.submit(FlexibleRequest(6), run_time=100.0)
     world.advance(2.0)
     world.disconnect("south")
     world.advance(10.0)
@@ -540,7 +540,7 @@ def test_a_job_whose_cluster_is_out_of_reach() -> None:
 
 def test_a_finished_job_is_explained_by_its_end() -> None:
     world = busy(TWO)
-    job = world.submit(FlexibleRequest(6), lasts=1.0, code=3)
+    job = world.submit(FlexibleRequest(6), run_time=1.0, code=3)
     world.advance(60.0)
     found = why(world, job)
     assert found.state is JobState.FAILED
@@ -677,14 +677,14 @@ def test_any_job_is_explained(
         links={("a", "b"): Link(1e-3, 1e6)},
     )
     for name, (total, taken, state) in grid.items():
-        world.sites[name].local_user(min(total, taken))
+        world.sites[name].add_local_user(min(total, taken))
         world.settle()
         if state == "drained":
             world.step([ClusterDrained(name)])
         elif state == "away":
             world.disconnect(name)
     for size, rank in others:
-        world.submit(FlexibleRequest(size), lasts=1000.0, priority=rank)
+        world.submit(FlexibleRequest(size), run_time=1000.0, priority=rank)
         world.settle()
     spec = JobSpec(
         request,
@@ -750,10 +750,10 @@ def test_what_suffices_is_the_least_whoever_makes_room(
     )
     world = World({name: total for name, (total, *_) in grid.items()}, rules, now=AT)
     for number, (size, rank) in enumerate(others):
-        world.submit(FlexibleRequest(size), lasts=1e6, priority=rank, home_site="abc"[number] if reclaims else "")
+        world.submit(FlexibleRequest(size), run_time=1e6, priority=rank, home_site="abc"[number] if reclaims else "")
         world.settle()
     for name, (_, taken, state) in grid.items():
-        world.sites[name].local_user(min(world.sites[name].idle, taken))
+        world.sites[name].add_local_user(min(world.sites[name].idle, taken))
         world.settle()
         if state == "drained":
             world.step([ClusterDrained(name)])
@@ -767,7 +767,7 @@ def test_what_suffices_is_the_least_whoever_makes_room(
     queries = world.queries
 
     def is_placed_with(name: str, count: int) -> bool:
-        status, site = queries.grid[name], world.sites[name].look()
+        status, site = queries.grid[name], world.sites[name].current_report()
         status.report(ClusterReport(site.total, site.idle + count, site.background - count, 0, site.holding), 0.0)
         answer = DryRun(queries, world.job(job)).answer(spec)
         status.report(ClusterReport(site.total, site.idle, site.background, 0, site.holding), 0.0)
@@ -811,13 +811,13 @@ def test_a_dry_run_foretells_whether_and_where_a_submission_waits(
     limits = Limits(LimitSettings(UserLimits(nodes=4)), lambda _: ())
     world = World({"north": 4, "south": 4}, Rules(queue=mode, queue_order=order), limits=limits)
     for (size, owner), cluster in zip(sizes, clusters, strict=False):
-        world.submit(fixed(**{cluster: size}), owner=owner, lasts=1000)
+        world.submit(fixed(**{cluster: size}), owner=owner, run_time=1000)
         world.settle()
     request = fixed(**{clusters[-1]: asked[0]})
     told = explain_submission(world.queries, JobSpec(request, ("program",), owner=asked[1]), world.now)
     behind = re.search(r"behind job (\d+)", told.headline)
     assert behind is None or world.state(int(behind[1])) is JobState.QUEUED
-    job = world.submit(request, owner=asked[1], lasts=1000)
+    job = world.submit(request, owner=asked[1], run_time=1000)
     assert (told.state is JobState.PLACED) == (world.state(job) is not JobState.QUEUED)
     assert told.position == world.queries.position(job)
 
@@ -826,8 +826,8 @@ def test_for_whom_nodes_are_kept_is_told_of_those_that_are_kept_for_one_before_i
     """The one before waits for its file, and has been promised the nodes that are idle."""
     rules = Rules(low_patience=40.0, scan_interval=10)
     world = World({"north": 10, "south": 1}, rules, links={("south", "north"): Link(0.001, 10.0)})
-    world.submit(fixed(north=8), lasts=1000, priority=Priority.HIGH)
-    world.submit(fixed(north=2), lasts=80, priority=Priority.HIGH)
+    world.submit(fixed(north=8), run_time=1000, priority=Priority.HIGH)
+    world.submit(fixed(north=2), run_time=80, priority=Priority.HIGH)
     inputs = (InputFile("file", 1000, ("south",)),)
     first = world.submit(FixedRequest((ComponentRequest(2, "north", inputs=inputs),)))
     second = world.submit(fixed(north=4))
@@ -837,9 +837,9 @@ def test_for_whom_nodes_are_kept_is_told_of_those_that_are_kept_for_one_before_i
     assert told.suffices == ("4 more idle nodes in north",)
     assert f"2 kept for job {first}" in told.clusters[0].reason
     for token in world.tokens(1):
-        world.sites["north"].program_exits(token, 0)
-        world.sites["north"].ends(token)
-    world.sites["north"].local_user(6)
+        world.sites["north"].exit_program(token, 0)
+        world.sites["north"].end_component(token)
+    world.sites["north"].add_local_user(6)
     world.settle()
     told = explain(world.queries, world.job(second), [], world.now)
     assert told.headline == f"nodes are kept for job {first}, which has waited longer"

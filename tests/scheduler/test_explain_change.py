@@ -24,10 +24,10 @@ def follow(world: World, job: JobId) -> JobId | None:
 
 def test_a_change_does_not_need_the_jobs_own_reservation() -> None:
     world = World({"c0": 12, "c1": 12})
-    world.submit(fixed(c0=7), lasts=1e5)
-    world.submit(fixed(c1=12), lasts=2400.0)
+    world.submit(fixed(c0=7), run_time=1e5)
+    world.submit(fixed(c1=12), run_time=2400.0)
     wide = world.submit(flexible(17, least=6))
-    other = world.submit(nonfixed(12), lasts=1e4)
+    other = world.submit(nonfixed(12), run_time=1e4)
     world.advance(2600)
     assert world.queries.reservation == wide
     change = explain(world.queries, world.job(wide), [], world.now).smallest_change
@@ -64,8 +64,8 @@ def test_the_smallest_change_is_placed_though_others_wait(
 ) -> None:
     world = World({"north": 7, "south": 7}, Rules(queue=queue, aging_tries=2, low_patience=patience))
     submitted = [
-        world.submit(request, priority=priority, lasts=lasts)
-        for request, priority, lasts in jobs
+        world.submit(request, priority=priority, run_time=run_time)
+        for request, priority, run_time in jobs
         if request.total_size <= 14
     ]
     world.advance(seconds)

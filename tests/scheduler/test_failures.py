@@ -7,7 +7,7 @@ from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.events import ClusterCleared, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
@@ -15,8 +15,8 @@ from tests.scheduler.world import World
 def break_component(world: World, token: str, error: str = "node lost") -> None:
     world.settle()
     site = world.site_of(token)
-    site.fails(token, error)
-    site.ends(token)
+    site.fail_component(token, error)
+    site.end_component(token)
     world.settle()
 
 
@@ -53,10 +53,10 @@ def test_memory_limit_of_a_component_fails_its_job_and_blames_no_cluster(
     token, other = world.job(job).token(index), world.job(job).token(1 - index)
     site, other_site = world.site_of(token), world.site_of(other)
     if other_fails_first:
-        other_site.fails(other, "the MPI daemon was lost")
+        other_site.fail_component(other, "the MPI daemon was lost")
         world.deliver(other_site.name)
         assert world.job(job).ending is JobState.QUEUED
-    site.exceeds_memory(token)
+    site.exceed_memory_limit(token)
     world.settle()
     world.advance(60)
     done = world.job(job)
@@ -72,9 +72,9 @@ def test_memory_limit_after_the_program_told_its_exit_code_is_the_reason() -> No
     world.advance(5)
     token = world.job(job).token(0)
     site = world.site_of(token)
-    site.program_exits(token, 1)
+    site.exit_program(token, 1)
     world.deliver("north")
-    site.exceeds_memory(token)
+    site.exceed_memory_limit(token)
     world.settle()
     done = world.job(job)
     assert (done.state, done.restarts, done.exit_code) == (JobState.FAILED, 0, None)
@@ -86,7 +86,7 @@ def test_a_failure_during_the_claim() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6))
     break_component(world, "1.1.1", "the resource manager refused")
-    assert "started" not in world.story(job)
+    assert "started" not in world.timeline_events(job)
     world.advance(30)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
 
@@ -95,7 +95,7 @@ def test_a_component_that_ends_without_a_word_during_the_claim() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4))
     world.settle()
-    world.sites["north"].ends("1.1.0")
+    world.sites["north"].end_component("1.1.0")
     world.settle()
     assert world.reasons(job, "error") == ["its nodes were given back before the program had ended"]
 
@@ -106,7 +106,7 @@ def test_a_component_that_ends_without_its_exit_code(launcher: Launcher, restart
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), launcher=launcher)
     world.advance(5)
-    world.sites["south"].ends("1.1.1")
+    world.sites["south"].end_component("1.1.1")
     world.settle()
     assert world.job(job).restarts == restarts
 
@@ -134,7 +134,7 @@ def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
 
 def test_running_jobs_go_on_where_a_cluster_became_unusable_and_do_not_mend_it() -> None:
     world = World({"north": 4}, Rules(error_threshold=1, probation=False))
-    running = world.submit(fixed(north=2), lasts=50)
+    running = world.submit(fixed(north=2), run_time=50)
     broken = world.submit(fixed(north=2))
     world.advance(1)
     break_component(world, world.tokens(broken)[0])
@@ -173,13 +173,13 @@ def test_a_program_killed_by_a_lost_node_is_restarted(launcher: Launcher) -> Non
     """The head tells 137 before the other cluster tells why."""
     world = World({"north": 4, "south": 4}, manual=True)
     job = start_by_hand(world, launcher)
-    world.sites["north"].program_exits("1.1.0", 137)
+    world.sites["north"].exit_program("1.1.0", 137)
     world.deliver("north")
     assert world.job(job).ending is JobState.FAILED
-    world.sites["south"].fails("1.1.1", "node lost")
+    world.sites["south"].fail_component("1.1.1", "node lost")
     world.deliver("south")
     assert world.job(job).ending is JobState.QUEUED
-    world.take_over()
+    world.start_automation()
     world.advance(60)
     assert (world.state(job), world.job(job).restarts, world.job(job).exit_code) == (JobState.SUCCEEDED, 1, 0)
 
@@ -197,9 +197,9 @@ def test_once_a_failure_is_settled_it_stands() -> None:
 def test_an_error_told_twice_counts_once() -> None:
     world = World({"north": 4, "south": 4}, manual=True)
     job = start_by_hand(world, Launcher.PROCESSES)
-    world.sites["south"].fails("1.1.1", "node lost")
+    world.sites["south"].fail_component("1.1.1", "node lost")
     for _ in range(3):
-        world.sites["south"].tell("1.1.1")
+        world.sites["south"].report_component("1.1.1")
     world.deliver("south")
     assert world.queries.grid["south"].health.errors == 1
     assert world.job(job).restarts == 1
@@ -208,18 +208,18 @@ def test_an_error_told_twice_counts_once() -> None:
 def test_a_success_that_was_told_stands_against_what_its_end_looks_like() -> None:
     world = World({"north": 4, "south": 4}, manual=True)
     job = start_by_hand(world, Launcher.OPENMPI)
-    world.sites["north"].program_exits("1.1.0", 0)
-    world.sites["south"].fails("1.1.1", "its runner ended without a word")
+    world.sites["north"].exit_program("1.1.0", 0)
+    world.sites["south"].fail_component("1.1.1", "its runner ended without a word")
     for name in world.sites:
         world.deliver(name)
-    world.take_over()
+    world.start_automation()
     world.advance(10)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
 
 
 def test_the_deadlines_of_an_attempt_end_with_it() -> None:
     world = World({"north": 4})
-    job = world.submit(fixed(north=4), lasts=25, walltime=30)
+    job = world.submit(fixed(north=4), run_time=25, walltime=30)
     world.advance(20)
     break_component(world, world.tokens(job)[0])
     world.advance(20)
@@ -230,7 +230,7 @@ def test_the_deadlines_of_an_attempt_end_with_it() -> None:
 
 def test_a_job_that_is_tried_again_has_not_started() -> None:
     world = World({"north": 4})
-    job = world.submit(fixed(north=4), lasts=25)
+    job = world.submit(fixed(north=4), run_time=25)
     world.advance(5)
     first = world.job(job)
     break_component(world, world.tokens(job)[0])
@@ -263,13 +263,13 @@ def start_by_hand(world: World, launcher: Launcher) -> int:
     job = world.submit(fixed(north=4, south=2), launcher=launcher)
     tokens = world.tokens(job)
     for name in world.sites:
-        world.obey(name)
+        world.run_commands(name)
     for token in tokens:
-        world.site_of(token).runners_report(token)
+        world.site_of(token).report_claimed(token)
     for _ in range(2):
         for name in world.sites:
             world.deliver(name)
-            world.obey(name)
+            world.run_commands(name)
     for name in world.sites:
         world.deliver(name)
     assert world.state(job) is JobState.RUNNING

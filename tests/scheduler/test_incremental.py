@@ -13,7 +13,7 @@ from koalapy.model.job import DEFAULT_LEASE, ClaimingMode, ComponentState, JobSt
 from koalapy.model.request import FixedRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, nonfixed
 from tests.scheduler.world import START_DELAY, World
 
@@ -79,7 +79,7 @@ def test_the_jct_series_of_the_paper() -> None:
     """JCT(n+1) = JCT(n) + L * (JST - JCT(n)), until it is within epsilon of the JST; then L is lowered."""
     world = world_of(incremental(event_driven=False, scan_interval=1000, claim_epsilon=0.05))
     job = world.submit(with_input(fixed(north=4, south=4)))
-    world.sites["south"].local_user(1)
+    world.sites["south"].add_local_user(1)
     world.advance(15.999)
     assert tries(world, job) == [12, 15, 15.75, 15.9375]
     assert world.job(job).claiming_tries == 4
@@ -96,12 +96,12 @@ def test_the_jct_series_of_the_paper() -> None:
 def test_components_that_can_start_hold_their_nodes_from_the_first_try_on() -> None:
     world = world_of(incremental(claim_epsilon=0.05))
     job = world.submit(with_input(fixed(north=4, south=4)))
-    user = world.sites["south"].local_user(1)
+    user = world.sites["south"].add_local_user(1)
     world.advance(14)
     assert world.state(job) is JobState.CLAIMING
     assert [c.state for c in world.job(job).attempt.gang] == [ComponentState.CLAIMED, ComponentState.PLACED]  # type: ignore[union-attr]
     assert world.queries.grid["north"].available == 0
-    world.sites["south"].local_user_leaves(user)
+    world.sites["south"].remove_local_user(user)
     world.advance(30)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.job(job).claiming_tries == 2
@@ -113,12 +113,12 @@ def test_atomic_is_t_of_one() -> None:
     for rules in (Rules(claim_epsilon=0.05), incremental(claim_threshold=1.0, claim_epsilon=0.05)):
         world = world_of(rules)
         job = world.submit(with_input(fixed(north=4, south=4)))
-        user = world.sites["south"].local_user(1)
+        user = world.sites["south"].add_local_user(1)
         world.advance(14)
         assert world.state(job) is JobState.PLACED
         assert world.commands(job) == []
         assert world.queries.grid["north"].available == 4, "others may have them"
-        world.sites["south"].local_user_leaves(user)
+        world.sites["south"].remove_local_user(user)
         world.advance(30)
         assert world.state(job) is JobState.SUCCEEDED
 
@@ -130,10 +130,10 @@ def test_a_fraction_below_t_starts_nothing() -> None:
         links={("files", name): Link(None, 100.0) for name in "abc"},
     )
     job = world.submit(with_input(fixed(a=1, b=1, c=1)))
-    users = [world.sites[name].local_user(1) for name in "bc"]
+    users = [world.sites[name].add_local_user(1) for name in "bc"]
     world.advance(14)
     assert world.commands(job) == [], "one of three is less than a half"
-    world.sites["b"].local_user_leaves(users[0])
+    world.sites["b"].remove_local_user(users[0])
     world.advance(1.5)
     assert len(world.commands(job)) == 2, "two of three are not"
 
@@ -142,7 +142,7 @@ def test_a_jobs_own_threshold_goes_before_the_rules() -> None:
     world = world_of(Rules(claim_epsilon=0.05))
     job = world.submit(with_input(fixed(north=4, south=4)), claim_threshold=0.5)
     other = world.submit(with_input(fixed(north=4)), claiming=ClaimingMode.ATOMIC)
-    world.sites["south"].local_user(1)
+    world.sites["south"].add_local_user(1)
     world.advance(14)
     assert world.state(job) is JobState.CLAIMING
     assert world.state(other) is JobState.PLACED
@@ -160,7 +160,7 @@ def test_a_component_without_room_is_re_placed() -> None:
     job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
     before = [c.cluster for c in world.job(job).attempt.gang]  # type: ignore[union-attr]
     assert before == ["north", "south"]
-    world.sites["south"].local_user(1)
+    world.sites["south"].add_local_user(1)
     world.advance(13)
     moved = world.job(job).attempt.gang[1]  # type: ignore[union-attr]
     assert (moved.cluster, moved.file_site, moved.transfer_time) == ("west", "files", 0.0016)
@@ -177,7 +177,7 @@ def test_no_re_placement_whose_file_would_come_too_late_and_none_of_a_fixed_comp
     for request in (nonfixed(4, 4), fixed(north=4, south=4)):
         world = World(grid, incremental(claim_epsilon=0.05), links=links)
         job = world.submit(with_input(request))
-        world.sites["south"].local_user(1)
+        world.sites["south"].add_local_user(1)
         world.advance(15.5)
         assert world.reasons(job, "re-placed") == []
         assert [c.cluster for c in world.job(job).attempt.gang] == ["north", "south"]  # type: ignore[union-attr]
@@ -192,11 +192,11 @@ def test_a_component_is_re_placed_while_its_runner_waits_in_the_lrm() -> None:
         world.deliver(name)
     job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
     assert world.job(job).attempt.start_estimate == 160  # type: ignore[union-attr]
-    world.sites["south"].local_user(1)  # nobody has told yet
-    world.take_over()
+    world.sites["south"].add_local_user(1)  # nobody has told yet
+    world.start_automation()
     world.now = 120.0
     world.step()
-    world.obey("south")
+    world.run_commands("south")
     world.deliver("south")
     world.advance(4)
     old = world.job(job).attempt.components[1]  # type: ignore[union-attr]
@@ -214,18 +214,18 @@ def test_a_component_is_re_placed_while_its_runner_waits_in_the_lrm() -> None:
 
 def test_l_is_lowered_to_its_bound_and_no_further() -> None:
     world = world_of(incremental(scan_interval=20))
-    user = world.sites["south"].local_user(0)
+    user = world.sites["south"].add_local_user(0)
     job = world.submit(with_input(fixed(north=4, south=4)))
     factors = []
     for _ in range(6):
-        blocker = world.sites["south"].local_user(4)
+        blocker = world.sites["south"].add_local_user(4)
         world.advance(16)
         factors.append(world.job(job).claim_factor)
         assert world.state(job) is JobState.QUEUED
-        world.sites["south"].local_user_leaves(blocker)
+        world.sites["south"].remove_local_user(blocker)
         world.settle()
         assert world.state(job) is JobState.PLACED
-    world.sites["south"].local_user_leaves(user)
+    world.sites["south"].remove_local_user(user)
     assert factors == [0.625, 0.5, 0.375, 0.25, 0.25, 0.25]
     done = world.job(job)
     assert done.attempt is not None
@@ -236,7 +236,7 @@ def test_l_is_lowered_to_its_bound_and_no_further() -> None:
 def test_a_job_that_may_be_claimed_for_only_so_often_fails() -> None:
     world = world_of(incremental())
     job = world.submit(with_input(fixed(north=4, south=4)), max_claiming_tries=2)
-    world.sites["south"].local_user(1)
+    world.sites["south"].add_local_user(1)
     world.advance(15.5)
     assert world.state(job) is JobState.FAILED
     assert world.job(job).reason == "not claimed in 2 tries: no room on south"
@@ -263,7 +263,7 @@ class Gone:
             case "drained":
                 world.step([ClusterDrained("south", "ops", "disks")])
             case "its resource manager hangs":
-                world.sites["south"].has_problem("slurmctld does not answer")
+                world.sites["south"].set_problem("slurmctld does not answer")
         world.settle()
 
     def returns(self, world: World) -> None:
@@ -271,7 +271,7 @@ class Gone:
             case "drained":
                 world.step([ClusterResumed("south")])
             case "its resource manager hangs":
-                world.sites["south"].has_problem("")
+                world.sites["south"].set_problem("")
             case _:
                 world.connect("south")
         world.settle()
@@ -320,11 +320,11 @@ def test_whom_a_cluster_was_away_for_has_all_its_tries_left(why: str, mode: Clai
     gone.returns(world)
     for number in range(1, overtaken + 1):
         assert world.state(job) is JobState.PLACED
-        user = world.sites["south"].local_user(1)
+        user = world.sites["south"].add_local_user(1)
         world.advance(16)
         assert world.job(job).claiming_tries == number
         assert world.state(job) is (JobState.QUEUED if number < overtaken else JobState.FAILED)
-        world.sites["south"].local_user_leaves(user)
+        world.sites["south"].remove_local_user(user)
         world.settle()
     assert world.job(job).reason == f"not claimed in {overtaken} tries: no room on south"
 
@@ -396,7 +396,7 @@ def test_jcts_rise_to_the_jst_and_never_pass_it(factor: float, transfer: int, ep
     )
     world = world_of(rules)
     job = world.submit(with_input(fixed(north=4, south=4), size=transfer * 100))
-    world.sites["south"].local_user(4)
+    world.sites["south"].add_local_user(4)
     world.advance(transfer + 1)
     times = tries(world, job)
     assert times[0] == pytest.approx(factor * transfer)
@@ -416,7 +416,7 @@ def test_one_component_at_a_time_is_re_placed_on_a_cluster_on_probation(trusted:
     world.step([ClusterDrained("west")])
     job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
     for name in names[:2]:
-        world.sites[name].local_user(4)
+        world.sites[name].add_local_user(4)
     world.step([ClusterResumed("west")])
     for name in names if not trusted else ("west",):
         cluster = world.queries.grid[name]
@@ -434,7 +434,7 @@ def test_re_placement_assumes_a_bandwidth_where_none_is_known() -> None:
         world.step([ClusterDrained("west")])
         job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
         world.step([ClusterResumed("west")])
-        world.sites["south"].local_user(1)
+        world.sites["south"].add_local_user(1)
         world.advance(12.05)
         moved = world.job(job).attempt.gang[1]  # type: ignore[union-attr]
         assert moved.cluster == site, "within the four seconds that are left"
@@ -446,7 +446,7 @@ def test_claims_are_given_up_when_the_next_try_would_not_be_later_than_this_one(
     """So late that a clock's number tells no two moments apart that are less than an eighth of a second apart."""
     world = World(GRID, incremental(claim_factor=0.01, claim_factor_min=0.01), links=LINKS, now=1e15)
     job = world.submit(with_input(fixed(north=4, south=4), size=10_000))
-    world.sites["south"].local_user(1)
+    world.sites["south"].add_local_user(1)
     world.advance(99)
     assert world.reasons(job, "requeued") == ["claim-failed: no room on south before its start time"]
     assert world.job(job).claiming_tries < 1000

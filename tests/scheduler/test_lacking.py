@@ -14,8 +14,8 @@ DATA = InputFile("data", 100, ("south",), target="data")
 
 
 def lacks_rsync(site: Site, *, lacks: bool = True) -> None:
-    site.lacks = frozenset({"rsync"} if lacks else ())
-    site.report(site.look())
+    site.missing_programs = frozenset({"rsync"} if lacks else ())
+    site.send_report(site.current_report())
 
 
 def grid(*cut_off: str) -> GridView:
@@ -44,9 +44,9 @@ def test_what_can_be_brought_where(cut_off: tuple[str, ...], to: str, answer: Tr
 def test_a_site_without_rsync_gets_no_job_whose_files_are_elsewhere(policy: str, kind: str) -> None:
     def submit(world: World, *files: InputFile) -> JobId:
         if kind == "flexible":
-            return world.submit(flexible(2, most=1), inputs=files, policy=policy, lasts=5)
+            return world.submit(flexible(2, most=1), inputs=files, policy=policy, run_time=5)
         request = NonFixedRequest((ComponentRequest(2, inputs=files),))
-        return world.submit(request, policy=policy, lasts=5)
+        return world.submit(request, policy=policy, run_time=5)
 
     world = World({"north": 8, "south": 2, "west": 4}, links={("south", "west"): Link(bandwidth=1e6)})
     lacks_rsync(world.sites["north"])
@@ -65,7 +65,7 @@ def test_who_waits_for_that_is_told_so_and_goes_on_when_it_is_mended() -> None:
     world = World({"north": 8, "south": 2})
     lacks_rsync(world.sites["north"])
     world.settle()
-    job = world.submit(flexible(4, most=1), inputs=(DATA,), lasts=5)
+    job = world.submit(flexible(4, most=1), inputs=(DATA,), run_time=5)
     world.advance(1)
     why = "north has no rsync, by which data would come"
     assert why in world.queries.waiting_reason(world.job(job))

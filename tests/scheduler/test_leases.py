@@ -9,7 +9,7 @@ from koalapy.model.job import NO_LEASE, WALLTIME_ALLOWANCE, JobId, JobState, Lau
 from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import ClusterDisconnected
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
@@ -19,7 +19,7 @@ LONG = 20_000.0
 def running(lease: float = 100.0, **spec: object) -> tuple[World, JobId]:
     """A job that runs on north, which has just gone out of reach."""
     world = World({"north": 2, "south": 2}, lease=lease)
-    job = world.submit(flexible(2), lasts=LONG, **spec)  # type: ignore[arg-type]
+    job = world.submit(flexible(2), run_time=LONG, **spec)  # type: ignore[arg-type]
     world.advance(1)
     assert world.state(job) is JobState.RUNNING
     world.disconnect("north")
@@ -59,7 +59,7 @@ def test_component_with_warning_is_lost_after_lease_and_grace_and_margin() -> No
 
 def test_lease_of_job_overrides_lease_of_cluster() -> None:
     world = World({"north": 2, "south": 2}, lease=100.0)
-    job = world.submit(flexible(2), lasts=LONG, lease=500.0)
+    job = world.submit(flexible(2), run_time=LONG, lease=500.0)
     world.advance(1)
     world.disconnect("north")
     world.advance(with_margin(500) - 1)
@@ -80,7 +80,7 @@ def test_job_without_lease_waits_until_its_cluster_is_back() -> None:
 def test_job_without_lease_is_tried_again_once_its_walltime_is_certainly_over() -> None:
     world, job = running(lease=NO_LEASE, walltime=3600)
     world.advance(1)
-    world.sites["north"].ends("1.1.0")  # as its runner does, whoever knows it
+    world.sites["north"].end_component("1.1.0")  # as its runner does, whoever knows it
     world.advance(with_margin(3600 + WALLTIME_ALLOWANCE) - 2)
     assert world.job(job).generation == 1
     world.advance(2)
@@ -126,12 +126,12 @@ def test_cluster_declared_lost_has_its_jobs_tried_again_at_once() -> None:
 def test_cluster_declared_lost_lets_go_of_jobs_that_are_ending() -> None:
     """A part on south has failed already, and the job waits for its part on north."""
     world = World({"north": 2, "south": 4}, lease=NO_LEASE)
-    job = world.submit(fixed(north=2, south=2), lasts=LONG)
+    job = world.submit(fixed(north=2, south=2), run_time=LONG)
     world.advance(1)
     world.disconnect("north")
     world.advance(10)
-    world.sites["south"].fails("1.1.1", "node lost")
-    world.sites["south"].ends("1.1.1")
+    world.sites["south"].fail_component("1.1.1", "node lost")
+    world.sites["south"].end_component("1.1.1")
     world.advance(10)
     assert world.job(job).ending is JobState.QUEUED
     world.declare_lost("north")
@@ -148,11 +148,11 @@ def test_cluster_in_reach_cannot_be_declared_lost() -> None:
 def test_superseded_claim_on_silent_cluster_holds_up_no_next_attempt() -> None:
     """Its barrier never opened, so that it cannot run the program."""
     world = World({"north": 2, "south": 2}, Rules(claim_grace=5), lease=NO_LEASE)
-    user = world.sites["north"].local_user(2)
+    user = world.sites["north"].add_local_user(2)
     world.queries.grid["north"]._idle = 2  # as was reported before
-    job = world.submit(flexible(2), lasts=LONG)
+    job = world.submit(flexible(2), run_time=LONG)
     world.advance(30)
-    world.sites["north"].local_user_leaves(user)
+    world.sites["north"].remove_local_user(user)
     assert world.state(job) is JobState.RUNNING
 
 
@@ -160,7 +160,7 @@ def test_agent_that_says_no_lease_is_waited_for() -> None:
     """One of an earlier version: its runners count no silence of the daemon's."""
     world = World({"north": 2, "south": 2}, lease=100.0)
     world.sites["north"].lease_of = lambda token: None
-    job = world.submit(flexible(2), lasts=LONG)
+    job = world.submit(flexible(2), run_time=LONG)
     world.advance(1)
     world.disconnect("north")
     world.advance(4000)
@@ -198,8 +198,8 @@ def test_attempts_never_overlap_whatever_becomes_of_links_agents_and_daemon(
     """The world's laws look at each step; its runners end what has no lease as late as they may."""
     warning = None if grace is None or (walltime or LONG) <= grace else StopWarning(WarningSignal.TERM, grace)
     world = World({"north": 2, "south": 2, "west": 2}, Rules(max_restarts=None, probation_pause=5.0), lease=lease)
-    wide = world.submit(flexible(4), lasts=600.0, launcher=launcher, warning=warning, walltime=walltime)
-    narrow = world.submit(flexible(1), lasts=600.0, launcher=launcher, warning=warning, walltime=walltime)
+    wide = world.submit(flexible(4), run_time=600.0, launcher=launcher, warning=warning, walltime=walltime)
+    narrow = world.submit(flexible(1), run_time=600.0, launcher=launcher, warning=warning, walltime=walltime)
     world.advance(1)
     for what, name, length in happenings:
         match what:
@@ -225,7 +225,7 @@ def test_attempts_never_overlap_whatever_becomes_of_links_agents_and_daemon(
 def _fall_silent(world: World, name: str, lag: float) -> None:
     """A cluster hears no more of the daemon, which notices that ``lag`` seconds later."""
     heard = world.now
-    world._goes_away(world.sites[name])
+    world._disconnect_site(world.sites[name])
     world._ready.discard(name)
     world.now += lag
     world.step([ClusterDisconnected(name, "no answer", heard)])

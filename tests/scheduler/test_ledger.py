@@ -30,7 +30,7 @@ class Watched(World):
     def take_in(self, effects: Effects) -> Effects:
         self.seen += [(job, repr(job)) for job in effects.jobs.values()]
         self.steps.append((*effects.timeline, *effects.commands, *effects.clusters))
-        return super().take_in(effects)
+        return super().apply_effects(effects)
 
 
 def history(world: World, seed: int) -> None:
@@ -48,7 +48,7 @@ def history(world: World, seed: int) -> None:
         )
         job = world.submit(
             request,
-            lasts=chance.choice((1.0, 5.0, 20.0)),
+            run_time=chance.choice((1.0, 5.0, 20.0)),
             code=chance.choice((0, 0, 0, 3)),
             priority=chance.choice(list(Priority)),
             launcher=chance.choice(list(Launcher)),
@@ -67,8 +67,8 @@ def history(world: World, seed: int) -> None:
                 world.connect("south")
             case 3:
                 north = world.sites["north"]
-                user = north.local_user(chance.randint(1, 3))
-                world.later(15.0, partial(north.local_user_leaves, user))
+                user = north.add_local_user(chance.randint(1, 3))
+                world.schedule(15.0, partial(north.remove_local_user, user))
         world.advance(chance.choice((0.0, 1.0, 8.0)))
     world.advance(2000)
 
@@ -93,7 +93,7 @@ def test_where_nobody_keeps_what_he_is_told_the_same_happens(seed: int) -> None:
 
 def test_who_asks_about_a_job_has_it_as_it_was_then() -> None:
     world = World(SIZES)
-    job = world.submit(flexible(4), lasts=10)
+    job = world.submit(flexible(4), run_time=10)
     world.advance(1)
     asked, whole = world.queries.job(job), world.queries.jobs()
     found = world.queries.find(world.tokens(job)[0])

@@ -66,7 +66,7 @@ def test_nodes_that_boot_are_no_overtaking_and_no_error(holding: bool) -> None:
         at(world, moment)
         assert world.state(1) is JobState.CLAIMING
         assert world.job(1).generation == 1
-        assert "claim-failed" not in world.story(1)
+        assert "claim-failed" not in world.timeline_events(1)
     assert world.queries.grid["north"].health.errors == 0
 
 

@@ -10,12 +10,12 @@ from koalapy.model.job import JobState
 from koalapy.model.placement import Refusal
 from koalapy.scheduler import grid
 from koalapy.scheduler.events import ClusterCleared, ClusterResumed, LinkMeasured, PeriodicScan, ReplicasChanged
-from tests.scheduler import anew, laws
+from tests.scheduler import invariants, recomputation
 from tests.scheduler.machine.base import LINKS
 from tests.scheduler.machine.nodes import Nodes
 from tests.scheduler.machine.operations import Operations
 from tests.scheduler.machine.users import Users
-from tests.scheduler.remains import grown, jobs_named, sizes
+from tests.scheduler.leftovers import grown, jobs_named, sizes
 
 MAX_TOUCHES = grid.MAX_TOUCHES
 MAY_GROW = (
@@ -46,7 +46,7 @@ class Grid(Users, Nodes, Operations):
         for cluster in self.world.queries.grid.clusters():
             site = self.world.sites[cluster.name]
             told = not site.stream and not site.inbox and site.connected and cluster.contact.connected
-            if told and site.look() == site.last_report and cluster.available:
+            if told and site.current_report() == site.last_report and cluster.available:
                 promised = sum(size for token, size in cluster.live.items() if token not in site.held)
                 assert cluster.available + promised <= site.idle
 
@@ -54,9 +54,9 @@ class Grid(Users, Nodes, Operations):
     def all_is_as_it_would_be_worked_out_anew(self) -> None:
         if not self.world.strict:
             return
-        anew.check_positions(self.world)
-        anew.check_views(self.world)
-        anew.check_owners(self.world)
+        recomputation.check_positions(self.world)
+        recomputation.check_views(self.world)
+        recomputation.check_owners(self.world)
 
     @invariant()
     def what_was_given_out_has_not_changed(self) -> None:
@@ -76,7 +76,7 @@ class Grid(Users, Nodes, Operations):
         """Once everybody is well, and those who use nodes of their own have left."""
         world = self.world
         world.strict = True
-        world.take_over()
+        world.start_automation()
         world.step([ReplicasChanged("file", ("north",))])
         world.step([LinkMeasured(one, other, link) for (one, other), link in LINKS.items()])
         self.mend()
@@ -85,14 +85,14 @@ class Grid(Users, Nodes, Operations):
             self.who_waits_has_a_reason()
         for name, users in self.users.items():
             for user in users:
-                world.sites[name].local_user_leaves(user)
+                world.sites[name].remove_local_user(user)
         self.mend()
         for _ in range(3):
             self.go_on_with_what_may()
             world.advance(100 + 40 * len(world.queries.jobs()))
         waiting = {job.id: (job.state, job.reason) for job in world.queries.jobs()}
         assert not waiting, "with everybody well and everything free, some still wait"
-        laws.check_quiet(world)
+        invariants.check_quiet(world)
         assert all(site.idle == site.total for site in world.sites.values())
         assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())
         self.nothing_is_kept()
@@ -111,18 +111,18 @@ class Grid(Users, Nodes, Operations):
         world = self.world
         for name, site in world.sites.items():
             site.mend()
-            site.repairs()
-            site.lets_go()
-            site.lacks_now()
-            site.has_problem("")
+            site.repair_nodes()
+            site.release_stuck_nodes()
+            site.set_missing_programs()
+            site.set_problem("")
             for token, runner in list(site.runners.items()):
                 if runner.error or runner.exit_code is not None:
-                    site.ends(token)
-                site.delivered(token)
-            site.delivers_long = False
+                    site.end_component(token)
+                site.finish_delivery(token)
+            site.delays_delivery = False
             if not site.connected:
                 world.connect(name)
-            site.refuses = lambda asked: ""
+            site.rejection_fault = lambda asked: ""
         world.settle()
         world.step([ClusterCleared(name) for name in world.sites])
         world.step([ClusterResumed(name) for name in world.sites])

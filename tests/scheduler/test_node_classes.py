@@ -180,14 +180,14 @@ class HalfFast(Site):
             return first if self._size(first) <= self.total // 2 - self.taken()["fast"] else None
         return first
 
-    def look(self) -> ClusterReport:
+    def current_report(self) -> ClusterReport:
         fast, taken = self.total // 2, self.taken()
         slow = self.total - fast
         classes = (
             NodeClassReport("slow", slow, slow - taken["slow"]),
             NodeClassReport("fast", fast, fast - taken["fast"]),
         )
-        return replace(super().look(), node_classes=classes)
+        return replace(super().current_report(), node_classes=classes)
 
 
 class ClassedWorld(World):
@@ -216,9 +216,9 @@ class ClassedWorld(World):
 def test_a_component_gets_nodes_of_the_class_that_it_was_placed_on() -> None:
     world = ClassedWorld({"north": 8})
     world.advance(1)
-    first = world.submit(flexible(3), policy="fast-nodes", lasts=50.0)
-    second = world.submit(flexible(3), policy="fast-nodes", lasts=50.0)
-    third = world.submit(flexible(4), lasts=5.0)
+    first = world.submit(flexible(3), policy="fast-nodes", run_time=50.0)
+    second = world.submit(flexible(3), policy="fast-nodes", run_time=50.0)
+    third = world.submit(flexible(4), run_time=5.0)
     world.advance(1)
     assert [world.state(job) for job in (first, second, third)] == [JobState.RUNNING, JobState.QUEUED, JobState.RUNNING]
     attempt = world.job(first).attempt
@@ -234,7 +234,7 @@ def test_a_component_gets_nodes_of_the_class_that_it_was_placed_on() -> None:
 def test_its_class_outlives_the_daemon() -> None:
     world = ClassedWorld({"north": 8})
     world.advance(1)
-    job = world.submit(flexible(3), policy="fast-nodes", lasts=50.0)
+    job = world.submit(flexible(3), policy="fast-nodes", run_time=50.0)
     world.restart()
     world.connect("north")
     world.advance(1)
@@ -265,7 +265,7 @@ def test_whatever_comes_the_classes_add_up_and_nobody_waits_in_vain(jobs: list[t
     world = ClassedWorld({"north": 8})
     idents = []
     for size, wants_fast, pause in jobs:
-        idents.append(world.submit(flexible(size), policy="fast-nodes" if wants_fast else "", lasts=10.0))
+        idents.append(world.submit(flexible(size), policy="fast-nodes" if wants_fast else "", run_time=10.0))
         world.advance(pause)
         cluster = world.queries.grid["north"]
         assert sum(seen(cluster).values()) == cluster.available

@@ -93,10 +93,10 @@ def test_the_daemon_s_own_jobs_have_no_limits() -> None:
 
 def test_who_has_as_much_as_may_be_waits_while_others_are_placed_and_is_told_why() -> None:
     grid = world(UserLimits(nodes=4))
-    first = grid.submit(flexible(3), owner="alice", lasts=10)
-    second = grid.submit(flexible(2), owner="alice", lasts=10)
-    third = grid.submit(flexible(1), owner="alice", lasts=10)
-    other = grid.submit(flexible(2), owner="bob", lasts=10)
+    first = grid.submit(flexible(3), owner="alice", run_time=10)
+    second = grid.submit(flexible(2), owner="alice", run_time=10)
+    third = grid.submit(flexible(1), owner="alice", run_time=10)
+    other = grid.submit(flexible(2), owner="bob", run_time=10)
     assert [grid.state(job) is JobState.QUEUED for job in (first, second, third, other)] == [False, True, False, False]
     said = f"the limit nodes of alice is 4: 4 are in use and 2 more asked for; {CONTACT}"
     assert grid.queries.waiting_reason(grid.job(second)) == said
@@ -132,19 +132,19 @@ def test_whom_a_limit_keeps_waiting_is_in_nobody_s_way(mode: QueueMode) -> None:
 def test_no_nodes_are_kept_for_a_job_that_may_not_have_them() -> None:
     rules = Rules(aging_tries=2)
     grid = World({"north": 8}, rules, limits=limits(users={"alice": UserLimits(nodes=8)}))
-    grid.submit(fixed(north=2), owner="alice", lasts=1000)
-    grid.submit(fixed(north=8), owner="alice", lasts=10)
+    grid.submit(fixed(north=2), owner="alice", run_time=1000)
+    grid.submit(fixed(north=8), owner="alice", run_time=10)
     for _ in range(4):
         grid.step([PeriodicScan()])
     assert grid.queries.reservation is None
-    later = grid.submit(fixed(north=6), owner="bob", lasts=10)
+    later = grid.submit(fixed(north=6), owner="bob", run_time=10)
     assert grid.state(later) is not JobState.QUEUED
 
 
 def test_members_of_a_group_share_its_limit_and_have_their_own_beside() -> None:
     grid = world(users={"carl": UserLimits(nodes=3)}, groups={"physics": UserLimits(nodes=5)})
-    first = grid.submit(flexible(3), owner="carl", lasts=10)
-    second = grid.submit(flexible(3), owner="dora", lasts=10)
+    first = grid.submit(flexible(3), owner="carl", run_time=10)
+    second = grid.submit(flexible(3), owner="dora", run_time=10)
     assert grid.state(first) is not JobState.QUEUED
     assert "nodes of the group physics is 5: 3 are in use" in grid.queries.waiting_reason(grid.job(second))
     with pytest.raises(NeverAllowed, match="of carl"):
@@ -156,9 +156,9 @@ def test_members_of_a_group_share_its_limit_and_have_their_own_beside() -> None:
 
 def test_node_hours_count_for_a_day_those_that_were_used_and_those_that_may_still_be() -> None:
     grid = world(UserLimits(node_hours_per_day=8))
-    first = grid.submit(flexible(4), owner="alice", walltime=3600, lasts=1800)
-    second = grid.submit(flexible(4), owner="alice", walltime=3600, lasts=3600)
-    third = grid.submit(flexible(4), owner="alice", walltime=3600, lasts=10)
+    first = grid.submit(flexible(4), owner="alice", walltime=3600, run_time=1800)
+    second = grid.submit(flexible(4), owner="alice", walltime=3600, run_time=3600)
+    third = grid.submit(flexible(4), owner="alice", walltime=3600, run_time=10)
     assert [grid.state(job) is JobState.QUEUED for job in (first, second, third)] == [False, False, True]
     grid.advance(1900)
     assert grid.state(first) is JobState.SUCCEEDED
@@ -172,8 +172,8 @@ def test_node_hours_count_for_a_day_those_that_were_used_and_those_that_may_stil
 
 def test_what_was_used_a_day_ago_is_given_back_with_the_first_step_and_without_a_scan() -> None:
     grid = world(UserLimits(node_hours_per_day=4))
-    grid.submit(flexible(4), owner="alice", walltime=3600, lasts=3600)
-    waiting = grid.submit(flexible(4), owner="alice", walltime=3600, lasts=10)
+    grid.submit(flexible(4), owner="alice", walltime=3600, run_time=3600)
+    waiting = grid.submit(flexible(4), owner="alice", walltime=3600, run_time=10)
     grid.advance(3700)
     assert grid.state(waiting) is JobState.QUEUED
     grid.now += DAY + 3600
@@ -227,7 +227,7 @@ def act(grid: World, action: tuple[object, ...]) -> None:
     match action:
         case ("submit", str(owner), int(size), Priority() as priority):
             try:
-                grid.submit(flexible(size), owner=owner, priority=priority, walltime=50, lasts=30)
+                grid.submit(flexible(size), owner=owner, priority=priority, walltime=50, run_time=30)
             except (LimitReached, NeverAllowed):
                 return
         case ("cancel", int(number)) if jobs:
@@ -285,11 +285,11 @@ def test_nobody_ever_has_more_and_everybody_gets_what_he_may(
 def test_who_stood_behind_one_that_its_owner_may_not_have_any_more_is_tried_at_once(mode: QueueMode) -> None:
     """Its owner has too much for it by another job, of high priority."""
     here = World({"north": 4, "south": 3}, Rules(queue=mode), limits=limits(UserLimits(nodes=4)))
-    here.submit(fixed(north=2), owner="zoe", lasts=1000)
-    here.submit(fixed(south=2), owner="carl", lasts=5)
+    here.submit(fixed(north=2), owner="zoe", run_time=1000)
+    here.submit(fixed(south=2), owner="carl", run_time=5)
     here.submit(fixed(north=4), owner="anna")
     behind = here.submit(fixed(south=2), owner="bert")
     here.advance(10)
     assert (here.state(behind), here.queries.grid["south"].available) == (JobState.QUEUED, 3)
-    here.submit(fixed(south=1), owner="anna", priority=Priority.HIGH, lasts=1000)
+    here.submit(fixed(south=1), owner="anna", priority=Priority.HIGH, run_time=1000)
     assert here.state(behind) is JobState.CLAIMING

@@ -392,9 +392,9 @@ def test_a_policy_of_another_that_explains_nothing_or_nonsense() -> None:
 
 def test_a_cluster_whose_resource_manager_cannot_be_asked_is_not_placed_on_until_it_can() -> None:
     world = World({"north": 4, "south": 4})
-    running = world.submit(fixed(north=1), lasts=1000)
+    running = world.submit(fixed(north=1), run_time=1000)
     world.advance(1)
-    seen = world.sites["north"].look()
+    seen = world.sites["north"].current_report()
     away = Reported("north", ClusterReport(seen.total, seen.idle, 0, 0, seen.holding, "squeue did not answer"))
     effects = world.step([away])
     cluster = world.queries.grid["north"]

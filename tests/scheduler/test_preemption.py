@@ -10,7 +10,7 @@ from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, StopWarning, WarningSignal
 from koalapy.scheduler.claims.preemption import Preemption
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -26,7 +26,7 @@ def running(world: World, *requests: Any, **spec: Any) -> list[int]:
     """Jobs that run for long, each begun a second after the other."""
     jobs = []
     for request in requests:
-        jobs.append(world.submit(request, lasts=spec.get("lasts", 500.0)))
+        jobs.append(world.submit(request, run_time=spec.get("run_time", 500.0)))
         world.advance(1)
     assert all(world.state(job) is JobState.RUNNING for job in jobs)
     return jobs
@@ -81,9 +81,9 @@ def test_nothing_is_preempted_where_another_cluster_has_room() -> None:
 def test_neither_high_ones_nor_local_users_are_preempted(occupant: Priority | None) -> None:
     world = World({"north": 4})
     if occupant:
-        world.submit(fixed(north=4), priority=occupant, lasts=50)
+        world.submit(fixed(north=4), priority=occupant, run_time=50)
     else:
-        world.sites["north"].local_user(4)
+        world.sites["north"].add_local_user(4)
         world.settle()
     high = world.submit(fixed(north=2), priority=HIGH)
     world.advance(5)
@@ -95,7 +95,7 @@ def test_nothing_is_preempted_in_vain() -> None:
     """Of two components one could have its nodes, the other never."""
     world = World({"north": 4, "south": 4})
     running(world, fixed(north=4))
-    world.sites["south"].local_user(1)
+    world.sites["south"].add_local_user(1)
     world.settle()
     high = world.submit(fixed(north=4, south=4), priority=HIGH)
     world.advance(5)
@@ -112,8 +112,8 @@ def test_low_jobs_preempt_nobody() -> None:
 
 def test_without_preemption_a_high_job_waits() -> None:
     world = World({"north": 4}, Rules(preemption="never"))
-    (low,) = running(world, fixed(north=4), lasts=20)
-    high = world.submit(fixed(north=4), priority=HIGH, lasts=100)
+    (low,) = running(world, fixed(north=4), run_time=20)
+    high = world.submit(fixed(north=4), priority=HIGH, run_time=100)
     world.advance(5)
     assert (world.state(low), world.state(high)) == (JobState.RUNNING, JobState.QUEUED)
     world.advance(30)
@@ -140,16 +140,16 @@ def test_at_the_same_moment_as_well() -> None:
     world = World({"north": 4}, manual=True)
     world.deliver("north")
     running_job = world.submit(fixed(north=4))
-    world.obey("north")
-    world.sites["north"].runners_report("1.1.0")
+    world.run_commands("north")
+    world.sites["north"].report_claimed("1.1.0")
     world.deliver("north")
-    world.obey("north")
+    world.run_commands("north")
     world.deliver("north")
     assert world.state(running_job) is JobState.RUNNING
     high = [world.submit(fixed(north=2), priority=HIGH) for _ in range(2)]
     assert preempted(world) == [running_job]
     assert [world.state(job) for job in high] == [JobState.CLAIMING] * 2
-    world.take_over()
+    world.start_automation()
     world.advance(2)
     assert [world.state(job) for job in high] == [JobState.RUNNING] * 2
 
@@ -158,23 +158,23 @@ def test_the_grace_of_a_claim_begins_when_the_preempted_are_gone() -> None:
     world = World({"north": 4}, Rules(claim_grace=5), manual=True)
     world.deliver("north")
     low = world.submit(fixed(north=4))
-    world.obey("north")
-    world.sites["north"].runners_report("1.1.0")
+    world.run_commands("north")
+    world.sites["north"].report_claimed("1.1.0")
     world.deliver("north")
-    world.obey("north")
+    world.run_commands("north")
     world.deliver("north")
     high = world.submit(fixed(north=4), priority=HIGH)
     site = world.sites["north"]
     stop = next(entry for entry in site.inbox if type(entry[1]).__name__ == "StopComponent")
     site.inbox.remove(stop)
-    world.obey("north")
+    world.run_commands("north")
     world.deliver("north")
     for world.now in (6.0, 12.0, 18.0):
         world.step()
     assert world.state(high) is JobState.CLAIMING, "it waits for job 1, which takes its time"
     assert world.job(high).attempt.components[0].state is ComponentState.WAITING  # type: ignore[union-attr]
     site.inbox.append(stop)
-    world.take_over()
+    world.start_automation()
     world.advance(2)
     assert world.state(high) is JobState.RUNNING
     assert world.state(low) is JobState.QUEUED
@@ -189,8 +189,8 @@ def test_a_component_that_cannot_start_does_not_keep_another_from_preempting() -
     both = FixedRequest((ComponentRequest(4, "north"), ComponentRequest(4, "north")))
     high = world.submit(with_input(both), priority=HIGH)
     assert world.state(high) is JobState.PLACED
-    low = world.submit(fixed(north=4), lasts=100)
-    world.sites["north"].local_user(3)
+    low = world.submit(fixed(north=4), run_time=100)
+    world.sites["north"].add_local_user(3)
     world.advance(13)
     assert preempted(world) == [low]
     assert world.state(high) is JobState.CLAIMING
@@ -199,13 +199,13 @@ def test_a_component_that_cannot_start_does_not_keep_another_from_preempting() -
 def test_a_preempting_job_that_is_cancelled_in_between() -> None:
     world = World({"north": 4}, manual=True)
     world.deliver("north")
-    low = world.submit(fixed(north=4), lasts=5)
-    world.take_over()
+    low = world.submit(fixed(north=4), run_time=5)
+    world.start_automation()
     world.advance(1)
     world.manual = True
     high = world.submit(fixed(north=4), priority=HIGH)
     world.cancel(high)
-    world.take_over()
+    world.start_automation()
     world.advance(30)
     assert (world.state(high), world.state(low)) == (JobState.CANCELLED, JobState.SUCCEEDED)
     assert world.job(low).generation == 2
@@ -216,16 +216,16 @@ def test_a_preempted_job_whose_program_ends_at_that_moment_is_run_again() -> Non
     """Whether the program came to its end or obeyed a signal cannot be told: it is run again."""
     world = World({"north": 4}, manual=True)
     world.deliver("north")
-    low = world.submit(fixed(north=4), lasts=5)
-    world.take_over()
+    low = world.submit(fixed(north=4), run_time=5)
+    world.start_automation()
     world.advance(1)
     high = world.scheduler  # the program exits on its node before the daemon's order arrives
-    world.sites["north"].program_exits("1.1.0", 0)
-    world.sites["north"].ends("1.1.0")
+    world.sites["north"].exit_program("1.1.0", 0)
+    world.sites["north"].end_component("1.1.0")
     ident = len(world.jobs) + 1
     assert ident == 2
     assert high is world.scheduler
-    submitted = world.submit(fixed(north=4), priority=HIGH, lasts=5)
+    submitted = world.submit(fixed(north=4), priority=HIGH, run_time=5)
     assert preempted(world) == [low]
     world.advance(60)
     assert [world.state(job) for job in (low, submitted)] == [JobState.SUCCEEDED] * 2
@@ -241,7 +241,7 @@ def test_while_claiming_a_component_whose_nodes_were_taken_preempts() -> None:
     world = World(GRID, rules, links=LINKS)
     high = world.submit(with_input(fixed(north=4)), priority=HIGH)
     assert world.state(high) is JobState.PLACED
-    low = world.submit(fixed(north=4), lasts=100)
+    low = world.submit(fixed(north=4), run_time=100)
     world.advance(5)
     assert world.state(low) is JobState.RUNNING
     world.advance(12)
@@ -256,7 +256,7 @@ def test_a_component_is_rather_re_placed_than_anybody_preempted() -> None:
     world = World(GRID, rules, links=LINKS | {("files", "south"): LINKS["files", "north"].__class__(None, 1e6)})
     high = world.submit(with_input(nonfixed(4)), priority=HIGH, policy="worst-fit")
     assert world.job(high).attempt.gang[0].cluster == "north"  # type: ignore[union-attr]
-    world.submit(fixed(north=4), lasts=100)
+    world.submit(fixed(north=4), run_time=100)
     world.advance(17)
     assert world.state(high) is JobState.RUNNING
     assert preempted(world) == []
@@ -268,7 +268,7 @@ def test_victims_suffice_are_all_needed_and_are_the_youngest_that_do(lows: list[
     total = sum(lows) + idle
     world = World({"north": total}, Rules(preemption_order="jst"))
     for size in lows:
-        world.submit(flexible(size), lasts=500)
+        world.submit(flexible(size), run_time=500)
         world.advance(1)
     chooser = Preemption(world.scheduler._state)
     room = chooser.plan_preemption({"north": wanted}, world.now)
@@ -287,8 +287,8 @@ def test_victims_suffice_are_all_needed_and_are_the_youngest_that_do(lows: list[
 
 def test_a_job_that_was_placed_after_a_long_wait_is_not_preempted() -> None:
     world = World({"north": 4}, Rules(low_patience=60))
-    first = world.submit(fixed(north=4), lasts=60)
-    second = world.submit(fixed(north=4), lasts=500)
+    first = world.submit(fixed(north=4), run_time=60)
+    second = world.submit(fixed(north=4), run_time=500)
     world.advance(61)
     assert (world.state(first), world.state(second)) == (JobState.SUCCEEDED, JobState.RUNNING)
     high = world.submit(fixed(north=4), priority=HIGH)
@@ -306,17 +306,17 @@ def test_a_job_whose_program_is_done_is_not_preempted() -> None:
     world = World({"north": 4}, manual=True)
     world.deliver("north")
     low = world.submit(fixed(north=4))
-    world.obey("north")
-    world.sites["north"].runners_report("1.1.0")
+    world.run_commands("north")
+    world.sites["north"].report_claimed("1.1.0")
     for _ in range(2):
         world.deliver("north")
-        world.obey("north")
-    world.sites["north"].program_exits("1.1.0", 0)
+        world.run_commands("north")
+    world.sites["north"].exit_program("1.1.0", 0)
     world.deliver("north")
     assert world.job(low).ending is JobState.SUCCEEDED
     world.submit(fixed(north=4), priority=HIGH)
     assert preempted(world) == []
-    world.take_over()
+    world.start_automation()
     world.advance(5)
     assert world.state(low) is JobState.SUCCEEDED
 
@@ -326,9 +326,9 @@ def test_a_job_whose_program_is_done_is_not_preempted() -> None:
 
 def test_an_old_small_job_is_lost_rather_than_a_young_large_one() -> None:
     world = World({"north": 9})
-    small = world.submit(fixed(north=1), lasts=500)
+    small = world.submit(fixed(north=1), run_time=500)
     world.advance(20)
-    large = world.submit(fixed(north=8), lasts=500)
+    large = world.submit(fixed(north=8), run_time=500)
     world.advance(4)
     high = world.submit(fixed(north=1), priority=HIGH)
     world.advance(1)
@@ -343,7 +343,7 @@ def test_with_jst_the_youngest_goes_all_the_same() -> None:
     world = World({"north": 9}, Rules(preemption_order="jst"))
     running(world, fixed(north=1))
     world.advance(20)
-    large = world.submit(fixed(north=8), lasts=500)
+    large = world.submit(fixed(north=8), run_time=500)
     world.advance(4)
     high = world.submit(fixed(north=1), priority=HIGH)
     assert preempted(world) == [large]
@@ -382,16 +382,16 @@ def test_who_has_not_begun_loses_nothing() -> None:
 # Who is about to end
 
 
-def nearly_over(lasts: float) -> tuple[World, int]:
+def nearly_over(run_time: float) -> tuple[World, int]:
     """A job that has all nodes, and reaches its walltime of 100 s in 2 s; its program lasts so long."""
     world = World({"north": 4})
-    low = world.submit(fixed(north=4), lasts=lasts, walltime=100)
+    low = world.submit(fixed(north=4), run_time=run_time, walltime=100)
     world.advance(98.125)
     return world, low
 
 
 def test_who_is_about_to_end_is_not_preempted() -> None:
-    world, low = nearly_over(lasts=99.5)
+    world, low = nearly_over(run_time=99.5)
     high = world.submit(fixed(north=4), priority=HIGH)
     assert world.state(high) is JobState.CLAIMING
     assert world.reasons(high, "awaits") == [f"job {low}, about to end: no job is preempted for those nodes"]
@@ -404,9 +404,9 @@ def test_who_is_about_to_end_is_not_preempted() -> None:
 def test_what_its_application_took_before_keeps_nobody_from_being_preempted() -> None:
     world = World({"north": 4})
     for _ in range(5):
-        world.submit(fixed(north=4), lasts=100)
+        world.submit(fixed(north=4), run_time=100)
         world.advance(110)
-    low = world.submit(fixed(north=4), lasts=100)
+    low = world.submit(fixed(north=4), run_time=100)
     world.advance(98)
     high = world.submit(fixed(north=4), priority=HIGH)
     assert (preempted(world), world.reasons(high, "awaits")) == ([low], [])
@@ -414,14 +414,14 @@ def test_what_its_application_took_before_keeps_nobody_from_being_preempted() ->
 
 def test_where_claims_wait_only_shortly_nobody_is_awaited_for_long() -> None:
     world = World({"north": 4}, Rules(claim_grace=1))
-    low = world.submit(fixed(north=4), lasts=99.5, walltime=100)
+    low = world.submit(fixed(north=4), run_time=99.5, walltime=100)
     world.advance(98.125)
     world.submit(fixed(north=4), priority=HIGH)
     assert preempted(world) == [low]
 
 
 def test_nor_is_anybody_else_for_a_second_job_that_counts_on_the_same_nodes() -> None:
-    world, low = nearly_over(lasts=99.5)
+    world, low = nearly_over(run_time=99.5)
     high = [world.submit(fixed(north=2), priority=HIGH) for _ in range(2)]
     third = world.submit(fixed(north=2), priority=HIGH)
     assert [world.state(job) for job in (*high, third)] == [JobState.CLAIMING] * 2 + [JobState.QUEUED]
@@ -430,7 +430,7 @@ def test_nor_is_anybody_else_for_a_second_job_that_counts_on_the_same_nodes() ->
 
 
 def test_who_reaches_its_walltime_meanwhile_makes_room_by_that() -> None:
-    world, low = nearly_over(lasts=500)
+    world, low = nearly_over(run_time=500)
     high = world.submit(fixed(north=4), priority=HIGH)
     world.advance(4)
     assert (world.state(low), world.state(high), preempted(world)) == (JobState.FAILED, JobState.RUNNING, [])
@@ -438,8 +438,8 @@ def test_who_reaches_its_walltime_meanwhile_makes_room_by_that() -> None:
 
 def test_a_warning_makes_it_longer_to_stop_a_job_and_so_longer_to_wait_for_its_end() -> None:
     world = World({"north": 8})
-    warned = world.submit(fixed(north=4), lasts=500, walltime=100, warning=StopWarning(WarningSignal.TERM, 60))
-    plain = world.submit(fixed(north=4), lasts=500, walltime=100)
+    warned = world.submit(fixed(north=4), run_time=500, walltime=100, warning=StopWarning(WarningSignal.TERM, 60))
+    plain = world.submit(fixed(north=4), run_time=500, walltime=100)
     world.advance(80)
     high = world.submit(fixed(north=4), priority=HIGH)
     assert world.reasons(high, "awaits")[0].startswith(f"job {warned}, about to end")
@@ -450,7 +450,7 @@ def test_a_warning_makes_it_longer_to_stop_a_job_and_so_longer_to_wait_for_its_e
 
 def late(world: World) -> int:
     """A job whose program has ended, as was told, while its output and so its nodes are late."""
-    low = world.submit(fixed(north=4), lasts=500)
+    low = world.submit(fixed(north=4), run_time=500)
     world.advance(10)
     world.queries.grid["north"].over.add(world.tokens(low)[0])
     return low

@@ -7,7 +7,7 @@ from koalapy.model.job import JobState
 from koalapy.model.request import ComponentRequest, FixedRequest, Request
 from koalapy.scheduler.events import ClusterCleared, ClusterDrained, ClusterResumed
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.test_failures import break_component
 from tests.scheduler.world import World
@@ -20,7 +20,7 @@ RULES = Rules(
 def given_up(rules: Rules = RULES, north: int = 4) -> World:
     """North failed as often as it may."""
     world = World({"north": north, "south": 4}, rules)
-    job = world.submit(fixed(north=1), lasts=1000)
+    job = world.submit(fixed(north=1), run_time=1000)
     while world.queries.grid["north"].state is ClusterState.USABLE:
         world.advance(1)
         break_component(world, world.tokens(job)[0])
@@ -44,7 +44,7 @@ def test_it_is_tried_again_after_a_pause_and_used_again_after_a_start_that_went_
 
 def test_one_component_at_a_time() -> None:
     world = given_up()
-    others = [world.submit(fixed(north=1), lasts=50) for _ in range(3)]
+    others = [world.submit(fixed(north=1), run_time=50) for _ in range(3)]
     world.now += 61
     world.step()
     trying = [job for job in (1, *others) if world.state(job) is JobState.CLAIMING]
@@ -61,7 +61,7 @@ def test_one_component_at_a_time() -> None:
 def test_no_job_brings_two_components_at_once() -> None:
     world = given_up()
     world.cancel(1)
-    world.sites["south"].local_user(2)
+    world.sites["south"].add_local_user(2)
     world.settle()
     world.advance(61)
     assert state(world) is ClusterState.PROBATION
@@ -82,7 +82,7 @@ def test_who_can_come_with_two_components_only_brings_them_as_one_trial(request_
     world = given_up()
     world.cancel(1)
     world.settle()
-    job = world.submit(request_, lasts=10)
+    job = world.submit(request_, run_time=10)
     world.advance(100)
     assert world.state(job) is JobState.SUCCEEDED
     assert state(world) is ClusterState.USABLE
@@ -92,12 +92,12 @@ def test_wide_jobs_do_not_wait_for_ever_when_no_cluster_is_trusted() -> None:
     """Two clusters on probation, and jobs of three components: one job at a time brings all of its own."""
     world = World({"north": 4, "south": 4}, RULES)
     for name in ("north", "south"):
-        broken = world.submit(fixed(**{name: 1}), lasts=1000)
+        broken = world.submit(fixed(**{name: 1}), run_time=1000)
         while world.queries.grid[name].state is ClusterState.USABLE:
             world.advance(1)
             break_component(world, world.tokens(broken)[0])
         world.cancel(broken)
-    wide = [world.submit(nonfixed(2, 1, 1), lasts=50) for _ in range(2)]
+    wide = [world.submit(nonfixed(2, 1, 1), run_time=50) for _ in range(2)]
     world.advance(200)
     assert all(world.state(job) is JobState.SUCCEEDED for job in wide)
     assert {cluster.state for cluster in world.queries.grid.clusters()} <= {ClusterState.USABLE, ClusterState.PROBATION}
@@ -152,7 +152,7 @@ def test_a_daemon_that_dies_does_not_forget() -> None:
 
 def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     world = World({"north": 4, "south": 4})
-    running = world.submit(fixed(north=2), lasts=50)
+    running = world.submit(fixed(north=2), run_time=50)
     world.advance(1)
     world.step([ClusterDrained("north", "ops", "new disks")])
     cluster = world.queries.grid["north"]
@@ -181,7 +181,7 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
 
 def test_exit_codes_after_which_a_job_is_tried_again() -> None:
     world = World({"north": 4}, Rules(restart_pause=0))
-    job = world.submit(fixed(north=1), code=75, retry_on_exit=(75,), max_restarts=2, lasts=5)
+    job = world.submit(fixed(north=1), code=75, retry_on_exit=(75,), max_restarts=2, run_time=5)
     world.advance(60)
     done = world.job(job)
     assert (done.state, done.restarts, done.exit_code) == (JobState.FAILED, 2, 75)
@@ -190,14 +190,14 @@ def test_exit_codes_after_which_a_job_is_tried_again() -> None:
         "the program exited with 75 (restart 2 of 2)",
     ]
     assert world.queries.grid["north"].health.errors == 0
-    other = world.submit(fixed(north=1), code=3, retry_on_exit=(75,), lasts=5)
+    other = world.submit(fixed(north=1), code=3, retry_on_exit=(75,), run_time=5)
     world.advance(60)
     assert (world.job(other).restarts, world.state(other)) == (0, JobState.FAILED)
 
 
 def test_a_clock_that_goes_back_changes_nothing() -> None:
     world = World({"north": 4}, now=1000.0)
-    job = world.submit(fixed(north=4), lasts=10)
+    job = world.submit(fixed(north=4), run_time=10)
     world.advance(5)
     world.now -= 900
     effects = world.scheduler.step([], world.now)
@@ -218,7 +218,7 @@ def test_a_trial_of_before_keeps_no_later_one_out(cleared: str) -> None:
         world.step([ClusterCleared("north")])
     world.advance(1)
     assert (world.state(1), state(world)) == (JobState.RUNNING, ClusterState.USABLE)
-    other = world.submit(fixed(north=1), lasts=50)
+    other = world.submit(fixed(north=1), run_time=50)
     while state(world) is ClusterState.USABLE:
         world.advance(1)
         break_component(world, world.tokens(other)[0])
@@ -233,11 +233,11 @@ def test_a_failed_trial_that_does_not_end_keeps_the_next_one_out_for_its_pause_o
     world.step()
     world.settle()
     token = world.tokens(1)[0]
-    world.sites["north"].stuck.add(token)
-    world.sites["north"].fails(token, "node lost")
+    world.sites["north"].stuck_components.add(token)
+    world.sites["north"].fail_component(token, "node lost")
     world.settle()
     assert state(world) is ClusterState.UNUSABLE
-    other = world.submit(fixed(north=1), lasts=50)
+    other = world.submit(fixed(north=1), run_time=50)
     world.advance(125)
     assert world.state(other) is JobState.RUNNING
     assert state(world) is ClusterState.USABLE

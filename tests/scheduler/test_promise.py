@@ -62,7 +62,7 @@ LONGEST = 30.0
 def stream_of_high_jobs(world: World, seconds: float, sizes: Sequence[int] = (1,)) -> None:
     """More than there are nodes for, and always some that wait."""
     for number in range(int(seconds)):
-        world.submit(flexible(sizes[number % len(sizes)]), priority=Priority.HIGH, lasts=LONGEST)
+        world.submit(flexible(sizes[number % len(sizes)]), priority=Priority.HIGH, run_time=LONGEST)
         world.advance(1)
 
 
@@ -80,7 +80,7 @@ def test_under_an_endless_stream_of_high_jobs_a_low_one_starts_if_it_was_promise
     """Once it has waited that long: after the next periodic scan, and when those have ended who run on its nodes."""
     world = World({"north": 4, "south": 2}, Rules(preemption=preemption, low_patience=patience, **PROMISE))
     stream_of_high_jobs(world, 10)
-    low = world.submit(fixed(north=4, south=2), lasts=20)
+    low = world.submit(fixed(north=4, south=2), run_time=20)
     stream_of_high_jobs(world, 200)
     if patience is None:
         assert world.state(low) is JobState.QUEUED, "nobody is protected else"
@@ -91,10 +91,10 @@ def test_under_an_endless_stream_of_high_jobs_a_low_one_starts_if_it_was_promise
 
 def test_also_those_that_are_not_aged_jobs_are_promised_their_turn() -> None:
     world = World({"north": 4}, Rules(aging=False, low_patience=60.0, scan_interval=10.0))
-    low = world.submit(fixed(north=4), lasts=20)
+    low = world.submit(fixed(north=4), run_time=20)
     world.cancel(low)
     stream_of_high_jobs(world, 10)
-    low = world.submit(fixed(north=4), lasts=20)
+    low = world.submit(fixed(north=4), run_time=20)
     stream_of_high_jobs(world, 150)
     assert world.state(low) is JobState.SUCCEEDED
 
@@ -102,10 +102,10 @@ def test_also_those_that_are_not_aged_jobs_are_promised_their_turn() -> None:
 def test_nobody_makes_room_on_nodes_that_are_kept_for_another() -> None:
     """Those of low priority that run there come to their end, and the one that was promised them follows."""
     world = World({"north": 4}, Rules(low_patience=60.0, **PROMISE))
-    running = [world.submit(flexible(2), lasts=100) for _ in range(2)]
-    promised = world.submit(fixed(north=4), lasts=20)
+    running = [world.submit(flexible(2), run_time=100) for _ in range(2)]
+    promised = world.submit(fixed(north=4), run_time=20)
     world.advance(75)
-    high = world.submit(flexible(2), priority=Priority.HIGH, lasts=1000)
+    high = world.submit(flexible(2), priority=Priority.HIGH, run_time=1000)
     assert world.state(high) is JobState.QUEUED
     world.advance(60)
     assert [world.job(job).generation for job in running] == [1, 1]
@@ -114,29 +114,29 @@ def test_nobody_makes_room_on_nodes_that_are_kept_for_another() -> None:
 
 def test_only_as_much_room_is_made_as_is_left_beside_them() -> None:
     world = World({"north": 6}, Rules(low_patience=60.0, **PROMISE))
-    running = [world.submit(flexible(2), lasts=100) for _ in range(3)]
-    promised = world.submit(fixed(north=4), lasts=20)
+    running = [world.submit(flexible(2), run_time=100) for _ in range(3)]
+    promised = world.submit(fixed(north=4), run_time=20)
     world.advance(75)
-    highs = [world.submit(flexible(2), priority=Priority.HIGH, lasts=200) for _ in range(2)]
+    highs = [world.submit(flexible(2), priority=Priority.HIGH, run_time=200) for _ in range(2)]
     world.advance(1)
     assert [world.state(job) for job in highs] == [JobState.RUNNING, JobState.QUEUED]
     assert sorted(world.job(job).generation for job in running) == [1, 1, 1]
-    assert sum("preempted" in world.story(job) for job in running) == 1
+    assert sum("preempted" in world.timeline_events(job) for job in running) == 1
     world.advance(30)
     assert world.state(promised) in (JobState.RUNNING, JobState.SUCCEEDED)
 
 
 def test_room_is_made_though_nodes_are_idle_that_are_kept() -> None:
     world = World({"north": 6}, Rules(low_patience=60.0, **PROMISE))
-    user = world.sites["north"].local_user(2)
-    running = [world.submit(flexible(2), lasts=100) for _ in range(2)]
-    world.submit(fixed(north=4), lasts=20)
+    user = world.sites["north"].add_local_user(2)
+    running = [world.submit(flexible(2), run_time=100) for _ in range(2)]
+    world.submit(fixed(north=4), run_time=20)
     world.advance(75)
-    world.sites["north"].local_user_leaves(user)
+    world.sites["north"].remove_local_user(user)
     world.advance(1)
-    high = world.submit(flexible(2), priority=Priority.HIGH, lasts=200)
+    high = world.submit(flexible(2), priority=Priority.HIGH, run_time=200)
     world.advance(1)
-    assert sum("preempted" in world.story(job) for job in running) == 1
+    assert sum("preempted" in world.timeline_events(job) for job in running) == 1
     assert world.state(high) is JobState.RUNNING
 
 
@@ -144,12 +144,12 @@ def test_who_was_placed_before_claims_none_of_them() -> None:
     """Its files were on their way when nodes began to be kept for another."""
     links = {("north", "south"): Link(bandwidth=100.0)}
     world = World({"north": 4, "south": 1}, Rules(low_patience=60.0, preemption="never", **PROMISE), links=links)
-    world.submit(fixed(north=2), lasts=120)
-    promised = world.submit(fixed(north=4), lasts=20)
+    world.submit(fixed(north=2), run_time=120)
+    promised = world.submit(fixed(north=4), run_time=20)
     world.advance(50)
     file = InputFile("file", 4000, ("south",))
     request = FixedRequest((ComponentRequest(2, "north", inputs=(file,)),))
-    high = world.submit(request, priority=Priority.HIGH, lasts=1000)
+    high = world.submit(request, priority=Priority.HIGH, run_time=1000)
     assert world.state(high) is JobState.PLACED
     world.advance(65)
     assert world.job(high).started_at is None
@@ -160,10 +160,10 @@ def test_who_was_placed_before_claims_none_of_them() -> None:
 @pytest.mark.parametrize("leaves", [World.cancel, World.hold])
 def test_what_was_kept_for_one_that_leaves_is_offered_at_once(leaves: Callable[[World, JobId], None]) -> None:
     world = World({"north": 4}, Rules(low_patience=60.0, preemption="never", **PROMISE))
-    world.submit(flexible(2), lasts=1000)
+    world.submit(flexible(2), run_time=1000)
     promised = world.submit(fixed(north=4))
     world.advance(75)
-    high = world.submit(flexible(2), priority=Priority.HIGH, lasts=1000)
+    high = world.submit(flexible(2), priority=Priority.HIGH, run_time=1000)
     assert world.state(high) is JobState.QUEUED
     why = world.queries.waiting_reason(world.job(high))
     assert why == f"nodes are kept for job {promised}, which has waited longer"
@@ -177,7 +177,7 @@ def test_they_are_kept_until_they_are_claimed() -> None:
     world = World({"north": 4, "south": 1}, Rules(low_patience=60.0, **PROMISE), links=links)
     stream_of_high_jobs(world, 10)
     file = InputFile("file", 4000, ("south",))
-    low = world.submit(FixedRequest((ComponentRequest(4, "north", inputs=(file,)),)), lasts=20)
+    low = world.submit(FixedRequest((ComponentRequest(4, "north", inputs=(file,)),)), run_time=20)
     stream_of_high_jobs(world, 200)
     assert world.job(low).generation == 1, "nobody had its nodes meanwhile"
     assert (world.state(low), world.job(low).claiming_tries) == (JobState.SUCCEEDED, 1)
@@ -187,10 +187,10 @@ def test_two_who_were_promised_their_turn_do_not_keep_each_other_waiting() -> No
     """The one has been placed, and its files are on their way, when nodes begin to be kept for the other, too."""
     links = {("north", "south"): Link(bandwidth=100.0)}
     world = World({"north": 4, "south": 2}, Rules(low_patience=60.0, preemption="never", **PROMISE), links=links)
-    world.submit(fixed(north=4), lasts=100)
+    world.submit(fixed(north=4), run_time=100)
     file = InputFile("file", 2000, ("south",))
-    first = world.submit(FixedRequest((ComponentRequest(2, "north", inputs=(file,)),)), lasts=20)
-    second = world.submit(fixed(north=4, south=2), lasts=20)
+    first = world.submit(FixedRequest((ComponentRequest(2, "north", inputs=(file,)),)), run_time=20)
+    second = world.submit(fixed(north=4, south=2), run_time=20)
     while world.state(first) is JobState.QUEUED:
         world.advance(1)
     assert world.queries.reservation == second
@@ -202,13 +202,13 @@ def test_two_who_were_promised_their_turn_do_not_keep_each_other_waiting() -> No
 def test_one_whose_claim_fails_has_its_turn_again() -> None:
     world = World({"north": 4}, Rules(low_patience=60.0, claim_grace=8, **PROMISE))
     stream_of_high_jobs(world, 5)
-    low = world.submit(fixed(north=4), lasts=20)
+    low = world.submit(fixed(north=4), run_time=20)
     while world.state(low) is JobState.QUEUED:
         stream_of_high_jobs(world, 1)
-    world.sites["north"].local_user(1)
+    world.sites["north"].add_local_user(1)
     assert world.now < 120
     stream_of_high_jobs(world, 20)
-    world.sites["north"].local_user_leaves("user-1")
+    world.sites["north"].remove_local_user("user-1")
     stream_of_high_jobs(world, 60)
     assert world.state(low) is JobState.SUCCEEDED
 
@@ -226,7 +226,7 @@ def test_every_low_job_starts_in_bounded_time(
     rules = Rules(preemption=preemption, preemption_order=order, low_patience=40.0, **PROMISE)
     world = World({"north": 4, "south": 3}, rules)
     stream_of_high_jobs(world, 10, sizes)
-    lows = [world.submit(flexible(width) if width > 4 else nonfixed(width), lasts=10) for width in widths]
+    lows = [world.submit(flexible(width) if width > 4 else nonfixed(width), run_time=10) for width in widths]
     stream_of_high_jobs(world, 60 + len(lows) * (10 + LONGEST + 15), sizes)
     assert [world.state(job) for job in lows] == [JobState.SUCCEEDED] * len(lows)
 
@@ -236,8 +236,8 @@ def test_nodes_are_kept_until_they_are_claimed_also_by_the_next_daemon(restarts:
     """Whose turn came waits for its file, which is on its way for a while."""
     rules = Rules(low_patience=40.0, scan_interval=10)
     world = World({"north": 10, "south": 1}, rules, links={("south", "north"): Link(0.001, 10.0)})
-    world.submit(fixed(north=8), lasts=1000, priority=Priority.HIGH)
-    world.submit(fixed(north=2), lasts=80, priority=Priority.HIGH)
+    world.submit(fixed(north=8), run_time=1000, priority=Priority.HIGH)
+    world.submit(fixed(north=2), run_time=80, priority=Priority.HIGH)
     file = InputFile("file", 1000, ("south",))
     promised = world.submit(FixedRequest((ComponentRequest(2, "north", inputs=(file,)),)))
     world.advance(120)
@@ -248,7 +248,7 @@ def test_nodes_are_kept_until_they_are_claimed_also_by_the_next_daemon(restarts:
         world.connect("south")
     assert world.queries.kept("north", Priority.HIGH) == 2
     world.advance(1)
-    high = world.submit(fixed(north=2), priority=Priority.HIGH, lasts=1000)
+    high = world.submit(fixed(north=2), priority=Priority.HIGH, run_time=1000)
     world.advance(1)
     assert world.state(high) is JobState.QUEUED
     world.advance(100)
@@ -259,7 +259,7 @@ def test_nodes_are_kept_until_they_are_claimed_also_by_the_next_daemon(restarts:
 def test_who_stands_behind_a_younger_one_of_its_shape_has_its_turn() -> None:
     """It was held for long, and released to the tail."""
     world = World({"north": 4}, Rules(low_patience=1000.0, aging=False))
-    world.submit(fixed(north=4), priority=Priority.HIGH, lasts=100000)
+    world.submit(fixed(north=4), priority=Priority.HIGH, run_time=100000)
     old = world.submit(fixed(north=4))
     world.hold(old)
     world.advance(900)

@@ -22,8 +22,8 @@ BY_SCANS_ONLY = Rules(preemption="never", event_driven=False, scan_interval=30)
 def blocked(rules: Rules, *, first: int = 3) -> tuple[World, int]:
     """Four nodes, all but one taken for ten seconds, and a job at the head of the queue that needs them all."""
     world = World({"north": 4}, rules)
-    world.submit(fixed(north=first), lasts=10)
-    head = world.submit(fixed(north=4), lasts=10)
+    world.submit(fixed(north=first), run_time=10)
+    head = world.submit(fixed(north=4), run_time=10)
     assert world.state(head) is JobState.QUEUED
     return world, head
 
@@ -45,7 +45,7 @@ def test_a_later_scan_goes_on_past_a_job_that_does_not_fit_or_stops_there(mode: 
     late = world.submit(fixed(north=1))
     assert world.state(late) is JobState.QUEUED
     world.settle()
-    world.sites["north"].grows(1)
+    world.sites["north"].add_nodes(1)
     world.settle()
     assert (world.state(head), world.state(late)) == (JobState.QUEUED, state)
 
@@ -54,15 +54,15 @@ def test_a_newcomer_is_tried_also_when_nodes_come_free_at_the_same_moment() -> N
     world, head = blocked(Rules(queue="head"), first=4)
     world.settle()
     north = world.sites["north"]
-    north.grows(1)
+    north.add_nodes(1)
     newcomer = Job(3, JobSpec(fixed(north=1), ("program",)), world.now)
-    world.step([Reported("north", north.look()), JobSubmitted(newcomer)])
+    world.step([Reported("north", north.current_report()), JobSubmitted(newcomer)])
     assert (world.state(head), world.state(3)) == (JobState.QUEUED, JobState.CLAIMING)
 
 
 def test_fcfs_starts_jobs_strictly_in_order() -> None:
     world, head = blocked(Rules(queue="fcfs"))
-    rest = [world.submit(fixed(north=n), lasts=5) for n in (1, 4, 1, 2)]
+    rest = [world.submit(fixed(north=n), run_time=5) for n in (1, 4, 1, 2)]
     world.advance(200)
     starts = [world.job(job).started_at or 0 for job in (head, *rest)]
     assert starts == sorted(starts)
@@ -71,17 +71,17 @@ def test_fcfs_starts_jobs_strictly_in_order() -> None:
 
 def test_narrowest_first() -> None:
     world = World({"north": 4}, Rules(queue="head", queue_order="narrowest-first"))
-    world.submit(fixed(north=4), lasts=10)
-    jobs = {size: world.submit(fixed(north=size), lasts=100) for size in (4, 3, 1, 2)}
+    world.submit(fixed(north=4), run_time=10)
+    jobs = {size: world.submit(fixed(north=size), run_time=100) for size in (4, 3, 1, 2)}
     world.advance(11)
     assert {size for size, job in jobs.items() if world.state(job) is JobState.RUNNING} == {1, 2}
 
 
 def test_high_before_low() -> None:
     world = World({"north": 4})
-    world.submit(fixed(north=4), lasts=10)
-    low = [world.submit(fixed(north=4), lasts=10) for _ in range(2)]
-    high = [world.submit(fixed(north=4), lasts=10, priority=Priority.HIGH) for _ in range(2)]
+    world.submit(fixed(north=4), run_time=10)
+    low = [world.submit(fixed(north=4), run_time=10) for _ in range(2)]
+    high = [world.submit(fixed(north=4), run_time=10, priority=Priority.HIGH) for _ in range(2)]
     world.advance(100)
     starts = [world.job(job).started_at or 0 for job in (*high, *low)]
     assert starts == sorted(starts)
@@ -90,9 +90,9 @@ def test_high_before_low() -> None:
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_the_high_queue_is_scanned_s_times_for_each_scan_of_the_low_one(times: int) -> None:
     world = World({"north": 4}, replace(BY_SCANS_ONLY, high_scans_per_low=times))
-    world.submit(fixed(north=4), lasts=1)
-    low = world.submit(fixed(north=1), lasts=1)
-    high = world.submit(fixed(north=4), lasts=1, priority=Priority.HIGH)
+    world.submit(fixed(north=4), run_time=1)
+    low = world.submit(fixed(north=1), run_time=1)
+    high = world.submit(fixed(north=4), run_time=1, priority=Priority.HIGH)
     world.advance(29)
     assert (world.state(high), world.state(low)) == (JobState.QUEUED, JobState.QUEUED), "only scans place"
     world.advance(30 * max(2, times) + 10)
@@ -105,12 +105,12 @@ def test_the_high_queue_is_scanned_s_times_for_each_scan_of_the_low_one(times: i
 def test_a_periodic_scan_of_the_high_queue_does_not_use_up_what_the_low_one_waits_for() -> None:
     world = World({"north": 4}, Rules(scan_interval=1000))
     world.settle()
-    world.submit(fixed(north=4), lasts=10)
+    world.submit(fixed(north=4), run_time=10)
     low = world.submit(fixed(north=4))
     world.settle()
     north = world.sites["north"]
-    north.grows(4)
-    world.step([Reported("north", north.look()), PeriodicScan()])
+    north.add_nodes(4)
+    world.step([Reported("north", north.current_report()), PeriodicScan()])
     assert world.state(low) is JobState.CLAIMING
 
 
@@ -124,7 +124,7 @@ def test_who_stood_behind_a_head_that_leaves_is_tried(
     world, head = blocked(Rules(queue=mode, event_driven=event_driven), first=4)
     late = world.submit(fixed(north=1))
     world.settle()
-    world.sites["north"].grows(1)
+    world.sites["north"].add_nodes(1)
     world.settle()
     assert world.state(late) is JobState.QUEUED
     leaves(world, head)
@@ -135,9 +135,9 @@ def test_who_stood_behind_a_head_that_leaves_is_tried(
 
 def test_who_stood_behind_a_head_that_is_given_up_is_tried() -> None:
     world = World({"north": 4}, Rules(queue="fcfs", high_scans_per_low=1, scan_interval=30))
-    world.submit(fixed(north=2), lasts=1000)
+    world.submit(fixed(north=2), run_time=1000)
     head = world.submit(fixed(north=4), max_placement_tries=3)
-    late = world.submit(fixed(north=2), lasts=1000)
+    late = world.submit(fixed(north=2), run_time=1000)
     world.advance(59)
     assert (world.state(head), world.state(late)) == (JobState.QUEUED, JobState.QUEUED)
     world.advance(2)
@@ -205,7 +205,7 @@ def test_without_a_limit_a_job_waits_for_ever() -> None:
 
 def test_the_reason_names_what_is_missing_and_goes_with_it() -> None:
     world = World({"north": 4, "south": 4})
-    world.submit(fixed(north=4), lasts=10)
+    world.submit(fixed(north=4), run_time=10)
     job = world.submit(nonfixed(4, 4))
     reason = world.queries.waiting_reason(world.job(job))
     assert "(most: north with 0)" in reason or "no cluster has 4 idle nodes" in reason
@@ -229,7 +229,7 @@ def test_a_job_of_an_earlier_daemon_whose_policy_is_gone_waits_and_says_so() -> 
     policies = builtin_policies()
     policies.register(Mine())
     world = World({"north": 4}, policies=policies)
-    world.submit(flexible(4), lasts=1000)
+    world.submit(flexible(4), run_time=1000)
     job = world.submit(flexible(1), policy="mine")
     assert world.state(job) is JobState.QUEUED
     world.cancel(1)
@@ -253,9 +253,9 @@ def test_one_refusal_stands_for_all_jobs_of_its_shape() -> None:
     for name in builtin_policies().names():
         policies.register(builtin_policies().get(name))
     world = World({"north": 4}, Rules(scan_interval=1000), policies=policies, strict=False)
-    world.submit(fixed(north=4), lasts=10)
+    world.submit(fixed(north=4), run_time=10)
     for number in range(300):
-        world.submit(flexible(2 + number % 3), lasts=1000)
+        world.submit(flexible(2 + number % 3), run_time=1000)
     asked.clear()
     world.advance(11)
     assert len(asked) < 20

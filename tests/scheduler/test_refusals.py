@@ -9,14 +9,14 @@ from koalapy.model.job import JobState, Priority
 from koalapy.scheduler.attempts.health import LIMIT_PAUSE, MAX_LIMIT_PAUSE
 from koalapy.scheduler.events import ClusterCleared
 from koalapy.scheduler.explain.explain import current_state
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
 
 def test_the_jobs_own_fault_ends_it_and_costs_the_cluster_nothing() -> None:
     world = World({"north": 4, "south": 4})
-    world.sites["north"].refuses = lambda size: "job"
+    world.sites["north"].rejection_fault = lambda size: "job"
     for _ in range(5):
         job = world.submit(fixed(north=2, south=2))
         world.advance(5)
@@ -29,7 +29,7 @@ def test_the_jobs_own_fault_ends_it_and_costs_the_cluster_nothing() -> None:
 
 def test_the_clusters_fault_counts_and_the_job_goes_elsewhere() -> None:
     world = World({"north": 8, "south": 4})
-    world.sites["north"].refuses = lambda size: "site"
+    world.sites["north"].rejection_fault = lambda size: "site"
     job = world.submit(flexible(3, most=1))
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
@@ -39,7 +39,7 @@ def test_the_clusters_fault_counts_and_the_job_goes_elsewhere() -> None:
 
 def test_a_limit_lets_the_job_go_elsewhere_at_once() -> None:
     world = World({"north": 8, "south": 4})
-    world.sites["north"].refuses = lambda size: "limit"
+    world.sites["north"].rejection_fault = lambda size: "limit"
     job = world.submit(flexible(3, most=1))
     world.advance(LIMIT_PAUSE / 2)
     done = world.job(job)
@@ -52,13 +52,13 @@ def test_a_limit_lets_the_job_go_elsewhere_at_once() -> None:
 
 def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwhile() -> None:
     world = World({"north": 8})
-    world.sites["north"].refuses = lambda size: "limit" if size > 2 else ""
-    large = world.submit(flexible(5), lasts=1)
+    world.sites["north"].rejection_fault = lambda size: "limit" if size > 2 else ""
+    large = world.submit(flexible(5), run_time=1)
     world.advance(1)
     cluster = world.queries.grid["north"]
     assert (cluster.available, cluster.idle, cluster.used, cluster.state) == (4, 8, 0, ClusterState.USABLE)
     assert "takes nothing of 5 nodes or more until" in cluster.status_text
-    small = [world.submit(flexible(2), lasts=1) for _ in range(4)]
+    small = [world.submit(flexible(2), run_time=1) for _ in range(4)]
     world.advance(5)
     assert {world.state(job) for job in small} == {JobState.SUCCEEDED}
     assert world.state(large) is JobState.QUEUED
@@ -66,7 +66,7 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
     assert world.state(large) is JobState.QUEUED
     tries = len(world.reasons(large, "placed"))
     assert 2 < tries < 10, "it is tried again and again, ever more rarely"
-    world.sites["north"].refuses = lambda size: ""
+    world.sites["north"].rejection_fault = lambda size: ""
     world.advance(MAX_LIMIT_PAUSE + 10)
     done = world.job(large)
     assert (done.state, done.restarts) == (JobState.SUCCEEDED, 0)
@@ -77,10 +77,10 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
 @pytest.mark.parametrize("priority", ["high", "low"])
 def test_nobody_is_preempted_for_what_a_limit_forbids(priority: str) -> None:
     world = World({"north": 4})
-    low = world.submit(flexible(4), lasts=200)
+    low = world.submit(flexible(4), run_time=200)
     world.advance(5)
-    world.sites["north"].refuses = lambda size: "limit"
-    world.submit(flexible(4), priority=Priority(priority), lasts=1)
+    world.sites["north"].rejection_fault = lambda size: "limit"
+    world.submit(flexible(4), priority=Priority(priority), run_time=1)
     world.advance(LIMIT_PAUSE / 2)
     assert len(world.reasons(low, "preempted")) == (priority == "high"), "once, before the limit was known"
     first = len(world.reasons(low, "placed"))
@@ -93,17 +93,17 @@ def test_what_a_cluster_says_of_its_resource_manager_is_named_in_place_of_local_
 ) -> None:
     world = World({"north": 4})
     site = world.sites["north"]
-    user = site.local_user(4)  # and nobody has told of it yet
-    job = world.submit(flexible(4), lasts=1)
-    look = site.look
+    user = site.add_local_user(4)  # and nobody has told of it yet
+    job = world.submit(flexible(4), run_time=1)
+    look = site.current_report
     monkeypatch.setattr(site, "look", lambda: replace(look(), problem="not answering since 10:00:00"))
-    site.report(site.look())
+    site.send_report(site.current_report())
     world.settle()
     world.advance(world.rules.claim_grace + 1)
     assert world.reasons(job, "requeued") == ["claim-failed: north: not answering since 10:00:00"]
     monkeypatch.undo()
-    site.local_user_leaves(user)
-    site.report(site.look())
+    site.remove_local_user(user)
+    site.send_report(site.current_report())
     world.settle()
     world.advance(10)
     assert world.state(job) is JobState.SUCCEEDED
@@ -114,8 +114,8 @@ def test_who_asks_why_is_told_of_the_resource_manager_that_is_waited_for() -> No
     world.settle()
     job = world.submit(flexible(4))
     site = world.sites["north"]
-    world.obey("north")
-    site.report(replace(site.look(), problem="not answering since 10:00:00"))
+    world.run_commands("north")
+    site.send_report(replace(site.current_report(), problem="not answering since 10:00:00"))
     world.deliver("north")
     explanation = current_state(
         world.job(job), world.timeline, world.queries.grid, world.queries.lrm_waits, world.rules, world.now
@@ -125,11 +125,11 @@ def test_who_asks_why_is_told_of_the_resource_manager_that_is_waited_for() -> No
 
 def test_an_operator_who_clears_a_cluster_lifts_its_limit() -> None:
     world = World({"north": 4})
-    world.sites["north"].refuses = lambda size: "limit"
-    job = world.submit(flexible(4), lasts=1)
+    world.sites["north"].rejection_fault = lambda size: "limit"
+    job = world.submit(flexible(4), run_time=1)
     world.advance(1)
     assert world.queries.grid["north"].available == 3
-    world.sites["north"].refuses = lambda size: ""
+    world.sites["north"].rejection_fault = lambda size: ""
     world.step([ClusterCleared("north")])
     world.advance(5)
     assert world.state(job) is JobState.SUCCEEDED
@@ -138,10 +138,10 @@ def test_an_operator_who_clears_a_cluster_lifts_its_limit() -> None:
 def test_limit_is_lifted_when_a_job_of_ours_has_ended() -> None:
     world = World({"north": 8})
     site = world.sites["north"]
-    first = world.submit(flexible(4), lasts=8)
+    first = world.submit(flexible(4), run_time=8)
     world.advance(1)
-    site.refuses = lambda size: "limit" if sum(site.held.values()) else ""
-    second = world.submit(flexible(4), lasts=1)
+    site.rejection_fault = lambda size: "limit" if sum(site.held.values()) else ""
+    second = world.submit(flexible(4), run_time=1)
     world.advance(1)
     said = "north takes nothing of 4 nodes or more until 00:00:16: not 4 nodes"
     assert world.queries.waiting_reason(world.job(second)) == said, "4 nodes are idle there"
@@ -153,10 +153,10 @@ def test_limit_is_lifted_when_a_job_of_ours_has_ended() -> None:
 
 def test_limit_is_not_tried_again_with_each_of_many_jobs_that_end() -> None:
     world = World({"north": 8})
-    world.sites["north"].refuses = lambda size: "limit" if size > 2 else ""
-    large = world.submit(flexible(5), lasts=1)
+    world.sites["north"].rejection_fault = lambda size: "limit" if size > 2 else ""
+    large = world.submit(flexible(5), run_time=1)
     for _ in range(200):
-        world.submit(flexible(1), lasts=2)
+        world.submit(flexible(1), run_time=2)
     world.advance(60)
     assert 1 < len(world.reasons(large, "placed")) <= 60 / LIMIT_PAUSE + 2
 

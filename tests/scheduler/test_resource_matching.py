@@ -18,8 +18,8 @@ FREE = (("mode", "non-saturated"),)
 class HalfBig(HalfFast):
     """Half of its nodes are of twice the power, and have eight times the memory."""
 
-    def look(self) -> ClusterReport:
-        report = super().look()
+    def current_report(self) -> ClusterReport:
+        report = super().current_report()
         slow, fast = report.node_classes
         return replace(report, node_classes=(replace(slow, memory=8 * GB), replace(fast, memory=64 * GB, power=2.0)))
 
@@ -37,9 +37,9 @@ def classes(world: World, job: int) -> list[tuple[str, str, int]]:
 def test_it_gets_the_fast_nodes_and_nodes_with_enough_memory() -> None:
     world = UnlikeWorld({"north": 8, "south": 8})
     world.advance(1)
-    first = world.submit(flexible(3), policy="resource-matching", lasts=50.0)
-    second = world.submit(flexible(4), policy="resource-matching", memory=32 * GB, lasts=50.0)
-    third = world.submit(flexible(3), policy="resource-matching", memory=GB, lasts=50.0)
+    first = world.submit(flexible(3), policy="resource-matching", run_time=50.0)
+    second = world.submit(flexible(4), policy="resource-matching", memory=32 * GB, run_time=50.0)
+    third = world.submit(flexible(3), policy="resource-matching", memory=GB, run_time=50.0)
     world.advance(1)
     assert classes(world, first) == [("north", "fast", 3)]
     assert classes(world, second) == [("south", "fast", 4)]
@@ -51,9 +51,9 @@ def test_who_needs_more_than_is_idle_waits_and_keeps_nobody_else_from_being_plac
     world = UnlikeWorld({"north": 8})
     world.advance(1)
     large = world.submit(flexible(2), policy="resource-matching", memory=128 * GB)
-    holder = world.submit(flexible(4), policy="resource-matching", memory=32 * GB, lasts=20.0)
-    same = world.submit(flexible(2), policy="resource-matching", memory=32 * GB, lasts=20.0)
-    small = world.submit(flexible(2), policy="resource-matching", memory=8 * GB, lasts=20.0)
+    holder = world.submit(flexible(4), policy="resource-matching", memory=32 * GB, run_time=20.0)
+    same = world.submit(flexible(2), policy="resource-matching", memory=32 * GB, run_time=20.0)
+    small = world.submit(flexible(2), policy="resource-matching", memory=8 * GB, run_time=20.0)
     world.advance(1)
     states = [world.state(job) for job in (large, holder, same, small)]
     assert states == [JobState.QUEUED, JobState.RUNNING, JobState.QUEUED, JobState.RUNNING]
@@ -65,12 +65,12 @@ def test_who_needs_more_than_is_idle_waits_and_keeps_nobody_else_from_being_plac
 def test_who_keeps_links_free_waits_until_they_are() -> None:
     world = World({"north": 8, "south": 8}, Rules(), links={("north", "south"): Link(bandwidth=100e6)})
     world.advance(1)
-    sender = world.submit(fixed(north=4, south=4), per_node_bandwidth=25e6, lasts=50.0)
+    sender = world.submit(fixed(north=4, south=4), per_node_bandwidth=25e6, run_time=50.0)
     world.advance(1)
     careful = world.submit(
-        flexible(8), policy="resource-matching", policy_options=FREE, per_node_bandwidth=25e6, lasts=50.0
+        flexible(8), policy="resource-matching", policy_options=FREE, per_node_bandwidth=25e6, run_time=50.0
     )
-    careless = world.submit(flexible(2), policy="resource-matching", policy_options=FREE, lasts=50.0)
+    careless = world.submit(flexible(2), policy="resource-matching", policy_options=FREE, run_time=50.0)
     world.advance(10)
     states = [world.state(job) for job in (sender, careful, careless)]
     assert states == [JobState.RUNNING, JobState.QUEUED, JobState.RUNNING]

@@ -5,7 +5,7 @@ import pytest
 from koalapy.model.job import Job, JobState
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed
 from tests.scheduler.test_failures import break_component
 from tests.scheduler.world import World
@@ -15,7 +15,7 @@ RULES = Rules(error_threshold=1000, restart_pause=4, restart_pause_max=20, max_r
 
 def failing(world: World, times: int = 2, **spec: object) -> Job:
     """A job of one node on north whose attempts have failed that often."""
-    ident = world.submit(fixed(north=1), lasts=1000, **spec)  # type: ignore[arg-type]
+    ident = world.submit(fixed(north=1), run_time=1000, **spec)  # type: ignore[arg-type]
     for _ in range(times):
         fail_again(world, ident)
     return world.job(ident)
@@ -30,7 +30,7 @@ def fail_again(world: World, ident: int) -> None:
 
 def test_the_first_restart_comes_at_once_and_pauses_double_up_to_the_longest() -> None:
     world = World({"north": 4}, RULES)
-    ident = world.submit(fixed(north=1), lasts=1000)
+    ident = world.submit(fixed(north=1), run_time=1000)
     pauses = []
     for _ in range(6):
         fail_again(world, ident)
@@ -62,7 +62,7 @@ def test_a_job_that_pauses_comes_back_by_itself_and_runs() -> None:
 def test_others_pass_a_job_that_pauses(queue: str) -> None:
     world = World({"north": 1}, Rules(queue=queue, error_threshold=1000, restart_pause=50))  # type: ignore[arg-type]
     job = failing(world)
-    other = world.submit(fixed(north=1), lasts=10)
+    other = world.submit(fixed(north=1), run_time=10)
     world.advance(1)
     assert world.state(other) is JobState.RUNNING
     assert world.queries.position(job.id) is None
@@ -78,7 +78,7 @@ def test_why_it_waits_is_told() -> None:
     found = explain(world.queries, job, world.timeline, world.now)
     assert found.headline == "is tried again at 18:33:32, after 3 failed attempts"
     assert found.position is None
-    other = world.submit(fixed(north=4), lasts=1)
+    other = world.submit(fixed(north=4), run_time=1)
     world.advance(0.5)
     assert world.state(other) is JobState.RUNNING
 
@@ -103,7 +103,7 @@ def test_a_job_is_cancelled_while_it_pauses_or_ends() -> None:
     assert world.queries.queued == 0
     ending = failing(world, times=1)
     world.settle()
-    world.site_of(world.tokens(ending.id)[-1]).fails(world.tokens(ending.id)[-1], "node lost")
+    world.site_of(world.tokens(ending.id)[-1]).fail_component(world.tokens(ending.id)[-1], "node lost")
     world.deliver("north")
     assert world.job(ending.id).ending is JobState.QUEUED
     assert world.job(ending.id).retry_at is not None
@@ -129,19 +129,19 @@ def test_a_pause_goes_on_over_a_restart_of_the_daemon(away: float, state: JobSta
 
 def test_an_end_that_takes_longer_than_the_pause_is_followed_at_once() -> None:
     world = World({"north": 4, "south": 4}, RULES)
-    ident = world.submit(fixed(north=1, south=1), lasts=1000)
+    ident = world.submit(fixed(north=1, south=1), run_time=1000)
     fail_again(world, ident)
     world.advance(1)
     broken, other = world.tokens(ident)
     world.manual = True
-    world.site_of(broken).fails(broken, "node lost")
-    world.site_of(broken).ends(broken)
+    world.site_of(broken).fail_component(broken, "node lost")
+    world.site_of(broken).end_component(broken)
     world.deliver("north")
     assert world.job(ident).retry_at == world.now + 4
     world.now += 10
     world.step()
     assert world.job(ident).ending is JobState.QUEUED, "the other component has not ended"
-    world.take_over()
+    world.start_automation()
     world.settle()
     assert world.job(ident).retry_at is None
     assert world.state(ident) is JobState.CLAIMING
@@ -150,7 +150,7 @@ def test_an_end_that_takes_longer_than_the_pause_is_followed_at_once() -> None:
 
 def test_exit_codes_that_are_tried_again_pause_too() -> None:
     world = World({"north": 4}, RULES)
-    ident = world.submit(fixed(north=1), code=75, retry_on_exit=(75,), max_restarts=3, lasts=5)
+    ident = world.submit(fixed(north=1), code=75, retry_on_exit=(75,), max_restarts=3, run_time=5)
     world.advance(60)
     assert (world.state(ident), world.job(ident).restarts) == (JobState.FAILED, 3)
     assert world.job(ident).ended_at == pytest.approx(4 * 5 + 4 + 8, abs=4)

@@ -109,7 +109,7 @@ def test_the_largest_is_the_largest_that_the_policy_places(
     known = {("east", "north"): Link(0.001, 1e8), ("north", "south"): Link(0.002, 1e7)} if links else {}
     world = World(SIZES, profiles=profiles, links=known)
     for name, count in busy.items():
-        world.sites[name].local_user(count)
+        world.sites[name].add_local_user(count)
     if away:
         world.disconnect(away)
     world.settle()
@@ -132,7 +132,7 @@ def test_more_starts_after_the_end_that_is_told_and_after_none_before_it(sizes: 
     def grid() -> World:
         world = World(SIZES)
         for name, count, minutes in sizes:
-            job = world.submit(fixed(**{name: count}), lasts=60.0 * minutes, walltime=60.0 * minutes)
+            job = world.submit(fixed(**{name: count}), run_time=60.0 * minutes, walltime=60.0 * minutes)
             if world.state(job) is JobState.QUEUED:
                 world.cancel(job)
         world.advance(1)
@@ -159,24 +159,24 @@ def test_more_starts_after_the_end_that_is_told_and_after_none_before_it(sizes: 
 
 def test_of_a_job_without_a_walltime_nobody_knows_when_it_ends() -> None:
     world = World({"north": 4})
-    world.submit(fixed(north=3), lasts=1000)
+    world.submit(fixed(north=3), run_time=1000)
     assert ends_of(world) == []
     assert (component(world).nodes, component(world).larger_after) == (1, None)
 
 
 def test_one_of_high_priority_may_take_what_it_may_preempt() -> None:
     world = World({"north": 4})
-    world.submit(fixed(north=3), lasts=1000, walltime=1000.0)
+    world.submit(fixed(north=3), run_time=1000, walltime=1000.0)
     assert component(world).nodes == 1
     assert component(world, replace(BASE, priority=Priority.HIGH)).nodes == 4
     never = World({"north": 4}, Rules(preemption="never"))
-    never.submit(fixed(north=3), lasts=1000, walltime=1000.0)
+    never.submit(fixed(north=3), run_time=1000, walltime=1000.0)
     assert component(never, replace(BASE, priority=Priority.HIGH)).nodes == 1
 
 
 def test_nodes_that_are_kept_for_another_are_no_room_now_nor_when_they_come_free() -> None:
     world = World({"north": 4}, Rules(aging_tries=1))
-    first = world.submit(fixed(north=3), lasts=1000, walltime=1000.0)
+    first = world.submit(fixed(north=3), run_time=1000, walltime=1000.0)
     wide = world.submit(fixed(north=4))
     world.advance(100)
     assert world.queries.reservation == wide
@@ -200,7 +200,7 @@ def test_policies_that_combine_no_clusters_have_no_total() -> None:
 def test_a_policy_is_asked_a_few_hundred_times_at_most(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World({f"c{n}": 1000 for n in range(count)})
     for number in range(20):
-        world.submit(flexible(10), lasts=1000, walltime=1000.0 + number)
+        world.submit(flexible(10), run_time=1000, walltime=1000.0 + number)
     asked = 0
     evaluate = type(world.queries).evaluate
 
@@ -216,5 +216,5 @@ def test_a_policy_is_asked_a_few_hundred_times_at_most(count: int, monkeypatch: 
 
 def test_a_policy_that_looks_at_each_component_is_not_asked_where_there_are_very_many() -> None:
     world = World({"north": MAX_LOOKED_AT + 8})
-    world.submit(nonfixed(*[1] * (MAX_LOOKED_AT + 1)), lasts=1000)
+    world.submit(nonfixed(*[1] * (MAX_LOOKED_AT + 1)), run_time=1000)
     assert {policy for policy, found in rooms(world).items() if found.component is None} == {"auto"}

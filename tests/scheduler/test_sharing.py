@@ -12,7 +12,7 @@ from koalapy.model.sharing import Sharing
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.rules import Rules
 from koalapy.validation.submission import check
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -29,7 +29,7 @@ def running(world: World, *jobs: tuple[int, str, str]) -> list[int]:
     """Long jobs of (nodes, where, home site), each begun a second after the other."""
     idents = []
     for size, where, home in jobs:
-        idents.append(world.submit(fixed(**{where: size}), lasts=LONG, home_site=home))
+        idents.append(world.submit(fixed(**{where: size}), run_time=LONG, home_site=home))
         world.advance(1)
     assert all(world.state(job) is JobState.RUNNING for job in idents)
     return idents
@@ -54,11 +54,11 @@ def test_a_site_takes_back_its_nodes_for_its_own_users() -> None:
 
 def test_the_job_that_was_stopped_begins_anew_and_keeps_when_it_came() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
-    guest = world.submit(nonfixed(4), lasts=100.0, home_site="south")  # worst-fit: north, by its name
+    guest = world.submit(nonfixed(4), run_time=100.0, home_site="south")  # worst-fit: north, by its name
     world.advance(60)
     submitted, seq = world.job(guest).submitted_at, world.job(guest).queue_seq
-    world.submit(fixed(south=4), lasts=500.0, home_site="south")
-    world.submit(nonfixed(4), lasts=500.0, home_site="north")
+    world.submit(fixed(south=4), run_time=500.0, home_site="south")
+    world.submit(nonfixed(4), run_time=500.0, home_site="north")
     world.advance(60)
     assert world.state(guest) is JobState.QUEUED
     world.advance(530)
@@ -130,7 +130,7 @@ def test_a_job_without_a_home_is_a_guest_everywhere() -> None:
 
 def test_who_is_coallocated_leaves_all_its_clusters() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
-    guest = world.submit(fixed(north=2, south=3), lasts=LONG, home_site="south")
+    guest = world.submit(fixed(north=2, south=3), run_time=LONG, home_site="south")
     world.advance(1)
     own = world.submit(nonfixed(4), home_site="north")
     world.advance(1)
@@ -140,9 +140,9 @@ def test_who_is_coallocated_leaves_all_its_clusters() -> None:
 
 def test_jobs_of_high_priority_are_not_stopped_and_those_that_were_promised_their_turn_neither() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE, low_patience=50.0))
-    high = world.submit(fixed(north=2), lasts=LONG, home_site="south", priority=Priority.HIGH)
-    world.submit(fixed(south=4), lasts=100.0, home_site="south")
-    patient = world.submit(fixed(south=4), lasts=LONG, home_site="north")
+    high = world.submit(fixed(north=2), run_time=LONG, home_site="south", priority=Priority.HIGH)
+    world.submit(fixed(south=4), run_time=100.0, home_site="south")
+    patient = world.submit(fixed(south=4), run_time=LONG, home_site="north")
     world.advance(150)
     assert [world.state(job) for job in (high, patient)] == [JobState.RUNNING] * 2
     own = [world.submit(nonfixed(3), home_site="north"), world.submit(nonfixed(4), home_site="south")]
@@ -155,10 +155,10 @@ def test_nodes_that_are_being_given_back_are_not_taken_twice() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE), manual=True)
     guests = [world.submit(fixed(north=2), home_site="south") for _ in range(2)]
     for name in world.sites:
-        world.obey(name)
+        world.run_commands(name)
     for token in world.sites["north"].startable():
-        world.sites["north"].runners_report(token)
-    world.sites["north"].report()
+        world.sites["north"].report_claimed(token)
+    world.sites["north"].send_report()
     world.deliver("north")
     first = world.submit(fixed(north=2), home_site="north")
     again = world.submit(fixed(north=2), home_site="north")
@@ -204,8 +204,8 @@ def test_a_daemon_that_starts_again_knows_who_is_a_guest() -> None:
 def test_where_a_job_waits_whose_nodes_were_taken_back(position: str, order: str, places: list[int]) -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE, reclaimed_position=position, queue_order=order))
     guest, *_ = running(world, (4, "north", "south"), (4, "south", "south"))
-    narrow = world.submit(nonfixed(2), lasts=LONG, home_site="south")
-    own = world.submit(nonfixed(4), lasts=LONG, home_site="north")
+    narrow = world.submit(nonfixed(2), run_time=LONG, home_site="south")
+    own = world.submit(nonfixed(4), run_time=LONG, home_site="north")
     world.advance(1)
     assert (reclaimed(world), world.state(own)) == ([guest], JobState.RUNNING)
     assert [world.queries.position(job) for job in (guest, narrow)] == places
@@ -217,7 +217,7 @@ def test_the_last_whose_nodes_were_taken_back_is_the_first() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE, reclaimed_position="front"))
     running(world, (4, "south", "south"), (2, "north", "south"), (2, "north", "south"))
     for _ in range(2):
-        world.submit(nonfixed(2), lasts=LONG, home_site="north")
+        world.submit(nonfixed(2), run_time=LONG, home_site="north")
         world.advance(1)
     assert reclaimed(world) == [3, 2]
     assert [world.queries.position(job) for job in (2, 3)] == [1, 2]
@@ -239,10 +239,10 @@ def test_each_site_has_its_own_queue_and_one_that_waits_holds_up_nobody_elsewher
 
 def test_sites_come_in_the_order_of_their_names_and_jobs_without_one_last() -> None:
     world = World({"north": 4, "south": 4, "west": 2}, Rules(**FEASIBLE))
-    everything = world.submit(fixed(north=4, south=4, west=2), lasts=50.0, priority=Priority.HIGH)
+    everything = world.submit(fixed(north=4, south=4, west=2), run_time=50.0, priority=Priority.HIGH)
     world.advance(1)
     homes = ("", "west", "south", "north")
-    jobs = {home: world.submit(flexible(10), lasts=LONG, home_site=home) for home in homes}
+    jobs = {home: world.submit(flexible(10), run_time=LONG, home_site=home) for home in homes}
     assert {home: world.queries.position(job) for home, job in jobs.items()} == dict.fromkeys(homes, 1)
     world.advance(60)
     assert world.state(everything) is JobState.SUCCEEDED
@@ -326,23 +326,23 @@ def test_a_dry_run_says_that_the_site_would_take_back_nodes() -> None:
 @pytest.mark.parametrize("together", [True, False])
 def test_no_guest_is_placed_where_it_is_reclaimed_in_the_same_step(queue: Any, together: bool) -> None:
     world = World({"a": 8, "b": 8}, Rules(sharing="feasible", queue=queue))
-    world.submit(fixed(a=8), lasts=1e4, home_site="a")
+    world.submit(fixed(a=8), run_time=1e4, home_site="a")
     requests = [(flexible(4, most=1), "a"), (flexible(8), "b")]
     specs = [JobSpec(request, ("p",), home_site=home, launcher=Launcher.PROCESSES) for request, home in requests]
     if together:
         guest, owner = world.submit_together(specs)
     else:
         for site in world.sites.values():
-            site.local_user(site.idle)
-            site.report()
+            site.add_local_user(site.idle)
+            site.send_report()
         world.settle()
         guest, owner = (world.submit_together([spec])[0] for spec in specs)
-        world.sites["b"].local_user_leaves(next(iter(world.sites["b"].locals)))
-        world.sites["b"].report()
+        world.sites["b"].remove_local_user(next(iter(world.sites["b"].local_users)))
+        world.sites["b"].send_report()
         world.settle()
     world.advance(1)
     assert world.state(owner) is JobState.RUNNING
-    assert (world.state(guest), world.story(guest)) == (JobState.QUEUED, ["submitted"])
+    assert (world.state(guest), world.timeline_events(guest)) == (JobState.QUEUED, ["submitted"])
 
 
 @given(
@@ -372,7 +372,7 @@ def test_guest_whose_nodes_were_taken_meanwhile_is_placed_elsewhere() -> None:
     low, high = Priority.LOW, Priority.HIGH
     jobs = [(2, "b", high), (3, "a", low), (3, "a", low), (1, "a", low), (2, "a", low), (2, "a", low)]
     world, _ = submit_with_sharing(jobs, "head")
-    assert [job for job in world.jobs if "claim-try" in world.story(job)] == []
+    assert [job for job in world.jobs if "claim-try" in world.timeline_events(job)] == []
 
 
 def submit_with_sharing(jobs: list[tuple[int, str, Priority]], queue: Any) -> tuple[World, list[int]]:
@@ -383,4 +383,4 @@ def submit_with_sharing(jobs: list[tuple[int, str, Priority]], queue: Any) -> tu
         for size, home, priority in jobs
     ]
     submitted = world.submit_together(specs)
-    return world, [job for job in submitted if "reclaimed" in world.story(job)]
+    return world, [job for job in submitted if "reclaimed" in world.timeline_events(job)]

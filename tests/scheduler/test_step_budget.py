@@ -41,14 +41,14 @@ def test_in_however_many_steps_the_same_jobs_are_placed_in_the_same_order(
     stories = []
     for seconds in (None, budget):
         grid = world(seconds, queue=queue, queue_order=order)
-        users = [grid.sites[name].local_user(size) for name, size in SIZES.items()]
+        users = [grid.sites[name].add_local_user(size) for name, size in SIZES.items()]
         grid.settle()
         grid.submit_together(some)
         grid.finish()
         for site, user in zip(grid.sites.values(), users, strict=True):
-            site.local_user_leaves(user)
-            site.report()
-        grid.deliver_all_together()
+            site.remove_local_user(user)
+            site.send_report()
+        grid.deliver_from_all_sites()
         grid.finish()
         stories.append([(entry.job, entry.reason) for entry in grid.timeline if entry.event == "placed"])
     assert stories[0] == stories[1]
@@ -60,20 +60,20 @@ def test_who_was_woken_is_not_forgotten_when_others_are_woken_before_its_turn() 
     grid = World(sizes, Rules(step_budget=0.001, preemption="never"), clock=clock, manual=True)
     for name, site in grid.sites.items():
         grid.deliver(name)
-        site.local_user(1)
-        site.report()
+        site.add_local_user(1)
+        site.send_report()
         grid.deliver(name)
     first, second, third = grid.submit_together(
         [JobSpec(fixed(**{name: 1}), ("program",)) for name in ("east", "north", "south")]
     )
     grid.finish()
     for name in ("east", "north"):
-        grid.sites[name].local_user_leaves("user-1")
-        grid.sites[name].report()
-    grid.deliver_all_together()
+        grid.sites[name].remove_local_user("user-1")
+        grid.sites[name].send_report()
+    grid.deliver_from_all_sites()
     assert [grid.state(job) for job in (first, second)] == [JobState.CLAIMING, JobState.QUEUED]
-    grid.sites["south"].local_user_leaves("user-1")
-    grid.sites["south"].report()
+    grid.sites["south"].remove_local_user("user-1")
+    grid.sites["south"].send_report()
     grid.deliver("south")
     grid.finish()
     assert [grid.state(job) for job in (second, third)] == [JobState.CLAIMING] * 2

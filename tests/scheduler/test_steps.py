@@ -27,7 +27,7 @@ def stingy(sizes: dict[str, int], tries: int, **rules: Any) -> World:
 
 def connected(world: World) -> World:
     for name, site in world.sites.items():
-        site.report()
+        site.send_report()
         world.deliver(name)
     world.finish()
     return world
@@ -43,8 +43,8 @@ def placed(world: World, jobs: list[JobId]) -> list[JobId]:
 
 def local_users_leave(world: World, name: str, *users: str) -> None:
     for user in users:
-        world.sites[name].local_user_leaves(user)
-    world.sites[name].report()
+        world.sites[name].remove_local_user(user)
+    world.sites[name].send_report()
     world.deliver(name)
 
 
@@ -68,7 +68,7 @@ def test_without_a_clock_a_step_places_all() -> None:
 
 def waiting(world: World, *requests: Request) -> tuple[list[JobId], list[str]]:
     """Jobs that wait while local users have each a node of north, and these."""
-    users = [world.sites["north"].local_user(1) for _ in range(world.sites["north"].total)]
+    users = [world.sites["north"].add_local_user(1) for _ in range(world.sites["north"].total)]
     connected(world)
     jobs = world.submit_together([spec_of(request) for request in requests])
     world.finish()
@@ -211,7 +211,7 @@ def test_whatever_happens_between_its_steps_a_scan_leaves_nobody_out(
         if action == "submit":
             world.submit_together([spec_of(*each) for each in value])
         elif action == "come":
-            users.append((value, world.sites[value].local_user(1)))
+            users.append((value, world.sites[value].add_local_user(1)))
         elif action == "leave" and users:
             local_users_leave(world, *users.pop(value % len(users)))
         elif action == "report":

@@ -107,7 +107,7 @@ def test_a_deadline_that_waited_for_news_does_not_come_back_after_its_attempt() 
 def test_while_a_job_runs_nobody_is_woken_before_its_walltime_is_over() -> None:
     """What was to be done before it started means nothing any more."""
     world = World({"north": 8})
-    job = world.submit(flexible(4), lasts=100, walltime=300)
+    job = world.submit(flexible(4), run_time=100, walltime=300)
     world.advance(5)
     attempt = world.job(job).attempt
     assert attempt is not None

@@ -13,7 +13,7 @@ from koalapy.scheduler.effects import UnstageComponent
 from koalapy.scheduler.event_handler import MAX_MISSING_FILES
 from koalapy.scheduler.events import LinkMeasured, ReplicasChanged, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.world import START_DELAY, World
 
 GRID = {"north": 4, "south": 4, "files": 0}
@@ -51,7 +51,7 @@ def start_estimate(world: World, job: int) -> float:
 
 def test_the_barrier_waits_for_the_files_and_not_for_their_estimate() -> None:
     world = world_of()
-    world.slowness = 3.0
+    world.transfer_slowdown = 3.0
     job = world.submit(fixed(north=2, south=2))
     assert start_estimate(world, job) == 16
     world.advance(47)
@@ -68,7 +68,7 @@ def test_the_barrier_waits_for_the_files_and_not_for_their_estimate() -> None:
 
 def test_files_that_are_early_are_claimed_for_at_once() -> None:
     world = world_of()
-    world.slowness = 0.25
+    world.transfer_slowdown = 0.25
     job = world.submit(fixed(north=2, south=2))
     world.advance(4 + START_DELAY)
     assert world.job(job).started_at == 4 + START_DELAY
@@ -78,9 +78,9 @@ def test_files_that_are_early_are_claimed_for_at_once() -> None:
 def test_the_start_estimate_follows_a_slow_transfer_and_nodes_do_not_wait_for_it() -> None:
     world = world_by_hand()
     job = world.submit(fixed(north=2))
-    world.obey("north")
+    world.run_commands("north")
     world.now = 10.0
-    world.sites["north"].stage("1.1.0", 10)
+    world.sites["north"].update_stage("1.1.0", 10)
     world.deliver("north")
     assert start_estimate(world, job) == 100, "a tenth took 10 s"
     world.now = 12.0
@@ -92,11 +92,11 @@ def test_the_start_estimate_follows_a_slow_transfer_and_nodes_do_not_wait_for_it
     assert attempt.claim_at is not None
     assert 12 < attempt.claim_at < 100
     world.now = 14.0
-    world.sites["north"].stage("1.1.0", 70)
+    world.sites["north"].update_stage("1.1.0", 70)
     world.deliver("north")
     assert start_estimate(world, job) == 20, "it has become faster"
     world.now = 15.0
-    world.sites["north"].stage("1.1.0", 100)
+    world.sites["north"].update_stage("1.1.0", 100)
     world.deliver("north")
     assert start_estimate(world, job) == 16, "no sooner than it was estimated at first"
 
@@ -106,7 +106,7 @@ def test_a_failed_transfer_has_the_job_tried_again(fault: StageFault) -> None:
     world = world_of()
     job = world.submit(fixed(north=2, south=2))
     world.advance(5)
-    world.sites["north"].stage("1.1.0", 3, "no space left on device", fault, "data")
+    world.sites["north"].update_stage("1.1.0", 3, "no space left on device", fault, "data")
     world.settle()
     assert world.queries.grid["north"].health.errors == (fault == "site"), "only its own trouble is its error"
     assert world.queries.grid["south"].health.errors == 0
@@ -127,7 +127,7 @@ def test_a_spoiled_replica_is_not_used_again() -> None:
     world.settle()
     assert world.job(job).attempt.components[0].sources == ("files",)  # type: ignore[union-attr]
     world.step([ReplicasChanged("data", ("south",))])
-    world.sites["north"].stage("1.1.0", 0, "data has another checksum", "file", "data")
+    world.sites["north"].update_stage("1.1.0", 0, "data has another checksum", "file", "data")
     world.settle()
     assert world.job(job).attempt.components[0].sources == ("south",)  # type: ignore[union-attr]
     world.advance(60)
@@ -191,13 +191,13 @@ def test_a_re_placed_component_takes_its_files_along() -> None:
     world = world_of()
     world.step([LinkMeasured("files", "south", Link(None, 1e6))])
     job = world.submit(nonfixed(4), policy="worst-fit")
-    assert world.stagings(job) == [("Stage", "north", "1.1.0")]
-    world.sites["north"].local_user(1)
+    assert world.staging_commands(job) == [("Stage", "north", "1.1.0")]
+    world.sites["north"].add_local_user(1)
     world.advance(20)
-    assert world.stagings(job)[1:] == [("Unstage", "north", "1.1.0"), ("Stage", "south", "1.1.0")]
+    assert world.staging_commands(job)[1:] == [("Unstage", "north", "1.1.0"), ("Stage", "south", "1.1.0")]
     world.advance(40)
     assert world.state(job) is JobState.SUCCEEDED
-    assert world.stagings(job)[3:] == [("Unstage", "south", "1.1.0")]
+    assert world.staging_commands(job)[3:] == [("Unstage", "south", "1.1.0")]
     check_quiet(world)
 
 
@@ -205,19 +205,19 @@ def test_a_re_placed_components_files_are_expected_by_the_speed_they_have_had_si
     world = world_by_hand()
     world.step([LinkMeasured("files", "south", Link(None, 1e6))])
     job = world.submit(nonfixed(4), policy="worst-fit")
-    world.sites["north"].local_user(1)
-    world.sites["north"].report()
+    world.sites["north"].add_local_user(1)
+    world.sites["north"].send_report()
     world.deliver("north")
     world.now = 12.0
     world.step()
-    assert world.stagings(job)[1:] == [("Unstage", "north", "1.1.0"), ("Stage", "south", "1.1.0")]
-    world.obey("south")
+    assert world.staging_commands(job)[1:] == [("Unstage", "north", "1.1.0"), ("Stage", "south", "1.1.0")]
+    world.run_commands("south")
     world.now = 14.0
-    world.sites["south"].stage("1.1.0", 20)
+    world.sites["south"].update_stage("1.1.0", 20)
     world.deliver("south")
     assert start_estimate(world, job) == 22, "a fifth took 2 s"
     world.now = 20.0
-    world.staged(world.sites["south"], "1.1.0")
+    world.finish_staging(world.sites["south"], "1.1.0")
     world.deliver("south")
     assert world.reasons(job, "staged") == ["100 bytes in 8 s (12.5 bytes/s)"]
 
@@ -232,19 +232,19 @@ def test_a_stand_in_finds_the_files_of_the_one_it_stands_in_for() -> None:
     for name in world.sites:
         world.deliver(name)
     job = world.submit(fixed(north=4))
-    user = world.sites["north"].local_user(1)  # nobody has told yet
-    world.take_over()
-    world.obey("north")
+    user = world.sites["north"].add_local_user(1)  # nobody has told yet
+    world.start_automation()
+    world.run_commands("north")
     world.now = 75.0
     world.step()
     world.settle()
     world.advance(5)
-    world.sites["north"].local_user_leaves(user)
+    world.sites["north"].remove_local_user(user)
     world.advance(200)
     attempt = world.job(job).attempt
     assert attempt is not None
     assert [c.superseded for c in attempt.components] == [True, False]
-    assert world.stagings(job) == [("Stage", "north", "1.1.0"), ("Unstage", "north", "1.1.0")]
+    assert world.staging_commands(job) == [("Stage", "north", "1.1.0"), ("Unstage", "north", "1.1.0")]
     assert world.state(job) is JobState.SUCCEEDED
     check_quiet(world)
 
@@ -258,14 +258,14 @@ def test_transfers_go_on_while_the_daemon_is_dead() -> None:
         world.connect(name)
     world.advance(12)
     assert world.job(job).started_at == 16
-    assert world.stagings(job) == [("Stage", "north", "1.1.0")], "it was not ordered again"
+    assert world.staging_commands(job) == [("Stage", "north", "1.1.0")], "it was not ordered again"
 
 
 @pytest.mark.parametrize("slowness", [1.0, 2.0])
 def test_a_job_is_not_claimed_for_before_its_cluster_is_heard_of_again(slowness: float) -> None:
-    """A daemon that began at its start time found no room anywhere, and had the transfers begin anew."""
+    """A daemon that began at its start time found no room anywhere, and had the transfers begin recomputation."""
     world = world_of(Rules(claiming=ClaimingMode.INCREMENTAL, claim_factor=0.95))
-    world.slowness = slowness
+    world.transfer_slowdown = slowness
     job = world.submit(fixed(north=2))
     world.advance(15.1)
     world.restart()
@@ -285,7 +285,7 @@ def test_files_that_an_agent_has_lost_are_ordered_again() -> None:
     world.disconnect("north")
     del world.sites["north"].stages["1.1.0"]
     world.connect("north")
-    assert world.stagings(job) == [("Stage", "north", "1.1.0")] * 2
+    assert world.staging_commands(job) == [("Stage", "north", "1.1.0")] * 2
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
 
@@ -297,13 +297,13 @@ def test_an_inventory_that_ends_one_stage_and_has_lost_the_other_is_taken_in_who
     world.advance(5)
     world.disconnect("north")
     site = world.sites["north"]
-    site.stage("1.1.0", 10, error="no space left") if failed else world.staged(site, "1.1.0")
+    site.update_stage("1.1.0", 10, error="no space left") if failed else world.finish_staging(site, "1.1.0")
     del site.stages["1.1.1"]
     world.connect("north")
     if failed:
         assert world.reasons(job, "requeued") == ["infrastructure-failure: north: no space left (restart 1 of 10)"]
     else:
-        assert world.stagings(job) == [("Stage", "north", token) for token in ("1.1.0", "1.1.1", "1.1.1")]
+        assert world.staging_commands(job) == [("Stage", "north", token) for token in ("1.1.0", "1.1.1", "1.1.1")]
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
     check_quiet(world)
@@ -318,21 +318,21 @@ def test_the_submitters_own_files_wait_for_nobody() -> None:
     assert not world.queries.is_sent_to("elsewhere", "0" * 64), "no agent is given what no job of its cluster has"
     assert not world.queries.is_sent_to("north", "1" * 64)
     for name in ("north", "south"):
-        world.obey(name)
+        world.run_commands(name)
         for token in world.sites[name].startable():
-            world.sites[name].runners_report(token)
+            world.sites[name].report_claimed(token)
         world.deliver(name)
     assert world.state(job) is JobState.CLAIMING
     for name in ("north", "south"):
         for token in world.sites[name].stages:
-            world.staged(world.sites[name], token)
+            world.finish_staging(world.sites[name], token)
         world.deliver(name)
     assert world.state(job) is JobState.STARTING
 
 
 def test_nodes_that_wait_for_slow_files_are_not_taken_for_broken() -> None:
     world = world_of(Rules(barrier_timeout=5))
-    world.slowness = 10.0
+    world.transfer_slowdown = 10.0
     job = world.submit(fixed(north=2))
     world.advance(159)
     assert world.state(job) is JobState.CLAIMING

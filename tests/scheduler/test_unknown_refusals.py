@@ -13,7 +13,7 @@ from koalapy.scheduler.cluster_conditions import MAX_WORDINGS, UnknownRefusals
 from koalapy.scheduler.events import ClusterCleared, ClusterDrained, ClusterResumed
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -21,8 +21,8 @@ WORDS = "the project has no node hours left"
 
 
 def refusing(world: World, name: str, concerns: str = "unknown", words: str = WORDS) -> None:
-    world.sites[name].refuses = lambda size: concerns
-    world.sites[name].words = lambda size: words
+    world.sites[name].rejection_fault = lambda size: concerns
+    world.sites[name].rejection_message = lambda size: words
 
 
 def clusters_of(world: World, job: int) -> set[str]:
@@ -46,9 +46,9 @@ def test_refused_jobs_of_one_kind_run_on_the_other_cluster() -> None:
 def test_the_same_words_for_several_kinds_of_jobs_make_the_cluster_unusable(kinds: tuple[str, list[str]]) -> None:
     field, values = kinds
     world = World({"north": 8, "south": 4})
-    world.sites["north"].refuses = lambda size: "unknown"
+    world.sites["north"].rejection_fault = lambda size: "unknown"
     numbers = iter(range(1000))
-    world.sites["north"].words = lambda size: f"job {next(numbers)}: {WORDS}"
+    world.sites["north"].rejection_message = lambda size: f"job {next(numbers)}: {WORDS}"
     jobs = [world.submit(flexible(1, most=1), **{field: values[number % 2]}) for number in range(10)]
     world.advance(50)
     assert {world.state(job) for job in jobs} == {JobState.SUCCEEDED}
@@ -60,8 +60,8 @@ def test_the_same_words_for_several_kinds_of_jobs_make_the_cluster_unusable(kind
 
 def test_words_that_differ_between_kinds_are_no_error_of_the_cluster() -> None:
     world = World({"north": 8, "south": 4})
-    world.sites["north"].refuses = lambda size: "unknown"
-    world.sites["north"].words = lambda size: "too wide" if size > 1 else "too narrow"
+    world.sites["north"].rejection_fault = lambda size: "unknown"
+    world.sites["north"].rejection_message = lambda size: "too wide" if size > 1 else "too narrow"
     for size in (1, 2):
         for _ in range(4):
             world.submit(flexible(size, most=1))
@@ -74,7 +74,7 @@ def test_a_cluster_that_takes_others_meanwhile_gets_no_error() -> None:
     for number in range(6):
         refusing(world, "north")
         world.submit(flexible(1, most=1), owner=f"user{number}")
-        world.sites["north"].refuses = lambda size: ""
+        world.sites["north"].rejection_fault = lambda size: ""
         world.submit(flexible(1, most=1), owner="taken")
         world.advance(1)
     assert world.queries.grid["north"].health.errors == 0
@@ -100,7 +100,7 @@ def test_a_refusal_that_is_over_costs_a_job_on_the_only_cluster_a_pause() -> Non
     refusing(world, "north")
     job = world.submit(fixed(north=2))
     world.advance(1)
-    world.sites["north"].refuses = lambda size: ""
+    world.sites["north"].rejection_fault = lambda size: ""
     world.advance(REFUSAL_PAUSE + 15)
     assert world.state(job) is JobState.SUCCEEDED
 
@@ -137,8 +137,8 @@ def test_a_refused_job_waits_for_the_cluster_that_could_take_it(why: str) -> Non
     elif why == "drained":
         world.step([ClusterDrained("south", requeue=False, reason="disks")])
     else:
-        user = world.sites["south"].local_user(4)
-        world.sites["south"].report()
+        user = world.sites["south"].add_local_user(4)
+        world.sites["south"].send_report()
         world.settle()
     job = world.submit(flexible(2, most=1))
     world.advance(4000)
@@ -153,8 +153,8 @@ def test_a_refused_job_waits_for_the_cluster_that_could_take_it(why: str) -> Non
     elif why == "drained":
         world.step([ClusterResumed("south")])
     else:
-        world.sites["south"].local_user_leaves(user)
-        world.sites["south"].report()
+        world.sites["south"].remove_local_user(user)
+        world.sites["south"].send_report()
         world.settle()
     world.advance(60)
     assert (world.state(job), clusters_of(world, job)) == (JobState.SUCCEEDED, {"south"})
@@ -171,13 +171,13 @@ def test_a_co_allocated_job_leaves_the_cluster_that_refused_one_component() -> N
 
 def test_nobody_is_preempted_on_a_cluster_that_has_refused_the_job() -> None:
     world = World({"north": 4, "south": 4})
-    world.submit(fixed(south=4), lasts=500, priority=Priority.HIGH)
+    world.submit(fixed(south=4), run_time=500, priority=Priority.HIGH)
     refusing(world, "north")
-    high = world.submit(flexible(4, most=1), lasts=500, priority=Priority.HIGH)
+    high = world.submit(flexible(4, most=1), run_time=500, priority=Priority.HIGH)
     world.advance(1)
     assert (world.state(high), world.job(high).barred_clusters(world.now)) == (JobState.QUEUED, {"north"})
-    world.sites["north"].refuses = lambda size: ""
-    low = world.submit(flexible(4, most=1), lasts=500)
+    world.sites["north"].rejection_fault = lambda size: ""
+    low = world.submit(flexible(4, most=1), run_time=500)
     world.advance(REFUSAL_PAUSE - 5)
     assert (world.state(low), world.reasons(low, "preempted")) == (JobState.RUNNING, [])
     world.advance(20)
@@ -195,8 +195,8 @@ def test_a_component_is_not_moved_to_a_cluster_that_has_refused_its_job() -> Non
 
 def test_explain_names_the_words_and_offers_nothing_on_the_cluster_that_refused() -> None:
     world = World({"north": 8, "south": 4})
-    busy = world.sites["south"].local_user(4)
-    world.sites["south"].report()
+    busy = world.sites["south"].add_local_user(4)
+    world.sites["south"].send_report()
     world.settle()
     refusing(world, "north")
     job = world.submit(flexible(2, most=1))
@@ -206,13 +206,13 @@ def test_explain_names_the_words_and_offers_nothing_on_the_cluster_that_refused(
     assert north.reason.startswith("north has refused it, and is asked again at 00:00:30")
     assert WORDS in north.reason
     assert told.smallest_change is None
-    world.sites["south"].local_user_leaves(busy)
+    world.sites["south"].remove_local_user(busy)
 
 
 def test_refusals_outlive_the_daemon() -> None:
     world = World({"north": 8, "south": 4})
-    world.sites["south"].local_user(4)
-    world.sites["south"].report()
+    world.sites["south"].add_local_user(4)
+    world.sites["south"].send_report()
     world.settle()
     refusing(world, "north")
     job = world.submit(flexible(2, most=1))
@@ -234,7 +234,7 @@ def test_an_operator_who_clears_a_cluster_has_its_refusals_forgotten() -> None:
     job = world.submit(flexible(2, most=1))
     world.advance(300)
     assert world.state(job) is JobState.QUEUED
-    world.sites["north"].refuses = lambda size: ""
+    world.sites["north"].rejection_fault = lambda size: ""
     world.step([ClusterCleared("north")])
     world.advance(20)
     assert (world.state(job), world.job(job).refusals) == (JobState.SUCCEEDED, ())
@@ -247,12 +247,12 @@ def test_a_cluster_that_has_passed_its_trial_gets_the_jobs_that_it_refused_befor
     jobs = [world.submit(flexible(1, most=1), owner=f"user{number}") for number in range(5)]
     world.advance(7200)
     assert {world.state(job) for job in jobs} == {JobState.QUEUED}
-    world.sites["north"].refuses = lambda size: ""
+    world.sites["north"].rejection_fault = lambda size: ""
     world.advance(120)
     barred = [job for job in jobs if world.job(job).barred_clusters(world.now)]
     assert barred, "else there is nothing to forget"
     assert world.queries.grid["north"].health.probation
-    trial = world.submit(flexible(1, most=1), lasts=1)
+    trial = world.submit(flexible(1, most=1), run_time=1)
     world.advance(15)
     assert world.state(trial) is JobState.SUCCEEDED
     assert {world.state(job) for job in barred} == {JobState.SUCCEEDED}

@@ -98,7 +98,7 @@ def test_components_of_one_cluster_use_its_uplink_as_one_would(components: list[
 
 def test_what_runs_is_seen_on_the_uplinks_until_it_ends() -> None:
     world = World({"north": 2, "south": 2})
-    job = world.submit(flexible(4), per_node_bandwidth=90.0, lasts=20.0)
+    job = world.submit(flexible(4), per_node_bandwidth=90.0, run_time=20.0)
     world.advance(5)
     assert world.state(job) is JobState.RUNNING
     uplinks = world.queries.grid.view().uplinks
@@ -138,26 +138,26 @@ def test_who_waits_for_an_uplink_alone_is_tried_when_somebody_leaves_it() -> Non
     world = World({"north": 2, "south": 2}, Rules(scan_interval=1000.0, low_patience=None), links=links)
     options = (("mode", "non-saturated"),)
 
-    def exchanges(lasts: float) -> JobId:
+    def exchanges(run_time: float) -> JobId:
         return world.submit(
-            flexible(2), lasts=lasts, policy="resource-matching", policy_options=options, per_node_bandwidth=60.0
+            flexible(2), run_time=run_time, policy="resource-matching", policy_options=options, per_node_bandwidth=60.0
         )
 
     exchanges(2)  # so that its application is known
     world.advance(5)
-    users = {name: site.local_user(1) for name, site in world.sites.items()}
+    users = {name: site.add_local_user(1) for name, site in world.sites.items()}
     world.settle()
     runs = exchanges(20)
     world.advance(1)
     for name, user in users.items():
-        world.sites[name].local_user_leaves(user)
+        world.sites[name].remove_local_user(user)
     world.settle()
     waits = exchanges(20)
     assert "saturates an uplink" in world.queries.waiting_reason(world.job(waits))
     for token in world.tokens(runs):
         site = next(site for site in world.sites.values() if token in site.runners)
-        site.program_exits(token, 0)
-        site.ends(token)
-        site.local_user(1)
+        site.exit_program(token, 0)
+        site.end_component(token)
+        site.add_local_user(1)
     world.settle()
     assert world.state(waits) is JobState.CLAIMING

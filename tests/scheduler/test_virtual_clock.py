@@ -10,7 +10,7 @@ import pytest
 from koalapy.model.job import JobState, Launcher, Priority
 from koalapy.model.request import Request
 from koalapy.scheduler.rules import Rules
-from tests.scheduler import laws
+from tests.scheduler import invariants
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -46,26 +46,26 @@ class Load:
         self.left = jobs
 
     def submit(self) -> None:
-        request, lasts = self.random.choice(REQUESTS), self.random.expovariate(1 / MEAN_RUNTIME)
-        self.node_seconds += request.total_size * lasts
+        request, run_time = self.random.choice(REQUESTS), self.random.expovariate(1 / MEAN_RUNTIME)
+        self.node_seconds += request.total_size * run_time
         self.world.submit(
             request,
-            lasts=lasts,
+            run_time=run_time,
             priority=self.random.choice(list(Priority)),
             launcher=self.random.choice(list(Launcher)),
         )
         self.left -= 1
         if self.left:
-            self.world.later(self.random.expovariate(1 / self.pause), self.submit)
+            self.world.schedule(self.random.expovariate(1 / self.pause), self.submit)
 
     def local_user(self) -> None:
         site = self.random.choice(list(self.world.sites.values()))
         size, stays = self.random.randint(1, 7), self.random.expovariate(1 / MEAN_RUNTIME)
-        name = site.local_user(size)
+        name = site.add_local_user(size)
         self.local_node_seconds += size * stays
-        self.world.later(stays, lambda: site.local_user_leaves(name))
+        self.world.schedule(stays, lambda: site.remove_local_user(name))
         if self.left:
-            self.world.later(self.random.expovariate(1 / self.local_pause), self.local_user)
+            self.world.schedule(self.random.expovariate(1 / self.local_pause), self.local_user)
 
 
 @pytest.mark.parametrize("count_of_jobs", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])
@@ -81,8 +81,8 @@ def test_many_jobs_all_succeed_and_wait_little(count_of_jobs: int) -> None:
     assert len(jobs) == count_of_jobs
     assert {job.state for job in jobs} == {JobState.SUCCEEDED}
     assert sum(job.restarts for job in jobs) == 0
-    laws.check_quiet(world)
-    laws.check_counts(world)
+    invariants.check_quiet(world)
+    invariants.check_counts(world)
     spans = [((job.started_at or 0) - job.submitted_at, (job.ended_at or 0) - job.submitted_at) for job in jobs]
     mean_wait = sum(wait for wait, _ in spans) / count_of_jobs
     busy = load.node_seconds / (sum(SIZES.values()) * world.now)

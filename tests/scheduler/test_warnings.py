@@ -11,7 +11,7 @@ from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.effects import StopComponent
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed, JobCancelled
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.laws import check_quiet
+from tests.scheduler.invariants import check_quiet
 from tests.scheduler.requests import fixed, nonfixed
 from tests.scheduler.world import World
 
@@ -20,9 +20,9 @@ WARNING = StopWarning(WarningSignal.TERM, GRACE)
 TOLD = "SIGTERM, 30 s before it is stopped"
 
 
-def running(world: World, *, lasts: float = 500.0, **spec: Any) -> JobId:
+def running(world: World, *, run_time: float = 500.0, **spec: Any) -> JobId:
     """A job of low priority that runs on all of north."""
-    job = world.submit(fixed(north=4), lasts=lasts, **{"warning": WARNING, **spec})
+    job = world.submit(fixed(north=4), run_time=run_time, **{"warning": WARNING, **spec})
     world.advance(1)
     assert world.state(job) is JobState.RUNNING
     return job
@@ -56,17 +56,17 @@ def test_a_preempted_job_has_its_grace_and_its_nodes_are_waited_for() -> None:
 @pytest.mark.parametrize("code", [0, 3])
 def test_one_that_ends_by_itself_within_the_grace_queues_again(code: int) -> None:
     world = World({"north": 4})
-    low = running(world, lasts=10, code=code)
+    low = running(world, run_time=10, code=code)
     high = world.submit(fixed(north=4), priority=Priority.HIGH)
     world.advance(11)
     assert (world.state(low), world.state(high)) == (JobState.QUEUED, JobState.RUNNING)
-    assert "not-warned" not in world.story(low)
+    assert "not-warned" not in world.timeline_events(low)
 
 
 @pytest.mark.parametrize("grace", [100.0, 130.0, 600.0])
 def test_a_grace_longer_than_the_patience_at_the_barrier_fails_no_claim(grace: float) -> None:
     world = World({"north": 4, "south": 2}, Rules(claim_grace=5, barrier_timeout=60))
-    low = running(world, lasts=1e6, warning=StopWarning(WarningSignal.USR1, grace))
+    low = running(world, run_time=1e6, warning=StopWarning(WarningSignal.USR1, grace))
     high = world.submit(fixed(north=4, south=2), priority=Priority.HIGH)
     world.advance(grace - 1)
     assert world.state(high) is JobState.CLAIMING
@@ -77,8 +77,8 @@ def test_a_grace_longer_than_the_patience_at_the_barrier_fails_no_claim(grace: f
 
 def test_who_never_leaves_after_the_grace_is_given_up() -> None:
     world = World({"north": 4}, Rules(claim_grace=5, barrier_timeout=60))
-    low = running(world, lasts=1e6)
-    world.sites["north"].stuck.update(world.tokens(low))
+    low = running(world, run_time=1e6)
+    world.sites["north"].stuck_components.update(world.tokens(low))
     high = world.submit(fixed(north=4), priority=Priority.HIGH)
     world.advance(GRACE + 50)
     assert world.state(high) is JobState.CLAIMING
@@ -108,7 +108,7 @@ def test_who_has_not_begun_is_stopped_at_once(before: str) -> None:
     world.settle()
     (token,) = world.tokens(low)
     if before == "opened":
-        site.runners_report(token)
+        site.report_claimed(token)
         world.deliver("north")
     world.submit(fixed(north=4), priority=Priority.HIGH)
     assert stops(world, low) == [None]
@@ -116,8 +116,8 @@ def test_who_has_not_begun_is_stopped_at_once(before: str) -> None:
 
 def test_a_cluster_that_knows_no_warnings_stops_at_once_and_the_timeline_says_so() -> None:
     world = World({"north": 4, "south": 2})
-    world.sites["south"].knows_warnings = False
-    low = world.submit(fixed(north=4, south=2), lasts=500, warning=WARNING)
+    world.sites["south"].supports_warnings = False
+    low = world.submit(fixed(north=4, south=2), run_time=500, warning=WARNING)
     world.advance(1)
     world.submit(fixed(south=2), priority=Priority.HIGH)
     world.advance(1)
@@ -127,13 +127,13 @@ def test_a_cluster_that_knows_no_warnings_stops_at_once_and_the_timeline_says_so
     ]
     world.advance(GRACE)
     assert len(world.reasons(low, "requeued")) == 1
-    assert world.story(low).count("not-warned") == 1
+    assert world.timeline_events(low).count("not-warned") == 1
 
 
 def test_a_drain_may_have_its_jobs_queue_again_elsewhere() -> None:
     world = World({"north": 4, "south": 4})
-    low = world.submit(nonfixed(4), lasts=100, warning=WARNING)
-    other = world.submit(nonfixed(4), lasts=100)
+    low = world.submit(nonfixed(4), run_time=100, warning=WARNING)
+    other = world.submit(nonfixed(4), run_time=100)
     world.advance(1)
     clusters = {job: world.job(job).attempt.components[0].cluster for job in (low, other)}  # type: ignore[union-attr]
     drain(world, clusters[low], "new disks")
@@ -163,7 +163,7 @@ def test_a_drain_lets_alone_whose_program_is_over() -> None:
     """Its exit code is on its way, after all its output: it would be run twice."""
     world = World({"north": 4}, manual=True)
     world.connect("north")
-    world.take_over()
+    world.start_automation()
     job = running(world)
     (token,) = world.tokens(job)
     world.queries.grid["north"].over.add(token)
@@ -173,11 +173,11 @@ def test_a_drain_lets_alone_whose_program_is_over() -> None:
 
 def test_of_its_walltime_a_program_is_warned_by_its_runners_and_its_exit_code_counts() -> None:
     world = World({"north": 4})
-    job = running(world, lasts=80, code=7, walltime=100.0)
+    job = running(world, run_time=80, code=7, walltime=100.0)
     world.advance(70)
     site, (token,) = world.sites["north"], world.tokens(job)
     site.warn(token)
-    site.tell(token)
+    site.report_component(token)
     world.settle()
     assert (world.reasons(job, "warned"), stops(world, job)) == ([TOLD], [])
     cluster = world.queries.grid["north"]
@@ -199,7 +199,7 @@ def test_at_its_walltime_a_program_is_stopped_at_once(warned: bool) -> None:
         world.sites["north"].warn(world.tokens(job)[0])
     world.advance(26)
     assert (world.state(job), stops(world, job)) == (JobState.FAILED, [None])
-    assert ("warned" in world.story(job), "not-warned" in world.story(job)) == (warned, not warned)
+    assert ("warned" in world.timeline_events(job), "not-warned" in world.timeline_events(job)) == (warned, not warned)
     assert world.job(job).reason == "walltime of 100 s exceeded"
 
 
@@ -233,7 +233,7 @@ def test_a_cancellation_ends_a_grace(first: str, restarted: bool) -> None:
     world.cancel(job)
     world.advance(0)
     assert (world.state(job), stops(world, job)) == (JobState.CANCELLED, [WARNING, None])
-    assert "not-warned" not in world.story(job)
+    assert "not-warned" not in world.timeline_events(job)
 
 
 def test_one_with_a_warning_within_a_grace_is_another_end_and_no_shorter() -> None:
@@ -251,7 +251,7 @@ def test_one_with_a_warning_within_a_grace_is_another_end_and_no_shorter() -> No
 
 def test_a_daemon_that_is_restarted_within_a_grace_lets_it_go_on() -> None:
     world = World({"north": 4}, Rules(claim_grace=5, barrier_timeout=20))
-    low = running(world, lasts=1e6, warning=StopWarning(WarningSignal.TERM, 100.0))
+    low = running(world, run_time=1e6, warning=StopWarning(WarningSignal.TERM, 100.0))
     high = world.submit(fixed(north=4), priority=Priority.HIGH)
     world.advance(10)
     world.restart()
@@ -263,7 +263,7 @@ def test_a_daemon_that_is_restarted_within_a_grace_lets_it_go_on() -> None:
     assert world.state(high) is JobState.CLAIMING, "it waits for nodes that it was promised"
     world.advance(10)
     assert (world.state(low), world.state(high)) == (JobState.QUEUED, JobState.RUNNING)
-    assert world.story(low).count("warned") == 1
+    assert world.timeline_events(low).count("warned") == 1
 
 
 def test_a_cluster_says_in_vain_that_a_job_without_a_warning_was_warned() -> None:
@@ -271,14 +271,14 @@ def test_a_cluster_says_in_vain_that_a_job_without_a_warning_was_warned() -> Non
     job = running(world, warning=None)
     world.sites["north"].warn(world.tokens(job)[0])
     world.settle()
-    assert ("warned" in world.story(job), world.queries.grid["north"].leaving) == (False, 0)
+    assert ("warned" in world.timeline_events(job), world.queries.grid["north"].leaving) == (False, 0)
 
 
 @given(st.data())
 def test_whatever_befalls_warned_jobs_they_come_to_their_end(data: st.DataObject) -> None:
     """And no law is broken on the way."""
     world = World({"north": 4, "south": 2}, Rules(claim_grace=5, barrier_timeout=20))
-    world.sites["south"].knows_warnings = data.draw(st.booleans())
+    world.sites["south"].supports_warnings = data.draw(st.booleans())
     for _ in range(data.draw(st.integers(3, 10))):
         live = [ident for ident, job in world.jobs.items() if not job.state.is_final]
         match data.draw(st.sampled_from(["low", "low", "high", "cancel", "warn", "drain", "resume", "restart"])):
@@ -286,7 +286,7 @@ def test_whatever_befalls_warned_jobs_they_come_to_their_end(data: st.DataObject
                 grace = data.draw(st.sampled_from([1.0, 30.0]))
                 sizes = data.draw(st.sampled_from([{"north": 4}, {"north": 2, "south": 2}, {"south": 1}]))
                 warning = StopWarning(WarningSignal.TERM, grace)
-                world.submit(fixed(**sizes), lasts=data.draw(st.sampled_from([5.0, 60.0])), warning=warning)
+                world.submit(fixed(**sizes), run_time=data.draw(st.sampled_from([5.0, 60.0])), warning=warning)
             case "high":
                 world.submit(fixed(north=3), priority=Priority.HIGH)
             case "cancel" if live:

@@ -56,8 +56,8 @@ from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
-from tests.scheduler import laws
-from tests.scheduler.given_out import GivenOut
+from tests.scheduler import invariants
+from tests.scheduler.immutability import GivenOut
 from tests.scheduler.sites import STAGE_SIZE, Ack, Confirm, Site
 
 MANY_STEPS = 2000
@@ -67,9 +67,9 @@ START_DELAY = 0.125
 
 @dataclass(frozen=True)
 class Program:
-    """What a job's program does: how long it runs and how it ends; ``lasts`` may differ between components."""
+    """What a job's program does: how long it runs and how it ends; ``run_time`` may differ between components."""
 
-    lasts: tuple[float, ...] = (10.0,)
+    run_time: tuple[float, ...] = (10.0,)
     code: int = 0
     lingers: bool = False
     """Whether the components that are not the head stay until they are stopped."""
@@ -128,15 +128,15 @@ class World:
         self.given = GivenOut()
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
-        self.turns: set[JobId | None] = set()
+        self.reserved_jobs: set[JobId | None] = set()
         """Whom nodes were ever kept for."""
         self.outbox: dict[int, tuple[str, Command]] = {}
         self.sent: list[Command] = []
         self.warnings: list[str] = []
         self.programs: dict[JobId, Program] = {}
-        self.slowness = 1.0
+        self.transfer_slowdown = 1.0
         """How much longer transfers take than they are estimated."""
-        self.gangs = laws.Gangs()
+        self.gangs = invariants.Gangs()
         self.renewed_at = dict.fromkeys(sizes, now)
         """When each cluster last could renew the leases of its components."""
         self.declared_lost: set[Token] = set()
@@ -144,11 +144,11 @@ class World:
         self.forgotten: set[Token] = set()
         """Components that were about to end, their nodes promised to others, when the daemon died."""
         self._ready: set[str] = set()
-        self._unasked: set[str] = set()
+        self._unconfirmed: set[str] = set()
         """Clusters that are to be asked whether they have told all, once they can be."""
         self._sizes: dict[Token, int] = {}
         self._leases: dict[Token, float | None] = {}
-        self._idents = count(1)
+        self._command_ids = count(1)
         self._order = count()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._next_scan = now + self.rules.scan_interval
@@ -165,7 +165,7 @@ class World:
         self,
         request: Request,
         *,
-        lasts: float | tuple[float, ...] = 10.0,
+        run_time: float | tuple[float, ...] = 10.0,
         code: int = 0,
         lingers: bool = False,
         launcher: Launcher = Launcher.PROCESSES,
@@ -175,7 +175,7 @@ class World:
     ) -> JobId:
         """Submit a job whose program will do as told; returns its id."""
         spec |= {"priority": priority, "launcher": launcher}
-        program = Program(lasts if isinstance(lasts, tuple) else (lasts,), code, lingers)
+        program = Program(run_time if isinstance(run_time, tuple) else (run_time,), code, lingers)
         wanted = JobSpec(request, command, **spec)
         self.queries.admit(wanted)
         return self.submit_together([wanted], program)[0]
@@ -209,7 +209,7 @@ class World:
     def state(self, job: JobId) -> JobState:
         return self.jobs[job].state
 
-    def story(self, job: JobId) -> list[str]:
+    def timeline_events(self, job: JobId) -> list[str]:
         """The events of a job's timeline, in order."""
         return [entry.event for entry in self.timeline if entry.job == job]
 
@@ -221,7 +221,7 @@ class World:
         ours = [c for c in self._sent_for(job) if not isinstance(c, StageComponent | UnstageComponent)]
         return [(type(c).__name__.removesuffix("Component").removesuffix("Barrier"), c.token) for c in ours]
 
-    def stagings(self, job: JobId) -> list[tuple[str, str, Token]]:
+    def staging_commands(self, job: JobId) -> list[tuple[str, str, Token]]:
         """``Stage`` or ``Unstage``, cluster and token of everything that was ordered for a job's files, in order."""
         ours = [c for c in self._sent_for(job) if isinstance(c, StageComponent | UnstageComponent)]
         return [(type(c).__name__.removesuffix("Component"), c.cluster, c.token) for c in ours]
@@ -241,14 +241,14 @@ class World:
 
     def step(self, events: Sequence[Event] = ()) -> Effects:
         """One transaction: the scheduler's step, written down, and only then sent."""
-        self.turns.add(self.queries.reservation)
-        self.end_leases()
-        laws.check_live_attempts(self)
-        return self.take_in(self.scheduler.step(events, self.now))
+        self.reserved_jobs.add(self.queries.reservation)
+        self.expire_leases()
+        invariants.check_live_attempts(self)
+        return self.apply_effects(self.scheduler.step(events, self.now))
 
-    def take_in(self, effects: Effects) -> Effects:
+    def apply_effects(self, effects: Effects) -> Effects:
         """Write a step down, and only then send what it orders."""
-        laws.check_effects(self, effects)
+        invariants.check_effects(self, effects)
         self.jobs |= effects.jobs
         self.given.note([*effects.jobs.values(), *(attempt for _, attempt in effects.attempts)])
         self.scans |= effects.scans
@@ -260,14 +260,14 @@ class World:
             self._clusters[name] = {"health": health, "drained": cluster.drained}
         for command in effects.commands:
             self._send(command)
-        self._unasked |= effects.confirm
+        self._unconfirmed |= effects.confirm
         self._ask_to_confirm()
         if self.strict:
-            laws.check_counts(self)
+            invariants.check_counts(self)
             if self.rules.event_driven and not self.scheduler.is_unfinished:
-                laws.check_waiting(self)
+                invariants.check_waiting(self)
             if self.scheduler.is_unfinished:
-                laws.check_nobody_passed(self, effects)
+                invariants.check_nobody_passed(self, effects)
         return effects
 
     def finish(self) -> None:
@@ -288,16 +288,16 @@ class World:
             self._sizes[command.token] = component.size
             profile = self.profiles.get(component.cluster) or ClusterProfile()
             self._leases[command.token] = lease_of(self.jobs[job].spec.lease, profile.lease)
-        ident = next(self._idents)
+        ident = next(self._command_ids)
         if not isinstance(command, ForgetComponent):
             self.outbox[ident] = (command.cluster, command)
         if command.cluster in self._ready:
             self.sites[command.cluster].inbox.append((ident, command))
 
     def _ask_to_confirm(self) -> None:
-        for name in sorted(self._unasked & self._ready):
-            self._unasked.remove(name)
-            self.sites[name].inbox.append((next(self._idents), Confirm(self.now)))
+        for name in sorted(self._unconfirmed & self._ready):
+            self._unconfirmed.remove(name)
+            self.sites[name].inbox.append((next(self._command_ids), Confirm(self.now)))
 
     def _size_of(self, token: Token) -> int:
         return self._sizes[token]
@@ -305,7 +305,7 @@ class World:
     def _lease_of(self, token: Token) -> float | None:
         return self._leases[token]
 
-    def end_leases(self) -> None:
+    def expire_leases(self) -> None:
         """Have runners end what has no lease any more, as late as they may: by slow clocks, and slowly."""
         for name, site in self.sites.items():
             if name in self._ready:
@@ -315,9 +315,9 @@ class World:
                 if runner.lease is not None and not runner.is_killed and runner.phase not in ("delivering", "ended"):
                     latest = with_margin(runner.lease + (warning.grace if warning is not None else 0.0))
                     if self.now >= self.renewed_at[name] + latest - 0.001:
-                        site.lease_is_over(token)
+                        site.expire_lease(token)
 
-    def lost_after(self, name: str) -> float:
+    def loss_delay(self, name: str) -> float:
         """After which silence the components of a cluster count as lost that have its lease, and no warning."""
         lease = self.profiles[name].lease
         assert lease is not None
@@ -332,14 +332,14 @@ class World:
         """The daemon dies and another takes over with nothing but what was written."""
         clusters = []
         for name, site in self.sites.items():
-            self._goes_away(site)
+            self._disconnect_site(site)
             for token in self.queries.grid[name]._leaving:
                 found = self.queries.find(token)
                 if found is not None and found[1].state is not ComponentState.STOPPING:
                     self.forgotten.add(token)
             clusters.append(self._cluster(name))
         self._ready.clear()
-        self._unasked.clear()
+        self._unconfirmed.clear()
         self.scheduler = self._scheduler(clusters, [job for job in self.jobs.values() if not job.state.is_final])
         self.step()
 
@@ -369,13 +369,13 @@ class World:
 
     def disconnect(self, name: str, reason: str = "its agent is not connected", heard: float | None = None) -> None:
         """``heard``: when the cluster was last heard of, where that is noticed late."""
-        self._goes_away(self.sites[name])
+        self._disconnect_site(self.sites[name])
         self._ready.discard(name)
-        self._unasked.discard(name)
+        self._unconfirmed.discard(name)
         self.step([ClusterDisconnected(name, reason, heard)])
 
-    def _goes_away(self, site: Site) -> None:
-        self.end_leases()
+    def _disconnect_site(self, site: Site) -> None:
+        self.expire_leases()
         site.disconnect()
 
     def deliver(self, name: str, most: int | None = None) -> None:
@@ -390,7 +390,7 @@ class World:
             else:
                 self.step([message])
 
-    def deliver_all_together(self, most: int | None = None) -> None:
+    def deliver_from_all_sites(self, most: int | None = None) -> None:
         """The same of all clusters in one transaction, as far as nothing is told of all that a cluster holds."""
         events: list[Event] = []
         for site in self.sites.values():
@@ -413,10 +413,10 @@ class World:
         self._ready.add(name)
         self.sites[name].inbox.extend((i, c) for i, (cluster, c) in self.outbox.items() if cluster == name)
         forgets = [c for c in effects.commands if isinstance(c, ForgetComponent) and c.cluster == name]
-        self.sites[name].inbox.extend((next(self._idents), c) for c in forgets)
+        self.sites[name].inbox.extend((next(self._command_ids), c) for c in forgets)
         self._ask_to_confirm()
 
-    def obey(self, name: str, most: int | None = None) -> None:
+    def run_commands(self, name: str, most: int | None = None) -> None:
         """Have a cluster's agent carry out what it was told."""
         site = self.sites[name]
         for _ in range(len(site.inbox) if most is None else min(most, len(site.inbox))):
@@ -424,20 +424,20 @@ class World:
 
     # Time
 
-    def later(self, delay: float, act: Callable[[], None]) -> None:
+    def schedule(self, delay: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (self.now + delay, next(self._order), act))
 
     def settle(self) -> None:
         """Let everything happen that needs no time: messages, commands, starts."""
         while True:
             for site in self.sites.values():
-                site.report()
+                site.send_report()
             for name in [name for name, site in self.sites.items() if site.stream]:
                 self._deliver_together(name)
             busy = any(site.inbox for site in self.sites.values())
             for name in self.sites:
-                self.obey(name)
-            self._start_what_can_start()
+                self.run_commands(name)
+            self._start_ready_components()
             if not busy and not any(site.stream for site in self.sites.values()):
                 return
 
@@ -455,18 +455,20 @@ class World:
         if stream:
             self.deliver(name, 1)
 
-    def _start_what_can_start(self) -> None:
+    def _start_ready_components(self) -> None:
         for site in self.sites.values():
             allocated, site.allocated = site.allocated, []
             opened, site.opened = site.opened, []
             staging, site.staging = site.staging, []
             graces, site.graces = site.graces, []
             for token, grace in graces:
-                self.later(grace, lambda site=site, token=token: site.grace_is_over(token))  # type: ignore[misc]
+                self.schedule(grace, lambda site=site, token=token: site.end_grace(token))  # type: ignore[misc]
             for token in staging:
-                self.later(self._transfer_time(token, site), lambda site=site, token=token: self.staged(site, token))  # type: ignore[misc]
+                self.schedule(
+                    self._transfer_time(token, site), lambda site=site, token=token: self.finish_staging(site, token)
+                )  # type: ignore[misc]
             for token in allocated:
-                self.later(START_DELAY, lambda site=site, token=token: self._reports(site, token))  # type: ignore[misc]
+                self.schedule(START_DELAY, lambda site=site, token=token: self._report_claimed(site, token))  # type: ignore[misc]
             for token in opened:
                 self._start_program(site, token)
 
@@ -476,16 +478,16 @@ class World:
         attempt = self.jobs[ident].attempt
         gang = attempt.gang if attempt else ()
         estimates = [c.transfer_time for c in gang if c.rank == rank and c.cluster == site.name]
-        return self.slowness * (estimates[0] if estimates else 0.0)
+        return self.transfer_slowdown * (estimates[0] if estimates else 0.0)
 
-    def staged(self, site: Site, token: Token) -> None:
+    def finish_staging(self, site: Site, token: Token) -> None:
         """All files of a component are there."""
         if token in site.stages:
-            site.stage(token, STAGE_SIZE)
+            site.update_stage(token, STAGE_SIZE)
 
-    def _reports(self, site: Site, token: Token) -> None:
+    def _report_claimed(self, site: Site, token: Token) -> None:
         if token in site.startable():
-            site.runners_report(token)
+            site.report_claimed(token)
 
     def _start_program(self, site: Site, token: Token) -> None:
         ident, _, index, _ = parse_token(token)
@@ -493,28 +495,28 @@ class World:
         attempt = job.attempt
         if job.spec.launcher is Launcher.OPENMPI and (attempt is None or attempt.head.index != index):
             return
-        lasts = self.programs[ident].lasts
-        self.later(lasts[min(index, len(lasts) - 1)], lambda: self.program_ends(site, token))
+        run_time = self.programs[ident].run_time
+        self.schedule(run_time[min(index, len(run_time) - 1)], lambda: self.end_program(site, token))
 
-    def program_ends(self, site: Site, token: Token) -> None:
+    def end_program(self, site: Site, token: Token) -> None:
         """The program of a component exits, and with that of the head, under Open MPI, the whole gang."""
         runner = site.runners.get(token)
         if runner is None or runner.phase != "running" or runner.stopped:
             return
         ident, generation, *_ = parse_token(token)
         program = self.programs[ident]
-        site.program_exits(token, program.code)
-        site.ends(token)
+        site.exit_program(token, program.code)
+        site.end_component(token)
         if self.jobs[ident].spec.launcher is Launcher.OPENMPI and not program.lingers:
             for other in self.sites.values():
                 for one in [t for t in other.runners if parse_token(t)[:2] == (ident, generation)]:
-                    other.ends(one)
+                    other.end_component(one)
 
     def advance(self, seconds: float) -> None:
         """Let time pass, and everything happen that is due meanwhile."""
         end = self.now + seconds
         self.settle()
-        while (at := self._next()) <= end:
+        while (at := self._next_event_at()) <= end:
             self.now = max(self.now, at)
             while self._agenda and self._agenda[0][0] <= self.now:
                 heapq.heappop(self._agenda)[2]()
@@ -527,12 +529,12 @@ class World:
             self.settle()
         self.now = end
 
-    def _next(self) -> float:
+    def _next_event_at(self) -> float:
         wakeup = self.scheduler.next_wakeup()
         agenda = self._agenda[0][0] if self._agenda else self._next_scan
         return min(agenda, self._next_scan, self._next_scan if wakeup is None else wakeup)
 
-    def take_over(self) -> None:
+    def start_automation(self) -> None:
         """From manual to automatic: whatever a test left undone is done from now on."""
         self.manual = False
         self._next_scan = self.now + self.rules.scan_interval

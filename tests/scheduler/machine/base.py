@@ -17,7 +17,7 @@ from koalapy.model.reports import ClusterReport
 from koalapy.policies.knowledge import Knowledge
 from koalapy.scheduler import grid
 from koalapy.scheduler.rules import MIN_FACTOR, MIN_SECONDS, Rules
-from tests.scheduler.remains import FIRST_JOB, sizes
+from tests.scheduler.leftovers import FIRST_JOB, sizes
 from tests.scheduler.sites import STAGE_SIZE, Site
 from tests.scheduler.world import World
 
@@ -153,24 +153,24 @@ class Machine(RuleBasedStateMachine):
         )
         self.is_extreme = MIN_FACTOR in (rules["claim_factor"], rules.get("claim_factor_min"))
         for site in self.world.sites.values():
-            site.delivers_long = True
+            site.delays_delivery = True
         self.users: dict[str, list[str]] = {name: [] for name in SIZES}
         self.seen: dict[str, ClusterReport] = {}
         self.fresh = sizes(self.world.scheduler)
 
     # What usually happens
 
-    def all_goes_well(self, rounds: int) -> None:
+    def run_usual_steps(self, rounds: int) -> None:
         """What usually happens between the accidents."""
         for _ in range(rounds):
             for name, site in self.world.sites.items():
-                self.world.obey(name)
+                self.world.run_commands(name)
                 for token in site.startable():
-                    site.runners_report(token)
+                    site.report_claimed(token)
                 for token in list(site.stages):
-                    site.stage(token, STAGE_SIZE)
+                    site.update_stage(token, STAGE_SIZE)
                 if site.connected:
-                    site.report()
+                    site.send_report()
                 self.world.deliver(name)
 
     # What there is

@@ -23,15 +23,15 @@ class Nodes(Machine):
 
     @precondition(lambda self: self.startable())
     @rule(pick=picks)
-    def runners_report(self, pick: int) -> None:
+    def report_claimed(self, pick: int) -> None:
         site, token = pick_of(self.startable(), pick)
-        site.runners_report(token)
+        site.report_claimed(token)
 
     @precondition(lambda self: self.components("waiting"))
     @rule(pick=picks, seconds=st.sampled_from([BOOT, BOOT, 0.0]))
     def nodes_boot(self, pick: int, seconds: float) -> None:
         site, token = pick_of(self.components("waiting"), pick)
-        site.boots(token, seconds)
+        site.boot_component(token, seconds)
 
     # Files
 
@@ -39,14 +39,14 @@ class Nodes(Machine):
     @rule(pick=picks, staged=st.sampled_from([1, 50, STAGE_SIZE]))
     def files_arrive(self, pick: int, staged: int) -> None:
         site, token = pick_of(self.stages(), pick)
-        site.stage(token, staged)
+        site.update_stage(token, staged)
 
     @precondition(lambda self: self.stages())
     @rule(pick=picks, fault=st.sampled_from(["site", "source", "file"]), rounds=rounds)
     def transfer_fails(self, pick: int, fault: StageFault, rounds: int) -> None:
         site, token = pick_of(self.stages(), pick)
-        site.stage(token, 10, "broken pipe", fault, "file")
-        self.all_goes_well(rounds)
+        site.update_stage(token, 10, "broken pipe", fault, "file")
+        self.run_usual_steps(rounds)
 
     @precondition(lambda self: [(s, t) for s, t in self.stages() if not s.connected])
     @rule(pick=picks)
@@ -59,10 +59,10 @@ class Nodes(Machine):
 
     @precondition(lambda self: self.components("running"))
     @rule(pick=picks, code=st.sampled_from([0, 0, 0, 137]))
-    def program_exits(self, pick: int, code: int) -> None:
+    def exit_program(self, pick: int, code: int) -> None:
         site, token = pick_of(self.components("running"), pick)
         if site.runners[token].exit_code is None:
-            site.program_exits(token, code)
+            site.exit_program(token, code)
 
     @precondition(lambda self: any(site.graces for site in self.world.sites.values()))
     @rule()
@@ -71,12 +71,12 @@ class Nodes(Machine):
         for site in self.world.sites.values():
             graces, site.graces = site.graces, []
             for token, _ in graces:
-                site.grace_is_over(token)
+                site.end_grace(token)
 
     @rule(name=names, knows=st.booleans())
     def agent_knows_of_warnings_or_not(self, name: str, knows: bool) -> None:
         """It may be one of the version before."""
-        self.world.sites[name].knows_warnings = knows
+        self.world.sites[name].supports_warnings = knows
 
     @precondition(lambda self: self.components("running"))
     @rule(rounds=rounds)
@@ -84,49 +84,49 @@ class Nodes(Machine):
         """And all that was on its way arrives."""
         for site, token in self.components("running"):
             if site.runners[token].exit_code is None:
-                site.program_exits(token, 0)
-            site.ends(token)
-        self.all_goes_well(1)
+                site.exit_program(token, 0)
+            site.end_component(token)
+        self.run_usual_steps(1)
         for site, token in self.components("delivering"):
-            site.delivered(token)
-        self.all_goes_well(rounds)
+            site.finish_delivery(token)
+        self.run_usual_steps(rounds)
 
     @precondition(lambda self: self.components(*LIVE))
     @rule(pick=picks, rounds=rounds)
     def component_breaks(self, pick: int, rounds: int) -> None:
         site, token = pick_of(self.components(*LIVE), pick)
-        site.fails(token, "node lost")
-        self.all_goes_well(rounds)
+        site.fail_component(token, "node lost")
+        self.run_usual_steps(rounds)
 
     @precondition(lambda self: self.components(*LIVE))
     @rule(pick=picks)
     def component_ends(self, pick: int) -> None:
         site, token = pick_of(self.components(*LIVE), pick)
-        site.ends(token)
+        site.end_component(token)
 
     @precondition(lambda self: self.components("delivering"))
     @rule(pick=picks)
     def output_arrives(self, pick: int) -> None:
         site, token = pick_of(self.components("delivering"), pick)
-        site.delivered(token)
+        site.finish_delivery(token)
 
     @precondition(lambda self: self.unseen())
     @rule(pick=picks)
     def component_vanishes(self, pick: int) -> None:
         """Only while the agent is away: one that is there would tell."""
         site, token = pick_of(self.unseen(), pick)
-        site.vanishes(token)
+        site.lose_component(token)
 
     # Resource managers
 
     @rule(name=names, size=st.integers(1, 4), fault=st.sampled_from(["job", "limit", "site", "unknown", "unsuitable"]))
     def resource_manager_refuses(self, name: str, size: int, fault: str) -> None:
         """All components of so many nodes or more, until further notice."""
-        self.world.sites[name].refuses = lambda asked: fault if asked >= size else ""
+        self.world.sites[name].rejection_fault = lambda asked: fault if asked >= size else ""
 
     @rule(name=names)
     def resource_manager_takes_all(self, name: str) -> None:
-        self.world.sites[name].refuses = lambda asked: ""
+        self.world.sites[name].rejection_fault = lambda asked: ""
 
     @rule(name=names)
     def black_hole_opens_or_closes(self, name: str) -> None:
@@ -142,24 +142,24 @@ class Nodes(Machine):
     def nodes_get_stuck(self, pick: int) -> None:
         """What is told to end does not give back its nodes."""
         site, token = pick_of(self.components(*LIVE), pick)
-        site.stuck.add(token)
+        site.stuck_components.add(token)
 
     @rule(name=names)
     def stuck_nodes_come_back(self, name: str) -> None:
-        self.world.sites[name].lets_go()
+        self.world.sites[name].release_stuck_nodes()
 
     @rule(name=names, count=st.integers(1, 4))
     def nodes_go_down(self, name: str, count: int) -> None:
-        self.world.sites[name].breaks(count)
+        self.world.sites[name].break_nodes(count)
 
     @rule(name=names)
     def nodes_come_up(self, name: str) -> None:
-        self.world.sites[name].repairs()
+        self.world.sites[name].repair_nodes()
 
     @rule(name=names, problem=st.sampled_from(["its resource manager does not answer", "", ""]))
     def resource_manager_has_a_problem(self, name: str, problem: str) -> None:
-        self.world.sites[name].has_problem(problem)
+        self.world.sites[name].set_problem(problem)
 
     @rule(name=names, lacks=st.sampled_from([("rsync",), (), ()]))
     def host_lacks_programs(self, name: str, lacks: tuple[str, ...]) -> None:
-        self.world.sites[name].lacks_now(*lacks)
+        self.world.sites[name].set_missing_programs(*lacks)

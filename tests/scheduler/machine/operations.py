@@ -14,7 +14,7 @@ from koalapy.scheduler.events import (
     PeriodicScan,
     ReplicasChanged,
 )
-from tests.scheduler import laws
+from tests.scheduler import invariants
 from tests.scheduler.machine.base import Machine, names, rounds
 
 
@@ -30,27 +30,27 @@ class Operations(Machine):
     @rule(most=st.sampled_from([2, None]))
     def deliver_together(self, most: int | None) -> None:
         """What all agents have told, in one transaction."""
-        self.world.deliver_all_together(most)
+        self.world.deliver_from_all_sites(most)
 
     @rule(name=names, most=st.sampled_from([1, None]))
-    def obey(self, name: str, most: int | None) -> None:
-        self.world.obey(name, most)
+    def run_commands(self, name: str, most: int | None) -> None:
+        self.world.run_commands(name, most)
 
     @rule(name=names)
-    def look(self, name: str) -> None:
-        self.seen[name] = self.world.sites[name].look()
+    def current_report(self, name: str) -> None:
+        self.seen[name] = self.world.sites[name].current_report()
 
     @rule(name=names)
     def tell_what_was_seen(self, name: str) -> None:
         """The agent had looked at its cluster a while ago; meanwhile it may have told other things."""
         if name in self.seen:
-            self.world.sites[name].report(self.seen.pop(name))
+            self.world.sites[name].send_report(self.seen.pop(name))
 
     @rule(name=names)
     def say_everything_again(self, name: str) -> None:
         site = self.world.sites[name]
         for token in [*site.runners]:
-            site.tell(token)
+            site.report_component(token)
 
     @rule(name=names, seconds=st.sampled_from([0.1, 6.0, 41.0]))
     def disconnect_or_connect(self, name: str, seconds: float) -> None:
@@ -84,7 +84,7 @@ class Operations(Machine):
     @rule(seconds=st.sampled_from([0.1, 2.5, 5.0, 10.0, 30.0, 41.0]), at_once=st.booleans(), rounds=rounds)
     def time_passes(self, seconds: float, at_once: bool, rounds: int) -> None:
         """The daemon wakes up when it must, or, being busy, late."""
-        self.all_goes_well(rounds)
+        self.run_usual_steps(rounds)
         world, end = self.world, self.world.now + seconds
         while not at_once and (wakeup := world.scheduler.next_wakeup()) is not None and wakeup <= end:
             world.now = max(world.now, wakeup)
@@ -116,9 +116,9 @@ class Operations(Machine):
     def scan(self, times: int) -> None:
         self.world.step([PeriodicScan()] * times)
         self.world.finish()
-        laws.check_reservation(self.world)
+        invariants.check_reservation(self.world)
         if times == self.world.rules.high_scans_per_low:  # and so each queue was scanned
-            laws.check_waiting(self.world)
+            invariants.check_waiting(self.world)
 
     @rule(seconds=st.sampled_from([0.5, 3600.0]))
     def clock_goes_back(self, seconds: float) -> None:
@@ -127,7 +127,7 @@ class Operations(Machine):
         world.now, now = max(0.0, world.now - seconds), world.now
         effects = world.scheduler.step([PeriodicScan()], world.now)
         world.now = now
-        world.take_in(effects)
+        world.apply_effects(effects)
 
     # Operators
 

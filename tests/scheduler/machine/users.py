@@ -105,7 +105,7 @@ class Users(Machine):
         for spec in some:
             for admitted in self.admitted([spec]):
                 self.world.submit_together([admitted], Program(code=code))
-        self.all_goes_well(rounds)
+        self.run_usual_steps(rounds)
 
     @precondition(has_room)
     @rule(some=st.lists(specs, min_size=2, max_size=5), pick=picks, rounds=rounds)
@@ -115,7 +115,7 @@ class Users(Machine):
         waiting = self.some(JobState.QUEUED)
         cancelled = [JobCancelled(waiting[pick % len(waiting)])] if waiting else []
         self.world.step([*cancelled, *(JobSubmitted(job) for job in jobs)])
-        self.all_goes_well(rounds)
+        self.run_usual_steps(rounds)
 
     @precondition(has_room)
     @rule(spec=specs, acts=st.lists(st.sampled_from(["hold", "release", "high", "low", "cancel"]), max_size=5))
@@ -173,10 +173,10 @@ class Users(Machine):
     def local_user_comes(self, name: str, size: int) -> None:
         site = self.world.sites[name]
         if len(self.users[name]) < SIZES[name]:
-            self.users[name].append(site.local_user(min(size, SIZES[name])))
+            self.users[name].append(site.add_local_user(min(size, SIZES[name])))
 
     @precondition(lambda self: any(self.users.values()))
     @rule(name=names)
-    def local_user_leaves(self, name: str) -> None:
+    def remove_local_user(self, name: str) -> None:
         if self.users[name]:
-            self.world.sites[name].local_user_leaves(self.users[name].pop(0))
+            self.world.sites[name].remove_local_user(self.users[name].pop(0))

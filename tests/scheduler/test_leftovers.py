@@ -4,7 +4,7 @@ from koalapy.model.job import JobState, Priority
 from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import JobPriorityChanged
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.remains import FIRST_JOB, jobs_named, sizes
+from tests.scheduler.leftovers import FIRST_JOB, jobs_named, sizes
 from tests.scheduler.requests import flexible
 from tests.scheduler.test_failures import break_component
 from tests.scheduler.world import World
@@ -31,7 +31,7 @@ def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
     warning = StopWarning(WarningSignal.TERM, 5.0)
     for cancelled in (True, False):
         world = World({"north": 2}, Rules(unreachable_after=1.0), first_job=FIRST_JOB, lease=1.0)
-        job = world.submit(flexible(1), walltime=30.0, lasts=1000.0, warning=warning)
+        job = world.submit(flexible(1), walltime=30.0, run_time=1000.0, warning=warning)
         world.advance(5)
         assert world.state(job) is JobState.RUNNING
         world.disconnect("north")
@@ -47,7 +47,7 @@ def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
 
 def test_the_pause_of_a_job_that_is_cancelled_meanwhile_wakes_nobody() -> None:
     world = World({"north": 2}, Rules(restart_pause=5000.0, restart_pause_max=5000.0, error_threshold=100))
-    job = world.submit(flexible(1), lasts=1000)
+    job = world.submit(flexible(1), run_time=1000)
     while world.job(job).retry_at is None:
         world.advance(1)
         break_component(world, world.tokens(job)[0])

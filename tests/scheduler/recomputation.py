@@ -7,7 +7,7 @@ from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.job import ComponentState, JobState, Priority
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.owner_use import HOURS, NODES, QUEUED, OwnerUse
-from tests.scheduler import laws
+from tests.scheduler import invariants
 
 if TYPE_CHECKING:
     from tests.scheduler.world import World
@@ -22,8 +22,8 @@ def check_positions(world: "World") -> None:
     for priority in Priority:
         for section in range(len(world.sites) + 1):
             queue = [job for job in jobs if job.is_in_queue and job.spec.priority is priority]
-            queue = [job for job in queue if laws.section_of(world, job) == section]
-            queue.sort(key=lambda job: laws.place_of(world, job))
+            queue = [job for job in queue if invariants.section_of(world, job) == section]
+            queue.sort(key=lambda job: invariants.place_of(world, job))
             expected |= {job.id: place for place, job in enumerate(queue, 1)}
     assert len({job.queue_seq for job in jobs}) == len(jobs), "two jobs came at once"
     assert queries.queues.positions(jobs) == expected
@@ -67,7 +67,7 @@ def _with_preemption(world: "World", clusters: list[ClusterStatus]) -> dict[str,
     """Idle, or about to be, or held by jobs of low priority that are not ending anyway."""
     preemptible: Counter[str] = Counter()
     for job in world.queries.jobs():
-        if job.state.is_active and job.attempt and laws.makes_room(world, job):
+        if job.state.is_active and job.attempt and invariants.makes_room(world, job):
             for c in job.attempt.components:
                 holds = c.state not in (ComponentState.PLACED, ComponentState.STOPPING) and not c.has_ended
                 leaves = job.token(c.index) in world.queries.grid[c.cluster].about_to_end  # and so is expected anyway

@@ -275,7 +275,7 @@ def makes_room(world: "World", job: Job) -> bool:
 
 
 def check_views(queries: Queries) -> None:
-    """Views that are made of the ones before are as if they were made anew."""
+    """Views that are made of the ones before are as if they were made recomputation."""
     grid = queries.grid
 
     def left_to(priority: Priority) -> GridView:
@@ -297,11 +297,11 @@ def check_views(queries: Queries) -> None:
         (queries.view_with_preemption(), grid.view(with_preemption)),
     ):
         assert view == anew
-        assert view.links is anew.links
-        assert view.replicas is anew.replicas
-        assert view.by_idle == anew.by_idle
-        assert view.by_speed == anew.by_speed
-        assert view.usable_idle == anew.usable_idle
+        assert view.links is recomputation.links
+        assert view.replicas is recomputation.replicas
+        assert view.by_idle == recomputation.by_idle
+        assert view.by_speed == recomputation.by_speed
+        assert view.usable_idle == recomputation.usable_idle
 
 
 def _job_is_sound(job: Job, now: float) -> None:
@@ -457,7 +457,7 @@ def check_reservation(world: "World") -> None:
                 continue  # nodes that are kept would be of no use to it
             if isinstance(queries.evaluate(job.spec, empty, queries.barred(job)), Placement):
                 if queries.reservation == job.id:
-                    assert is_oldest or job.id in world.turns
+                    assert is_oldest or job.id in world.reserved_jobs
                     return
                 is_oldest = False
         assert is_oldest, "nodes are kept for none of those who have waited long"
@@ -479,4 +479,4 @@ def check_quiet(world: "World") -> None:
             attempt = world.jobs[job].attempt
             assert attempt is not None
             assert site.name in {c.cluster for c in attempt.gang if c.rank == rank}, f"{token} went elsewhere"
-        assert site.held.keys() <= site.runners.keys() | site.locals.keys()
+        assert site.held.keys() <= site.runners.keys() | site.local_users.keys()
