@@ -82,7 +82,7 @@ class Grid:
     def __init__(self, daemon: Watched, user: httpx2.AsyncClient, directory: Path) -> None:
         self.daemon, self.user, self.directory = daemon, user, directory
         self.north, self.east = Honest("north"), Honest("east")
-        self.gangs = invariants.Gangs()
+        self.gangs = invariants.AttemptHistory()
         self._jobs: dict[JobId, Job] = {job.id: job for job in daemon.queries.jobs()}
         daemon.seen = self._check_effects
 
@@ -252,7 +252,7 @@ class Prepared:
 
     directory: Path
     agents: dict[str, Honest]
-    gangs: invariants.Gangs
+    gangs: invariants.AttemptHistory
 
     @asynccontextmanager
     async def taken_up(self, directory: Path) -> AsyncIterator[Grid]:

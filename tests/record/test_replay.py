@@ -17,7 +17,7 @@ from koalapy.record.step import Step
 from koalapy.scheduler.events import JobHeld, PeriodicScan
 from koalapy.scheduler.rules import Rules
 from tests.record.recorded_world import Life, RecordedWorld
-from tests.scheduler.machine.base import MANY
+from tests.scheduler.machine.base import EXAMPLE_COUNT
 from tests.scheduler.test_machine import Grid
 
 
@@ -52,7 +52,7 @@ class RecordedGrid(Grid):
 
     world_class = RecordedWorld
 
-    def nothing_is_kept(self) -> None:
+    def check_nothing_is_kept(self) -> None:
         """Steps are, by whoever records them."""
 
     def teardown(self) -> None:
@@ -63,10 +63,10 @@ class RecordedGrid(Grid):
 
 
 RecordedGrid.TestCase.settings = settings(
-    max_examples=MANY or 30,
+    max_examples=EXAMPLE_COUNT or 30,
     stateful_step_count=60,
     deadline=None,
-    derandomize=not MANY,
+    derandomize=not EXAMPLE_COUNT,
     database=None,
     phases=[Phase.generate],
 )

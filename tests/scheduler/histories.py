@@ -1,7 +1,7 @@
-"""Long random histories of the state machine: ``python -m tests.scheduler.histories --steps 100000``.
+"""Run long random histories of the state machine: ``python -m tests.scheduler.histories --steps 100000``.
 
-Hypothesis plays short ones, and shrinks what fails. These go on for thousands of steps, so that whatever piles up is
-found; one that fails is shortened by leaving out steps, and printed.
+Hypothesis runs short histories and shrinks failures. These histories have thousands of steps and so find state that
+accumulates. A failing history is shortened by removing steps, then printed.
 """
 
 import argparse
@@ -19,40 +19,39 @@ from hypothesis.stateful import Rule
 
 from tests.scheduler.test_machine import Grid
 
-SHORTENING = 600.0
-"""Seconds at most for making a history shorter."""
+SHRINK_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A rule of the machine, and what it was given."""
+    """A rule of the state machine with its drawn arguments."""
 
     rule: Rule
-    given: dict[str, Any]
+    arguments: dict[str, Any]
 
     def __str__(self) -> str:
-        given = ", ".join(f"{name}={_told(value)}" for name, value in self.given.items())
-        return f"{self.rule.function.__name__}({given})"
+        arguments = ", ".join(f"{name}={_format_value(value)}" for name, value in self.arguments.items())
+        return f"{self.rule.function.__name__}({arguments})"
 
     def is_possible(self, grid: Grid) -> bool:
         return all(holds(grid) for holds in self.rule.preconditions)
 
     def play(self, grid: Grid) -> None:
-        self.rule.function(grid, **self.given)
+        self.rule.function(grid, **self.arguments)
         for invariant in grid.setup_state().invariants:
             invariant.function(grid)
 
 
-def _told(value: object) -> str:
-    """In few words: of what has fields, those that are not as they are by default."""
+def _format_value(value: object) -> str:
+    """Return a short representation; of dataclasses, print only fields that differ from their default."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_told(each) for each in value)}]"
+        return f"[{', '.join(_format_value(item) for item in value)}]"
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value)
-    said = [
-        (each.name, getattr(value, each.name)) for each in fields(value) if getattr(value, each.name) != each.default
+    changed_fields = [
+        (item.name, getattr(value, item.name)) for item in fields(value) if getattr(value, item.name) != item.default
     ]
-    return f"{type(value).__name__}({', '.join(f'{name}={_told(each)}' for name, each in said)})"
+    return f"{type(value).__name__}({', '.join(f'{name}={_format_value(item)}' for name, item in changed_fields)})"
 
 
 def random_step(rule: Rule, random: Random) -> Step:
@@ -61,47 +60,47 @@ def random_step(rule: Rule, random: Random) -> Step:
         return Step(rule, {name: data.draw(strategy) for name, strategy in rule.arguments_strategies.items()})
 
 
-def history(seed: int, length: int) -> Iterator[Step]:
-    """The steps of one history, whether or not they are possible when their turn comes."""
+def generate_history(seed: int, length: int) -> Iterator[Step]:
+    """Yield the random steps of one history. Some may be impossible in the state that they meet."""
     random, state = Random(seed), Grid.setup_state()
     yield random_step(state.initializers[0], random)
     for _ in range(length):
         yield random_step(random.choice(state.rules), random)
 
 
-def play(steps: Sequence[Step] | Iterator[Step], played: list[Step] | None = None) -> int:
-    """How many of the steps were possible; they are noted in ``played`` before they are played."""
+def play_history(steps: Sequence[Step] | Iterator[Step], possible_steps: list[Step] | None = None) -> int:
+    """Run the possible steps and return their number. Append each to ``possible_steps`` before it runs."""
     grid, count = Grid(), 0
     for step in steps:
         if step.is_possible(grid):
-            if played is not None:
-                played.append(step)
+            if possible_steps is not None:
+                possible_steps.append(step)
             step.play(grid)
             count += 1
     grid.teardown()
     return count
 
 
-def fails(steps: Sequence[Step]) -> bool:
+def does_fail(steps: Sequence[Step]) -> bool:
     try:
-        play(steps)
+        play_history(steps)
     except Exception:  # noqa: BLE001
         return True
     return False
 
 
-def shortened(steps: list[Step]) -> list[Step]:
-    """As few of the steps as still fail, as far as can be found out in time."""
-    until, size = time.monotonic() + SHORTENING, max(1, len(steps) // 2)
-    while time.monotonic() < until:
-        before = len(steps)
+def shrink_history(steps: list[Step]) -> list[Step]:
+    """Return a shorter history that still fails, found by removing steps until the timeout."""
+    deadline, size = time.monotonic() + SHRINK_TIMEOUT_S, max(1, len(steps) // 2)
+    while time.monotonic() < deadline:
+        count = len(steps)
         start = len(steps) - size
-        while start + size > 1 and time.monotonic() < until:
-            less = steps[: max(1, start)] + steps[start + size :]
-            if fails(less):
-                steps = less
+        while start + size > 1 and time.monotonic() < deadline:
+            candidate = steps[: max(1, start)] + steps[start + size :]
+            if does_fail(candidate):
+                steps = candidate
             start -= size
-        if size == 1 and len(steps) == before:
+        if size == 1 and len(steps) == count:
             break
         size = max(1, size // 2)
     return steps
@@ -109,25 +108,25 @@ def shortened(steps: list[Step]) -> list[Step]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=100_000, help="in all histories together")
-    parser.add_argument("--length", type=int, default=1000, help="steps of a history")
-    parser.add_argument("--seed", type=int, help="of the first history; each has the next; others each time by default")
+    parser.add_argument("--steps", type=int, default=100_000, help="total number of steps")
+    parser.add_argument("--length", type=int, default=1000, help="steps per history")
+    parser.add_argument("--seed", type=int, help="seed of the first history, incremented for each; random by default")
     arguments = parser.parse_args()
     first = int(time.time()) if arguments.seed is None else arguments.seed
-    done, seed = 0, first
-    while done < arguments.steps:
-        played: list[Step] = []
+    step_count, seed = 0, first
+    while step_count < arguments.steps:
+        possible_steps: list[Step] = []
         try:
-            done += play(history(seed, arguments.length), played)
+            step_count += play_history(generate_history(seed, arguments.length), possible_steps)
         except Exception:  # noqa: BLE001
             traceback.print_exc()
-            print(f"history {seed} fails after {len(played)} steps; in short:", file=sys.stderr)
-            print("\n".join(f"  {step}" for step in shortened(played)), file=sys.stderr)
+            print(f"history {seed} fails after {len(possible_steps)} steps; shortened:", file=sys.stderr)
+            print("\n".join(f"  {step}" for step in shrink_history(possible_steps)), file=sys.stderr)
             return 1
         seed += 1
         if (seed - first) % 10 == 0:
-            print(f"{done} steps, up to seed {seed}", flush=True)
-    print(f"{done} steps in {seed - first} histories, in which all laws held")
+            print(f"{step_count} steps, up to seed {seed}", flush=True)
+    print(f"{step_count} steps in {seed - first} histories, all invariants held")
     return 0
 
 

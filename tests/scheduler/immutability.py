@@ -1,4 +1,4 @@
-"""What a scheduler gave out is a value: whatever happens afterwards, it stays as it was."""
+"""Check that jobs, attempts and views returned by the scheduler never change afterwards."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -7,32 +7,31 @@ from dataclasses import fields, is_dataclass
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Attempt, Component, Job
 
-Given = Job | Attempt | GridView
-KEPT = 150
-"""So many of the last ones are looked at again."""
+Value = Job | Attempt | GridView
+MAX_SNAPSHOTS = 150
 
 
-class GivenOut:
-    """The last things that were given out, and what each of them was then."""
+class SnapshotCheck:
+    """The values returned most recently, each with a frozen copy."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[Given, object]] = deque(maxlen=KEPT)
+        self._snapshots: deque[tuple[Value, object]] = deque(maxlen=MAX_SNAPSHOTS)
 
-    def note(self, given: Iterable[Given]) -> None:
-        self._kept.extend((each, _frozen(each)) for each in given)
+    def add(self, values: Iterable[Value]) -> None:
+        self._snapshots.extend((value, _freeze(value)) for value in values)
 
     def check(self) -> None:
-        for each, was in self._kept:
-            assert _frozen(each) == was, f"what was given out has changed: {each}"
+        for value, snapshot in self._snapshots:
+            assert _freeze(value) == snapshot, f"a returned value has changed: {value}"
 
 
-def _frozen(value: object) -> object:
-    """What it is now, as something that nothing which happens to it can change."""
+def _freeze(value: object) -> object:
+    """Return a nested tuple of a value's fields, independent of later changes."""
     if isinstance(value, GridView):
-        clusters = tuple(tuple(getattr(each, field.name) for field in fields(each)) for each in value.clusters)
+        clusters = tuple(tuple(getattr(item, field.name) for field in fields(item)) for item in value.clusters)
         orders = tuple(tuple((c.name, c.idle) for c in order) for order in (value.by_idle, value.by_speed))
         return clusters, orders, dict(value.links), dict(value.replicas), value.cut_off, value.usable_idle
     if isinstance(value, Job | Attempt | Component):
         assert is_dataclass(value)
-        return tuple(_frozen(getattr(value, field.name)) for field in fields(value))
-    return tuple(_frozen(each) for each in value) if isinstance(value, tuple) else value
+        return tuple(_freeze(getattr(value, field.name)) for field in fields(value))
+    return tuple(_freeze(item) for item in value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""What must hold at every step, whatever happens: semantics 2 to 6 and 13."""
+"""Invariants of every scheduler step: semantics 2 to 6 and 13."""
 
 import re
 from collections import defaultdict
@@ -34,45 +34,45 @@ from koalapy.validation.submission import check
 if TYPE_CHECKING:
     from tests.scheduler.world import World
 
-Gang = tuple[JobId, int]
+AttemptKey = tuple[JobId, int]
 NOT_CLAIMED = re.compile(r"not claimed in (\d+) tries: no room on (.*?)(?: before its start time)?")
 
 
-class Gangs:
-    """Every attempt there ever was: the components that were started, and those of them that were claimed."""
+class AttemptHistory:
+    """All attempts so far: their submitted, replaced and claimed components, and those whose barrier opened."""
 
     def __init__(self) -> None:
-        self.tokens: defaultdict[Gang, set[Token]] = defaultdict(set)
-        self.replaced: set[Gang] = set()
-        self.claimed: defaultdict[Gang, set[Token]] = defaultdict(set)
-        self.opened: set[Gang] = set()
+        self.tokens: defaultdict[AttemptKey, set[Token]] = defaultdict(set)
+        self.replaced: set[AttemptKey] = set()
+        self.claimed: defaultdict[AttemptKey, set[Token]] = defaultdict(set)
+        self.opened: set[AttemptKey] = set()
 
 
 def check_effects(world: "World", effects: Effects) -> None:
-    """One step's effects, before they are written."""
+    """Check the effects of one step before they are stored."""
     for job in effects.jobs.values():
-        _state_changes_are_told(world.jobs.get(job.id), job, effects)
+        _check_state_changes(world.jobs.get(job.id), job, effects)
         assert job.claiming_tries >= 0
     gangs = world.gangs
     for entry in effects.timeline:
         assert entry.job in effects.jobs or entry.job in world.jobs
         if entry.event == "ending" and entry.reason.startswith("walltime of"):
-            _did_not_end_in_time(world, effects.jobs[entry.job])
+            _check_walltime_was_over(world, effects.jobs[entry.job])
         if entry.event in ("ending", "failed") and (tried := NOT_CLAIMED.fullmatch(entry.reason)):
             assert effects.jobs[entry.job].claiming_tries >= int(tried[1])
             clusters = [world.queries.grid[name] for name in tried[2].split(", ")]
-            assert any(c.is_in_reach and c.drained is None for c in clusters), "nobody was faster"
+            assert any(c.is_in_reach and c.drained is None for c in clusters), "no usable cluster had idle nodes"
         if entry.event == "claimed":
             gangs.claimed[entry.job, entry.generation].add(_token(world, effects, entry))
         if entry.event == "preempted":
-            assert makes_room(world, world.jobs[entry.job]), "it was promised that nobody preempts it"
-        if entry.event == "reclaimed" and entry.job in world.jobs:  # else it came, and was placed, in this very step
-            _was_a_guest(world, world.jobs[entry.job])
+            assert is_preemptible(world, world.jobs[entry.job]), "the job is protected from preemption"
+        if entry.event == "reclaimed" and entry.job in world.jobs:  # else it was submitted and placed in this step
+            _check_reclaimed_job(world, world.jobs[entry.job])
         if entry.event == "ending" and entry.reason.startswith("every cluster that could take it"):
-            _no_other_cluster_could_take(world, effects.jobs[entry.job])
+            _check_no_cluster_remains(world, effects.jobs[entry.job])
         if entry.event == "re-placed":
             gangs.replaced.add((entry.job, entry.generation))
-    submits = _by_gang(c.token for c in effects.commands if isinstance(c, SubmitComponent))
+    submits = _group_by_attempt(c.token for c in effects.commands if isinstance(c, SubmitComponent))
     for gang, tokens in submits.items():
         job = effects.jobs[gang[0]]
         assert job.attempt is not None
@@ -82,39 +82,39 @@ def check_effects(world: "World", effects: Effects) -> None:
         assert gang not in gangs.opened, "nothing is started after the barrier"
         gangs.tokens[gang] |= set(tokens)
         submitted = {c.cluster for c in job.attempt.components if job.token(c.index) in tokens}
-        # Of an attempt that ends, another component may have been refused after these were submitted: all are stopped.
+        # In an attempt that ends, another component may have been rejected after these were submitted: all are stopped.
         refusing = job.barred_clusters(world.now) if job.ending is None else frozenset()
-        assert not submitted & refusing, "it is handed to a cluster that has refused it"
-        _fits_request(job, job.attempt, replaced=gang in gangs.replaced)
-        _is_where_its_home_site_lets_it(world, job, job.attempt)
-    opens = _by_gang(c.token for c in effects.commands if isinstance(c, OpenBarrier))
+        assert not submitted & refusing, "it is submitted to a cluster that has rejected it"
+        _check_fits_request(job, job.attempt, replaced=gang in gangs.replaced)
+        _check_home_site(world, job, job.attempt)
+    opens = _group_by_attempt(c.token for c in effects.commands if isinstance(c, OpenBarrier))
     for gang, tokens in opens.items():
         attempt = effects.jobs[gang[0]].attempt
         assert attempt is not None
         assert sorted(tokens) == sorted(effects.jobs[gang[0]].token(c.index) for c in attempt.gang), "a subset starts"
         for component in attempt.gang:
-            _has_its_files(world, effects.jobs[gang[0]], component)
-        _barrier_may_open(world, gang, tokens)
+            _check_files_are_staged(world, effects.jobs[gang[0]], component)
+        _check_barrier_may_open(world, gang, tokens)
 
 
 def _token(world: "World", effects: Effects, entry: TimelineEntry) -> Token:
-    """Of the component that an entry is about, whose attempt may be over by the end of the step."""
-    known = [attempt for job, attempt in effects.attempts if job == entry.job]
-    known += [job.attempt for jobs in (effects.jobs, world.jobs) if (job := jobs.get(entry.job)) and job.attempt]
-    nonce = next(attempt.nonce for attempt in known if attempt.generation == entry.generation)
+    """Return the token of an entry's component, whose attempt may end in this step."""
+    attempts = [attempt for job, attempt in effects.attempts if job == entry.job]
+    attempts += [job.attempt for jobs in (effects.jobs, world.jobs) if (job := jobs.get(entry.job)) and job.attempt]
+    nonce = next(attempt.nonce for attempt in attempts if attempt.generation == entry.generation)
     assert entry.component is not None
     return format_token(entry.job, entry.generation, entry.component, nonce)
 
 
-def _was_a_guest(world: "World", job: Job) -> None:
-    """A job of which a site takes back its nodes is of another one, and makes room for those of high priority, too."""
+def _check_reclaimed_job(world: "World", job: Job) -> None:
+    """Check that a job with reclaimed nodes is preemptible and runs outside its home site."""
     assert world.rules.sharing == "feasible"
-    assert makes_room(world, job), "it was promised that nobody stops it"
+    assert is_preemptible(world, job), "the job is protected from preemption"
     assert job.attempt is not None
     assert any(component.cluster != job.spec.home_site for component in job.attempt.components)
 
 
-def _is_where_its_home_site_lets_it(world: "World", job: Job, attempt: Attempt) -> None:
+def _check_home_site(world: "World", job: Job, attempt: Attempt) -> None:
     home, rules = job.spec.home_site, world.rules
     for component in attempt.gang if home else ():
         assert rules.sharing != "independent" or component.cluster == home
@@ -122,56 +122,56 @@ def _is_where_its_home_site_lets_it(world: "World", job: Job, attempt: Attempt) 
         assert component.cluster == home or speeds[0] >= rules.speed_threshold * speeds[1]
 
 
-def _no_other_cluster_could_take(world: "World", job: Job) -> None:
-    """Check that a grid of the clusters that have not refused a failed job would not accept it."""
+def _check_no_cluster_remains(world: "World", job: Job) -> None:
+    """Check that a grid of the clusters that have not rejected a failed job would not accept it."""
     limits = world.queries.limits()
-    refused = {refusal.cluster for refusal in job.refusals}
-    others = [cluster for cluster in limits.clusters if cluster.name not in refused]
+    rejecting_clusters = {refusal.cluster for refusal in job.refusals}
+    remaining_clusters = [cluster for cluster in limits.clusters if cluster.name not in rejecting_clusters]
     try:
-        check(job.spec, replace(limits, clusters=others))
+        check(job.spec, replace(limits, clusters=remaining_clusters))
     except UsageError:
         return
-    assert not others, "another cluster could have taken it"
+    assert not remaining_clusters, "another cluster could have taken it"
 
 
-def _did_not_end_in_time(world: "World", job: Job) -> None:
-    """Of a job that is ended for its walltime: what really happened, however late anybody was told of it."""
+def _check_walltime_was_over(world: "World", job: Job) -> None:
+    """Check that a job ended for its walltime really exceeded it, by the actual exit times of its programs."""
     attempt, walltime = job.attempt, job.spec.walltime
     assert attempt is not None
     assert attempt.launched_at is not None
     assert walltime is not None
-    telling = (attempt.head,) if job.spec.launcher is Launcher.OPENMPI else attempt.gang
-    exits = [world.sites[c.cluster].exits.get(job.token(c.index)) for c in telling]
+    deciding_components = (attempt.head,) if job.spec.launcher is Launcher.OPENMPI else attempt.gang
+    exits = [world.sites[c.cluster].exits.get(job.token(c.index)) for c in deciding_components]
     codes = [exit[1] for exit in exits if exit is not None and exit[0] < attempt.launched_at + walltime]
     assert not any(codes), "the program had failed in time"
-    assert len(codes) < len(telling), "the program had ended in time"
+    assert len(codes) < len(deciding_components), "the program had ended in time"
 
 
-def _has_its_files(world: "World", job: Job, component: Component) -> None:
+def _check_files_are_staged(world: "World", job: Job, component: Component) -> None:
     if job.spec.has_stage(component.request_index):
         stage = world.sites[component.cluster].stages.get(job.stage_token(component))
-        assert stage is not None, "its files were never ordered"
+        assert stage is not None, "its files were never staged"
         assert stage.state == "done", "the transfers are not over"
 
 
-def _by_gang(tokens: Iterable[Token]) -> dict[Gang, list[Token]]:
-    gangs: dict[Gang, list[Token]] = defaultdict(list)
+def _group_by_attempt(tokens: Iterable[Token]) -> dict[AttemptKey, list[Token]]:
+    gangs: dict[AttemptKey, list[Token]] = defaultdict(list)
     for token in tokens:
         job, generation, *_ = parse_token(token)
         gangs[job, generation].append(token)
     return gangs
 
 
-def _state_changes_are_told(before: Job | None, after: Job, effects: Effects) -> None:
-    state = before.state if before else JobState.QUEUED
+def _check_state_changes(old_job: Job | None, job: Job, effects: Effects) -> None:
+    state = old_job.state if old_job else JobState.QUEUED
     for entry in effects.timeline:
-        if entry.job == after.id:
+        if entry.job == job.id:
             assert entry.state is state or entry.state in TRANSITIONS[state], f"{state} → {entry.state}"
             state = entry.state
-    assert state is after.state, "a change of state without a timeline entry"
+    assert state is job.state, "a change of state without a timeline entry"
 
 
-def _fits_request(job: Job, attempt: Attempt, *, replaced: bool) -> None:
+def _check_fits_request(job: Job, attempt: Attempt, *, replaced: bool) -> None:
     request = job.spec.request
     sizes = [c.size for c in attempt.gang]
     assert sum(sizes) == request.total_size
@@ -182,92 +182,92 @@ def _fits_request(job: Job, attempt: Attempt, *, replaced: bool) -> None:
         assert request.max_components is None or len(sizes) <= request.max_components
         assert replaced or len({c.cluster for c in attempt.gang}) == len(sizes)
     else:
-        asked = [(c.size, c.cluster) for c in request.components]
+        requested = [(c.size, c.cluster) for c in request.components]
         fixed = isinstance(request, FixedRequest)
-        assert asked == [(c.size, c.cluster if fixed else None) for c in attempt.gang]
+        assert requested == [(c.size, c.cluster if fixed else None) for c in attempt.gang]
 
 
-def _barrier_may_open(world: "World", gang: Gang, tokens: list[Token]) -> None:
-    """All or nothing, once, and with no earlier attempt of the job still running its program."""
+def _check_barrier_may_open(world: "World", gang: AttemptKey, tokens: list[Token]) -> None:
+    """Check that the barrier opens once, for all claimed components, while no earlier attempt of the job runs."""
     gangs = world.gangs
     assert set(tokens) <= gangs.claimed[gang] <= gangs.tokens[gang], "a component starts that is not claimed"
     assert gang not in gangs.opened, "the barrier opens twice"
     gangs.opened.add(gang)
     for token in tokens:
         assert any(token in site.claimed for site in world.sites.values()), f"{token} never had its nodes"
-    for token in _programs(world):
+    for token in _running_programs(world):
         job, generation, *_ = parse_token(token)
         assert job != gang[0] or generation == gang[1], f"{token} still runs while attempt {gang[1]} starts"
 
 
 def check_live_attempts(world: "World") -> None:
-    """Two attempts of a job never run at once, whatever their clusters hear of the daemon (semantics 5)."""
+    """Check that two attempts of a job never run at once (semantics 5)."""
     live: dict[JobId, Token] = {}
-    for token in _programs(world):
+    for token in _running_programs(world):
         job, generation, *_ = parse_token(token)
-        other = live.setdefault(job, token)
-        assert parse_token(other).generation == generation, f"{other} and {token} run at once"
+        first_token = live.setdefault(job, token)
+        assert parse_token(first_token).generation == generation, f"{first_token} and {token} run at once"
 
 
-def _programs(world: "World") -> Iterator[Token]:
-    """The components whose program runs; but for those of clusters that an operator wrongly declared lost."""
+def _running_programs(world: "World") -> Iterator[Token]:
+    """Yield the components whose program runs, except on clusters that an operator declared lost."""
     for site in world.sites.values():
         yield from (token for token in site.live_programs() if token not in world.declared_lost)
 
 
 def check_counts(world: "World") -> None:
-    """What the scheduler knows, after each step."""
+    """Check the scheduler's counts and cluster states after a step."""
     queries = world.queries
     active = {job.id: job for job in queries.jobs()}
-    unfinished = {ident for ident, job in world.jobs.items() if not job.state.is_final}
+    unfinished = {job_id for job_id, job in world.jobs.items() if not job.state.is_final}
     assert active.keys() == unfinished
-    assert all(world.jobs[ident] == job for ident, job in active.items()), "a change was not handed out"
+    assert all(world.jobs[job_id] == job for job_id, job in active.items()), "a changed job is missing in the effects"
     assert queries.queued == sum(job.state is JobState.QUEUED for job in active.values())
     check_views(queries)
     wakeup = world.scheduler.next_wakeup()
     unfinished = world.scheduler.is_unfinished
-    assert not (unfinished and world.clock is None), "it had all the time"
-    assert unfinished or wakeup is None or wakeup > world.now, "something due was left undone"
-    held: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
+    assert not (unfinished and world.clock is None), "a step without a time budget left jobs untried"
+    assert unfinished or wakeup is None or wakeup > world.now, "an event that was due was not processed"
+    node_counts: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
     sending: dict[str, set[Token]] = {name: set() for name in world.sites}
     preemptible: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
     guests: dict[str, set[Token]] = {name: set() for name in world.sites}
     for job in active.values():
-        _job_is_sound(job, world.now)
+        _check_job(job, world.now)
         if job.state.is_active and job.attempt:
             for c in job.attempt.components:
                 if c.state is ComponentState.DELIVERING:
                     sending[c.cluster].add(job.token(c.index))
                 elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
-                    held[c.cluster][job.token(c.index)] = c.size
-                    if makes_room(world, job) and c.state is not ComponentState.STOPPING and c.warned_at is None:
+                    node_counts[c.cluster][job.token(c.index)] = c.size
+                    if is_preemptible(world, job) and c.state is not ComponentState.STOPPING and c.warned_at is None:
                         preemptible[c.cluster][job.token(c.index)] = c.size
                         if job.spec.home_site != c.cluster and world.rules.sharing == "feasible":
                             guests[c.cluster].add(job.token(c.index))
     for cluster in queries.grid.clusters():
-        assert cluster.live == held[cluster.name], "the cluster's status and the jobs disagree on who has nodes"
-        assert cluster.delivering == sending[cluster.name], (
-            "the cluster's status and the jobs disagree on who still sends"
-        )
+        assert cluster.live == node_counts[cluster.name], "the cluster's status and the jobs disagree on held nodes"
+        assert cluster.delivering == sending[cluster.name], "the cluster's status and the jobs disagree on deliveries"
         awaiting = sum(size for token, size in cluster.live.items() if not cluster.holds(token))
-        assert cluster.idle == max(0, cluster.reported_idle - awaiting), "who has its nodes, and who waits for them"
+        assert cluster.idle == max(0, cluster.reported_idle - awaiting), (
+            "idle nodes do not match the components that wait for nodes"
+        )
         about_to_end = {token: cluster.live[token] for token in cluster.about_to_end}
         assert not about_to_end.keys() & cluster.preemptible_components.keys()
         making_room = {**cluster.preemptible_components, **about_to_end}
-        assert making_room == preemptible[cluster.name], "who makes room for others is another"
+        assert making_room == preemptible[cluster.name], "the preemptible components differ"
         assert cluster.preemptible == sum(cluster.preemptible_components.values())
         assert cluster.reclaimable_components.keys() == guests[cluster.name] - cluster.about_to_end.keys()
         assert cluster.reclaimable == sum(cluster.reclaimable_components.values())
         if cluster.reported:
             counts = cluster.used + cluster.idle + cluster.background + cluster.down
-            assert counts == cluster.total, "a node is two things, or nothing"
+            assert counts == cluster.total, "the node counts do not add up to the total"
         forgotten = sum(cluster.live.get(token, 0) for token in world.forgotten)
         assert cluster.used - cluster.leaving - forgotten <= world.sites[cluster.name].total, "a node is promised twice"
         assert cluster.available == 0 or cluster.available + cluster.used <= cluster.total - cluster.background
 
 
-def makes_room(world: "World", job: Job) -> bool:
-    """Whether a job that has nodes gives them to one of high priority."""
+def is_preemptible(world: "World", job: Job) -> bool:
+    """Return whether a job with nodes can be preempted by one of high priority."""
     if job.spec.priority is Priority.HIGH or job.ending is not None or job.attempt is None:
         return False
     patience = world.rules.low_patience
@@ -275,39 +275,42 @@ def makes_room(world: "World", job: Job) -> bool:
 
 
 def check_views(queries: Queries) -> None:
-    """Views that are made of the ones before are as if they were made recomputation."""
+    """Check that incrementally updated views equal recomputed ones."""
     grid = queries.grid
 
-    def left_to(priority: Priority) -> GridView:
+    def view_for(priority: Priority) -> GridView:
         return grid.view(lambda cluster: cluster.available - queries.kept(cluster.name, priority))
 
-    def own(cluster: ClusterStatus) -> int:
-        # Where nodes are kept for nobody who waits, nobody looks.
+    def nodes_for_reservation(cluster: ClusterStatus) -> int:
+        # Without a reservation this view is not used.
         return cluster.available - cluster.reserved_for_others(queries.reservation)
 
     def with_preemption(cluster: ClusterStatus) -> int:
         room = cluster.expected + cluster.preemptible - cluster.reserved_for_others()
         return room if cluster.limit is None else min(room, cluster.limit.size - 1)
 
-    for view, anew in (
+    for view, recomputed in (
         (grid.view(), grid.view(lambda cluster: cluster.available)),
-        (queries.view(Priority.LOW), left_to(Priority.LOW)),
-        (queries.view(Priority.HIGH), left_to(Priority.HIGH)),
-        (queries.own_view(), grid.view(own) if queries.reservation is not None else queries.own_view()),
+        (queries.view(Priority.LOW), view_for(Priority.LOW)),
+        (queries.view(Priority.HIGH), view_for(Priority.HIGH)),
+        (
+            queries.own_view(),
+            grid.view(nodes_for_reservation) if queries.reservation is not None else queries.own_view(),
+        ),
         (queries.view_with_preemption(), grid.view(with_preemption)),
     ):
-        assert view == anew
-        assert view.links is recomputation.links
-        assert view.replicas is recomputation.replicas
-        assert view.by_idle == recomputation.by_idle
-        assert view.by_speed == recomputation.by_speed
-        assert view.usable_idle == recomputation.usable_idle
+        assert view == recomputed
+        assert view.links is recomputed.links
+        assert view.replicas is recomputed.replicas
+        assert view.by_idle == recomputed.by_idle
+        assert view.by_speed == recomputed.by_speed
+        assert view.usable_idle == recomputed.usable_idle
 
 
-def _job_is_sound(job: Job, now: float) -> None:
+def _check_job(job: Job, now: float) -> None:
     if job.retry_at is not None:
-        assert job.state is JobState.QUEUED or job.ending is not None, "it is not to be tried again"
-        assert job.ending is not None or job.retry_at > now, "its pause is over, and it is not in its queue"
+        assert job.state is JobState.QUEUED or job.ending is not None, "a job that is not waiting has a retry time"
+        assert job.ending is not None or job.retry_at > now, "its pause is over but it is not in its queue"
     if not job.state.is_active:
         assert job.ending is None
         return
@@ -317,124 +320,138 @@ def _job_is_sound(job: Job, now: float) -> None:
     if job.state is JobState.PLACED:
         assert states == {ComponentState.PLACED}
         assert job.attempt.claim_at is not None
-        assert job.attempt.claim_at > now, "it is not claimed for though its time has come"
+        assert job.attempt.claim_at > now, "its claim is overdue"
     if job.ending is None:
         assert not states & {ComponentState.STOPPING}, "a component is being stopped for no reason"
         transferred = not any(c.awaits_files for c in job.attempt.gang)
         if job.attempt.barrier_at is None and job.state is JobState.CLAIMING and transferred:
-            assert states != {ComponentState.CLAIMED}, "all are in and the barrier is shut"
+            assert states != {ComponentState.CLAIMED}, "all components are claimed but the barrier is closed"
     else:
         assert {c.state for c in job.attempt.components} != {ComponentState.ENDED}, (
-            "nothing is left of the attempt and the job does not go on"
+            "all components have ended but the attempt has not"
         )
 
 
 def check_waiting(world: "World") -> None:
-    """Nobody waits whom a scan of all queues would place: see the table in docs/scheduling.md.
+    """Check that a scan of all queues would place no waiting job: see the table in docs/scheduling.md.
 
-    But for those whose policies go by predictions, which change while nothing happens.
+    Skip policies that use predictions, which change over time.
     """
     queries, rules = world.queries, world.rules
-    refused: set[object] = set()
-    for job in _whose_turn_it_is(world):
-        high, kept = job.spec.priority is Priority.HIGH, queries.reservation == job.id
-        if (high, kept, _shape(job)) in refused or queries.policies.capabilities(job.spec.policy).learns:
+    rejected_shapes: set[object] = set()
+    for job in _jobs_at_turn(world):
+        high, has_reservation = job.spec.priority is Priority.HIGH, queries.reservation == job.id
+        if (high, has_reservation, _shape(job)) in rejected_shapes or queries.policies.capabilities(
+            job.spec.policy
+        ).learns:
             continue
-        views = [queries.own_view() if kept else queries.view(job.spec.priority)]
+        views = [queries.own_view() if has_reservation else queries.view(job.spec.priority)]
         if high and rules.preemption == "placement":
             views.append(queries.view_with_preemption())
-        if (home := queries.view_at_home(job.spec, everything=kept)) is not None:
-            assert [(c.name, c.idle) for c in home] == [(job.spec.home_site, _taken_back(world, job, kept))]
+        if (home := queries.view_at_home(job.spec, everything=has_reservation)) is not None:
+            assert [(c.name, c.idle) for c in home] == [
+                (job.spec.home_site, _reclaimable_nodes(world, job, has_reservation))
+            ]
             views.append(home)
         for view in views:
             answer = queries.evaluate(job.spec, view, queries.barred(job))
             assert isinstance(answer, Refusal), f"job {job.id} waits, and would be placed: {answer}"
-        refused.add((high, kept, _shape(job)))
+        rejected_shapes.add((high, has_reservation, _shape(job)))
 
 
-def _taken_back(world: "World", job: Job, kept: bool) -> int:
-    """What a job may have at home: all but what its own and jobs of high priority have there, or is kept for others."""
+def _reclaimable_nodes(world: "World", job: Job, has_reservation: bool) -> int:
+    """Return the nodes a job can get at its home site by reclaiming."""
     queries, cluster = world.queries, world.queries.grid[job.spec.home_site]
-    room = cluster.expected + sum(cluster.reclaimable_components.values()) - cluster.reserved_for_others()
-    room = room if cluster.limit is None else min(room, cluster.limit.size - 1)
-    low = job.spec.priority is Priority.LOW and not kept
-    return max(0, room - (queries.kept(cluster.name, Priority.LOW) - cluster.reserved_for_others() if low else 0))
+    capacity = cluster.expected + sum(cluster.reclaimable_components.values()) - cluster.reserved_for_others()
+    capacity = capacity if cluster.limit is None else min(capacity, cluster.limit.size - 1)
+    keeps_low_share = job.spec.priority is Priority.LOW and not has_reservation
+    return max(
+        0,
+        capacity - (queries.kept(cluster.name, Priority.LOW) - cluster.reserved_for_others() if keeps_low_share else 0),
+    )
 
 
 def _shape(job: Job) -> tuple[object, ...]:
-    """What the answers to jobs depend on."""
+    """Return everything that a placement answer depends on, apart from the grid."""
     refused = tuple((refusal.cluster, refusal.until) for refusal in job.refusals)
     return job.spec.policy, job.spec.request, job.spec.owner, job.spec.home_site, refused
 
 
-def _whose_turn_it_is(world: "World") -> Iterator[Job]:
-    """All whom no limit keeps waiting; in the modes head and fcfs the first of each queue.
+def _jobs_at_turn(world: "World") -> Iterator[Job]:
+    """Yield waiting jobs within their limits; in the modes head and fcfs only the first of each queue.
 
-    Whom nodes are kept for is always tried.
+    The job with the reservation is always yielded.
     """
-    everybody = [job for job in world.queries.jobs() if job.is_in_queue and world.queries.over_limit(job.spec) is None]
-    heads = set[object]()
-    for job in sorted(everybody, key=lambda job: place_of(world, job)):
+    candidates = [job for job in world.queries.jobs() if job.is_in_queue and world.queries.over_limit(job.spec) is None]
+    passed_heads = set[object]()
+    for job in sorted(candidates, key=lambda job: queue_position(world, job)):
         queue = job.spec.priority, section_of(world, job)
-        if world.rules.queue == "scan" or queue not in heads or job.id == world.queries.reservation:
+        if world.rules.queue == "scan" or queue not in passed_heads or job.id == world.queries.reservation:
             yield job
         never_fits = world.rules.queue != "scan" and world.queries.policy_calls.refusal_on_empty_grid(
             job.spec, assume_links=False
         )
         if not never_fits:
-            heads.add(queue)
+            passed_heads.add(queue)
 
 
 def section_of(world: "World", job: Job) -> int:
-    """Which queue it waits in: where home sites have their own, in the order of their names, those without one last."""
+    """Return the index of a job's queue: that of its home site in alphabetical order, or the last one."""
     sites = [] if world.rules.sharing == "ordinary" else sorted(world.sites)
     return sites.index(job.spec.home_site) if job.spec.home_site in sites else len(sites)
 
 
-def place_of(world: "World", job: Job) -> tuple[int, int, int]:
-    """What jobs of a priority are ordered by; who was put before all others stands there whatever its width."""
+def queue_position(world: "World", job: Job) -> tuple[int, int, int]:
+    """Return the sort key of jobs of one priority. A job moved to the front stays there whatever its width."""
     is_first = job.queue_seq < 0 or world.rules.queue_order != "narrowest-first"
     return section_of(world, job), 0 if is_first else job.spec.request.total_size, job.queue_seq
 
 
-def check_nobody_passed(world: "World", effects: Effects) -> None:
-    """After a step that left something to the next: whoever was placed in it has passed nobody who would be placed.
+def check_no_job_passed(world: "World", effects: Effects) -> None:
+    """Check after an unfinished step that placed jobs have passed no job that would be placed.
 
-    But those who have waited for so long that nodes may have been kept for them: they are the first to be tried.
+    Skip jobs that have waited so long that they may have the reservation: they are tried first.
     """
     if world.rules.queue != "scan" or not world.rules.event_driven:
         return
     queries = world.queries
-    concerned = {entry.job for entry in effects.timeline}
+    changed_jobs = {entry.job for entry in effects.timeline}
     placed = [effects.jobs[entry.job] for entry in effects.timeline if entry.event == "placed"]
     placed = [job for job in placed if job.placement_tries <= world.rules.aging_tries or not world.rules.aging]
-    refused: set[object] = set()
+    rejected_shapes: set[object] = set()
     for priority in Priority:
         view = queries.view(priority)
         for job in queries.jobs():
-            # Where sites have queues of their own, a job is placed before guests that come to its home site.
-            behind = [place_of(world, one) for one in placed if one.spec.priority is priority]
-            behind = [place for place in behind if place[0] == section_of(world, job)]
-            last = max(behind, default=(0, 0, 0))
-            passed = job.is_in_queue and job.spec.priority is priority and place_of(world, job) < last
-            if not passed or job.id in concerned or (priority, _shape(job)) in refused:
+            # With queues per site, a job is placed before guests that come to its home site.
+            later_positions = [
+                queue_position(world, placed_job) for placed_job in placed if placed_job.spec.priority is priority
+            ]
+            later_positions = [place for place in later_positions if place[0] == section_of(world, job)]
+            last_position = max(later_positions, default=(0, 0, 0))
+            was_passed = (
+                job.is_in_queue and job.spec.priority is priority and queue_position(world, job) < last_position
+            )
+            if not was_passed or job.id in changed_jobs or (priority, _shape(job)) in rejected_shapes:
                 continue
             if not queries.policies.capabilities(job.spec.policy).learns and queries.over_limit(job.spec) is None:
                 answer = queries.evaluate(job.spec, view, queries.barred(job))
                 assert isinstance(answer, Refusal), f"job {job.id} was passed, and would be placed: {answer}"
-                refused.add((priority, _shape(job)))
+                rejected_shapes.add((priority, _shape(job)))
 
 
 def check_reservation(world: "World") -> None:
-    """After a scan nodes are kept for the oldest that was promised its turn or has failed enough scans, and could be
-    placed at all, within what resource managers take of us now; or for one of those whose turn it was before that."""
+    """Check after a scan that the reservation belongs to the right job.
+
+    That is the oldest job with a starvation guarantee or enough failed scans that fits the empty grid within the
+    current limits of resource managers, or a job that had the reservation before.
+    """
     queries, rules = world.queries, world.rules
 
-    def room(cluster: ClusterStatus) -> int:
+    def capacity(cluster: ClusterStatus) -> int:
         free = cluster.total - cluster.background - cluster.down - cluster.doubted
         return min(free, cluster.limit.size - 1) if cluster.limit else free
 
-    empty = queries.grid.view(room)
+    empty = queries.grid.view(capacity)
 
     def was_promised(job: Job) -> bool:
         return is_promised(job, rules, world.now)
@@ -445,27 +462,27 @@ def check_reservation(world: "World") -> None:
     kinds = [(Priority.LOW, was_promised), *((priority, has_aged) for priority in Priority)]
     for priority, has_waited in kinds:
         waiting = [job for job in world.jobs.values() if job.is_in_queue and job.spec.priority is priority]
-        met: set[object] = set()
+        checked_shapes: set[object] = set()
         is_oldest = True
         for job in sorted(waiting, key=lambda job: job.queue_seq):
-            if _shape(job) in met or not has_waited(job):
-                continue  # an older one of its shape stands for it, or it has its turn later
-            met.add(_shape(job))
+            if _shape(job) in checked_shapes or not has_waited(job):
+                continue  # represented by an older job of the same shape, or not old enough
+            checked_shapes.add(_shape(job))
             if queries.policies.capabilities(job.spec.policy).learns:
-                return  # predictions have changed since
+                return  # predictions have changed since the scan
             if queries.over_limit(job.spec) is not None:
-                continue  # nodes that are kept would be of no use to it
+                continue  # its limit prevents it from using reserved nodes
             if isinstance(queries.evaluate(job.spec, empty, queries.barred(job)), Placement):
                 if queries.reservation == job.id:
                     assert is_oldest or job.id in world.reserved_jobs
                     return
                 is_oldest = False
-        assert is_oldest, "nodes are kept for none of those who have waited long"
+        assert is_oldest, "no job that has waited long has the reservation"
     assert queries.reservation is None
 
 
-def check_quiet(world: "World") -> None:
-    """When everything had time to be answered: nobody holds what is not theirs, and every command was carried out."""
+def check_nothing_remains(world: "World") -> None:
+    """Check that all commands were carried out and no resource outlives its job or attempt."""
     assert not world.outbox
     for site in world.sites.values():
         for token in site.runners:

@@ -1,4 +1,4 @@
-"""What a scheduler still keeps: every job that is named anywhere in it, and the size of everything it holds."""
+"""Find job ids and containers anywhere in a scheduler, to detect state that is never deleted."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -8,75 +8,79 @@ from typing import Any
 from koalapy.model.job import JobId, parse_token
 
 FIRST_JOB: JobId = 7 * 10**17
-"""Jobs that are called so, or a little more, are told from all other numbers."""
-MOST_JOBS = 10**9
-A_FEW = 30
-OURS = ("koalapy.", "sortedcontainers.")
+"""Job ids start here, so that they differ from all other numbers."""
+MAX_JOBS = 10**9
+GROWTH_MARGIN = 30
+WALKED_MODULES = ("koalapy.", "sortedcontainers.")
 
-Found = tuple[str, object]
-"""Where something is, by the names of what leads there, and it."""
+PathAndValue = tuple[str, object]
+"""A path of attribute names and the value at it."""
 
 
-def everything(root: object) -> Iterator[Found]:
-    """All that can be reached from there, each once: numbers and texts each time."""
-    seen: set[int] = set()
-    waiting: deque[Found] = deque([(type(root).__name__, root)])
+def walk_objects(root: object) -> Iterator[PathAndValue]:
+    """Yield every reachable value with its path: numbers and strings at each path, other objects once."""
+    visited_ids: set[int] = set()
+    waiting: deque[PathAndValue] = deque([(type(root).__name__, root)])
     while waiting:
-        path, each = waiting.popleft()
-        if isinstance(each, int | str):
-            yield path, each
+        path, value = waiting.popleft()
+        if isinstance(value, int | str):
+            yield path, value
             continue
-        if id(each) in seen:
+        if id(value) in visited_ids:
             continue
-        seen.add(id(each))
-        yield path, each
-        waiting.extend(_parts(path, each))
+        visited_ids.add(id(value))
+        yield path, value
+        waiting.extend(_parts(path, value))
 
 
-def _parts(path: str, each: object) -> Iterator[Found]:
-    if isinstance(each, Mapping):
-        for key, value in each.items():
+def _parts(path: str, container: object) -> Iterator[PathAndValue]:
+    if isinstance(container, Mapping):
+        for key, value in container.items():
             yield f"{path}[key]", key
             yield f"{path}[]", value
-    elif isinstance(each, list | tuple | deque | AbstractSet):
-        for value in each:
+    elif isinstance(container, list | tuple | deque | AbstractSet):
+        for value in container:
             yield f"{path}[]", value
-    elif type(each).__module__.startswith(OURS):
-        names = [*getattr(each, "__dict__", ())]
-        names += [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
+    elif type(container).__module__.startswith(WALKED_MODULES):
+        names = [*getattr(container, "__dict__", ())]
+        names += [name for kind in type(container).__mro__ for name in getattr(kind, "__slots__", ())]
         for name in names:
-            if hasattr(each, name):
-                yield f"{path}.{name}", getattr(each, name)
+            if hasattr(container, name):
+                yield f"{path}.{name}", getattr(container, name)
 
 
-def jobs_named(root: object) -> dict[str, set[JobId]]:
-    """Where in it jobs are named, by their ids or by tokens of their components."""
-    named: dict[str, set[JobId]] = {}
-    for path, each in everything(root):
-        job = _job_of(each)
-        if job is not None and FIRST_JOB <= job < FIRST_JOB + MOST_JOBS:
-            named.setdefault(path, set()).add(job)
-    return named
+def find_job_references(root: object) -> dict[str, set[JobId]]:
+    """Return the jobs referenced by id or by component token, by path."""
+    paths: dict[str, set[JobId]] = {}
+    for path, value in walk_objects(root):
+        job = _job_of(value)
+        if job is not None and FIRST_JOB <= job < FIRST_JOB + MAX_JOBS:
+            paths.setdefault(path, set()).add(job)
+    return paths
 
 
-def _job_of(each: object) -> JobId | None:
-    if isinstance(each, str):
+def _job_of(value: object) -> JobId | None:
+    if isinstance(value, str):
         try:
-            return parse_token(each).job
+            return parse_token(value).job
         except ValueError:
             return None
-    return each if isinstance(each, int) else None
+    return value if isinstance(value, int) else None
 
 
-def sizes(root: object) -> dict[str, int]:
-    """How much is in every container, all that are found in the same way together."""
+def container_sizes(root: object) -> dict[str, int]:
+    """Return the total length of all containers, by path."""
     counted: dict[str, int] = {}
-    for path, each in everything(root):
-        if isinstance(each, Mapping | list | deque | set):
-            counted[path] = counted.get(path, 0) + len(each)
+    for path, value in walk_objects(root):
+        if isinstance(value, Mapping | list | deque | set):
+            counted[path] = counted.get(path, 0) + len(value)
     return counted
 
 
-def grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, Any]:
-    """What holds more than before, and more than a few for each cluster."""
-    return {path: (before.get(path, 0), size) for path, size in now.items() if size > before.get(path, 0) + A_FEW}
+def grown_containers(old_sizes: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return old and new sizes of containers that grew by more than ``GROWTH_MARGIN``, by path."""
+    return {
+        path: (old_sizes.get(path, 0), size)
+        for path, size in sizes.items()
+        if size > old_sizes.get(path, 0) + GROWTH_MARGIN
+    }

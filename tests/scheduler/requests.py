@@ -1,12 +1,12 @@
-"""Requests in few words."""
+"""Short constructors of requests."""
 
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 
 Split = tuple[tuple[int, ...], ...]
 
 
-def flexible(total: int, least: int = 1, most: int | None = None, split: Split = ()) -> FlexibleRequest:
-    return FlexibleRequest(total, least, most, split)
+def flexible(total: int, min_size: int = 1, max_components: int | None = None, split: Split = ()) -> FlexibleRequest:
+    return FlexibleRequest(total, min_size, max_components, split)
 
 
 def nonfixed(*sizes: int) -> NonFixedRequest:
@@ -14,5 +14,5 @@ def nonfixed(*sizes: int) -> NonFixedRequest:
 
 
 def fixed(**sizes: int) -> FixedRequest:
-    """One component per cluster: ``fixed(north=4, south=2)``."""
+    """Return a request with one component per cluster: ``fixed(north=4, south=2)``."""
     return FixedRequest(tuple(ComponentRequest(size, cluster) for cluster, size in sizes.items()))

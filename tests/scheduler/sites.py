@@ -1,4 +1,4 @@
-"""Clusters in memory: local users, a resource manager with its queue, runners, and an agent that tells of them."""
+"""In-memory clusters: local users, a resource manager with a queue, runners, and an agent that reports them."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,29 +19,29 @@ from koalapy.scheduler.effects import (
 from koalapy.scheduler.events import ClusterConfirmed, InventoryReceived, Reported
 
 STAGE_SIZE = 100
-"""Bytes of every stage, so that they are its percentage."""
+"""Bytes of every stage; transferred bytes are percents."""
 
 
 @dataclass(frozen=True)
 class Ack:
-    """The agent has noted a command."""
+    """An agent's acknowledgement of a command."""
 
     ident: int
 
 
 @dataclass(frozen=True)
 class Confirm:
-    """The daemon wants to know whether all has been told that was known at that time."""
+    """The daemon's request to confirm that the agent has reported everything up to a time."""
 
     as_of: float
 
 
-Told = Reported | ClusterConfirmed | InventoryReceived | Ack
+Message = Reported | ClusterConfirmed | InventoryReceived | Ack
 
 
 @dataclass
 class Runner:
-    """What the agent knows of one component."""
+    """The agent's record of one component."""
 
     token: Token
     size: int
@@ -52,11 +52,11 @@ class Runner:
     refused: str = ""
     exceeded: Literal["", "memory"] = ""
     starting: float = 0.0
-    """Not 0 while its nodes have to boot: how long that takes at most."""
+    """Maximum boot time of its nodes in seconds; 0 when they are up."""
     warned: bool = False
     lease: float | None = None
     is_killed: bool = False
-    """Whether its runners have ended its program, whoever knows it."""
+    """Whether its runners have ended its program, even if the agent is not informed."""
 
     @property
     def ended(self) -> bool:
@@ -64,10 +64,10 @@ class Runner:
 
 
 class Site:
-    """One cluster: what an agent would know and do, with every delay in the hands of whoever drives it.
+    """One cluster and its agent. All delays are controlled by the caller.
 
-    What the agent tells stands in ``stream`` and what it was told in ``inbox``, each in order, until taken from there.
-    The resource manager is strict: nothing overtakes the first in its queue.
+    ``stream`` holds the agent's messages and ``inbox`` its commands, in order, until the caller takes them.
+    The resource manager starts requests strictly in queue order.
     """
 
     def __init__(self, name: str, total: int, size_of: Callable[[Token], int], clock: Callable[[], float]) -> None:
@@ -75,44 +75,44 @@ class Site:
         self.total = total
         self.down = 0
         self.problem = ""
-        """Why nothing can be asked of its resource manager; what was known of its nodes is told again."""
+        """Error of the resource manager; while set, reports repeat it."""
         self.connected = False
-        self.stream: deque[Told] = deque()
+        self.stream: deque[Message] = deque()
         self.inbox: deque[tuple[int, Command | Confirm]] = deque()
         self.runners: dict[Token, Runner] = {}
         self.queue: list[str] = []
         self.held: dict[str, int] = {}
-        """Nodes by the name of who has them: a component's token, or a local user."""
+        """Node counts by holder: a component's token or a local user."""
         self.local_users: dict[str, int] = {}
         self.stages: dict[Token, StageStatus] = {}
-        """Files on their way to components, or there."""
+        """Stages that are running or finished, by component."""
         self.staging: list[Token] = []
-        """Stages that were ordered, and of which the world has not taken note."""
+        """New stages for which the world has not scheduled a transfer."""
         self.claimed: set[Token] = set()
-        """Every component that ever had all of its nodes."""
+        """Every component that was ever claimed."""
         self.allocated: list[Token] = []
         self.opened: list[Token] = []
-        """Components that were given nodes, or let go at the barrier, and of which the world has not taken note."""
+        """Components that received nodes, or passed the barrier, and that the world has not processed."""
         self.missing_programs: frozenset[str] = frozenset()
-        """Programs that are missing there."""
+        """Programs that are not installed on the cluster."""
         self.rejection_fault: Callable[[int], str] = lambda size: ""
-        """What the refusal of a component of so many nodes concerns; empty when it is taken."""
+        """Return the fault of a rejected component of this size, or an empty string to accept it."""
         self.rejection_message: Callable[[int], str] = lambda size: f"not {size} nodes"
-        """What the resource manager says when it refuses so many nodes."""
+        """Return the resource manager's message for a rejection of this size."""
         self._size_of, self._clock = size_of, clock
         self.lease_of: Callable[[Token], float | None] = lambda token: None
-        """The lease of a component, as its submission says."""
+        """Return the lease of a component from its submission."""
         self.stuck_components: set[Token] = set()
-        """Components whose nodes the resource manager does not give back."""
+        """Components whose nodes the resource manager does not release."""
         self.supports_warnings = True
         self.graces: list[tuple[Token, float]] = []
-        """Programs that were warned, and for how long they may go on, of which the world has not taken note."""
+        """Warned programs with their grace in seconds that the world has not processed."""
         self.is_black_hole = False
-        """Whether it says that its nodes are idle, and gives none to components."""
+        """Whether it reports idle nodes but starts no component."""
         self.delays_delivery = False
-        """Whether output is on its way until somebody says that it is there (``delivered``)."""
+        """Whether output delivery lasts until ``finish_delivery`` is called."""
         self.exits: dict[Token, tuple[float, int]] = {}
-        """When each program exited, and with what: the truth, whoever knows it."""
+        """Actual exit time and exit code of each program."""
         self._has_news = True
         self._local_users = 0
         self.last_report: ClusterReport | None = None
@@ -124,7 +124,7 @@ class Site:
         return self.total - self.down - sum(self.held.values())
 
     def add_local_user(self, size: int) -> str:
-        """A local user goes straight to the resource manager; the answer is for ``local_user_leaves``."""
+        """Submit nodes for a local user and return the name for ``remove_local_user``."""
         self._local_users += 1
         name = f"user-{self._local_users}"
         self.local_users[name] = size
@@ -144,12 +144,12 @@ class Site:
         self._allocate()
 
     def break_nodes(self, nodes: int) -> None:
-        """So many idle nodes are down, beside those that are already."""
+        """Set idle nodes down."""
         self.down += min(nodes, self.idle)
         self._has_news = True
 
     def repair_nodes(self) -> None:
-        """No node is down any more."""
+        """Set all nodes up."""
         self.down = 0
         self._allocate()
 
@@ -157,7 +157,7 @@ class Site:
         self.missing_programs, self._has_news = frozenset(programs), True
 
     def set_problem(self, problem: str) -> None:
-        """Or none any more, with an empty text."""
+        """Set the resource manager's error, or clear it with an empty string."""
         self.problem, self._has_news = problem, True
 
     def _allocate(self) -> None:
@@ -173,8 +173,7 @@ class Site:
         first = next((name for name in self.queue if name in self.local_users or not self.is_black_hole), None)
         return first if first is not None and self._size(first) <= self.idle else None
 
-    def mend(self) -> None:
-        """It is no black hole any more."""
+    def end_black_hole(self) -> None:
         self.is_black_hole = False
         self._allocate()
 
@@ -187,7 +186,7 @@ class Site:
     # Runners and programs
 
     def startable(self) -> list[Token]:
-        """Components that have their nodes, and whose runners have not reported yet."""
+        """Return the components with nodes whose runners have not reported."""
         return [t for t, r in self.runners.items() if r.phase == "waiting" and t in self.held and not r.stopped]
 
     def live_programs(self) -> list[Token]:
@@ -208,48 +207,48 @@ class Site:
         self.report_component(token)
 
     def fail_component(self, token: Token, error: str) -> None:
-        """The infrastructure breaks; the nodes come back separately."""
+        """Report an infrastructure error. ``end_component`` releases the nodes."""
         runner = self.runners[token]
         if not runner.stopped and not runner.error:
             runner.error = error
             self.report_component(token)
 
     def exceed_memory_limit(self, token: Token) -> None:
-        """The resource manager ends a component at its memory limit; it is told even of one that was to stop."""
+        """End a component at its memory limit, which is reported even if it was being stopped."""
         runner = self.runners[token]
         runner.exceeded, runner.error = "memory", "memory limit exceeded"
         runner.exit_code = runner.exit_code or 137
         self.end_component(token)
 
     def end_component(self, token: Token) -> None:
-        """The resource manager has the nodes back."""
+        """Return the component's nodes to the resource manager, unless they are stuck."""
         if self.runners[token].phase in ("delivering", "ended") or token in self.stuck_components:
             return
         if self.runners[token].size % 2:
-            self._enter(token, "delivering")  # there is output that the daemon does not have
+            self._enter(token, "delivering")  # its output is not yet at the daemon
         if not (self.delays_delivery and self.runners[token].phase == "delivering"):
             self._enter(token, "ended")
         self._free(token)
 
     def boot_component(self, token: Token, seconds: float) -> None:
-        """The nodes of a component, which are its own, are being started; with no seconds they are up."""
+        """Report that a component's nodes boot for at most so many seconds; 0 means that they are up."""
         self.runners[token].starting = seconds
         self.report_component(token)
 
     def release_stuck_nodes(self) -> None:
-        """Of all nodes that it did not give back."""
+        """End all stopped components whose nodes were stuck."""
         stuck, self.stuck_components = self.stuck_components, set()
         for token in stuck & self.runners.keys():
             if self.runners[token].stopped:
                 self.end_component(token)
 
     def finish_delivery(self, token: Token) -> None:
-        """The daemon has all of its output."""
+        """End a component whose output has reached the daemon."""
         if self.runners[token].phase == "delivering":
             self._enter(token, "ended")
 
     def lose_component(self, token: Token) -> None:
-        """Resource manager and agent lose every trace of a component without a word."""
+        """Delete a component without any report."""
         del self.runners[token]
         self.exits.pop(token, None)
         self._free(token)
@@ -263,7 +262,7 @@ class Site:
     def carry_out(self, ident: int, command: Command | Confirm) -> None:
         match command:
             case Confirm(as_of=as_of):
-                self._say(ClusterConfirmed(self.name, as_of))
+                self._send(ClusterConfirmed(self.name, as_of))
                 return
             case SubmitComponent(token=token):
                 self._submit(token)
@@ -283,19 +282,19 @@ class Site:
                 if token not in self.stages:
                     self.stages[token] = StageStatus(token, "running", STAGE_SIZE)
                     self.staging.append(token)
-                self._say(Reported(self.name, self.stages[token]))
+                self._send(Reported(self.name, self.stages[token]))
             case UnstageComponent(token=token):
                 self.stages.pop(token, None)
-        self._say(Ack(ident))
+        self._send(Ack(ident))
 
     def update_stage(
         self, token: Token, staged: int, error: str = "", fault: StageFault = "site", file: str = ""
     ) -> None:
-        """So many bytes of a stage are there, or it has failed."""
+        """Set the transferred bytes of a stage, or its failure."""
         if self.stages[token].state == "running":
             state: StageState = "failed" if error else "done" if staged == STAGE_SIZE else "running"
             self.stages[token] = StageStatus(token, state, STAGE_SIZE, staged, error, fault, self.name, file)
-            self._say(Reported(self.name, self.stages[token]))
+            self._send(Reported(self.name, self.stages[token]))
 
     def _submit(self, token: Token) -> None:
         if token not in self.runners:
@@ -314,12 +313,12 @@ class Site:
         return self.supports_warnings and runner is not None and runner.phase == "running" and not runner.stopped
 
     def warn(self, token: Token) -> None:
-        """Its program gets its signal."""
+        """Send the warning signal to the program."""
         self.runners[token].warned = True
         self.report_component(token)
 
     def expire_lease(self, token: Token) -> None:
-        """Its runners end it, because the daemon has been silent for too long."""
+        """End a component whose lease was not renewed."""
         self.runners[token].is_killed = True
         self.fail_component(token, "its lease is over")
         self.end_component(token)
@@ -337,32 +336,32 @@ class Site:
             self.report_component(token)
 
     def report_component(self, token: Token) -> None:
-        """Say all that is known of a component; may be said again at any time."""
-        self._say(Reported(self.name, self._status(self.runners[token])))
+        """Send the component's status, which may be repeated at any time."""
+        self._send(Reported(self.name, self._status(self.runners[token])))
 
     def current_report(self) -> ClusterReport:
-        """The cluster as it is now; what is told of it may arrive when it is no longer so."""
+        """Return a report of the cluster's current state."""
         ours = {name: size for name, size in self.held.items() if name in self.runners}
         background = sum(size for name, size in self.held.items() if name in self.local_users)
         return ClusterReport(
             self.total, self.idle, background, self.down, frozenset(ours), self.problem, lacks=self.missing_programs
         )
 
-    def send_report(self, seen: ClusterReport | None = None) -> None:
-        """Tell what was seen, or what is to be seen now if that may be news."""
-        if seen is None and not self._has_news:
+    def send_report(self, report: ClusterReport | None = None) -> None:
+        """Send a given report, or the current one if something changed."""
+        if report is None and not self._has_news:
             return
-        self.last_report, self._has_news = seen or self.current_report(), seen is not None
-        self._say(Reported(self.name, self.last_report))
+        self.last_report, self._has_news = report or self.current_report(), report is not None
+        self._send(Reported(self.name, self.last_report))
 
     def connect(self) -> None:
         self.connected = True
         runners = tuple(self._status(runner) for runner in self.runners.values())
-        self._say(InventoryReceived(self.name, Inventory(runners, stages=tuple(self.stages.values()))))
+        self._send(InventoryReceived(self.name, Inventory(runners, stages=tuple(self.stages.values()))))
         self.send_report(self.current_report())
 
     def disconnect(self) -> None:
-        """Whatever is on its way is lost."""
+        """Disconnect and drop all messages in transit."""
         self.connected = False
         self.stream.clear()
         self.inbox.clear()
@@ -386,6 +385,6 @@ class Site:
             lease=runner.lease,
         )
 
-    def _say(self, message: Told) -> None:
+    def _send(self, message: Message) -> None:
         if self.connected:
             self.stream.append(message)

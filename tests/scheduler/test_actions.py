@@ -8,7 +8,7 @@ from koalapy.model.errors import ConflictError, KoalaError, NotFoundError
 from koalapy.model.job import JobState, Priority
 from koalapy.scheduler.events import JobCancelled, JobHeld, JobPriorityChanged, JobReleased
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
@@ -80,7 +80,7 @@ def test_cancel(state: JobState) -> None:
     assert world.timeline_events(job)[-1] == "cancelled"
     if state is JobState.UNKNOWN:
         world.connect("south")
-    check_quiet(world)
+    check_nothing_remains(world)
     with pytest.raises(NotFoundError):
         world.cancel(job)
 
@@ -129,7 +129,7 @@ def test_a_job_of_another_priority_stands_where_it_would_had_it_been_submitted_s
     world.step([JobPriorityChanged(jobs[0], Priority.LOW)])
     assert [world.queries.position(job) for job in jobs] == [1, 1, 2, 2]
     world.settle()
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_job_of_high_priority_takes_nodes_of_others_once_it_has_it() -> None:
@@ -207,4 +207,4 @@ def test_a_cancel_while_the_job_is_on_its_way_back_to_the_queue() -> None:
     world.start_automation()
     world.settle()
     assert world.state(job) is JobState.CANCELLED
-    check_quiet(world)
+    check_nothing_remains(world)

@@ -28,7 +28,7 @@ class Grid(World):
         self.advised: list[AdvisedPlacement] = []
         super().__init__(*arguments, **more)
 
-    def take_in(self, effects: Effects) -> Effects:
+    def apply_effects(self, effects: Effects) -> Effects:
         self.advised += effects.advised
         return super().apply_effects(effects)
 

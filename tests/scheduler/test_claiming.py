@@ -6,7 +6,7 @@ from koalapy.model.job import ComponentState, JobState, Launcher, Priority
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.events import ClusterConfirmed, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import START_DELAY, World
 
@@ -45,7 +45,7 @@ def test_a_gang_over_two_clusters_from_its_submission_to_its_end(launcher: Launc
     assert (done.submitted_at, done.placed_at, done.started_at, done.ended_at) == (0, 0, START_DELAY, START_DELAY + 10)
     assert (done.exit_code, done.restarts, done.generation, done.claiming_tries) == (0, 0, 1, 1)
     assert world.reasons(job, "claiming") == ["4 on north, 2 on south"]
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_the_barrier_stays_shut_until_the_last_component_is_claimed() -> None:
@@ -85,7 +85,7 @@ def test_local_users_are_faster() -> None:
     world.advance(60)
     assert world.state(first) is JobState.SUCCEEDED
     assert (world.job(first).generation, world.job(first).claiming_tries) == (2, 2)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_claim_that_a_resource_manager_in_trouble_does_not_start_is_no_try() -> None:
@@ -102,7 +102,7 @@ def test_a_claim_that_a_resource_manager_in_trouble_does_not_start_is_no_try() -
     world.sites["north"].remove_local_user("user-1")
     world.advance(60)
     assert (world.state(job), world.job(job).claiming_tries) == (JobState.SUCCEEDED, 1)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_failed_claim_makes_room_that_is_used_at_once() -> None:
@@ -150,7 +150,7 @@ def test_nodes_that_never_report_are_given_up_after_the_barrier_timeout() -> Non
     world.start_automation()
     world.advance(60)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_runners_that_run_and_are_silent_were_not_overtaken_by_local_users() -> None:
@@ -255,7 +255,7 @@ def test_the_last_component_comes_in_while_another_is_out_of_sight() -> None:
     world.start_automation()
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_cluster_that_stays_away_during_the_claim_gets_the_blame() -> None:
@@ -327,7 +327,7 @@ def test_after_a_success_components_end_by_themselves_or_are_told_to(launcher: L
         assert ("Stop", "1.1.1") in world.commands(job)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.job(job).ended_at == START_DELAY + 5
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_components_of_one_job_may_share_a_cluster() -> None:
@@ -364,7 +364,7 @@ def test_walltime_counts_from_the_launch_and_ends_the_job() -> None:
     assert world.job(job).reason == "walltime of 30 s exceeded"
     assert world.job(job).exit_code is None
     assert all(world.queries.grid[name].health.errors == 0 for name in world.sites)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_walltime_of_a_job_out_of_sight_waits_for_word_of_it() -> None:

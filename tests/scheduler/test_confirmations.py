@@ -11,7 +11,7 @@ from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.attempts.contact import CONFIRMATION_TIMEOUT
 from koalapy.scheduler.events import ClusterConfirmed, ClusterDisconnected, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed
 from tests.scheduler.world import World
 
@@ -57,7 +57,7 @@ def test_a_program_that_ended_in_time_is_not_ended_for_its_walltime(launcher: La
     world.start_automation()
     world.advance(10)
     assert world.state(job) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @LAUNCHERS
@@ -271,7 +271,7 @@ moments = st.floats(0, 90, allow_nan=False)
 def test_the_walltime_is_judged_by_what_happened(
     launcher: Launcher, ends: tuple[float, float], heard: list[tuple[str, float, bool]], naps: list[float]
 ) -> None:
-    """Agents and daemon run for moments only, in any order; the laws look at the truth (``invariants.check_effects``)."""
+    """Agents and daemon run for moments only, in any order."""
     world, job = running(launcher)
     agenda = [(at, lambda name=name: exit_on(world, name)) for name, at in zip(world.sites, ends, strict=True)]
     agenda += [(at, lambda name=name, full=full: hear(world, name, full)) for name, at, full in heard]

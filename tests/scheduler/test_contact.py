@@ -8,7 +8,7 @@ from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.scheduler.effects import MAX_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduler.events import InventoryReceived, JobHeld, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -101,7 +101,7 @@ def test_a_program_that_ends_out_of_sight_is_taken_up_afterwards() -> None:
     assert world.state(job) is JobState.UNKNOWN
     world.connect("north")
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @TIMES
@@ -123,7 +123,7 @@ def test_job_of_silent_cluster_is_started_elsewhere_once_its_lease_is_over(launc
     assert world.sent[-1] == ForgetComponent("north", "1.1.0")
     world.advance(3000)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_stray_is_told_to_end_once_however_often_it_is_heard_of() -> None:
@@ -238,7 +238,7 @@ def test_a_running_gang_is_not_started_again_while_a_part_of_it_may_still_run() 
     assert world.job(job).generation == 2
     world.advance(3000)
     assert world.state(job) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_running_gang_is_started_again_once_its_other_part_counts_as_lost() -> None:
@@ -343,7 +343,7 @@ def test_a_stop_that_did_not_arrive_is_told_again() -> None:
     assert world.sites["south"].in_phase("running") == ["1.1.1"]
     world.connect("south")
     assert not world.sites["south"].runners
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 # Restarts of the daemon
@@ -367,7 +367,7 @@ def test_a_daemon_that_dies_is_not_missed(launcher: Launcher, moment: float, awa
     done = world.job(job)
     assert (done.state, done.restarts, done.generation) == (JobState.SUCCEEDED, 0, 1)
     assert world.timeline_events(job).count("claimed") == 2
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_queues_survive_in_order() -> None:
@@ -442,7 +442,7 @@ def test_an_attempt_that_was_ending_ends_after_a_restart(ending: JobState) -> No
     world.advance(300)
     final = JobState.SUCCEEDED if ending is JobState.QUEUED else ending
     assert world.state(job) is final
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_component_that_is_lost_while_its_job_ends_is_not_waited_for() -> None:

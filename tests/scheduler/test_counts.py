@@ -25,7 +25,7 @@ class Counting(World):
     def instruments(self) -> Instruments:
         return Instruments()
 
-    def take_in(self, effects: Effects) -> Effects:
+    def apply_effects(self, effects: Effects) -> Effects:
         self.instruments.decided(effects)
         return super().apply_effects(effects)
 

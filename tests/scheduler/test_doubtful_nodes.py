@@ -11,7 +11,7 @@ from koalapy.scheduler.attempts.health import DOUBT_PAUSE, MAX_DOUBT_PAUSE
 from koalapy.scheduler.events import ClusterCleared, Reported
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -43,7 +43,7 @@ def test_one_after_the_other_jobs_go_where_nodes_are_given() -> None:
     assert len(tries) <= 7, "fifty without a doubt"
     gaps = [after - before for before, after in pairwise(tries)]
     assert gaps == sorted(gaps), "ever more rarely"
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_full_queue_loses_one_claim_at_a_time_after_the_first_ones() -> None:
@@ -55,7 +55,7 @@ def test_a_full_queue_loses_one_claim_at_a_time_after_the_first_ones() -> None:
     world.advance(600)
     assert all(world.state(job) is JobState.SUCCEEDED for job in jobs)
     assert len(tries_on(world, "hole")) - first <= 4
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_the_doubt_is_of_nodes_and_not_of_the_cluster() -> None:
@@ -81,7 +81,7 @@ def test_pauses_double_up_to_a_bound_and_a_claim_that_holds_ends_the_doubt() -> 
     expected = [min(DOUBT_PAUSE * 2.0**n, MAX_DOUBT_PAUSE) for n in range(len(pauses))]
     assert pauses == [pytest.approx(each, abs=2) for each in expected]
     assert MAX_DOUBT_PAUSE in expected
-    world.sites["hole"].mend()
+    world.sites["hole"].end_black_hole()
     world.advance(MAX_DOUBT_PAUSE + 30)
     assert world.state(job) is JobState.SUCCEEDED
     cluster = world.queries.grid["hole"]
@@ -147,7 +147,7 @@ def test_a_smaller_claim_that_holds_says_nothing_of_larger_ones() -> None:
     world = with_hole(other=0)
     job = world.submit(flexible(16), run_time=5)
     world.advance(11)
-    world.sites["hole"].mend()
+    world.sites["hole"].end_black_hole()
     small = world.submit(flexible(2), run_time=5)
     world.advance(5)
     assert world.state(small) is JobState.RUNNING
@@ -167,7 +167,7 @@ def test_who_waits_is_told_of_the_doubt_and_an_operator_ends_it() -> None:
     assert cluster.idle == 15
     assert "hole has 1 idle node in doubt until 00:00:40" in cluster.reason
     assert found.suffices == ("hole giving nodes that it says are idle, which is tried again",)
-    world.sites["hole"].mend()
+    world.sites["hole"].end_black_hole()
     world.step([ClusterCleared("hole")])
     world.advance(10)
     assert world.state(job) is JobState.SUCCEEDED
@@ -217,9 +217,9 @@ def test_holes_keep_nobody_from_nodes_elsewhere_and_are_used_again_when_mended(
     sizes: list[int], hole: int, mended: int
 ) -> None:
     world = with_hole(hole, 8)
-    jobs = [world.submit(flexible(size, most=1), run_time=10) for size in sizes]
+    jobs = [world.submit(flexible(size, max_components=1), run_time=10) for size in sizes]
     world.advance(mended)
-    world.sites["hole"].mend()
+    world.sites["hole"].end_black_hole()
     world.advance(60 * len(jobs) + 60)
     assert all(world.state(job) is JobState.SUCCEEDED for job in jobs)
     waves = 16 + sum(sizes)  # at first as many as it has nodes; then ever fewer
@@ -227,4 +227,4 @@ def test_holes_keep_nobody_from_nodes_elsewhere_and_are_used_again_when_mended(
     last = world.submit(fixed(hole=hole), run_time=1)
     world.advance(MAX_DOUBT_PAUSE + 60)
     assert world.state(last) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)

@@ -26,7 +26,7 @@ def test_a_change_does_not_need_the_jobs_own_reservation() -> None:
     world = World({"c0": 12, "c1": 12})
     world.submit(fixed(c0=7), run_time=1e5)
     world.submit(fixed(c1=12), run_time=2400.0)
-    wide = world.submit(flexible(17, least=6))
+    wide = world.submit(flexible(17, min_size=6))
     other = world.submit(nonfixed(12), run_time=1e4)
     world.advance(2600)
     assert world.queries.reservation == wide

@@ -7,7 +7,7 @@ from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.events import ClusterCleared, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
@@ -38,7 +38,7 @@ def test_a_gang_dies_as_one_and_is_tried_again(launcher: Launcher, index: int) -
     done = world.job(job)
     assert (done.state, done.restarts, done.generation, done.exit_code) == (JobState.SUCCEEDED, 1, 2, 0)
     assert world.queries.grid[cluster].health.errors == 0, "a success resets the count"
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -63,7 +63,7 @@ def test_memory_limit_of_a_component_fails_its_job_and_blames_no_cluster(
     assert (done.state, done.generation, done.exit_code) == (JobState.FAILED, 1, None)
     assert done.reason == f"{site.name}: memory limit exceeded"
     assert [world.queries.grid[name].health.errors for name in ("north", "south")] == [0, 0]
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_memory_limit_after_the_program_told_its_exit_code_is_the_reason() -> None:
@@ -79,7 +79,7 @@ def test_memory_limit_after_the_program_told_its_exit_code_is_the_reason() -> No
     done = world.job(job)
     assert (done.state, done.restarts, done.exit_code) == (JobState.FAILED, 0, None)
     assert done.reason == "north: memory limit exceeded"
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_failure_during_the_claim() -> None:
@@ -156,7 +156,7 @@ def test_a_programs_own_failure_is_the_jobs_result(launcher: Launcher) -> None:
     assert all(world.queries.grid[name].health.errors == 0 for name in world.sites), (
         "its clusters carried it to its end"
     )
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_the_cluster_may_say_why_a_program_failed() -> None:
@@ -253,7 +253,7 @@ def test_a_job_is_given_up_after_max_restarts(own: int | None, restarts: int) ->
     assert world.job(job).reason == f"infrastructure-failure: north: node lost (gave up after {restarts} restarts)"
     assert world.job(job).restarts == restarts
     assert world.job(job).exit_code is None
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def start_by_hand(world: World, launcher: Launcher) -> int:

@@ -13,7 +13,7 @@ from koalapy.model.job import DEFAULT_LEASE, ClaimingMode, ComponentState, JobSt
 from koalapy.model.request import FixedRequest, InputFile, NonFixedRequest
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, nonfixed
 from tests.scheduler.world import START_DELAY, World
 
@@ -72,7 +72,7 @@ def test_claiming_begins_at_the_first_jct_and_the_barrier_opens_at_the_jst() -> 
     assert world.job(job).started_at == 16
     world.advance(20)
     assert world.state(job) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_the_jct_series_of_the_paper() -> None:
@@ -90,7 +90,7 @@ def test_the_jct_series_of_the_paper() -> None:
     assert all(cluster.available == cluster.reported_idle for cluster in world.queries.grid.clusters()), (
         "all is given back"
     )
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_components_that_can_start_hold_their_nodes_from_the_first_try_on() -> None:
@@ -168,7 +168,7 @@ def test_a_component_without_room_is_re_placed() -> None:
     world.advance(30)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.job(job).started_at == 16
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_no_re_placement_whose_file_would_come_too_late_and_none_of_a_fixed_component() -> None:
@@ -209,7 +209,7 @@ def test_a_component_is_re_placed_while_its_runner_waits_in_the_lrm() -> None:
     assert world.job(job).generation == 1
     assert world.job(job).state is JobState.SUCCEEDED
     assert world.queries.grid["south"].health.errors == 0
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_l_is_lowered_to_its_bound_and_no_further() -> None:
@@ -240,7 +240,7 @@ def test_a_job_that_may_be_claimed_for_only_so_often_fails() -> None:
     world.advance(15.5)
     assert world.state(job) is JobState.FAILED
     assert world.job(job).reason == "not claimed in 2 tries: no room on south"
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 # A cluster that is not there to be claimed for
@@ -304,7 +304,7 @@ def test_a_claim_for_which_a_cluster_is_not_there_is_no_try(
     world.advance(120)
     assert world.state(job) is JobState.SUCCEEDED
     assert (world.job(job).claiming_tries, world.job(job).restarts) == (1, 0)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @given(why=st.sampled_from(GONE), mode=st.sampled_from(ClaimingMode), overtaken=st.integers(1, 3))
@@ -355,7 +355,7 @@ def test_a_cluster_lost_while_it_is_claimed_for(when: float) -> None:
     world.connect("south")
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @pytest.mark.parametrize("when", [5.0, 12.05, 13.0, 15.5])
@@ -367,7 +367,7 @@ def test_a_job_cancelled_while_it_is_claimed_for(when: float) -> None:
     world.settle()
     assert world.state(job) is JobState.CANCELLED
     assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @pytest.mark.parametrize("when", [5.0, 13.0, 15.5])
@@ -382,7 +382,7 @@ def test_a_daemon_that_dies_while_a_job_is_claimed_for_goes_on_with_it(when: flo
     assert world.state(job) is JobState.SUCCEEDED
     assert world.job(job).generation == 1
     assert world.job(job).started_at == pytest.approx(16, abs=START_DELAY)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @given(factor=st.floats(0.05, 0.95), transfer=st.integers(2, 10_000), epsilon=st.floats(0.01, 5))

@@ -44,7 +44,7 @@ def test_what_can_be_brought_where(cut_off: tuple[str, ...], to: str, answer: Tr
 def test_a_site_without_rsync_gets_no_job_whose_files_are_elsewhere(policy: str, kind: str) -> None:
     def submit(world: World, *files: InputFile) -> JobId:
         if kind == "flexible":
-            return world.submit(flexible(2, most=1), inputs=files, policy=policy, run_time=5)
+            return world.submit(flexible(2, max_components=1), inputs=files, policy=policy, run_time=5)
         request = NonFixedRequest((ComponentRequest(2, inputs=files),))
         return world.submit(request, policy=policy, run_time=5)
 
@@ -65,7 +65,7 @@ def test_who_waits_for_that_is_told_so_and_goes_on_when_it_is_mended() -> None:
     world = World({"north": 8, "south": 2})
     lacks_rsync(world.sites["north"])
     world.settle()
-    job = world.submit(flexible(4, most=1), inputs=(DATA,), run_time=5)
+    job = world.submit(flexible(4, max_components=1), inputs=(DATA,), run_time=5)
     world.advance(1)
     why = "north has no rsync, by which data would come"
     assert why in world.queries.waiting_reason(world.job(job))

@@ -9,7 +9,7 @@ from koalapy.model.job import NO_LEASE, WALLTIME_ALLOWANCE, JobId, JobState, Lau
 from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import ClusterDisconnected
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
@@ -219,7 +219,7 @@ def test_attempts_never_overlap_whatever_becomes_of_links_agents_and_daemon(
             world.connect(name)
     world.advance(LONG)
     assert {world.state(wide), world.state(narrow)} <= {JobState.SUCCEEDED, JobState.FAILED}
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def _fall_silent(world: World, name: str, lag: float) -> None:

@@ -27,7 +27,7 @@ class Watched(World):
         rules = Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=3, aging_tries=2)
         super().__init__(SIZES, rules, keeps_effects=keeps_effects)
 
-    def take_in(self, effects: Effects) -> Effects:
+    def apply_effects(self, effects: Effects) -> Effects:
         self.seen += [(job, repr(job)) for job in effects.jobs.values()]
         self.steps.append((*effects.timeline, *effects.commands, *effects.clusters))
         return super().apply_effects(effects)
@@ -40,7 +40,7 @@ def history(world: World, seed: int) -> None:
         size = chance.randint(1, 5)
         request = chance.choice(
             (
-                flexible(size + 3, most=3),
+                flexible(size + 3, max_components=3),
                 nonfixed(size, chance.randint(1, 4)),
                 fixed(north=size, south=1),
                 flexible(size),

@@ -4,7 +4,7 @@ from koalapy.model.job import JobState, Priority
 from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import JobPriorityChanged
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.leftovers import FIRST_JOB, jobs_named, sizes
+from tests.scheduler.leftovers import FIRST_JOB, container_sizes, find_job_references
 from tests.scheduler.requests import flexible
 from tests.scheduler.test_failures import break_component
 from tests.scheduler.world import World
@@ -14,16 +14,16 @@ def test_nothing_is_kept_of_a_job_that_came_back_to_its_place_and_left_before_an
     world = World({"north": 2}, Rules(event_driven=False), first_job=FIRST_JOB)
     job = world.submit(flexible(3))
     world.step([JobPriorityChanged(job, Priority.HIGH)])
-    assert jobs_named(world.scheduler)
+    assert find_job_references(world.scheduler)
     world.cancel(job)
-    assert not jobs_named(world.scheduler)
+    assert not find_job_references(world.scheduler)
 
 
 def test_what_is_looked_for_is_found() -> None:
     world = World({"north": 2}, first_job=FIRST_JOB)
     jobs = [world.submit(flexible(1)) for _ in range(3)]
-    assert set().union(*jobs_named(world.scheduler).values()) == set(jobs)
-    assert any(path.endswith("jobs") and size == 3 for path, size in sizes(world.scheduler).items())
+    assert set().union(*find_job_references(world.scheduler).values()) == set(jobs)
+    assert any(path.endswith("jobs") and size == 3 for path, size in container_sizes(world.scheduler).items())
 
 
 def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
@@ -42,7 +42,9 @@ def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
         world.connect("north")
         world.advance(100)
         assert world.state(job).is_final
-        assert not {path for path in jobs_named(world.scheduler) if "_timers" not in path and "_strays" not in path}
+        assert not {
+            path for path in find_job_references(world.scheduler) if "_timers" not in path and "_strays" not in path
+        }
 
 
 def test_the_pause_of_a_job_that_is_cancelled_meanwhile_wakes_nobody() -> None:

@@ -254,7 +254,7 @@ def test_a_claim_for_a_class_in_vain_casts_doubt_on_that_class_alone() -> None:
     assert seen(cluster) == {"slow": 4, "fast": 1}, "one of the two may well be there"
     world.advance(25)
     assert len(world.reasons(job, "claiming")) == 1, "it is not claimed for again while they do not count"
-    world.sites["north"].mend()
+    world.sites["north"].end_black_hole()
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
 

@@ -9,7 +9,7 @@ from koalapy.model.job import JobId, JobSpec, JobState, Priority
 from koalapy.model.request import Request
 from koalapy.scheduler.events import ClusterDrained, JobHeld, JobReleased, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -298,7 +298,7 @@ def test_a_high_job_is_placed_on_what_a_high_one_is_giving_back() -> None:
     assert world.state(second) is JobState.CLAIMING
     world.advance(20)
     assert world.state(second) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 # How often

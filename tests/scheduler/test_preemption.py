@@ -10,7 +10,7 @@ from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, StopWarning, WarningSignal
 from koalapy.scheduler.claims.preemption import Preemption
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -46,7 +46,7 @@ def test_the_youngest_go_first_and_no_more_than_needed() -> None:
     assert world.job(4).restarts == 0, "that is no fault of anybody"
     world.advance(3000)
     assert [world.state(job) for job in range(1, 6)] == [JobState.SUCCEEDED] * 5
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_idle_nodes_are_used_first() -> None:
@@ -209,7 +209,7 @@ def test_a_preempting_job_that_is_cancelled_in_between() -> None:
     world.advance(30)
     assert (world.state(high), world.state(low)) == (JobState.CANCELLED, JobState.SUCCEEDED)
     assert world.job(low).generation == 2
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_preempted_job_whose_program_ends_at_that_moment_is_run_again() -> None:
@@ -230,7 +230,7 @@ def test_a_preempted_job_whose_program_ends_at_that_moment_is_run_again() -> Non
     world.advance(60)
     assert [world.state(job) for job in (low, submitted)] == [JobState.SUCCEEDED] * 2
     assert world.job(low).generation == 2
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_while_claiming_a_component_whose_nodes_were_taken_preempts() -> None:
@@ -398,7 +398,7 @@ def test_who_is_about_to_end_is_not_preempted() -> None:
     world.advance(4)
     assert (world.state(low), world.state(high)) == (JobState.SUCCEEDED, JobState.RUNNING)
     assert preempted(world) == []
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_what_its_application_took_before_keeps_nobody_from_being_preempted() -> None:

@@ -7,7 +7,7 @@ from koalapy.model.job import JobState
 from koalapy.model.request import ComponentRequest, FixedRequest, Request
 from koalapy.scheduler.events import ClusterCleared, ClusterDrained, ClusterResumed
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.test_failures import break_component
 from tests.scheduler.world import World
@@ -176,7 +176,7 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     world.advance(1)
     assert world.state(waiting) is JobState.RUNNING
     world.advance(60)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_exit_codes_after_which_a_job_is_tried_again() -> None:

@@ -9,7 +9,7 @@ from koalapy.model.job import JobState, Priority
 from koalapy.scheduler.attempts.health import LIMIT_PAUSE, MAX_LIMIT_PAUSE
 from koalapy.scheduler.events import ClusterCleared
 from koalapy.scheduler.explain.explain import current_state
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
@@ -24,13 +24,13 @@ def test_the_jobs_own_fault_ends_it_and_costs_the_cluster_nothing() -> None:
         assert (done.state, done.restarts, done.reason) == (JobState.FAILED, 0, "north refused it: not 2 nodes")
     cluster = world.queries.grid["north"]
     assert (cluster.health.errors, cluster.state) == (0, ClusterState.USABLE)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_the_clusters_fault_counts_and_the_job_goes_elsewhere() -> None:
     world = World({"north": 8, "south": 4})
     world.sites["north"].rejection_fault = lambda size: "site"
-    job = world.submit(flexible(3, most=1))
+    job = world.submit(flexible(3, max_components=1))
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
     cluster = world.queries.grid["north"]
@@ -40,7 +40,7 @@ def test_the_clusters_fault_counts_and_the_job_goes_elsewhere() -> None:
 def test_a_limit_lets_the_job_go_elsewhere_at_once() -> None:
     world = World({"north": 8, "south": 4})
     world.sites["north"].rejection_fault = lambda size: "limit"
-    job = world.submit(flexible(3, most=1))
+    job = world.submit(flexible(3, max_components=1))
     world.advance(LIMIT_PAUSE / 2)
     done = world.job(job)
     assert done.attempt is not None
@@ -71,7 +71,7 @@ def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwh
     done = world.job(large)
     assert (done.state, done.restarts) == (JobState.SUCCEEDED, 0)
     assert (cluster.limit, cluster.limits, cluster.health.errors) == (None, 0, 0)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @pytest.mark.parametrize("priority", ["high", "low"])
@@ -96,7 +96,7 @@ def test_what_a_cluster_says_of_its_resource_manager_is_named_in_place_of_local_
     user = site.add_local_user(4)  # and nobody has told of it yet
     job = world.submit(flexible(4), run_time=1)
     look = site.current_report
-    monkeypatch.setattr(site, "look", lambda: replace(look(), problem="not answering since 10:00:00"))
+    monkeypatch.setattr(site, "current_report", lambda: replace(look(), problem="not answering since 10:00:00"))
     site.send_report(site.current_report())
     world.settle()
     world.advance(world.rules.claim_grace + 1)

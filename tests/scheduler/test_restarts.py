@@ -5,7 +5,7 @@ import pytest
 from koalapy.model.job import Job, JobState
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed
 from tests.scheduler.test_failures import break_component
 from tests.scheduler.world import World
@@ -55,7 +55,7 @@ def test_a_job_that_pauses_comes_back_by_itself_and_runs() -> None:
     assert (world.state(job.id), world.job(job.id).retry_at) == (JobState.RUNNING, None)
     world.advance(1000)
     assert world.state(job.id) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
@@ -111,7 +111,7 @@ def test_a_job_is_cancelled_while_it_pauses_or_ends() -> None:
     world.settle()
     world.advance(60)
     assert (world.state(ending.id), world.job(ending.id).retry_at) == (JobState.CANCELLED, None)
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @pytest.mark.parametrize(("away", "state"), [(1, JobState.QUEUED), (100, JobState.RUNNING)])

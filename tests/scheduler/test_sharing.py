@@ -12,7 +12,7 @@ from koalapy.model.sharing import Sharing
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.rules import Rules
 from koalapy.validation.submission import check
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -49,7 +49,7 @@ def test_a_site_takes_back_its_nodes_for_its_own_users() -> None:
     assert world.job(guest).restarts == 0, "that is no fault of anybody"
     world.advance(LONG + 100)
     assert [world.state(job) for job in (own, guest)] == [JobState.SUCCEEDED] * 2
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_the_job_that_was_stopped_begins_anew_and_keeps_when_it_came() -> None:
@@ -88,7 +88,7 @@ def test_a_guest_waits_for_a_job_of_the_site_that_has_come_with_it() -> None:
     assert reclaimed(world) == []
     world.advance(60)
     assert [world.state(job) for job in (guest, owner)] == [JobState.SUCCEEDED] * 2
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_nothing_is_taken_back_where_there_is_room_elsewhere() -> None:
@@ -327,7 +327,7 @@ def test_a_dry_run_says_that_the_site_would_take_back_nodes() -> None:
 def test_no_guest_is_placed_where_it_is_reclaimed_in_the_same_step(queue: Any, together: bool) -> None:
     world = World({"a": 8, "b": 8}, Rules(sharing="feasible", queue=queue))
     world.submit(fixed(a=8), run_time=1e4, home_site="a")
-    requests = [(flexible(4, most=1), "a"), (flexible(8), "b")]
+    requests = [(flexible(4, max_components=1), "a"), (flexible(8), "b")]
     specs = [JobSpec(request, ("p",), home_site=home, launcher=Launcher.PROCESSES) for request, home in requests]
     if together:
         guest, owner = world.submit_together(specs)
@@ -379,7 +379,9 @@ def submit_with_sharing(jobs: list[tuple[int, str, Priority]], queue: Any) -> tu
     """Submit jobs of (size, home site, priority) together; return the world, and the jobs reclaimed in that cycle."""
     world = World({"a": 4, "b": 4, "c": 4}, Rules(sharing="feasible", queue=queue))
     specs = [
-        JobSpec(flexible(size, most=1), ("p",), home_site=home, priority=priority, launcher=Launcher.PROCESSES)
+        JobSpec(
+            flexible(size, max_components=1), ("p",), home_site=home, priority=priority, launcher=Launcher.PROCESSES
+        )
         for size, home, priority in jobs
     ]
     submitted = world.submit_together(specs)

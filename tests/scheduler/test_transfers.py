@@ -13,7 +13,7 @@ from koalapy.scheduler.effects import UnstageComponent
 from koalapy.scheduler.event_handler import MAX_MISSING_FILES
 from koalapy.scheduler.events import LinkMeasured, ReplicasChanged, Reported
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.world import START_DELAY, World
 
 GRID = {"north": 4, "south": 4, "files": 0}
@@ -63,7 +63,7 @@ def test_the_barrier_waits_for_the_files_and_not_for_their_estimate() -> None:
     assert world.state(job) is JobState.SUCCEEDED
     assert world.reasons(job, "transfer") == [f"data (1.6 KB) from files to {name}, about 16 s" for name in GRID][:2]
     assert len(world.reasons(job, "staged")) == 2
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_files_that_are_early_are_claimed_for_at_once() -> None:
@@ -116,7 +116,7 @@ def test_a_failed_transfer_has_the_job_tried_again(fault: StageFault) -> None:
     assert world.state(job) is JobState.SUCCEEDED
     assert (world.job(job).generation, world.job(job).restarts) == (2, 1)
     assert any("no space left on device" in reason for reason in world.reasons(job, "requeued"))
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_spoiled_replica_is_not_used_again() -> None:
@@ -169,7 +169,7 @@ def test_a_cancelled_job_leaves_no_files() -> None:
     world.settle()
     assert world.state(job) is JobState.CANCELLED
     assert not any(site.stages for site in world.sites.values())
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_job_that_is_preempted_while_its_files_come_gives_everything_back() -> None:
@@ -184,7 +184,7 @@ def test_a_job_that_is_preempted_while_its_files_come_gives_everything_back() ->
     assert not world.sites["north"].stages
     world.advance(60)
     assert world.state(low) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_re_placed_component_takes_its_files_along() -> None:
@@ -198,7 +198,7 @@ def test_a_re_placed_component_takes_its_files_along() -> None:
     world.advance(40)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.staging_commands(job)[3:] == [("Unstage", "south", "1.1.0")]
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_re_placed_components_files_are_expected_by_the_speed_they_have_had_since() -> None:
@@ -246,7 +246,7 @@ def test_a_stand_in_finds_the_files_of_the_one_it_stands_in_for() -> None:
     assert [c.superseded for c in attempt.components] == [True, False]
     assert world.staging_commands(job) == [("Stage", "north", "1.1.0"), ("Unstage", "north", "1.1.0")]
     assert world.state(job) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_transfers_go_on_while_the_daemon_is_dead() -> None:
@@ -275,7 +275,7 @@ def test_a_job_is_not_claimed_for_before_its_cluster_is_heard_of_again(slowness:
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.job(job).generation == 1
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_files_that_an_agent_has_lost_are_ordered_again() -> None:
@@ -306,7 +306,7 @@ def test_an_inventory_that_ends_one_stage_and_has_lost_the_other_is_taken_in_who
         assert world.staging_commands(job) == [("Stage", "north", token) for token in ("1.1.0", "1.1.1", "1.1.1")]
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_the_submitters_own_files_wait_for_nobody() -> None:

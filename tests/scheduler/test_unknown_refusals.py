@@ -13,7 +13,7 @@ from koalapy.scheduler.cluster_conditions import MAX_WORDINGS, UnknownRefusals
 from koalapy.scheduler.events import ClusterCleared, ClusterDrained, ClusterResumed
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
@@ -33,13 +33,13 @@ def clusters_of(world: World, job: int) -> set[str]:
 def test_refused_jobs_of_one_kind_run_on_the_other_cluster() -> None:
     world = World({"north": 8, "south": 4})
     refusing(world, "north")
-    jobs = [world.submit(flexible(1, most=1), owner="ada") for _ in range(33)]
+    jobs = [world.submit(flexible(1, max_components=1), owner="ada") for _ in range(33)]
     world.advance(200)
     assert {world.state(job) for job in jobs} == {JobState.SUCCEEDED}
     assert {name for job in jobs for name in clusters_of(world, job)} == {"south"}
     assert max(world.job(job).restarts for job in jobs) == 0
     assert world.queries.grid["north"].health.errors == 0
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @pytest.mark.parametrize("kinds", [("owner", ["ada", "bob"]), ("application", ["wave", "melt"])])
@@ -49,7 +49,7 @@ def test_the_same_words_for_several_kinds_of_jobs_make_the_cluster_unusable(kind
     world.sites["north"].rejection_fault = lambda size: "unknown"
     numbers = iter(range(1000))
     world.sites["north"].rejection_message = lambda size: f"job {next(numbers)}: {WORDS}"
-    jobs = [world.submit(flexible(1, most=1), **{field: values[number % 2]}) for number in range(10)]
+    jobs = [world.submit(flexible(1, max_components=1), **{field: values[number % 2]}) for number in range(10)]
     world.advance(50)
     assert {world.state(job) for job in jobs} == {JobState.SUCCEEDED}
     health = world.queries.grid["north"].health
@@ -64,7 +64,7 @@ def test_words_that_differ_between_kinds_are_no_error_of_the_cluster() -> None:
     world.sites["north"].rejection_message = lambda size: "too wide" if size > 1 else "too narrow"
     for size in (1, 2):
         for _ in range(4):
-            world.submit(flexible(size, most=1))
+            world.submit(flexible(size, max_components=1))
     world.advance(100)
     assert world.queries.grid["north"].health.errors == 0
 
@@ -73,9 +73,9 @@ def test_a_cluster_that_takes_others_meanwhile_gets_no_error() -> None:
     world = World({"north": 8, "south": 4})
     for number in range(6):
         refusing(world, "north")
-        world.submit(flexible(1, most=1), owner=f"user{number}")
+        world.submit(flexible(1, max_components=1), owner=f"user{number}")
         world.sites["north"].rejection_fault = lambda size: ""
-        world.submit(flexible(1, most=1), owner="taken")
+        world.submit(flexible(1, max_components=1), owner="taken")
         world.advance(1)
     assert world.queries.grid["north"].health.errors == 0
 
@@ -92,7 +92,7 @@ def test_the_only_cluster_is_asked_again_before_the_job_fails() -> None:
     done = world.job(job)
     assert (done.state, done.generation, done.restarts) == (JobState.FAILED, MAX_REFUSALS, 0)
     assert done.reason == f"every cluster that could take it has refused it: north: {WORDS}"
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_a_refusal_that_is_over_costs_a_job_on_the_only_cluster_a_pause() -> None:
@@ -109,7 +109,7 @@ def test_a_job_that_all_clusters_refuse_fails_with_the_words_of_each() -> None:
     world = World({"north": 8, "south": 4})
     refusing(world, "north", words="no hours")
     refusing(world, "south", words="no account here")
-    job = world.submit(flexible(2, most=1))
+    job = world.submit(flexible(2, max_components=1))
     world.advance(20 * REFUSAL_PAUSE)
     assert world.state(job) is JobState.FAILED
     assert world.job(job).reason.endswith("north: no hours; south: no account here")
@@ -118,11 +118,11 @@ def test_a_job_that_all_clusters_refuse_fails_with_the_words_of_each() -> None:
 def test_an_unsuitable_job_is_never_tried_there_again_and_fails_at_once_where_all_say_so() -> None:
     world = World({"north": 8, "south": 4})
     refusing(world, "north", "unsuitable", "time limit is too long")
-    job = world.submit(flexible(2, most=1))
+    job = world.submit(flexible(2, max_components=1))
     world.advance(20)
     assert (world.state(job), clusters_of(world, job)) == (JobState.SUCCEEDED, {"south"})
     refusing(world, "south", "unsuitable", "time limit is too long")
-    job = world.submit(flexible(2, most=1))
+    job = world.submit(flexible(2, max_components=1))
     world.advance(1)
     assert (world.state(job), world.job(job).generation) == (JobState.FAILED, 2)
     assert world.queries.grid["north"].health.errors == world.queries.grid["south"].health.errors == 0
@@ -140,7 +140,7 @@ def test_a_refused_job_waits_for_the_cluster_that_could_take_it(why: str) -> Non
         user = world.sites["south"].add_local_user(4)
         world.sites["south"].send_report()
         world.settle()
-    job = world.submit(flexible(2, most=1))
+    job = world.submit(flexible(2, max_components=1))
     world.advance(4000)
     assert world.state(job) is JobState.QUEUED, "it is not over: one cluster has not refused it"
     tries = world.job(job).generation
@@ -166,18 +166,18 @@ def test_a_co_allocated_job_leaves_the_cluster_that_refused_one_component() -> N
     job = world.submit(nonfixed(3, 3))
     world.advance(30)
     assert (world.state(job), clusters_of(world, job)) == (JobState.SUCCEEDED, {"north", "south"})
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def test_nobody_is_preempted_on_a_cluster_that_has_refused_the_job() -> None:
     world = World({"north": 4, "south": 4})
     world.submit(fixed(south=4), run_time=500, priority=Priority.HIGH)
     refusing(world, "north")
-    high = world.submit(flexible(4, most=1), run_time=500, priority=Priority.HIGH)
+    high = world.submit(flexible(4, max_components=1), run_time=500, priority=Priority.HIGH)
     world.advance(1)
     assert (world.state(high), world.job(high).barred_clusters(world.now)) == (JobState.QUEUED, {"north"})
     world.sites["north"].rejection_fault = lambda size: ""
-    low = world.submit(flexible(4, most=1), run_time=500)
+    low = world.submit(flexible(4, max_components=1), run_time=500)
     world.advance(REFUSAL_PAUSE - 5)
     assert (world.state(low), world.reasons(low, "preempted")) == (JobState.RUNNING, [])
     world.advance(20)
@@ -187,7 +187,7 @@ def test_nobody_is_preempted_on_a_cluster_that_has_refused_the_job() -> None:
 def test_a_component_is_not_moved_to_a_cluster_that_has_refused_its_job() -> None:
     world = World({"north": 8, "south": 4}, Rules(claiming="incremental"))
     refusing(world, "north")
-    job = world.submit(flexible(2, most=1))
+    job = world.submit(flexible(2, max_components=1))
     world.advance(1)
     assert clusters_of(world, job) == {"south"}
     assert world.job(job).barred_clusters(world.now) == {"north"}
@@ -199,7 +199,7 @@ def test_explain_names_the_words_and_offers_nothing_on_the_cluster_that_refused(
     world.sites["south"].send_report()
     world.settle()
     refusing(world, "north")
-    job = world.submit(flexible(2, most=1))
+    job = world.submit(flexible(2, max_components=1))
     world.advance(1)
     told = explain(world.queries, world.job(job), world.timeline, world.now)
     (north,) = (finding for finding in told.clusters if finding.cluster == "north")
@@ -215,7 +215,7 @@ def test_refusals_outlive_the_daemon() -> None:
     world.sites["south"].send_report()
     world.settle()
     refusing(world, "north")
-    job = world.submit(flexible(2, most=1))
+    job = world.submit(flexible(2, max_components=1))
     world.advance(1)
     assert world.job(job).generation == 1
     world.restart()
@@ -231,7 +231,7 @@ def test_an_operator_who_clears_a_cluster_has_its_refusals_forgotten() -> None:
     world = World({"north": 8, "south": 4})
     world.disconnect("south")
     refusing(world, "north", "unsuitable")
-    job = world.submit(flexible(2, most=1))
+    job = world.submit(flexible(2, max_components=1))
     world.advance(300)
     assert world.state(job) is JobState.QUEUED
     world.sites["north"].rejection_fault = lambda size: ""
@@ -244,7 +244,7 @@ def test_a_cluster_that_has_passed_its_trial_gets_the_jobs_that_it_refused_befor
     world = World({"north": 8, "south": 4}, Rules(probation_pause_max=120.0))
     world.disconnect("south")
     refusing(world, "north")
-    jobs = [world.submit(flexible(1, most=1), owner=f"user{number}") for number in range(5)]
+    jobs = [world.submit(flexible(1, max_components=1), owner=f"user{number}") for number in range(5)]
     world.advance(7200)
     assert {world.state(job) for job in jobs} == {JobState.QUEUED}
     world.sites["north"].rejection_fault = lambda size: ""
@@ -252,7 +252,7 @@ def test_a_cluster_that_has_passed_its_trial_gets_the_jobs_that_it_refused_befor
     barred = [job for job in jobs if world.job(job).barred_clusters(world.now)]
     assert barred, "else there is nothing to forget"
     assert world.queries.grid["north"].health.probation
-    trial = world.submit(flexible(1, most=1), run_time=1)
+    trial = world.submit(flexible(1, max_components=1), run_time=1)
     world.advance(15)
     assert world.state(trial) is JobState.SUCCEEDED
     assert {world.state(job) for job in barred} == {JobState.SUCCEEDED}
@@ -262,7 +262,7 @@ def test_a_cluster_that_has_passed_its_trial_gets_the_jobs_that_it_refused_befor
 def test_a_refusal_uses_up_no_other_tries(limit: str) -> None:
     world = World({"north": 8, "south": 4})
     refusing(world, "north")
-    job = world.submit(flexible(2, most=1), **{limit: 1 if limit == "max_claiming_tries" else 0})
+    job = world.submit(flexible(2, max_components=1), **{limit: 1 if limit == "max_claiming_tries" else 0})
     world.advance(20)
     assert world.state(job) is JobState.SUCCEEDED
 
@@ -305,4 +305,4 @@ def test_no_job_fails_beside_clusters_that_take_it(
     world.advance(100 + 60 * len(jobs))
     assert {world.state(job) for job in jobs} <= {JobState.SUCCEEDED}
     assert not any("north" in clusters_of(world, job) for job in jobs)
-    check_quiet(world)
+    check_nothing_remains(world)

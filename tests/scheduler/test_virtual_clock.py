@@ -81,7 +81,7 @@ def test_many_jobs_all_succeed_and_wait_little(count_of_jobs: int) -> None:
     assert len(jobs) == count_of_jobs
     assert {job.state for job in jobs} == {JobState.SUCCEEDED}
     assert sum(job.restarts for job in jobs) == 0
-    invariants.check_quiet(world)
+    invariants.check_nothing_remains(world)
     invariants.check_counts(world)
     spans = [((job.started_at or 0) - job.submitted_at, (job.ended_at or 0) - job.submitted_at) for job in jobs]
     mean_wait = sum(wait for wait, _ in spans) / count_of_jobs

@@ -11,7 +11,7 @@ from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.effects import StopComponent
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed, JobCancelled
 from koalapy.scheduler.rules import Rules
-from tests.scheduler.invariants import check_quiet
+from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, nonfixed
 from tests.scheduler.world import World
 
@@ -50,7 +50,7 @@ def test_a_preempted_job_has_its_grace_and_its_nodes_are_waited_for() -> None:
     assert (world.job(low).restarts, world.job(high).generation) == (0, 1)
     world.advance(2000)
     assert world.state(low) is JobState.SUCCEEDED
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -305,7 +305,7 @@ def test_whatever_befalls_warned_jobs_they_come_to_their_end(data: st.DataObject
     _resume(world)
     world.advance(3000)
     assert all(job.state.is_final for job in world.jobs.values())
-    check_quiet(world)
+    check_nothing_remains(world)
 
 
 def _resume(world: World) -> None:

@@ -1,7 +1,7 @@
-"""A virtual world around the scheduler: a clock that only moves when told, a store, an outbox, and clusters in memory.
+"""A simulated environment of the scheduler: a virtual clock, a store, an outbox, and in-memory clusters.
 
-It does what the daemon does: writes effects down before it sends commands, keeps each command until the cluster's agent
-has noted it, and tells a cluster everything anew when it comes back. All laws are checked at each step.
+It acts as the daemon does: it stores effects before it sends commands, keeps each command until the cluster's agent
+acknowledges it, and resends all of them when a cluster reconnects. All invariants are checked at each step.
 """
 
 import heapq
@@ -57,29 +57,29 @@ from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from tests.scheduler import invariants
-from tests.scheduler.immutability import GivenOut
+from tests.scheduler.immutability import SnapshotCheck
 from tests.scheduler.sites import STAGE_SIZE, Ack, Confirm, Site
 
 MANY_STEPS = 2000
 START_DELAY = 0.125
-"""Seconds from an allocation until all runners have reported."""
+"""Seconds from a component's allocation until all its runners have reported."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a job's program does: how long it runs and how it ends; ``run_time`` may differ between components."""
+    """A job's program: its run time in seconds, per component or for all, and its exit code."""
 
     run_time: tuple[float, ...] = (10.0,)
     code: int = 0
     lingers: bool = False
-    """Whether the components that are not the head stay until they are stopped."""
+    """Whether components other than the head run until they are stopped."""
 
 
 PROGRAM = Program()
 
 
 class World:
-    """Everything outside the scheduler. ``manual``: nothing happens at a site that the test does not do itself."""
+    """The environment of a scheduler. With ``manual``, clusters and agents act only when the test calls them."""
 
     site_class: type[Site] = Site
 
@@ -103,7 +103,7 @@ class World:
         first_job: JobId = 1,
         lease: float = DEFAULT_LEASE,
     ) -> None:
-        """``nonces`` are empty by default, which keeps tokens short; ``clock`` is what steps are measured by."""
+        """Create the environment. ``nonces`` are empty by default to keep tokens short; ``clock`` measures steps."""
         self.keeps_effects = keeps_effects
         self.now = now
         self.nonces, self.clock = nonces, clock
@@ -125,27 +125,27 @@ class World:
         self.scheduler = self._scheduler(clusters)
         self.jobs: dict[JobId, Job] = {}
         self.first_job = first_job
-        self.given = GivenOut()
+        self.returned_values = SnapshotCheck()
         self.scans: dict[Priority, int] = {}
         self.timeline: list[TimelineEntry] = []
         self.reserved_jobs: set[JobId | None] = set()
-        """Whom nodes were ever kept for."""
+        """Jobs that ever had the reservation."""
         self.outbox: dict[int, tuple[str, Command]] = {}
         self.sent: list[Command] = []
         self.warnings: list[str] = []
         self.programs: dict[JobId, Program] = {}
         self.transfer_slowdown = 1.0
-        """How much longer transfers take than they are estimated."""
-        self.gangs = invariants.Gangs()
+        """Factor of actual to estimated transfer time."""
+        self.gangs = invariants.AttemptHistory()
         self.renewed_at = dict.fromkeys(sizes, now)
-        """When each cluster last could renew the leases of its components."""
+        """Time at which each cluster could last renew the leases of its components."""
         self.declared_lost: set[Token] = set()
-        """Components of clusters that an operator has declared lost."""
+        """Components of clusters that an operator declared lost."""
         self.forgotten: set[Token] = set()
-        """Components that were about to end, their nodes promised to others, when the daemon died."""
+        """Components that were about to end, their nodes promised to other jobs, when the daemon restarted."""
         self._ready: set[str] = set()
         self._unconfirmed: set[str] = set()
-        """Clusters that are to be asked whether they have told all, once they can be."""
+        """Clusters that will be asked for a confirmation when they are ready."""
         self._sizes: dict[Token, int] = {}
         self._leases: dict[Token, float | None] = {}
         self._command_ids = count(1)
@@ -159,7 +159,7 @@ class World:
     def queries(self) -> Queries:
         return self.scheduler.queries
 
-    # What users do
+    # Users
 
     def submit(
         self,
@@ -173,22 +173,22 @@ class World:
         command: tuple[str, ...] = ("program",),
         **spec: Any,
     ) -> JobId:
-        """Submit a job whose program will do as told; returns its id."""
+        """Submit a job, after admission, and return its id."""
         spec |= {"priority": priority, "launcher": launcher}
         program = Program(run_time if isinstance(run_time, tuple) else (run_time,), code, lingers)
-        wanted = JobSpec(request, command, **spec)
-        self.queries.admit(wanted)
-        return self.submit_together([wanted], program)[0]
+        job_spec = JobSpec(request, command, **spec)
+        self.queries.admit(job_spec)
+        return self.submit_together([job_spec], program)[0]
 
     def submit_together(self, specs: Sequence[JobSpec], program: Program = PROGRAM) -> list[JobId]:
-        """Submit jobs in one transaction; their programs do as told."""
+        """Submit jobs in one transaction and return their ids."""
         jobs = self.new_jobs(specs, program)
         self.step([JobSubmitted(job) for job in jobs])
         return [job.id for job in jobs]
 
     def new_jobs(self, specs: Sequence[JobSpec], program: Program = PROGRAM) -> list[Job]:
-        """Jobs that are about to be submitted."""
-        jobs = [Job(ident, spec, self.now) for ident, spec in enumerate(specs, self.first_job + len(self.jobs))]
+        """Create jobs without submitting them."""
+        jobs = [Job(job_id, spec, self.now) for job_id, spec in enumerate(specs, self.first_job + len(self.jobs))]
         self.programs |= {job.id: program for job in jobs}
         return jobs
 
@@ -201,7 +201,7 @@ class World:
     def release(self, job: JobId) -> None:
         self.step([JobReleased(job)])
 
-    # What is seen
+    # Queries
 
     def job(self, job: JobId) -> Job:
         return self.jobs[job]
@@ -210,19 +210,19 @@ class World:
         return self.jobs[job].state
 
     def timeline_events(self, job: JobId) -> list[str]:
-        """The events of a job's timeline, in order."""
+        """Return the events of a job's timeline, in order."""
         return [entry.event for entry in self.timeline if entry.job == job]
 
     def reasons(self, job: JobId, event: str) -> list[str]:
         return [entry.reason for entry in self.timeline if entry.job == job and entry.event == event]
 
     def commands(self, job: JobId) -> list[tuple[str, Token]]:
-        """Kind and token of everything that was ordered for a job's components, in order."""
+        """Return kind and token of all commands for a job's components, in order."""
         ours = [c for c in self._sent_for(job) if not isinstance(c, StageComponent | UnstageComponent)]
         return [(type(c).__name__.removesuffix("Component").removesuffix("Barrier"), c.token) for c in ours]
 
     def staging_commands(self, job: JobId) -> list[tuple[str, str, Token]]:
-        """``Stage`` or ``Unstage``, cluster and token of everything that was ordered for a job's files, in order."""
+        """Return ``Stage`` or ``Unstage``, cluster and token of all commands for a job's files, in order."""
         ours = [c for c in self._sent_for(job) if isinstance(c, StageComponent | UnstageComponent)]
         return [(type(c).__name__.removesuffix("Component"), c.cluster, c.token) for c in ours]
 
@@ -233,24 +233,24 @@ class World:
         return next(site for site in self.sites.values() if token in site.runners)
 
     def tokens(self, job: JobId) -> list[Token]:
-        """The components of a job's last attempt."""
+        """Return the component tokens of a job's last attempt."""
         attempt = self.jobs[job].attempt
         return [self.jobs[job].token(c.index) for c in attempt.components] if attempt else []
 
-    # What the daemon does
+    # The daemon
 
     def step(self, events: Sequence[Event] = ()) -> Effects:
-        """One transaction: the scheduler's step, written down, and only then sent."""
+        """Run one scheduler step and apply its effects."""
         self.reserved_jobs.add(self.queries.reservation)
         self.expire_leases()
         invariants.check_live_attempts(self)
         return self.apply_effects(self.scheduler.step(events, self.now))
 
     def apply_effects(self, effects: Effects) -> Effects:
-        """Write a step down, and only then send what it orders."""
+        """Check and store the effects of a step, then send its commands."""
         invariants.check_effects(self, effects)
         self.jobs |= effects.jobs
-        self.given.note([*effects.jobs.values(), *(attempt for _, attempt in effects.attempts)])
+        self.returned_values.add([*effects.jobs.values(), *(attempt for _, attempt in effects.attempts)])
         self.scans |= effects.scans
         self.timeline += effects.timeline
         self.warnings += effects.warnings
@@ -267,11 +267,11 @@ class World:
             if self.rules.event_driven and not self.scheduler.is_unfinished:
                 invariants.check_waiting(self)
             if self.scheduler.is_unfinished:
-                invariants.check_nobody_passed(self, effects)
+                invariants.check_no_job_passed(self, effects)
         return effects
 
     def finish(self) -> None:
-        """Have everybody tried whom the last step had no time for."""
+        """Run steps until the scheduler has tried all waiting jobs."""
         for _ in range(MANY_STEPS):
             if not self.scheduler.is_unfinished:
                 return
@@ -306,7 +306,7 @@ class World:
         return self._leases[token]
 
     def expire_leases(self) -> None:
-        """Have runners end what has no lease any more, as late as they may: by slow clocks, and slowly."""
+        """End components whose lease is over, as late as slow clocks permit."""
         for name, site in self.sites.items():
             if name in self._ready:
                 self.renewed_at[name] = self.now
@@ -318,24 +318,24 @@ class World:
                         site.expire_lease(token)
 
     def loss_delay(self, name: str) -> float:
-        """After which silence the components of a cluster count as lost that have its lease, and no warning."""
+        """Return the seconds of silence after which components without a warning count as lost."""
         lease = self.profiles[name].lease
         assert lease is not None
         return with_margin(lease)
 
     def declare_lost(self, name: str, reason: str = "") -> None:
-        """An operator says that a cluster is gone for good, true or not."""
+        """Declare a cluster lost as an operator, whether or not it is."""
         self.declared_lost |= self.sites[name].runners.keys()
         self.step([ClusterLost(name, "ops", reason)])
 
     def restart(self) -> None:
-        """The daemon dies and another takes over with nothing but what was written."""
+        """Replace the daemon by a new one that restores the stored state."""
         clusters = []
         for name, site in self.sites.items():
             self._disconnect_site(site)
             for token in self.queries.grid[name]._leaving:
-                found = self.queries.find(token)
-                if found is not None and found[1].state is not ComponentState.STOPPING:
+                component = self.queries.find(token)
+                if component is not None and component[1].state is not ComponentState.STOPPING:
                     self.forgotten.add(token)
             clusters.append(self._cluster(name))
         self._ready.clear()
@@ -344,7 +344,7 @@ class World:
         self.step()
 
     def _scheduler(self, clusters: Sequence[ClusterStatus], jobs: Sequence[Job] | None = None) -> Scheduler:
-        """A new one, which takes up the jobs of one before it if there was one."""
+        """Create a scheduler; restore stored jobs if given."""
         scheduler = Scheduler(self._state(clusters), self.nonces, self.clock, keeps_effects=self.keeps_effects)
         if jobs is not None:
             scheduler.restore(jobs, self.now, self.scans)
@@ -355,11 +355,11 @@ class World:
         return SchedulerState(self.rules, self.policies, clusters, self.links, accounts=self.accounts, owner_use=use)
 
     def _cluster(self, name: str) -> ClusterStatus:
-        """What of a cluster's status outlives the daemon is as it was."""
+        """Create a cluster's status with its stored parts."""
         profile = self.profiles.get(name) or ClusterProfile()
         return ClusterStatus(name, self.speeds.get(name, 1.0), profile, **self._clusters.get(name, {}))
 
-    # What clusters and the network do
+    # Clusters and the network
 
     def connect(self, name: str) -> None:
         site = self.sites[name]
@@ -368,7 +368,7 @@ class World:
             self.settle()
 
     def disconnect(self, name: str, reason: str = "its agent is not connected", heard: float | None = None) -> None:
-        """``heard``: when the cluster was last heard of, where that is noticed late."""
+        """Disconnect a cluster. ``heard`` is the time of its last message if the disconnect is noticed late."""
         self._disconnect_site(self.sites[name])
         self._ready.discard(name)
         self._unconfirmed.discard(name)
@@ -378,10 +378,10 @@ class World:
         self.expire_leases()
         site.disconnect()
 
-    def deliver(self, name: str, most: int | None = None) -> None:
-        """Bring what a cluster's agent has told to the scheduler, message by message."""
+    def deliver(self, name: str, limit: int | None = None) -> None:
+        """Deliver a cluster's messages to the scheduler, one step for each."""
         stream = self.sites[name].stream
-        for _ in range(len(stream) if most is None else min(most, len(stream))):
+        for _ in range(len(stream) if limit is None else min(limit, len(stream))):
             message = stream.popleft()
             if isinstance(message, Ack):
                 self.outbox.pop(message.ident, None)
@@ -390,11 +390,11 @@ class World:
             else:
                 self.step([message])
 
-    def deliver_from_all_sites(self, most: int | None = None) -> None:
-        """The same of all clusters in one transaction, as far as nothing is told of all that a cluster holds."""
+    def deliver_from_all_sites(self, limit: int | None = None) -> None:
+        """Deliver all clusters' messages in one transaction, up to each cluster's next inventory."""
         events: list[Event] = []
         for site in self.sites.values():
-            while site.stream and (most is None or len(events) < most):
+            while site.stream and (limit is None or len(events) < limit):
                 if isinstance(site.stream[0], InventoryReceived):
                     break
                 message = site.stream.popleft()
@@ -416,10 +416,10 @@ class World:
         self.sites[name].inbox.extend((next(self._command_ids), c) for c in forgets)
         self._ask_to_confirm()
 
-    def run_commands(self, name: str, most: int | None = None) -> None:
-        """Have a cluster's agent carry out what it was told."""
+    def run_commands(self, name: str, limit: int | None = None) -> None:
+        """Let a cluster's agent carry out its commands."""
         site = self.sites[name]
-        for _ in range(len(site.inbox) if most is None else min(most, len(site.inbox))):
+        for _ in range(len(site.inbox) if limit is None else min(limit, len(site.inbox))):
             site.carry_out(*site.inbox.popleft())
 
     # Time
@@ -428,7 +428,7 @@ class World:
         heapq.heappush(self._agenda, (self.now + delay, next(self._order), act))
 
     def settle(self) -> None:
-        """Let everything happen that needs no time: messages, commands, starts."""
+        """Process messages, commands and starts until none is left at the current time."""
         while True:
             for site in self.sites.values():
                 site.send_report()
@@ -442,7 +442,7 @@ class World:
                 return
 
     def _deliver_together(self, name: str) -> None:
-        """Like ``deliver``, with everything between two inventories in one transaction."""
+        """Deliver all messages up to the next inventory in one transaction, then the inventory."""
         stream, events = self.sites[name].stream, []
         while stream and not isinstance(stream[0], InventoryReceived):
             message = stream.popleft()
@@ -473,15 +473,14 @@ class World:
                 self._start_program(site, token)
 
     def _transfer_time(self, token: Token, site: Site) -> float:
-        """As it was estimated, unless the test says otherwise."""
-        ident, _, rank, _ = parse_token(token)
-        attempt = self.jobs[ident].attempt
+        """Return the estimated transfer time, multiplied by ``transfer_slowdown``."""
+        job_id, _, rank, _ = parse_token(token)
+        attempt = self.jobs[job_id].attempt
         gang = attempt.gang if attempt else ()
         estimates = [c.transfer_time for c in gang if c.rank == rank and c.cluster == site.name]
         return self.transfer_slowdown * (estimates[0] if estimates else 0.0)
 
     def finish_staging(self, site: Site, token: Token) -> None:
-        """All files of a component are there."""
         if token in site.stages:
             site.update_stage(token, STAGE_SIZE)
 
@@ -490,34 +489,34 @@ class World:
             site.report_claimed(token)
 
     def _start_program(self, site: Site, token: Token) -> None:
-        ident, _, index, _ = parse_token(token)
-        job = self.jobs[ident]
+        job_id, _, index, _ = parse_token(token)
+        job = self.jobs[job_id]
         attempt = job.attempt
         if job.spec.launcher is Launcher.OPENMPI and (attempt is None or attempt.head.index != index):
             return
-        run_time = self.programs[ident].run_time
+        run_time = self.programs[job_id].run_time
         self.schedule(run_time[min(index, len(run_time) - 1)], lambda: self.end_program(site, token))
 
     def end_program(self, site: Site, token: Token) -> None:
-        """The program of a component exits, and with that of the head, under Open MPI, the whole gang."""
+        """End a component's program; under Open MPI the head's end ends the whole gang."""
         runner = site.runners.get(token)
         if runner is None or runner.phase != "running" or runner.stopped:
             return
-        ident, generation, *_ = parse_token(token)
-        program = self.programs[ident]
+        job_id, generation, *_ = parse_token(token)
+        program = self.programs[job_id]
         site.exit_program(token, program.code)
         site.end_component(token)
-        if self.jobs[ident].spec.launcher is Launcher.OPENMPI and not program.lingers:
-            for other in self.sites.values():
-                for one in [t for t in other.runners if parse_token(t)[:2] == (ident, generation)]:
-                    other.end_component(one)
+        if self.jobs[job_id].spec.launcher is Launcher.OPENMPI and not program.lingers:
+            for gang_site in self.sites.values():
+                for gang_token in [t for t in gang_site.runners if parse_token(t)[:2] == (job_id, generation)]:
+                    gang_site.end_component(gang_token)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and everything happen that is due meanwhile."""
+        """Advance the clock and process everything that is due."""
         end = self.now + seconds
         self.settle()
-        while (at := self._next_event_at()) <= end:
-            self.now = max(self.now, at)
+        while (event_at := self._next_event_at()) <= end:
+            self.now = max(self.now, event_at)
             while self._agenda and self._agenda[0][0] <= self.now:
                 heapq.heappop(self._agenda)[2]()
             scan = self.now >= self._next_scan
@@ -535,7 +534,7 @@ class World:
         return min(agenda, self._next_scan, self._next_scan if wakeup is None else wakeup)
 
     def start_automation(self) -> None:
-        """From manual to automatic: whatever a test left undone is done from now on."""
+        """Switch from manual to automatic mode and schedule all pending actions."""
         self.manual = False
         self._next_scan = self.now + self.rules.scan_interval
         for site in self.sites.values():

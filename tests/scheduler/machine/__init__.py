@@ -1,1 +1,1 @@
-"""The state machine of the scheduler's tests: everybody who does anything to it, each on their own time."""
+"""Hypothesis state machine of the scheduler: users, nodes, agents, network and operators."""

@@ -1,4 +1,4 @@
-"""What all parts of the machine share: the world with its parameters, and what usually happens in it."""
+"""Shared parts of the state machine: parameters, the simulated environment and its usual steps."""
 
 import os
 from functools import partial
@@ -17,29 +17,28 @@ from koalapy.model.reports import ClusterReport
 from koalapy.policies.knowledge import Knowledge
 from koalapy.scheduler import grid
 from koalapy.scheduler.rules import MIN_FACTOR, MIN_SECONDS, Rules
-from tests.scheduler.leftovers import FIRST_JOB, sizes
+from tests.scheduler.leftovers import FIRST_JOB, container_sizes
 from tests.scheduler.sites import STAGE_SIZE, Site
 from tests.scheduler.world import World
 
-MANY = int(os.environ.get("KOALA_TEST_EXAMPLES", "0"))
+EXAMPLE_COUNT = int(os.environ.get("KOALA_TEST_EXAMPLES", "0"))
 LIVE = ("waiting", "claimed", "running")
-SIZES = {"north": 4, "south": 3, "west": 2}
+CLUSTER_SIZES = {"north": 4, "south": 3, "west": 2}
 SPEEDS = {"north": 1.0, "south": 2.0, "west": 1.0}
-LINKS = {(one, other): Link(0.001, 100.0) for one in SIZES for other in SIZES if one < other}
-"""100 bytes a second."""
-UPLINKS = dict.fromkeys(SIZES, Uplink(100.0))
-"""What was measured of their links."""
-WHOLE_GRID = GridView(tuple(ClusterView(name, total, total) for name, total in SIZES.items()), uplinks=UPLINKS)
-CROWD = 40
-"""Jobs that are not over, beyond which nobody submits."""
+LINKS = {(one, other): Link(0.001, 100.0) for one in CLUSTER_SIZES for other in CLUSTER_SIZES if one < other}
+UPLINKS = dict.fromkeys(CLUSTER_SIZES, Uplink(100.0))
+"""Measured bandwidth of the clusters' uplinks."""
+WHOLE_GRID = GridView(tuple(ClusterView(name, total, total) for name, total in CLUSTER_SIZES.items()), uplinks=UPLINKS)
+MAX_OPEN_JOBS = 40
+"""Number of unfinished jobs above which no job is submitted."""
 FOR_EVER = 1e6
 LEASE = 9.0
-"""Seconds, with which components of a silent cluster are certainly over before 41 s."""
+"""Lease in seconds: components of a silent cluster have certainly ended before 41 s."""
 
-names = st.sampled_from(list(SIZES))
-picks = st.integers(0, 7)
-rounds = st.sampled_from([4, 4, 3, 2, 1, 0])
-"""How often, after something happened, everybody does what they should; four times brings a job to run."""
+cluster_names = st.sampled_from(list(CLUSTER_SIZES))
+indexes = st.integers(0, 7)
+cycle_counts = st.sampled_from([4, 4, 3, 2, 1, 0])
+"""Number of usual steps after a rule; four bring a job to run."""
 
 usual_rules = st.fixed_dictionaries(
     {
@@ -71,7 +70,7 @@ usual_rules = st.fixed_dictionaries(
         "scan_interval": st.just(15.0),
     }
 )
-least = st.sampled_from([MIN_SECONDS, MIN_SECONDS, 5.0])
+short_pauses = st.sampled_from([MIN_SECONDS, MIN_SECONDS, 5.0])
 extreme_rules = st.fixed_dictionaries(
     {
         "queue": st.sampled_from(["scan", "head", "fcfs"]),
@@ -83,9 +82,9 @@ extreme_rules = st.fixed_dictionaries(
         "claim_epsilon": st.sampled_from([MIN_SECONDS, FOR_EVER]),
         "claim_grace": st.sampled_from([MIN_SECONDS, 10.0, FOR_EVER]),
         "barrier_timeout": st.sampled_from([MIN_SECONDS, 30.0, FOR_EVER]),
-        "unreachable_after": least,
-        "probation_pause": least,
-        "probation_pause_max": least,
+        "unreachable_after": short_pauses,
+        "probation_pause": short_pauses,
+        "probation_pause_max": short_pauses,
         "restart_pause": st.sampled_from([0.0, MIN_SECONDS, 5.0]),
         "restart_pause_max": st.sampled_from([0.0, 60.0]),
         "high_scans_per_low": st.sampled_from([1, 1000]),
@@ -100,7 +99,7 @@ extreme_rules = st.fixed_dictionaries(
         "event_driven": st.booleans(),
     }
 )
-"""At their limits: jobs may never come to run with these."""
+"""Rules at their limits, with which jobs may never run."""
 owners_limits = st.sampled_from(
     [
         None,
@@ -113,7 +112,7 @@ owners_limits = st.sampled_from(
 
 
 class Machine(RuleBasedStateMachine):
-    """The world, and what everybody does who does what they should."""
+    """The simulated environment and its usual steps."""
 
     world_class: type[World] = World
     world: World
@@ -135,11 +134,11 @@ class Machine(RuleBasedStateMachine):
         budget: float | None,
         lease: float,
     ) -> None:
-        """``budget``: for so many looks at the clock a step places jobs."""
+        """Create the environment. ``budget`` is the number of clock reads within which a step queue_positions jobs."""
         nonces = count(1)
         grid.MAX_TOUCHES = touches
         self.world = self.world_class(
-            SIZES,
+            CLUSTER_SIZES,
             Rules(**rules, step_budget=budget or 1.0),
             manual=True,
             now=now,
@@ -154,14 +153,14 @@ class Machine(RuleBasedStateMachine):
         self.is_extreme = MIN_FACTOR in (rules["claim_factor"], rules.get("claim_factor_min"))
         for site in self.world.sites.values():
             site.delays_delivery = True
-        self.users: dict[str, list[str]] = {name: [] for name in SIZES}
-        self.seen: dict[str, ClusterReport] = {}
-        self.fresh = sizes(self.world.scheduler)
+        self.users: dict[str, list[str]] = {name: [] for name in CLUSTER_SIZES}
+        self.old_reports: dict[str, ClusterReport] = {}
+        self.initial_sizes = container_sizes(self.world.scheduler)
 
-    # What usually happens
+    # Usual steps
 
     def run_usual_steps(self, rounds: int) -> None:
-        """What usually happens between the accidents."""
+        """Carry out commands, start, stage, report and deliver, several times."""
         for _ in range(rounds):
             for name, site in self.world.sites.items():
                 self.world.run_commands(name)
@@ -173,11 +172,9 @@ class Machine(RuleBasedStateMachine):
                     site.send_report()
                 self.world.deliver(name)
 
-    # What there is
+    # Queries of stored jobs; a job read from the scheduler could no longer be changed in place.
 
-    # As was told: whoever asks the scheduler for a job keeps it from changing that job in place.
-
-    def some(self, *states: JobState) -> list[JobId]:
+    def jobs_in(self, *states: JobState) -> list[JobId]:
         return [job.id for job in self.world.jobs.values() if job.state in states and not job.state.is_final]
 
     def components(self, *phases: str) -> list[tuple[Site, Token]]:
@@ -187,7 +184,7 @@ class Machine(RuleBasedStateMachine):
         return [(site, token) for site in self.world.sites.values() for token in site.stages]
 
     def is_possible(self, spec: JobSpec) -> bool:
-        """Whether the whole grid serves it, as far as jobs of its home site may run there."""
+        """Return whether the empty grid could place it, on the clusters that its home site permits."""
         try:
             policy: Any = self.world.policies.resolve(spec.policy, spec.request, spec.policy_options)
         except UsageError:
@@ -195,10 +192,10 @@ class Machine(RuleBasedStateMachine):
         if spec.policy == "resource-matching":
             policy = policy.informed(Knowledge(bandwidth=spec.per_node_bandwidth or 0.0))
         home, rules = spec.home_site, self.world.rules
-        is_open = {name for name in SIZES if not home or SPEEDS[name] >= rules.speed_threshold * SPEEDS[home]}
+        is_open = {name for name in CLUSTER_SIZES if not home or SPEEDS[name] >= rules.speed_threshold * SPEEDS[home]}
         view = WHOLE_GRID.restrict_to(frozenset({home} if home and rules.sharing == "independent" else is_open))
         return isinstance(policy.place(spec.request, view), Placement)
 
 
-def pick_of(some: list[tuple[Site, Token]], pick: int) -> tuple[Site, Token]:
-    return some[pick % len(some)]
+def component_at(components: list[tuple[Site, Token]], index: int) -> tuple[Site, Token]:
+    return components[index % len(components)]

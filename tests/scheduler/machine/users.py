@@ -1,4 +1,4 @@
-"""Users, of the grid and of its clusters."""
+"""Rules of users of the grid and local users of clusters."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from koalapy.model.request import (
     WarningSignal,
 )
 from koalapy.scheduler.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased, JobSubmitted
-from tests.scheduler.machine.base import CROWD, SIZES, Machine, names, picks, rounds
+from tests.scheduler.machine.base import CLUSTER_SIZES, MAX_OPEN_JOBS, Machine, cluster_names, cycle_counts, indexes
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import Program
 
@@ -26,11 +26,11 @@ sizes = st.integers(1, 4)
 inputs = st.one_of(
     st.none(),
     st.none(),
-    st.builds(InputFile, st.just("file"), st.sampled_from([200, 2000]), names.map(lambda name: (name,))),
+    st.builds(InputFile, st.just("file"), st.sampled_from([200, 2000]), cluster_names.map(lambda name: (name,))),
 )
 spelled_out = st.one_of(
     st.lists(sizes, min_size=1, max_size=4).map(lambda some: nonfixed(*some)),
-    st.dictionaries(names, st.integers(1, 3), min_size=1).map(lambda some: fixed(**some)),
+    st.dictionaries(cluster_names, st.integers(1, 3), min_size=1).map(lambda some: fixed(**some)),
 )
 
 
@@ -54,10 +54,10 @@ POLICIES = {
 }
 
 
-def submitted(request: Request, pick: int, **given: Any) -> JobSpec:
-    known = POLICIES[type(request)]
-    policy, _, mode = known[pick % len(known)].partition(":")
-    return JobSpec(request, ("program",), policy, (("mode", mode),) if mode else (), **given)
+def submitted(request: Request, pick: int, **options: Any) -> JobSpec:
+    policies = POLICIES[type(request)]
+    policy, _, mode = policies[pick % len(policies)].partition(":")
+    return JobSpec(request, ("program",), policy, (("mode", mode),) if mode else (), **options)
 
 
 specs = st.builds(
@@ -67,7 +67,7 @@ specs = st.builds(
     priority=st.sampled_from(Priority),
     launcher=st.sampled_from(Launcher),
     owner=st.sampled_from(["ann", "bob", "cy"]),
-    home_site=st.one_of(st.just(""), names),
+    home_site=st.one_of(st.just(""), cluster_names),
     walltime=st.sampled_from([60.0, 60.0, 4.0, None]),
     warning=st.sampled_from([None, None, StopWarning(WarningSignal.TERM, 0.5), StopWarning(WarningSignal.USR1, 30.0)]),
     claiming=st.sampled_from([None, None, *ClaimingMode]),
@@ -83,14 +83,14 @@ codes = st.sampled_from([0, 0, 3])
 
 
 class Users(Machine):
-    """They submit, and change their minds."""
+    """Users who submit, hold, release, reprioritize and cancel jobs."""
 
-    def has_room(self) -> bool:
-        return len(self.some(*JobState)) < CROWD
+    def can_submit(self) -> bool:
+        return len(self.jobs_in(*JobState)) < MAX_OPEN_JOBS
 
-    def admitted(self, some: list[JobSpec]) -> list[JobSpec]:
-        """Those of the jobs that the daemon would take in now."""
-        return [spec for spec in some if self.is_possible(spec) and self.is_admitted(spec)]
+    def admitted_specs(self, specs: list[JobSpec]) -> list[JobSpec]:
+        """Return the jobs that the daemon would admit now."""
+        return [spec for spec in specs if self.is_possible(spec) and self.is_admitted(spec)]
 
     def is_admitted(self, spec: JobSpec) -> bool:
         try:
@@ -99,29 +99,29 @@ class Users(Machine):
             return False
         return True
 
-    @precondition(has_room)
-    @rule(some=st.lists(specs, min_size=1, max_size=4), code=codes, rounds=rounds)
-    def submit(self, some: list[JobSpec], code: int, rounds: int) -> None:
-        for spec in some:
-            for admitted in self.admitted([spec]):
+    @precondition(can_submit)
+    @rule(job_specs=st.lists(specs, min_size=1, max_size=4), code=codes, rounds=cycle_counts)
+    def submit(self, job_specs: list[JobSpec], code: int, rounds: int) -> None:
+        for spec in job_specs:
+            for admitted in self.admitted_specs([spec]):
                 self.world.submit_together([admitted], Program(code=code))
         self.run_usual_steps(rounds)
 
-    @precondition(has_room)
-    @rule(some=st.lists(specs, min_size=2, max_size=5), pick=picks, rounds=rounds)
-    def submit_together(self, some: list[JobSpec], pick: int, rounds: int) -> None:
-        """Jobs of both queues in one transaction, and one that waits is cancelled in the same one."""
-        jobs = self.world.new_jobs(self.admitted(some))
-        waiting = self.some(JobState.QUEUED)
+    @precondition(can_submit)
+    @rule(job_specs=st.lists(specs, min_size=2, max_size=5), pick=indexes, rounds=cycle_counts)
+    def submit_together(self, job_specs: list[JobSpec], pick: int, rounds: int) -> None:
+        """Submit jobs of both priorities and cancel a waiting job in one transaction."""
+        jobs = self.world.new_jobs(self.admitted_specs(job_specs))
+        waiting = self.jobs_in(JobState.QUEUED)
         cancelled = [JobCancelled(waiting[pick % len(waiting)])] if waiting else []
         self.world.step([*cancelled, *(JobSubmitted(job) for job in jobs)])
         self.run_usual_steps(rounds)
 
-    @precondition(has_room)
+    @precondition(can_submit)
     @rule(spec=specs, acts=st.lists(st.sampled_from(["hold", "release", "high", "low", "cancel"]), max_size=5))
-    def submit_and_reconsider(self, spec: JobSpec, acts: list[str]) -> None:
-        """All within one transaction."""
-        if not self.admitted([spec]):
+    def submit_and_change(self, spec: JobSpec, acts: list[str]) -> None:
+        """Submit and change a job in one transaction."""
+        if not self.admitted_specs([spec]):
             return
         [job] = self.world.new_jobs([spec])
         events: list[Event] = [JobSubmitted(job)]
@@ -140,43 +140,43 @@ class Users(Machine):
                 state = JobState.QUEUED
         self.world.step(events)
 
-    @precondition(lambda self: self.some(*JobState))
-    @rule(pick=picks, times=st.sampled_from([1, 1, 1, 8]), warn=st.booleans())
+    @precondition(lambda self: self.jobs_in(*JobState))
+    @rule(pick=indexes, times=st.sampled_from([1, 1, 1, 8]), warn=st.booleans())
     def cancel(self, pick: int, times: int, warn: bool) -> None:
-        """One job, or very many in one transaction."""
-        jobs = self.some(*JobState)
+        """Cancel one or several jobs in one transaction."""
+        jobs = self.jobs_in(*JobState)
         chosen = [jobs[n % len(jobs)] for n in range(pick, pick + min(times, len(jobs)))]
         self.world.step([JobCancelled(job, warn=warn) for job in chosen])
 
-    @precondition(lambda self: self.some(JobState.QUEUED))
-    @rule(pick=picks, everybody=st.sampled_from([False, False, False, True]))
-    def hold(self, pick: int, everybody: bool) -> None:
-        jobs = self.some(JobState.QUEUED)
-        self.world.step([JobHeld(job) for job in (jobs if everybody else [jobs[pick % len(jobs)]])])
+    @precondition(lambda self: self.jobs_in(JobState.QUEUED))
+    @rule(pick=indexes, all_jobs=st.sampled_from([False, False, False, True]))
+    def hold(self, pick: int, all_jobs: bool) -> None:
+        jobs = self.jobs_in(JobState.QUEUED)
+        self.world.step([JobHeld(job) for job in (jobs if all_jobs else [jobs[pick % len(jobs)]])])
 
-    @precondition(lambda self: self.some(JobState.HELD))
-    @rule(pick=picks, everybody=st.booleans())
-    def release(self, pick: int, everybody: bool) -> None:
-        jobs = self.some(JobState.HELD)
-        self.world.step([JobReleased(job) for job in (jobs if everybody else [jobs[pick % len(jobs)]])])
+    @precondition(lambda self: self.jobs_in(JobState.HELD))
+    @rule(pick=indexes, all_jobs=st.booleans())
+    def release(self, pick: int, all_jobs: bool) -> None:
+        jobs = self.jobs_in(JobState.HELD)
+        self.world.step([JobReleased(job) for job in (jobs if all_jobs else [jobs[pick % len(jobs)]])])
 
-    @precondition(lambda self: self.some(JobState.QUEUED, JobState.HELD))
-    @rule(pick=picks, priority=st.sampled_from(Priority), everybody=st.sampled_from([False, False, True]))
-    def change_priority(self, pick: int, priority: Priority, everybody: bool) -> None:
-        jobs = self.some(JobState.QUEUED, JobState.HELD)
-        chosen = jobs if everybody else [jobs[pick % len(jobs)]]
+    @precondition(lambda self: self.jobs_in(JobState.QUEUED, JobState.HELD))
+    @rule(pick=indexes, priority=st.sampled_from(Priority), all_jobs=st.sampled_from([False, False, True]))
+    def change_priority(self, pick: int, priority: Priority, all_jobs: bool) -> None:
+        jobs = self.jobs_in(JobState.QUEUED, JobState.HELD)
+        chosen = jobs if all_jobs else [jobs[pick % len(jobs)]]
         self.world.step([JobPriorityChanged(job, priority) for job in chosen])
 
     # Local users
 
-    @rule(name=names, size=sizes)
-    def local_user_comes(self, name: str, size: int) -> None:
+    @rule(name=cluster_names, size=sizes)
+    def add_local_user(self, name: str, size: int) -> None:
         site = self.world.sites[name]
-        if len(self.users[name]) < SIZES[name]:
-            self.users[name].append(site.add_local_user(min(size, SIZES[name])))
+        if len(self.users[name]) < CLUSTER_SIZES[name]:
+            self.users[name].append(site.add_local_user(min(size, CLUSTER_SIZES[name])))
 
     @precondition(lambda self: any(self.users.values()))
-    @rule(name=names)
+    @rule(name=cluster_names)
     def remove_local_user(self, name: str) -> None:
         if self.users[name]:
             self.world.sites[name].remove_local_user(self.users[name].pop(0))
