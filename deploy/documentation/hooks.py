@@ -11,7 +11,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
-from deploy.documentation import cli_page, evidence_page, rest_page, settings_page
+from deploy.documentation import cli_page, evidence_page, logs_page, metrics_page, rest_page, settings_page
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
@@ -77,6 +77,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown += cli_page.page()
     elif source == "security-evidence.md":
         markdown += evidence_page.page()
+    elif source == "logs.md":
+        markdown += logs_page.page()
+    elif source == "metrics.md":
+        markdown += metrics_page.page()
     elif source == "rest.md":
         markdown += rest_page.page(json.loads(files.src_uris[OPENAPI].content_string))
 

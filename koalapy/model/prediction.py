@@ -46,6 +46,7 @@ class Outcome(StrEnum):
     """The outcome of a prediction."""
 
     WITHIN = "within"
+    """The actual time is within the interval."""
     EARLY = "early"
     """The actual time is below the interval."""
     LATE = "late"

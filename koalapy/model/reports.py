@@ -94,12 +94,19 @@ class LrmOperation(StrEnum):
     """An operation of an agent on its resource manager."""
 
     OPEN = "open"
+    """Connect, until it succeeds once."""
     SNAPSHOT = "snapshot"
+    """List nodes and jobs."""
     SUBMIT = "submit"
+    """Submit a component."""
     FIND = "find"
+    """Find the job of an earlier submission."""
     SETTLE = "settle"
+    """Read the time after which an accepted submission is listed."""
     CANCEL = "cancel"
+    """Cancel a job."""
     VERSION = "version"
+    """Read the version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import subprocess
-from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +12,13 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.documentation import metrics_page
+from deploy.documentation.metrics_page import EMPTY_FIGURES, LABEL_VALUES
 from koalapy.api import monitoring
 from koalapy.api.monitoring import Exposition
-from koalapy.daemon.observability.figures import Figures, JobFigures
+from koalapy.daemon.observability.figures import Figures
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.identity import Identity, Role
-from koalapy.model.placement import RefusalKind
-from koalapy.model.reports import LrmOperation
-from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.rules import Rules
 from tests.needs import PROMETHEUS, needs
 from tests.serving import Open, serving
@@ -31,18 +30,6 @@ OTHERS = {"process_cpu_seconds", "process_virtual_memory_bytes", "process_reside
     "process_open_fds",
     "process_max_fds",
 }
-NOTHING = Figures(
-    jobs=JobFigures({}, {}, internal=0, staging=0, missing=0, by_site={}),
-    clusters=(),
-    disks=(),
-    version="1",
-    epoch=1,
-    is_well=True,
-    is_ready=True,
-    checks=(),
-    alerts={},
-    waiting_events=0,
-)
 
 
 async def scraped(api: httpx2.AsyncClient) -> str:
@@ -63,26 +50,18 @@ def value_of(text: str, sample: str, **labels: str) -> float:
     return sum(found)
 
 
-def of_the_page() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
-    for line in PAGE.splitlines():
-        if row := re.fullmatch(r"\| `(koala_\w+)` \| (\w+) \| (.*?) \| (.*) \|", line):
-            yield row[1], row[2], tuple(re.findall(r"`(\w+)`", row[3])), row[4]
+def test_metrics_page_shows_type_labels_and_meaning() -> None:
+    rows = metrics_page.page().splitlines()
+    metrics = list(Exposition(EMPTY_FIGURES, Instruments()).collect())
+    assert len([row for row in rows if row.startswith("| `koala_")]) == len(metrics) > 45
+    assert "| `koala_jobs` | gauge | `state`, `priority` | Unfinished jobs of users. |" in rows
+    assert "| `koala_preemptions_total` | counter |  | Preempted low-priority jobs. |" in rows
 
 
-def test_the_page_tells_every_metric() -> None:
-    told = [
-        (f"{metric.name}_total" if metric.type == "counter" else metric.name, metric.type, labels, metric.documentation)
-        for metric in Exposition(NOTHING, Instruments()).collect()
-        for labels in [tuple(getattr(metric, "_labelnames", ()))]
-    ]
-    assert sorted(of_the_page()) == sorted(told)
-    assert len(told) > 45
-
-
-@pytest.mark.parametrize("kinds", [RefusalKind, ClaimFailure, AttemptFailure, LrmOperation])
-def test_the_page_tells_every_kind(kinds: type[Any]) -> None:
-    rows = [line for line in PAGE.splitlines() if all(f"`{kind}`" in line for kind in kinds)]
-    assert len(rows) == 1
+@pytest.mark.parametrize("values", LABEL_VALUES.values())
+def test_metrics_page_explains_each_label_value(values: type[StrEnum]) -> None:
+    rows = metrics_page.page().splitlines()
+    assert [value for value in values if not any(re.match(rf"\| `{value}` \| .{{4,}} \|$", row) for row in rows)] == []
 
 
 def test_what_is_told_of_the_process_is_on_the_page() -> None:
@@ -182,7 +161,7 @@ async def test_scrapes_within_the_interval_compute_the_figures_once(monkeypatch:
     async def compute(*_: object) -> Figures:
         nonlocal computed
         computed += 1
-        return NOTHING
+        return EMPTY_FIGURES
 
     monkeypatch.setattr(monitoring, "figures_of", compute)
     scrapes = monitoring.MetricsCache(SimpleNamespace(instruments=Instruments()), None, None, min_interval_s=1000.0)  # type: ignore[arg-type]

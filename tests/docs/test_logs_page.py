@@ -1,41 +1,28 @@
-"""Every event that is logged stands on the page of logs, as it is logged, and none besides."""
+"""Every logged action has a meaning, and the reference shows what the calls log."""
 
-import re
-from collections import defaultdict
-from pathlib import Path
+from deploy.documentation.logs_page import LEVELS, log_calls, page
+from koalapy.config.log_actions import MAPPED_FIELDS, MEANINGS
 
-from tests.docs.log_events import LEVELS, lines
-
-PAGE = Path(__file__).parents[2] / "docs" / "logs.md"
-ROW = re.compile(
-    r"^\| `(?P<action>[a-z-]+)` \| (?P<by>[a-z, ]+) \| (?P<level>[a-z, ]+) \| (?P<fields>.+?) \| (?P<says>.+) \|$"
-)
-OF_LIBRARIES = "library"
-"""Lines that no call of ours makes."""
+LIBRARY_ACTION = "library"
+"""The action of lines of libraries, which no call in the code names."""
 
 
-def told() -> dict[str, re.Match[str]]:
-    found = [match for line in PAGE.read_text().splitlines() if (match := ROW.match(line))]
-    names = [match["action"] for match in found]
-    assert names == sorted(set(names))
-    return {match["action"]: match for match in found}
+def test_log_call_has_a_documented_action_and_a_level() -> None:
+    assert [call.location for call in log_calls() if call.action not in MEANINGS or call.level not in LEVELS] == []
 
 
-def test_every_line_names_an_event_that_is_documented() -> None:
-    known = told()
-    assert [line.where for line in lines() if line.action not in known] == []
-    assert known.keys() - {line.action for line in lines()} == {OF_LIBRARIES}
+def test_log_actions_are_sorted_and_all_logged() -> None:
+    assert list(MEANINGS) == sorted(MEANINGS)
+    assert MEANINGS.keys() - {call.action for call in log_calls()} == {LIBRARY_ACTION}
+    assert MAPPED_FIELDS.keys() <= MEANINGS.keys()
 
 
-def test_the_page_says_whose_they_are_what_they_weigh_and_what_is_in_them() -> None:
-    by, level, fields = defaultdict(set), defaultdict(set), defaultdict(set)
-    for line in lines():
-        by[line.action].add(line.by)
-        level[line.action].add(line.level)
-        fields[line.action] |= line.fields
-    for action, row in told().items():
-        if action == OF_LIBRARIES:
-            continue
-        assert row["by"] == ", ".join(sorted(by[action])), action
-        assert row["level"] == ", ".join(sorted(level[action], key=LEVELS.index)), action
-        assert fields[action] <= set(re.findall(r"`(\w+)`", row["fields"])), action
+def test_logs_page_shows_process_level_fields_and_meaning() -> None:
+    lines = page().splitlines()
+    assert len(lines) == len(MEANINGS) + 3
+    assert (
+        "| `alert` | daemon | warning | `cause`, `kind`, `severity`, `target` | An alert has begun."
+        " See [alerts](alerts.md). |"
+    ) in lines
+    assert any(line.startswith("| `disk-low` | agent, daemon | warning, error | `reason` |") for line in lines)
+    assert any(line.startswith("| `agent-error` | agent | error | `error`, `traceback` |") for line in lines)
