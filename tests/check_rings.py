@@ -12,7 +12,7 @@ DURATION = re.compile(
 )
 """Names of constants that hold a number of seconds."""
 HERE = Path(__file__).parent
-NEVER_IN_RING_1 = {"benchmarks", "chaos", "fuzz", "grid", "experiments", "promises"}
+NEVER_IN_RING_1 = {"benchmarks", "chaos", "fuzz", "grid", "experiments"}
 """Folders whose helpers only tests of other rings use."""
 
 HELPERS = {"signals.py", "virtual_time.py"}

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's, as far as a daemon sees one: it takes OTLP by HTTP, or says that it cannot."""
+"""An OpenTelemetry collector that accepts or rejects OTLP over HTTP."""
 
 import threading
 import time
@@ -8,17 +8,17 @@ from types import TracebackType
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-DEADLINE = 60.0
+MAX_WAIT_S = 60.0
 
 
 class Collector:
-    """Between ``with`` and its end."""
+    """A collector that serves while the ``with`` block runs."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.services: set[str] = set()
         self.status = 200
-        self.refused = 0
+        self.rejected_count = 0
         self._changed = threading.Condition()
         outer = self
 
@@ -28,9 +28,9 @@ class Collector:
                 assert self.path == "/v1/traces"
                 with outer._changed:
                     if outer.status == 200:
-                        outer._take(ExportTraceServiceRequest.FromString(body))
+                        outer._store(ExportTraceServiceRequest.FromString(body))
                     else:
-                        outer.refused += 1
+                        outer.rejected_count += 1
                     outer._changed.notify_all()
                 self.send_response(outer.status)
                 self.send_header("Content-Length", "0")
@@ -42,12 +42,14 @@ class Collector:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}/v1/traces"
 
-    def _take(self, request: ExportTraceServiceRequest) -> None:
-        for of_resource in request.resource_spans:
-            told = {each.key: each.value.string_value for each in of_resource.resource.attributes}
-            self.services.add(told["service.name"])
-            for scope in of_resource.scope_spans:
-                self.spans += scope.spans
+    def _store(self, request: ExportTraceServiceRequest) -> None:
+        for resource_spans in request.resource_spans:
+            attributes = {
+                attribute.key: attribute.value.string_value for attribute in resource_spans.resource.attributes
+            }
+            self.services.add(attributes["service.name"])
+            for scope_spans in resource_spans.scope_spans:
+                self.spans += scope_spans.spans
 
     def __enter__(self) -> "Collector":
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -57,30 +59,30 @@ class Collector:
         self._server.shutdown()
         self._server.server_close()
 
-    def wait(self, count: int) -> list[Span]:
-        """The spans of jobs that are over, once there are so many of these."""
-        end = time.monotonic() + DEADLINE
+    def wait_for_jobs(self, count: int) -> list[Span]:
+        """Return all spans once there are spans of ``count`` ended jobs."""
+        end = time.monotonic() + MAX_WAIT_S
         with self._changed:
             while len([span for span in self.spans if span.name == "job"]) < count:
                 assert self._changed.wait(end - time.monotonic()), f"{count} jobs, of {self.spans}"
             return list(self.spans)
 
-    def wait_refused(self) -> None:
+    def wait_for_rejection(self) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self.refused > 0, DEADLINE)
+            assert self._changed.wait_for(lambda: self.rejected_count > 0, MAX_WAIT_S)
 
 
-def tree(spans: list[Span]) -> set[tuple[str, str]]:
-    """Each span's name with that of what it is of; empty of the outermost."""
+def parent_span_names(spans: list[Span]) -> set[tuple[str, str]]:
+    """Return the pairs of each span's name and its parent's name, which is empty for a root span."""
     names = {span.span_id: span.name for span in spans}
     assert len(names) == len(spans)
     return {(span.name, names[span.parent_span_id] if span.parent_span_id else "") for span in spans}
 
 
-def attributes(span: Span) -> dict[str, object]:
-    told: dict[str, object] = {}
-    for each in span.attributes:
-        kind = each.value.WhichOneof("value")
-        value = getattr(each.value, kind)
-        told[each.key] = [one.string_value for one in value.values] if kind == "array_value" else value
-    return told
+def read_attributes(span: Span) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for attribute in span.attributes:
+        kind = attribute.value.WhichOneof("value")
+        value = getattr(attribute.value, kind)
+        values[attribute.key] = [item.string_value for item in value.values] if kind == "array_value" else value
+    return values

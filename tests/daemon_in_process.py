@@ -16,7 +16,7 @@ import uvicorn
 from koalapy.daemon.engine.engine import Engine
 from koalapy.scheduler.rules import Rules
 from tests.daemon.sites import Sites
-from tests.serving import NO_PAGE, TOKEN, serving
+from tests.serving import CSRF_HEADER, TOKEN, serving
 
 MAX_WAIT_S = 60.0
 
@@ -26,8 +26,8 @@ class ServedDaemon:
     url: str
     engine: Engine
     http: httpx2.Client
-    """Of an administrator."""
-    shown: str = TOKEN
+    """An administrator's client."""
+    admin_token: str = TOKEN
 
     def job(self, ident: int) -> dict[str, Any]:
         answer: dict[str, Any] = self.http.get(f"/api/v1/jobs/{ident}").json()
@@ -61,7 +61,7 @@ def daemon_in_thread(path: Path, sites: Sites | None = None, *, has_dashboard: b
     try:
         # Connections that come before the server accepts them wait in the listener's queue.
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        headers = NO_PAGE | {"Authorization": f"Bearer {TOKEN}"}
+        headers = CSRF_HEADER | {"Authorization": f"Bearer {TOKEN}"}
         with httpx2.Client(base_url=url, headers=headers, timeout=MAX_WAIT_S) as http:
             yield ServedDaemon(url, engine, http)
     finally:

@@ -1,4 +1,4 @@
-"""Folders within each other, more than Python can go down."""
+"""Folders that are nested deeper than Python can recurse."""
 
 import os
 import subprocess
@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 @contextmanager
-def deepened(top: Path) -> Iterator[Path]:
-    """A folder that is there, with such below it until the end; pytest could not remove them."""
+def deep_folder(top: Path) -> Iterator[Path]:
+    """Create 1,500 nested folders in ``top`` and remove it at the end, since pytest could not."""
     folder = os.open(top, os.O_RDONLY)
     for _ in range(1500):
         os.mkdir("d", dir_fd=folder)
-        below = os.open("d", os.O_RDONLY, dir_fd=folder)
+        subfolder = os.open("d", os.O_RDONLY, dir_fd=folder)
         os.close(folder)
-        folder = below
+        folder = subfolder
     os.close(folder)
     try:
         yield top

@@ -1,4 +1,4 @@
-"""People for tests whose matter is something else."""
+"""Identities of users for tests of other areas."""
 
 from koalapy.daemon.auth.identities import Identities
 from koalapy.model.identity import Identity, Role
@@ -6,7 +6,7 @@ from koalapy.ports import TokenStore
 
 
 def administrators(*tokens: str, user: str = "ada", store: TokenStore | None = None) -> Identities:
-    """Whoever shows one of these tokens is an administrator; others are in the ``store``."""
+    """Return identities in which each of these tokens is an administrator's; ``store`` has other tokens."""
     return Identities({token: Identity(user, Role.ADMIN, "a token of the test") for token in tokens}, store)
 
 

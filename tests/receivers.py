@@ -1,4 +1,4 @@
-"""Those who are told something: a mail server and a webhook, in threads of this process."""
+"""Receivers of notifications: a mail server and a webhook in threads of this process."""
 
 import json
 import threading
@@ -15,8 +15,8 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 
 
 @dataclass
-class Post:
-    """One request of a webhook."""
+class WebhookRequest:
+    """A request that a webhook received."""
 
     path: str
     signature: str
@@ -24,16 +24,16 @@ class Post:
 
     @property
     def body(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.content)
-        return found
+        body: dict[str, Any] = json.loads(self.content)
+        return body
 
 
 @dataclass
-class Hook:
-    """A webhook; ``answers`` are the codes that it gives, the last one ever after."""
+class Webhook:
+    """A webhook; ``answers`` are the status codes of its responses, of which the last one repeats."""
 
     port: int = 0
-    posts: list[Post] = field(default_factory=list)
+    posts: list[WebhookRequest] = field(default_factory=list)
     answers: list[int] = field(default_factory=lambda: [204])
 
     def url(self, path: str = "/hook") -> str:
@@ -41,13 +41,13 @@ class Hook:
 
 
 @contextmanager
-def webhook(port: int = 0, hook: Hook | None = None) -> Iterator[Hook]:
-    hook = hook or Hook()
+def webhook(port: int = 0, hook: Webhook | None = None) -> Iterator[Webhook]:
+    hook = hook or Webhook()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers["Content-Length"]))
-            hook.posts.append(Post(self.path, self.headers["X-Koala-Signature"], content))
+            hook.posts.append(WebhookRequest(self.path, self.headers["X-Koala-Signature"], content))
             code = hook.answers.pop(0) if len(hook.answers) > 1 else hook.answers[0]
             self.send_response(code)
             if 300 <= code < 400:
@@ -72,7 +72,7 @@ def webhook(port: int = 0, hook: Hook | None = None) -> Iterator[Hook]:
 
 @dataclass
 class Mailbox:
-    """What a mail server has taken; ``answers`` as of webhooks, to the recipient."""
+    """The mails that a server accepted; ``answers`` are its responses to recipients, of which the last one repeats."""
 
     port: int = 0
     mails: list[EmailMessage] = field(default_factory=list)
@@ -91,12 +91,12 @@ class Mailbox:
         self.mails.append(mail)
         return "250 taken"
 
-    def told(self, to: str) -> list[EmailMessage]:
-        return [mail for mail in self.mails if mail["To"] == to]
+    def mails_to(self, recipient: str) -> list[EmailMessage]:
+        return [mail for mail in self.mails if mail["To"] == recipient]
 
 
-class AnyPort(Controller):
-    """On a port that is free, which only the server knows."""
+class FreePortController(Controller):
+    """An SMTP server on a free port, which it reports as ``port``."""
 
     def _trigger_server(self) -> None:
         self.port = self.server.sockets[0].getsockname()[1]
@@ -106,7 +106,7 @@ class AnyPort(Controller):
 @contextmanager
 def mail_server() -> Iterator[Mailbox]:
     box = Mailbox()
-    controller = AnyPort(box, hostname="127.0.0.1", port=0, ready_timeout=30)
+    controller = FreePortController(box, hostname="127.0.0.1", port=0, ready_timeout=30)
     controller.start()
     box.port = controller.port
     try:

@@ -156,8 +156,8 @@ def stay_in_ring_1(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     _guard.is_active = False
     if _guard.offences:
-        told = "\n".join(f"- {offence}" for offence in dict.fromkeys(_guard.offences))
-        pytest.fail(f"a test of ring 1 may not do this; mark it `processes` if it must:\n{told}", pytrace=False)
+        listing = "\n".join(f"- {offence}" for offence in dict.fromkeys(_guard.offences))
+        pytest.fail(f"a test of ring 1 may not do this; mark it `processes` if it must:\n{listing}", pytrace=False)
 
 
 def processor_time() -> float:
@@ -258,15 +258,15 @@ class _Progress:
         if not self._ended:
             self._began = time.monotonic()  # Collecting, and the first test, say nothing of the others.
         self._ended += 1
-        whole = self._reporter._session.testscollected
-        if not whole:
+        test_count = self._reporter._session.testscollected
+        if not test_count:
             return
-        left = (time.monotonic() - self._began) / self._ended * (whole - self._ended)
-        line = f"{self._ended} of {whole} tests, about {_rounded(left)} left"
+        remaining_s = (time.monotonic() - self._began) / self._ended * (test_count - self._ended)
+        line = f"{self._ended} of {test_count} tests, about {_rounded(remaining_s)} left"
         if self._reporter.isatty:
             self._reporter.rewrite(line, erase=True)
-        elif self._ended * self.STEPS // whole > self._told:
-            self._told = self._ended * self.STEPS // whole
+        elif self._ended * self.STEPS // test_count > self._told:
+            self._told = self._ended * self.STEPS // test_count
             self._reporter.ensure_newline()
             self._reporter.write_line(line)
 

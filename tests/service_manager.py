@@ -1,40 +1,38 @@
-"""What systemd is to a unit of the type notify with a watchdog, as far as its process sees it."""
+"""The socket of systemd to which a unit of type notify with a watchdog reports."""
 
 import socket
 from pathlib import Path
 
 import pytest
 
-PATIENCE = 1.5
-"""Seconds."""
+WATCHDOG_TIMEOUT_S = 1.5
 
 
 class ServiceManager:
-    """What systemd is to a unit of the type notify with a watchdog."""
+    """A service manager that receives the messages of one unit."""
 
-    def __init__(self, folder: Path, patience: float = PATIENCE) -> None:
-        """``patience``: seconds without a sign of life after which it takes a process for hung."""
-        self._patience = patience
+    def __init__(self, folder: Path, timeout_s: float = WATCHDOG_TIMEOUT_S) -> None:
+        """``timeout_s`` is the interval without a watchdog message after which the unit counts as hung."""
+        self._timeout_s = timeout_s
         self.address = folder / "notify"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self.address))
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"NOTIFY_SOCKET": str(self.address), "WATCHDOG_USEC": f"{self._patience * 1e6:.0f}"}
+        return {"NOTIFY_SOCKET": str(self.address), "WATCHDOG_USEC": f"{self._timeout_s * 1e6:.0f}"}
 
-    def hears(self, word: str) -> None:
-        """Wait for a word."""
+    def wait_for_message(self, message: str) -> None:
         self._socket.settimeout(60.0)
         while True:
             lines = self._socket.recv(4096).decode().splitlines()
-            self.told += lines
-            if word in lines:
+            self.messages += lines
+            if message in lines:
                 return
 
-    def forget(self) -> None:
-        """What was said before."""
+    def drop_messages(self) -> None:
+        """Discard the messages that have arrived."""
         self._socket.setblocking(False)
         try:
             while True:
@@ -42,15 +40,15 @@ class ServiceManager:
         except BlockingIOError:
             pass
 
-    def hears_nothing_of(self, word: str) -> None:
-        """Nobody says so for as long as a service manager waits."""
-        self._socket.settimeout(self._patience)
+    def check_no_message(self, message: str) -> None:
+        """Fail if the message arrives within the timeout of the watchdog."""
+        self._socket.settimeout(self._timeout_s)
         try:
-            while word not in self._socket.recv(4096).decode().splitlines():
+            while message not in self._socket.recv(4096).decode().splitlines():
                 pass
         except TimeoutError:
             return
-        pytest.fail(f"{word} was told")
+        pytest.fail(f"{message} was received")
 
     def close(self) -> None:
         self._socket.close()

@@ -1,4 +1,4 @@
-"""The daemon in this process without its agents, behind a client of its API."""
+"""A daemon in this process, without agents, and a client of its API."""
 
 import asyncio
 import time
@@ -85,9 +85,9 @@ Open = Callable[..., Any]
 
 URL = "http://127.0.0.1:8642"
 TOKEN = "a-token-for-tests"
-"""Shown by clients whose test gives none."""
-NO_PAGE = {"X-Requested-With": "koala"}
-"""Shown by who posts without JSON."""
+"""The token of the client unless a test gives other tokens."""
+CSRF_HEADER = {"X-Requested-With": "koala"}
+"""The header by which a request without a JSON body shows that no web page of another site sent it."""
 BUNDLE_LIMIT = 2 * 1024 * 1024
 AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
 
@@ -102,8 +102,8 @@ async def _answer_sharing_here(question: SharingQuestion) -> SharingReport:
     return answer_sharing(question)
 
 
-class Late:
-    """Stand for an object that an application has only later: attributes and calls go to what ``resolve`` returns.
+class Deferred:
+    """A proxy of an object that an application receives later: ``resolve`` returns it.
 
     ``resolve`` raises ``LookupError`` while there is none.
     """
@@ -115,7 +115,7 @@ class Late:
         try:
             target = self._resolve()
         except LookupError:
-            return Late(lambda: getattr(self._resolve(), name))
+            return Deferred(lambda: getattr(self._resolve(), name))
         return getattr(target, name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -123,52 +123,52 @@ class Late:
 
 
 def bare_application(identities: Identities, routers: Sequence[APIRouter] = (), **options: Any) -> FastAPI:
-    """Return an application without services, for what is decided before any of them is asked."""
+    """Return an application without services, for requests that are rejected before any service is called."""
 
     def no_service() -> NoReturn:
         raise LookupError("this application has no services")
 
-    nothing: Any = Late(no_service)
-    return create_app(nothing, nothing, identities, routers, **options)
+    service: Any = Deferred(no_service)
+    return create_app(service, service, identities, routers, **options)
 
 
 class SharedApplication:
-    """An application whose services are replaced for each test, since making its routes takes longer than most tests.
+    """An application whose services are replaced for each test, since creating its routes takes longer than most tests.
 
-    What is before the routes is made anew.
+    The middleware is created for each test.
     """
 
-    def __init__(self, *, open_metrics: bool, of_clusters: bool) -> None:
+    def __init__(self, *, open_metrics: bool, has_agent_routes: bool) -> None:
         self._services: dict[str, Any] = {}
         bundles, engine, health, history, jobs, results = map(
-            self._late, ("bundles", "engine", "health", "history", "jobs", "results")
+            self._defer, ("bundles", "engine", "health", "history", "jobs", "results")
         )
         routers = [
-            network_router(self._late("network")),
-            files_router(self._late("files"), bundles, results),
+            network_router(self._defer("network")),
+            files_router(self._defer("files"), bundles, results),
             agent_files_router(bundles, results, AGENT_TOKENS, lambda cluster, _: cluster == "north"),
-            advisor_router(self._late("advisor")),
-            limits_router(self._late("limits")),
+            advisor_router(self._defer("advisor")),
+            limits_router(self._defer("limits")),
             history_router(history),
-            sharing_router(self._late("sharing"), history),
-            forecasts_router(self._late("forecasts"), jobs),
-            record_router(self._late("record"), engine.clock),
+            sharing_router(self._defer("sharing"), history),
+            forecasts_router(self._defer("forecasts"), jobs),
+            record_router(self._defer("record"), engine.clock),
         ]
-        if of_clusters:
+        if has_agent_routes:
             routers += [agents_router(None, AGENT_TOKENS), background_router(None, None, allowed=False)]  # type: ignore[arg-type]
-        self._app = create_app(jobs, health, self._late("identities"), routers, audit=self._late("audit"))
-        add_metrics(self._app, engine, health, self._late("alerts"), is_open=open_metrics, min_interval_s=0.0)
+        self._app = create_app(jobs, health, self._defer("identities"), routers, audit=self._defer("audit"))
+        add_metrics(self._app, engine, health, self._defer("alerts"), is_open=open_metrics, min_interval_s=0.0)
         self._routes = list(self._app.router.routes)
 
-    def _late(self, name: str) -> Any:
-        return Late(lambda: self._services[name])
+    def _defer(self, name: str) -> Any:
+        return Deferred(lambda: self._services[name])
 
     def begin(self, services: Mapping[str, Any]) -> FastAPI:
         self._services.update(services)
         return self._app
 
     def end(self) -> None:
-        """Forget the services, and the routes that a test has added."""
+        """Drop the services, and the routes that a test has added."""
         self._services.clear()
         self._app.middleware_stack = None
         self._app.state.error_page = None
@@ -182,13 +182,15 @@ _idle: dict[tuple[bool, bool], list[SharedApplication]] = defaultdict(list)
 
 
 @contextmanager
-def application(services: Mapping[str, Any], *, open_metrics: bool, of_clusters: bool) -> Iterator[FastAPI]:
-    """Lend an application with these services."""
-    idle = _idle[open_metrics, of_clusters]
-    shared = idle.pop() if idle else SharedApplication(open_metrics=open_metrics, of_clusters=of_clusters)
-    yield shared.begin(services)
-    shared.end()
-    idle.append(shared)
+def application(services: Mapping[str, Any], *, open_metrics: bool, has_agent_routes: bool) -> Iterator[FastAPI]:
+    """Yield an application with these services from the pool."""
+    idle = _idle[open_metrics, has_agent_routes]
+    shared_application = (
+        idle.pop() if idle else SharedApplication(open_metrics=open_metrics, has_agent_routes=has_agent_routes)
+    )
+    yield shared_application.begin(services)
+    shared_application.end()
+    idle.append(shared_application)
 
 
 @asynccontextmanager
@@ -198,12 +200,12 @@ async def serving(
     rules: Rules,
     sites: Sites | None = None,
     *,
-    people: Mapping[str, Identity] | None = None,
+    users: Mapping[str, Identity] | None = None,
     submission_rules: SubmissionRules | None = None,
     limits: Limits | None = None,
     accounts: Accounts | None = None,
     open_metrics: bool = False,
-    of_clusters: bool = False,
+    has_agent_routes: bool = False,
     has_dashboard: bool = False,
     busy_timeout_ms: int = SQLITE_BUSY_TIMEOUT,
 ) -> AsyncIterator[httpx2.AsyncClient]:
@@ -276,9 +278,9 @@ async def serving(
     advice = SqlAdvice(database)
     track_record = TrackRecord(SqlPredictions(database), advice, engine.clock)
     forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here, track_record)
-    shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})
-    kept = SqlTokens(database)
-    identities = Identities(people, kept) if people else administrators(*(tokens or [TOKEN]), store=kept)
+    headers = CSRF_HEADER | ({} if tokens or users else {"Authorization": f"Bearer {TOKEN}"})
+    token_store = SqlTokens(database)
+    identities = Identities(users, token_store) if users else administrators(*(tokens or [TOKEN]), store=token_store)
     services = {
         "advisor": Advisor(experience, advice, track_record),
         "alerts": Alerts((), AlertRules(), engine.clock),
@@ -298,15 +300,17 @@ async def serving(
         "sharing": Sharing(SqlHistory(database), queries, engine.clock, _answer_sharing_here),
     }
     loop = asyncio.create_task(engine.run())
-    with application(services, open_metrics=open_metrics, of_clusters=of_clusters) as app:
+    with application(services, open_metrics=open_metrics, has_agent_routes=has_agent_routes) as app:
         app.state.audit, app.state.engine, app.state.jobs = services["audit"], engine, jobs
         if has_dashboard:
-            ways = LoginServices(identities, TokenAuthenticator(identities, Pace()), LoginCodes(), None, 3600.0)
-            of_pages: Any = SimpleNamespace(**services)
-            dashboard = build_dashboard(of_pages, engine, ways, services["audit"])
+            login_services = LoginServices(
+                identities, TokenAuthenticator(identities, Pace()), LoginCodes(), None, 3600.0
+            )
+            page_services: Any = SimpleNamespace(**services)
+            dashboard = build_dashboard(page_services, engine, login_services, services["audit"])
             app.include_router(dashboard.router)
             app.state.error_page = dashboard.render_problem
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
             yield client
     await network.stop()
     engine.drain()

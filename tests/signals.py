@@ -23,7 +23,7 @@ def hanging_threads() -> Iterator[None]:
 
 
 async def until(condition: Callable[[], T], timeout_s: float = MAX_WAIT_S) -> T:
-    """Return the first true value of a condition that tasks or threads of this loop, or real processes, bring about.
+    """Return the first true value of a condition that tasks, threads or other processes make true.
 
     On virtual time it is evaluated after each turn of the loop; otherwise it is polled. Raise ``TimeoutError`` when it
     stays false for that long.
@@ -39,17 +39,17 @@ async def until(condition: Callable[[], T], timeout_s: float = MAX_WAIT_S) -> T:
 
 
 async def poll(condition: Callable[[], Awaitable[T]], timeout_s: float = MAX_WAIT_S) -> T:
-    """Return the first true value of a question that has to be awaited, asked in intervals of the loop's time."""
+    """Return the first true result of an asynchronous function, called at intervals of the loop's time."""
     async with asyncio.timeout(timeout_s):
-        while not (value := await condition()):  # noqa: ASYNC110 - asking takes turns of the loop itself
+        while not (value := await condition()):  # noqa: ASYNC110 - the condition is itself awaited
             await asyncio.sleep(POLL_INTERVAL_S)
         return value
 
 
 async def pass_time(seconds: float) -> None:
-    """Let that much virtual time pass."""
+    """Wait for seconds of virtual time."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop), "only virtual time passes at once"
-    over = asyncio.Event()
-    loop.call_later(seconds, over.set)
-    await over.wait()
+    event = asyncio.Event()
+    loop.call_later(seconds, event.set)
+    await event.wait()

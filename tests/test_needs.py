@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from tests import needs
-from tests.conftest import left_out
+from tests.conftest import list_unmet_needs
 
 
 def test_one_line_for_each_thing_that_is_missing() -> None:
     missing = [replace(need, is_met=False) for need in needs.ALL]
     reasons = ["Skipped: rsync missing"] * 3 + ["Skipped: network namespaces missing: [Errno 1] setns", "odd"]
-    lines = list(left_out(reasons, missing))
+    lines = list(list_unmet_needs(reasons, missing))
     assert lines[:3] == [
         "rsync missing: 3 tests skipped; apt-get install rsync",
         "PostgreSQL missing: the store is tested with SQLite only; apt-get install postgresql",
@@ -17,4 +17,4 @@ def test_one_line_for_each_thing_that_is_missing() -> None:
     ]
     assert "network namespaces missing: 1 test skipped; run them as root, with the capability SYS_ADMIN" in lines
     assert lines[-1] == "1 skipped: odd"
-    assert list(left_out([], [replace(need, is_met=True) for need in needs.ALL])) == []
+    assert list(list_unmet_needs([], [replace(need, is_met=True) for need in needs.ALL])) == []

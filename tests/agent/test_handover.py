@@ -12,7 +12,7 @@ import pytest
 
 from koalapy.agent.core.handover import write_handover
 from koalapy.config.settings import Settings
-from tests.grid.world import until
+from tests.grid.grid import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -72,7 +72,7 @@ def test_agent_ends_with_its_daemon(tmp_path: Path, handover: bytes) -> None:
         agent.stdin.write(handover)
         agent.stdin.flush()
         serves = tmp_path / "north" / "spool" / "agent.json"
-        until(lambda: serves.exists() or agent.poll() is not None, "the agent to serve")
+        wait_until(lambda: serves.exists() or agent.poll() is not None, "the agent to serve")
         assert agent.poll() is None
         agent.stdin.close()
         assert agent.wait(60) == 0

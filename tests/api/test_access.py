@@ -29,7 +29,7 @@ from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites, sha
 from tests.model.specs import values
-from tests.serving import AGENT_TOKENS, NO_PAGE, URL, serving
+from tests.serving import AGENT_TOKENS, CSRF_HEADER, URL, serving
 
 Json = dict[str, Any]
 DOC = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
@@ -91,7 +91,11 @@ class Api:
 
     async def send_as(self, user: str, method: str, path: str, **arguments: Any) -> httpx2.Response:
         token = {"anonymous": None, "agent": AGENT_TOKENS["north"]}.get(user, f"the-token-of-{user}")
-        headers = {**NO_PAGE, **arguments.pop("headers", {}), **({"Authorization": f"Bearer {token}"} if token else {})}
+        headers = {
+            **CSRF_HEADER,
+            **arguments.pop("headers", {}),
+            **({"Authorization": f"Bearer {token}"} if token else {}),
+        }
         # Each request comes from another address: many rejected tokens from one address are rate limited.
         self._request_count += 1
         transport = httpx2.ASGITransport(self.app, client=(f"192.0.2.{self._request_count % 250}", 1))
@@ -117,7 +121,7 @@ def iterate_routes(app: FastAPI) -> Iterator[Any]:
 @asynccontextmanager
 async def open_access_api(path: Path, **options: Any) -> AsyncIterator[Api]:
     sites = Sites({("north", "/m"): b"mesh"})
-    async with serving(path / "koala.db", [], Rules(), sites, people=TOKENS, of_clusters=True, **options) as http:
+    async with serving(path / "koala.db", [], Rules(), sites, users=TOKENS, has_agent_routes=True, **options) as http:
         yield Api(http)
 
 
@@ -388,7 +392,7 @@ async def test_submit_home_site_is_limited_to_sites_of_owner(tmp_path: Path) -> 
 
 async def test_submit_with_key_from_other_site_returns_same_job(tmp_path: Path) -> None:
     people = {name: Identity("ada", Role.USER, f"ada on {name}", site=name) for name in ("north", "south")}
-    async with serving(tmp_path / "koala.db", [], Rules(), people=people) as http:
+    async with serving(tmp_path / "koala.db", [], Rules(), users=people) as http:
         for site, status in (("north", 201), ("south", 200)):
             headers = {"Idempotency-Key": "one", "Authorization": f"Bearer {site}"}
             answer = await http.post("/api/v1/jobs", headers=headers, json=BODY)
@@ -420,7 +424,7 @@ async def test_submit_with_high_priority_by_user_returns_403(tmp_path: Path) -> 
 async def test_submit_with_high_priority_by_allowed_user_is_accepted(tmp_path: Path, allowed: HighPriority) -> None:
     people = {"the-token-of-ada": Identity("ada", Role.USER, "test token", ("urgent",))}
     rules = SubmissionRules(allowed)
-    async with serving(tmp_path / "koala.db", [], Rules(), people=people, submission_rules=rules) as http:
+    async with serving(tmp_path / "koala.db", [], Rules(), users=people, submission_rules=rules) as http:
         headers = {"Authorization": "Bearer the-token-of-ada"}
         answer = await http.post("/api/v1/jobs", headers=headers, json=BODY | {"priority": "high"})
         assert answer.status_code == 201

@@ -19,7 +19,7 @@ from koalapy.daemon.observability.audit import MAX_KINDS, Audit
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.errors import StoreUnavailable
 from tests.api.test_access import BODY, BUNDLE, SECRET, Api, open_access_api
-from tests.serving import AGENT_TOKENS, NO_PAGE, URL
+from tests.serving import AGENT_TOKENS, CSRF_HEADER, URL
 from tests.signals import hanging_threads
 
 Json = dict[str, Any]
@@ -255,7 +255,7 @@ async def test_audit_replaces_characters_the_database_rejects(api: Api, monkeypa
 async def test_audit_counts_repeated_rejections(api: Api) -> None:
     audit: Audit = api.app.state.audit
     transport = httpx2.ASGITransport(api.app, client=("192.0.2.9", 1))
-    async with httpx2.AsyncClient(transport=transport, base_url=URL, headers=NO_PAGE) as http:
+    async with httpx2.AsyncClient(transport=transport, base_url=URL, headers=CSRF_HEADER) as http:
         for number in range(50):
             assert (await http.get(f"/api/v1/anything/{number}")).status_code == 401
     assert len(await list_entries(api)) == 1, "the first is written at once"

@@ -9,7 +9,7 @@ import pytest_asyncio
 from koalapy.api.clusters import BackgroundStarted, background_router
 from koalapy.model.errors import ProblemCode, SiteRejected, SiteUnavailable
 from tests.identities import administrators
-from tests.serving import NO_PAGE, TOKEN, URL, Open, bare_application
+from tests.serving import CSRF_HEADER, TOKEN, URL, Open, bare_application
 
 Json = dict[str, Any]
 PATH = "/api/v1/clusters/north/background"
@@ -57,7 +57,7 @@ async def test_background_load_disabled_by_setting_returns_403(agent: AgentStub)
     app = bare_application(administrators(TOKEN), [background_router(None, agent, False)])  # type: ignore[arg-type]
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as api:
-        for answer in (await api.post(PATH, json=ORDER), await api.delete(PATH, headers=NO_PAGE)):
+        for answer in (await api.post(PATH, json=ORDER), await api.delete(PATH, headers=CSRF_HEADER)):
             problem = answer.json()
             assert (answer.status_code, problem["field"], problem["code"]) == (
                 403,

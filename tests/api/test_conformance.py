@@ -28,12 +28,12 @@ from koalapy.ports import ClusterRecord
 from koalapy.scheduler.rules import Rules
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites
-from tests.serving import NO_PAGE, TOKEN, serving
+from tests.serving import CSRF_HEADER, TOKEN, serving
 
 EXAMPLES = {"submit_job": 15, "explain_submission": 8}
 DEFAULT_EXAMPLES = 3
 """Examples of each operation that `EXAMPLES` does not list."""
-HEADERS = {"Authorization": f"Bearer {TOKEN}", **NO_PAGE}
+HEADERS = {"Authorization": f"Bearer {TOKEN}", **CSRF_HEADER}
 BODY = {"request": {"type": "flexible", "total_size": 2}, "command": ["true"]}
 EXCLUDED_CHECKS = ("ignored_auth", "missing_required_header")
 """Checks that send requests of their own. Other tests cover tokens."""

@@ -16,7 +16,7 @@ from koalapy.api.clusters import background_router
 from koalapy.api.guard import AllowedHosts
 from koalapy.api.middleware import TrustedProxies
 from tests.identities import administrators
-from tests.serving import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open, bare_application
+from tests.serving import AGENT_TOKENS, CSRF_HEADER, TOKEN, URL, Open, bare_application
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 HOST_OF_A_PAGE = "evil.example"
@@ -253,7 +253,11 @@ def test_nothing_is_changed_by_what_a_page_can_send(daemon: TestClient, path: st
             assert (answer.status_code, answer.json()["field"]) == (403, "Content-Type"), headers
             assert "application/json" in answer.json()["hint"]
             assert "X-Requested-With: koala" in answer.json()["hint"]
-    for headers in (NO_PAGE, {"Content-Type": "application/json"}, {"Content-Type": "Application/JSON; charset=utf-8"}):
+    for headers in (
+        CSRF_HEADER,
+        {"Content-Type": "application/json"},
+        {"Content-Type": "Application/JSON; charset=utf-8"},
+    ):
         assert daemon.post(path, headers=BEARER | headers).status_code != 403, headers
 
 
@@ -278,7 +282,7 @@ def test_nothing_is_changed_by_what_a_page_can_send(daemon: TestClient, path: st
 def test_nothing_is_changed_for_a_page_of_another_origin(
     daemon: TestClient, method: str, elsewhere: dict[str, str]
 ) -> None:
-    shown = BEARER | NO_PAGE | {"Content-Type": "application/json"}
+    shown = BEARER | CSRF_HEADER | {"Content-Type": "application/json"}
     answer = daemon.request(method, "/api/v1/jobs/1/cancel", headers=shown | elsewhere)
     assert (answer.status_code, answer.json()["field"]) == (403, next(reversed(elsewhere)))
 
@@ -326,7 +330,7 @@ def test_every_answer_is_kept_from_caches_frames_and_guesses(daemon: TestClient)
         ("GET", "/api/v1/jobs", {}, 401),
         ("GET", "/api/v1/whoami", BEARER, 200),
         ("GET", "/api/v1/nowhere", BEARER, 404),
-        ("PUT", "/api/v1/jobs", BEARER | NO_PAGE, 405),
+        ("PUT", "/api/v1/jobs", BEARER | CSRF_HEADER, 405),
         ("OPTIONS", "/api/v1/jobs", BEARER, 204),
         ("POST", "/api/v1/jobs", BEARER, 403),
         ("POST", "/api/v1/jobs", BEARER | {"Content-Type": "application/json"}, 422),

@@ -70,7 +70,7 @@ def test_what_is_told_of_the_process_is_on_the_page() -> None:
 
 async def test_it_is_for_who_shows_a_token(tmp_path: Path) -> None:
     people = {"of-ada": Identity("ada", Role.USER, "a test")}
-    async with serving(tmp_path / "koala.db", [], Rules(), people=people) as api:
+    async with serving(tmp_path / "koala.db", [], Rules(), users=people) as api:
         refused = await api.get("/metrics")
         assert (refused.status_code, "koala_" in refused.text) == (401, False)
         wrong = await api.get("/metrics", headers={"Authorization": "Bearer another"})
@@ -82,7 +82,7 @@ async def test_it_is_for_who_shows_a_token(tmp_path: Path) -> None:
 
 async def test_a_setting_opens_it_and_nothing_else(tmp_path: Path) -> None:
     people = {"of-ada": Identity("ada", Role.USER, "a test")}
-    async with serving(tmp_path / "koala.db", [], Rules(), people=people, open_metrics=True) as api:
+    async with serving(tmp_path / "koala.db", [], Rules(), users=people, open_metrics=True) as api:
         assert "koala_jobs" in await scraped(api)
         assert (await api.get("/api/v1/metrics")).status_code == 401
         assert (await api.post("/metrics", json={})).status_code == 401

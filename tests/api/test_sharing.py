@@ -52,6 +52,6 @@ async def test_days_of_which_nothing_is_known(open_api: Open) -> None:
 
 async def test_it_is_for_operators(tmp_path: Any) -> None:
     people = {role.value: Identity("ada", role, "a test") for role in (Role.USER, Role.OPERATOR)}
-    async with serving(tmp_path / "koala.db", [], Rules(), people=people) as api:
+    async with serving(tmp_path / "koala.db", [], Rules(), users=people) as api:
         statuses = [(await api.get(PATH, headers={"Authorization": f"Bearer {name}"})).status_code for name in people]
     assert statuses == [403, 200]

@@ -18,17 +18,17 @@ import httpx2
 import psutil
 
 from tests.dashboard.browser import Visitor, chromium
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 JOBS, PAGES, SECONDS = 2000, 50, 12.0
 LONGEST = "/queue?limit=200"
 """As many rows as a page shows."""
 
 
-def filled(grid: Embedded, jobs: int) -> None:
+def filled(grid: EmbeddedGrid, jobs: int) -> None:
     """So many jobs that wait, for they want more nodes than there are now."""
     cork = {"type": "fixed", "components": [{"cluster": name, "size": size} for name, size in grid.nodes.items()]}
-    grid.wait_state(grid.submit(cork, "sleep", "3600", launcher="processes"), "running")
+    grid.wait_for_state(grid.submit(cork, "sleep", "3600", launcher="processes"), "running")
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: grid.submit(cork, "true", launcher="processes", name=f"job-{n}"), range(jobs)))
 
@@ -61,7 +61,7 @@ def page_sizes(client: httpx2.Client, paths: list[str]) -> dict[str, float]:
     return found
 
 
-def share_of(grid: Embedded, pages: int, path: str, cookies: Any) -> float:
+def share_of(grid: EmbeddedGrid, pages: int, path: str, cookies: Any) -> float:
     """Of a core, while so many pages follow and something changes twice a second."""
     assert grid.daemon is not None
     process = psutil.Process(grid.daemon.pid)
@@ -95,11 +95,11 @@ def share_of(grid: Embedded, pages: int, path: str, cookies: Any) -> float:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
-        grid = Embedded(Path(folder) / "koala").start()
+        grid = EmbeddedGrid(Path(folder) / "koala").start()
         try:
-            grid.settle()
+            grid.wait_until_idle()
             filled(grid, JOBS)
-            visitor = Visitor(browser, grid.url, grid.shown)
+            visitor = Visitor(browser, grid.url, grid.admin_token)
             paint = first_paint(visitor)
             longest = longest_task(visitor, LONGEST)
             cookies = {cookie["name"]: cookie["value"] for cookie in visitor.context.cookies()}
@@ -109,7 +109,7 @@ def main() -> None:
             shares = {path: share_of(grid, PAGES, path, cookies) - alone for path in ("/", "/queue")}
             visitor.context.close()
         finally:
-            grid.end()
+            grid.stop_daemon()
     told = {
         "first_paint_ms": round(paint),
         "longest_task_ms": round(longest),

@@ -15,7 +15,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.grid.embedded import Embedded, close
+from tests.grid.embedded import EmbeddedGrid, close_grid
 
 pytestmark = pytest.mark.nightly
 
@@ -37,14 +37,14 @@ EMBEDDED = {
 
 
 @pytest.fixture
-def grid(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Embedded]:
+def grid(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedGrid]:
     """A grid of 2 x N nodes."""
     config = tmp_path / "koala.yaml"
     nodes = request.param
     config.write_text(f"clusters: {{north: {{nodes: {nodes}}}, south: {{nodes: {nodes}}}}}\n")
-    found = Embedded(tmp_path / "data", KOALA_CONFIG=str(config)).start()
+    found = EmbeddedGrid(tmp_path / "data", KOALA_CONFIG=str(config)).start()
     yield found
-    close(found)
+    close_grid(found)
 
 
 def said(output: str) -> float:
@@ -69,18 +69,20 @@ def bare(agent: Path) -> float:
     return said(done.stdout) - started
 
 
-def ours(grid: Embedded) -> float:
+def ours(grid: EmbeddedGrid) -> float:
     """Seconds from placed until all ranks are past MPI_Init."""
     from datetime import datetime
 
     request = {"type": "flexible", "total_size": 6}
-    job = grid.wait(grid.submit(request, sys.executable, "-c", PAST_INIT, launcher="openmpi"))
+    job = grid.wait_for_end(grid.submit(request, sys.executable, "-c", PAST_INIT, launcher="openmpi"))
     assert job["state"] == "succeeded", job
-    return said(grid.logs(job["id"])) - datetime.fromisoformat(job["placed_at"].replace("Z", "+00:00")).timestamp()
+    return (
+        said(grid.read_output(job["id"])) - datetime.fromisoformat(job["placed_at"].replace("Z", "+00:00")).timestamp()
+    )
 
 
 @pytest.mark.parametrize("grid", [4], indirect=True)
-def test_startup_overhead(grid: Embedded, tmp_path: Path, benchmark: Any) -> None:
+def test_startup_overhead(grid: EmbeddedGrid, tmp_path: Path, benchmark: Any) -> None:
     """Pairs of a bare mpirun and a co-allocated job, side by side on the same addresses."""
     agent = tmp_path / "agent.sh"
     agent.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
@@ -95,7 +97,7 @@ def test_startup_overhead(grid: Embedded, tmp_path: Path, benchmark: Any) -> Non
 
 
 @pytest.mark.parametrize("grid", [32], indirect=True)
-def test_throughput(grid: Embedded, benchmark: Any) -> None:
+def test_throughput(grid: EmbeddedGrid, benchmark: Any) -> None:
     """Many one-node jobs through REST, until the last one is over."""
     benchmark.pedantic(lambda: asyncio.run(submit_all(grid)), rounds=1)
     assert grid.daemon is not None
@@ -104,7 +106,7 @@ def test_throughput(grid: Embedded, benchmark: Any) -> None:
     print(benchmark.extra_info)
 
 
-async def submit_all(grid: Embedded) -> None:
+async def submit_all(grid: EmbeddedGrid) -> None:
     body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"], "launcher": "processes"}
     at_once = asyncio.Semaphore(8)
     async with httpx2.AsyncClient(base_url=grid.url, headers=grid.http.headers, timeout=120) as http:

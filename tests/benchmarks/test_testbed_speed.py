@@ -12,8 +12,8 @@ import pytest
 
 from tests.benchmarks.test_speed import PAST_INIT, said
 from tests.grid.containers import Container
+from tests.grid.grid import wait_until
 from tests.grid.testbed import Testbed
-from tests.grid.world import until
 
 PAIRS = 10
 IDLE_FOR = 60.0
@@ -25,7 +25,7 @@ def bed() -> Iterator[Testbed]:
     bed = Testbed()
     bed.start()
     yield bed
-    bed.settle()
+    bed.wait_until_idle()
     bed.close()
 
 
@@ -58,10 +58,10 @@ def request_of(places: list[tuple[str, int]]) -> dict[str, Any]:
 
 def ours(bed: Testbed, places: list[tuple[str, int]]) -> float:
     """Seconds from submitted until all of 3 ranks are past MPI_Init, over two clusters."""
-    job = bed.wait(bed.submit(request_of(places), "python", "-c", PAST_INIT, launcher="openmpi"))
+    job = bed.wait_for_end(bed.submit(request_of(places), "python", "-c", PAST_INIT, launcher="openmpi"))
     assert job["state"] == "succeeded", job
     submitted = datetime.fromisoformat(job["submitted_at"].replace("Z", "+00:00")).timestamp()
-    return said(bed.logs(job["id"])) - submitted
+    return said(bed.read_output(job["id"])) - submitted
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -70,9 +70,9 @@ def test_startup_overhead(bed: Testbed, name: str, benchmark: Any) -> None:
     pairs: list[tuple[float, float]] = []
 
     def pair() -> None:
-        bed.settle()
+        bed.wait_until_idle()
         first = bare(bed)
-        bed.settle()
+        bed.wait_until_idle()
         pairs.append((first, ours(bed, PLACES[name])))
 
     pair()
@@ -118,13 +118,13 @@ def test_a_job_on_one_cluster(bed: Testbed, cluster: str, benchmark: Any) -> Non
         ended, returned = by_hand(bed, cluster)
         began = time.time()
         ident = bed.submit(request_of([(cluster, 3)]), "python", "-c", PAST_INIT, launcher="openmpi")
-        job = bed.wait(ident)
+        job = bed.wait_for_end(ident)
         over = time.time() - began
         assert job["state"] == "succeeded", job
         program = datetime.fromisoformat(job["ended_at"].replace("Z", "+00:00")).timestamp() - began
         rounds.append((ended, returned, program, over))
 
-    bed.settle()
+    bed.wait_until_idle()
     alternate()
     rounds.clear()
     benchmark.pedantic(alternate, rounds=PAIRS)
@@ -143,7 +143,7 @@ def test_a_job_on_one_cluster(bed: Testbed, cluster: str, benchmark: Any) -> Non
 def test_an_idle_agent(bed: Testbed, cluster: str, benchmark: Any) -> None:
     """Processor time of an agent and of all that it starts, as a share of a core."""
     head = bed.heads[cluster]
-    bed.settle()
+    bed.wait_until_idle()
     agent = int(head.run("cat", "/run/kept/agent"))
 
     def idle() -> None:
@@ -158,7 +158,7 @@ def test_an_idle_agent(bed: Testbed, cluster: str, benchmark: Any) -> None:
 def _spent(head: Container, agent: int) -> float:
     """Seconds of processor time of a process, its living children and those it has waited for."""
     ticks = 0
-    for pid, parent, _, _ in head.processes():
+    for pid, parent, _, _ in head.list_processes():
         if agent in (pid, parent):
             fields = head.run("cat", f"/proc/{pid}/stat", check=False).rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15])) if fields else 0
@@ -177,13 +177,13 @@ def test_a_change_in_the_resource_manager_is_told(bed: Testbed, cluster: str, be
         else:
             head.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=bench")
         changed = time.monotonic()
-        until(lambda: bed.cluster(cluster)["down"], "the drain to be told")
+        wait_until(lambda: bed.get_cluster(cluster)["down"], "the drain to be told")
         seconds.append(time.monotonic() - changed)
         if cluster == "east":
             head.run("qmod", "-e", f"all.q@{node}", user="sgeadmin")
         else:
             head.run("scontrol", "update", f"nodename={node}", "state=resume")
-        until(lambda: not bed.cluster(cluster)["down"], "the node to be back")
+        wait_until(lambda: not bed.get_cluster(cluster)["down"], "the node to be back")
 
     benchmark.pedantic(change, rounds=PAIRS)
     benchmark.extra_info |= {"median_s": statistics.median(seconds), "max_s": max(seconds)}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.chaos import victims
 from tests.chaos.run import Orders, Outcome, run
-from tests.needs import postgresql
+from tests.needs import find_postgresql
 from tests.store.postgresql import Server
 
 SHOWN = 10
@@ -34,7 +34,7 @@ def main() -> int:
     server: Server | None = None
     try:
         if orders.postgresql:
-            folder = postgresql()
+            folder = find_postgresql()
             if folder is None:
                 print("there is no PostgreSQL here: apt-get install postgresql", file=sys.stderr)
                 return 2

@@ -188,7 +188,10 @@ class LocalUsers:
             words = ["local-run", user.cluster, str(user.nodes), *command(self._grid.ground, user.task)]
             self._runs.append(
                 subprocess.Popen(
-                    [*self._grid.koala, *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                    [*self._grid.koala_command, *words],
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                 )
             )
 

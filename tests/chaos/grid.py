@@ -12,7 +12,7 @@ import httpx2
 import yaml
 
 from tests.chaos.workload import CLUSTERS, NETWORKS, OUTPUT_LIMIT
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 RULES = {
     "unreachable_after": 1.5,
@@ -37,7 +37,7 @@ PATIENCE = 10.0
 PAUSE = 0.1
 
 
-class Chaos(Embedded):
+class Chaos(EmbeddedGrid):
     """A real ``koala serve`` with its clusters, which may die at any moment and is started again on the same port."""
 
     def __init__(self, ground: Path, **settings: Any) -> None:
@@ -62,7 +62,7 @@ class Chaos(Embedded):
         self.starts += 1
         with self.log.open("a") as log:
             self.daemon = subprocess.Popen(
-                [*self.koala, "serve", "--port", str(self.port), "--data-dir", str(self.directory)],
+                [*self.koala_command, "serve", "--port", str(self.port), "--data-dir", str(self.directory)],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

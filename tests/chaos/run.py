@@ -209,11 +209,11 @@ class Run:
         """End the daemon; what is left then."""
         directory = self._grid.directory
         try:
-            if (code := self._grid.end()) != 0:
+            if (code := self._grid.stop_daemon()) != 0:
                 self._troubles.append(f"the daemon ended with {code} when it was asked to end")
         except Exception as error:  # noqa: BLE001 - whatever it is, the rest is to be looked at
             self._troubles.append(f"the daemon did not end when it was asked to: {error!r}")
-            self._grid.kill()
+            self._grid.kill_daemon()
         left = leftovers.gone(lambda: leftovers.processes(directory), GONE)
         left += leftovers.spools(directory) + leftovers.temporary(self._grid.ground / "tmp")
         left += leftovers.rows(self._url)

@@ -12,7 +12,7 @@ from tests.chaos import victims
 from tests.chaos.faults import LONGEST_STOP, plan_faults
 from tests.chaos.injector import Waker
 from tests.chaos.workload import CLUSTERS, KINDS, plan_jobs, plan_local_users
-from tests.grid.world import until
+from tests.grid.grid import wait_until
 
 
 def test_a_seed_is_a_plan() -> None:
@@ -57,7 +57,7 @@ def process(tmp_path: Path) -> "subprocess.Popen[bytes]":
 
 @pytest.mark.processes
 def test_only_what_names_the_folder_is_a_victim(tmp_path: Path, process: "subprocess.Popen[bytes]") -> None:
-    until(lambda: process.pid in victims.everything(tmp_path), "it to be seen")
+    wait_until(lambda: process.pid in victims.everything(tmp_path), "it to be seen")
     assert victims.everything(tmp_path / "other") == {}
     assert victims.victim("runner", process.pid, tmp_path / "other") is None
     found = victims.victim("runner", process.pid, tmp_path)
@@ -76,13 +76,13 @@ def test_what_was_stopped_goes_on_when_its_time_has_come_or_all_is_over(
 ) -> None:
     waker = Waker()
     waker.start()
-    until(lambda: process.pid in victims.everything(tmp_path), "it to be seen")
+    wait_until(lambda: process.pid in victims.everything(tmp_path), "it to be seen")
     found = victims.victim("runner", process.pid, tmp_path)
     assert found is not None
     found.signal(signal.SIGSTOP)
-    until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "it to stop")
+    wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "it to stop")
     waker.add(found, seconds)
     if seconds:
         waker.close()
-    until(lambda: psutil.Process(process.pid).status() != psutil.STATUS_STOPPED, "it to go on")
+    wait_until(lambda: psutil.Process(process.pid).status() != psutil.STATUS_STOPPED, "it to go on")
     waker.close()

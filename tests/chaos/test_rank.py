@@ -14,7 +14,7 @@ import pytest
 from tests.chaos.clients import command
 from tests.chaos.marks import Mark, MarkReader
 from tests.chaos.rank import NO_INPUT, line
-from tests.grid.world import until
+from tests.grid.grid import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -63,7 +63,7 @@ def begun(ground: Path) -> Callable[[int], list[Mark]]:
             marks.extend(reader.new())
             return [mark for mark in marks if mark.what == "begin"]
 
-        until(lambda: len(look()) >= count, f"{count} ranks to begin")
+        wait_until(lambda: len(look()) >= count, f"{count} ranks to begin")
         return look()
 
     return wait

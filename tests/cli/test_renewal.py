@@ -17,7 +17,7 @@ from koalapy.client.http import Connection
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.system.tls import Trust
-from tests.certificates import Authority, Pair
+from tests.certificates import CertificateAuthority, CertificateFiles
 from tests.cli.conftest import FAST
 from tests.cli.test_http import OK
 
@@ -26,8 +26,8 @@ class Served:
     """A daemon's certificate, and who shows it to all that come; ``refused`` counts those that do not want it."""
 
     def __init__(self, directory: Path) -> None:
-        self.authority = Authority(directory / "authority")
-        self.pair: Pair = self.authority.issue()
+        self.authority = CertificateAuthority(directory / "authority")
+        self.pair: CertificateFiles = self.authority.issue()
         self.certificate = Certificate(self.pair.certificate, self.pair.key, directory)
         self.refused = 0
         self.when_refused: Callable[[], object] = lambda: None

@@ -11,12 +11,12 @@ import pytest
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
 from koalapy.system.tls import Trust, pinned_context
-from tests.certificates import Authority, Pair
+from tests.certificates import CertificateAuthority, CertificateFiles
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "authority")
+def authority(tmp_path: Path) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path / "authority")
 
 
 @pytest.fixture
@@ -42,11 +42,13 @@ def shown(served: ssl.SSLContext, trust: ssl.SSLContext, host: str = "127.0.0.1"
     return ssl.DER_cert_to_PEM_cert(der)
 
 
-def text_of(pair: Pair) -> str:
+def text_of(pair: CertificateFiles) -> str:
     return pair.certificate.read_text()
 
 
-def test_who_trusts_its_authority_or_the_very_certificate_is_shown_it(authority: Authority, data_dir: Path) -> None:
+def test_who_trusts_its_authority_or_the_very_certificate_is_shown_it(
+    authority: CertificateAuthority, data_dir: Path
+) -> None:
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, data_dir)
     assert shown(served.context, Trust(authority.file).create_context()) == text_of(pair)
@@ -56,7 +58,7 @@ def test_who_trusts_its_authority_or_the_very_certificate_is_shown_it(authority:
 
 
 @pytest.mark.evidence("L6")
-def test_new_files_are_taken_up_and_new_connections_see_them(authority: Authority, data_dir: Path) -> None:
+def test_new_files_are_taken_up_and_new_connections_see_them(authority: CertificateAuthority, data_dir: Path) -> None:
     pair, renewed = authority.issue(), authority.issue()
     first = text_of(pair)
     served = Certificate(pair.certificate, pair.key, data_dir)
@@ -71,7 +73,7 @@ def test_new_files_are_taken_up_and_new_connections_see_them(authority: Authorit
 
 
 def test_broken_files_are_told_once_and_the_old_certificate_stays(
-    authority: Authority, data_dir: Path, capsys: pytest.CaptureFixture[str]
+    authority: CertificateAuthority, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair, renewed = authority.issue(), authority.issue()
     first, key = text_of(pair), pair.key.read_text()
@@ -96,7 +98,7 @@ def test_broken_files_are_told_once_and_the_old_certificate_stays(
     ("days", "told"), [(90.0, ""), (3.0, "the certificate expires soon"), (-3.0, "the certificate has expired")]
 )
 def test_one_that_expires_is_told_once_a_day(
-    days: float, told: str, authority: Authority, data_dir: Path, capsys: pytest.CaptureFixture[str]
+    days: float, told: str, authority: CertificateAuthority, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair = authority.issue(days=days)
     served = Certificate(pair.certificate, pair.key, data_dir)
@@ -107,7 +109,7 @@ def test_one_that_expires_is_told_once_a_day(
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
-def test_a_key_that_others_may_read_is_refused(mode: int, authority: Authority, data_dir: Path) -> None:
+def test_a_key_that_others_may_read_is_refused(mode: int, authority: CertificateAuthority, data_dir: Path) -> None:
     pair = authority.issue()
     pair.key.chmod(mode)
     with pytest.raises(UsageError, match=f"may be read by others .mode 0{mode:o}") as refused:
@@ -116,14 +118,16 @@ def test_a_key_that_others_may_read_is_refused(mode: int, authority: Authority, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_key_of_another_account_is_refused(authority: Authority, data_dir: Path) -> None:
+def test_a_key_of_another_account_is_refused(authority: CertificateAuthority, data_dir: Path) -> None:
     pair = authority.issue()
     os.chown(pair.key, 1234, -1)
     with pytest.raises(UsageError, match=r"belongs to another account \(uid 1234\)"):
         Certificate(pair.certificate, pair.key, data_dir)
 
 
-def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(authority: Authority, data_dir: Path) -> None:
+def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(
+    authority: CertificateAuthority, data_dir: Path
+) -> None:
     pair, other, locked = authority.issue(), authority.issue(), authority.issue(passphrase=b"word")
     junk = data_dir / "junk"
     junk.write_text("-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n")
@@ -147,7 +151,7 @@ def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(authority: Auth
 
 @pytest.mark.evidence("L4")
 @pytest.mark.processes
-def test_nothing_older_than_tls_1_2_is_spoken(authority: Authority, data_dir: Path) -> None:
+def test_nothing_older_than_tls_1_2_is_spoken(authority: CertificateAuthority, data_dir: Path) -> None:
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, data_dir)
     for context in (

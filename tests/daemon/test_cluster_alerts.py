@@ -14,7 +14,7 @@ from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import DiskLimits
 from koalapy.model.reports import Inventory
 from koalapy.scheduler.clusters import NO_REPORT_YET
-from tests.certificates import Authority
+from tests.certificates import CertificateAuthority
 from tests.daemon.test_hub import Daemon, report, running, until
 
 NO_SINFO = "cannot run sinfo: No such file or directory"
@@ -113,7 +113,7 @@ async def test_agent_away_alert_names_refused_connection_and_its_remedy(tmp_path
 async def test_certificate_that_ends_is_an_alert(
     left: float, told: tuple[Severity, str] | None, tmp_path: Path
 ) -> None:
-    pair = Authority(tmp_path / "authority").issue(days=90.0)
+    pair = CertificateAuthority(tmp_path / "authority").issue(days=90.0)
     certificate = Certificate(pair.certificate, pair.key, tmp_path)
     check = CertificateCheck(certificate, lambda: certificate.expires_at - left)
     found = [(alert.severity, alert.summary.partition(":")[0]) async for alert in check(5.0)]
@@ -121,7 +121,7 @@ async def test_certificate_that_ends_is_an_alert(
 
 
 async def test_certificate_files_that_are_refused_are_an_alert_until_they_are_corrected(tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "authority")
+    authority = CertificateAuthority(tmp_path / "authority")
     pair, other = authority.issue(days=90.0), authority.issue(days=90.0)
     certificate, own = Certificate(pair.certificate, pair.key, tmp_path), pair.certificate.read_text()
     check = CertificateCheck(certificate)

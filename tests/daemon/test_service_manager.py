@@ -32,15 +32,15 @@ def test_an_agent_is_up_when_it_serves_its_nodes_and_silent_while_it_hangs(
         assert agent.stdin is not None
         agent.stdin.write(handover)
         agent.stdin.flush()
-        manager.hears("READY=1")
-        manager.hears("WATCHDOG=1")
-        assert "STATUS=the daemon is not reachable" in manager.told
+        manager.wait_for_message("READY=1")
+        manager.wait_for_message("WATCHDOG=1")
+        assert "STATUS=the daemon is not reachable" in manager.messages
         agent.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, agent.pid, os.WSTOPPED)  # until then it may still say what it is about to say
-        manager.forget()
-        manager.hears_nothing_of("WATCHDOG=1")
+        manager.drop_messages()
+        manager.check_no_message("WATCHDOG=1")
         agent.send_signal(signal.SIGCONT)
-        manager.hears("WATCHDOG=1")
+        manager.wait_for_message("WATCHDOG=1")
         agent.terminate()
-        manager.hears("STOPPING=1")
+        manager.wait_for_message("STOPPING=1")
         assert agent.wait(60) == 0

@@ -17,7 +17,7 @@ from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.listener.connections import OWN_FILES, RESERVED, Connections
 from koalapy.system.tls import Trust
-from tests.certificates import Authority
+from tests.certificates import CertificateAuthority
 from tests.daemon.test_connections import DEADLINE, GOOD, app, closed
 
 Test = Callable[[int, ssl.SSLContext], Coroutine[Any, Any, None]]
@@ -28,7 +28,7 @@ SILENT = [b"", HELLO[:1], HELLO]
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, connections: Connections) -> AsyncIterator[tuple[int, ssl.SSLContext]]:
-    authority = Authority(folder)
+    authority = CertificateAuthority(folder)
     pair = authority.issue()
     listener = socket.create_server(("127.0.0.1", 0))
     started = asyncio.Event()

@@ -17,7 +17,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ComponentRequest, FixedRequest
 from tests import signals
-from tests.collector import Collector, attributes, tree
+from tests.collector import Collector, parent_span_names, read_attributes
 from tests.daemon.test_jobs import SPEC, job_when, north_and_jobs
 from tests.identities import ADA
 
@@ -46,13 +46,13 @@ async def test_a_job_that_is_tried_twice_is_one_trace(tmp_path: Path) -> None:
                     token = "1.2.0.fb"
                     north.says(ComponentStatus(token=token, state=state, hosts=("a", "b"), program_exit=code))
                 job = await job_when(jobs, JobState.SUCCEEDED, 2)
-                spans = await asyncio.to_thread(collector.wait, 1)
+                spans = await asyncio.to_thread(collector.wait_for_jobs, 1)
     inside = {("starting", "attempt"), ("running", "attempt")}
-    assert tree(spans) == {("job", ""), ("queued", "job"), ("attempt", "job"), *IN_AN_ATTEMPT, *inside}
+    assert parent_span_names(spans) == {("job", ""), ("queued", "job"), ("attempt", "job"), *IN_AN_ATTEMPT, *inside}
     assert {span.trace_id for span in spans} == {trace_of("test", 1).to_bytes(16)}
     (root,) = [span for span in spans if span.name == "job"]
     assert root.span_id == id_of("test", 1, "job").to_bytes(8)
-    told = attributes(root)
+    told = read_attributes(root)
     assert (told["koala.job"], told["koala.user"], told["koala.state"]) == (1, "ada", "succeeded")
     assert job.ended_at is not None
     assert (root.start_time_unix_nano, root.end_time_unix_nano) == (
@@ -62,7 +62,7 @@ async def test_a_job_that_is_tried_twice_is_one_trace(tmp_path: Path) -> None:
     first, second = sorted((span for span in spans if span.name == "attempt"), key=lambda s: s.start_time_unix_nano)
     assert "no shell" in first.status.message
     assert first.status.code == 2
-    assert (second.status.code, attributes(second)["koala.clusters"]) == (0, ["north"])
+    assert (second.status.code, read_attributes(second)["koala.clusters"]) == (0, ["north"])
     assert [span.name for span in spans].count("queued") == 2
     for span in spans:
         assert root.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
@@ -88,12 +88,12 @@ async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
                 for ident in (1, 2):
                     await jobs.submit(WAITS, ADA)
                     await jobs.cancel(ident, ADA, "not wanted")
-                await asyncio.to_thread(collector.wait_refused)
+                await asyncio.to_thread(collector.wait_for_rejection)
                 await until_said("spans-lost")
                 collector.status = 200
                 await jobs.submit(WAITS, ADA)
                 await jobs.cancel(3, ADA, "")
-                await asyncio.to_thread(collector.wait, 1)
+                await asyncio.to_thread(collector.wait_for_jobs, 1)
                 await until_said("spans-taken")
     assert said == ["spans-lost", "spans-taken"]
 

@@ -15,7 +15,7 @@ from koalapy.daemon.engine.watchdog import Watchdog
 from koalapy.daemon.listener.stand_in import StandIn
 from koalapy.system.systemd import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
 from tests import signals
-from tests.certificates import Authority
+from tests.certificates import CertificateAuthority
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +43,7 @@ def listening(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, sock
     port = listener.getsockname()[1]
     if request.param == "http":
         return f"http://127.0.0.1:{port}", listener, (None, True)
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     pair = authority.issue()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.certificate, pair.key)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.daemon_in_process import ServedDaemon, daemon_in_thread
-from tests.grid.embedded import Embedded, close
+from tests.grid.embedded import EmbeddedGrid, close_grid
 from tests.needs import CHROMIUM
 
 Visit = Callable[..., Any]
@@ -27,12 +27,12 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
     """A daemon with two clusters of four nodes."""
-    running = Embedded(tmp_path_factory.mktemp("dashboard") / "koala", **SOON).start()
-    running.settle()
+    running = EmbeddedGrid(tmp_path_factory.mktemp("dashboard") / "koala", **SOON).start()
+    running.wait_until_idle()
     yield running
-    close(running)
+    close_grid(running)
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +43,14 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDaemon]:
 
 
 @pytest.fixture
-def visit(browser: Any, grid: Embedded) -> Iterator[Visit]:
+def visit(browser: Any, grid: EmbeddedGrid) -> Iterator[Visit]:
     """Makes a ``Visitor`` of the grid: with the daemon's own token unless another is given."""
     from tests.dashboard.browser import Visitor
 
     visitors: list[Any] = []
 
     def start(token: str | None = None, **options: Any) -> Any:
-        visitors.append(Visitor(browser, grid.url, grid.shown if token is None else token, **options))
+        visitors.append(Visitor(browser, grid.url, grid.admin_token if token is None else token, **options))
         return visitors[-1]
 
     yield start

@@ -7,10 +7,10 @@ from typing import Any
 import httpx2
 
 from tests.daemon_in_process import ServedDaemon
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 
-def token_of(grid: Embedded | ServedDaemon, user: str, role: str = "user") -> str:
+def token_of(grid: EmbeddedGrid | ServedDaemon, user: str, role: str = "user") -> str:
     made = grid.http.post("/api/v1/tokens", json={"user": user, "role": role}).raise_for_status()
     return str(made.json()["token"])
 
@@ -18,7 +18,7 @@ def token_of(grid: Embedded | ServedDaemon, user: str, role: str = "user") -> st
 class Person:
     """Somebody who is logged in."""
 
-    def __init__(self, grid: Embedded | ServedDaemon, token: str) -> None:
+    def __init__(self, grid: EmbeddedGrid | ServedDaemon, token: str) -> None:
         self.origin = {"Origin": grid.url}
         self.http = httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60)
         assert self.http.post("/login", data={"token": token}, headers=self.origin).status_code == 303

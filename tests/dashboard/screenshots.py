@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.dashboard.browser import DESKTOP, PHONE, Visitor, chromium
-from tests.grid.embedded import Embedded
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import wait_until
 
 CLUSTERS = {
     "north": {"network": "127.0.31", "nodes": 24},
@@ -20,31 +20,31 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
 @contextmanager
-def grid_at_work() -> Iterator[Embedded]:
+def grid_at_work() -> Iterator[EmbeddedGrid]:
     """Jobs that ran, run and wait, a local user, and a cluster that is being drained."""
     with tempfile.TemporaryDirectory() as folder:
-        grid = Embedded(Path(folder) / "koala", KOALA_CLUSTERS=json.dumps(CLUSTERS)).start()
+        grid = EmbeddedGrid(Path(folder) / "koala", KOALA_CLUSTERS=json.dumps(CLUSTERS)).start()
         try:
             grid.nodes = {name: section["nodes"] for name, section in CLUSTERS.items()}  # type: ignore[misc]
-            until(lambda: all(c["idle"] for c in grid.clusters()), "nodes that are idle")
+            wait_until(lambda: all(c["idle"] for c in grid.list_clusters()), "nodes that are idle")
             _fill(grid)
             yield grid
         finally:
-            grid.end()
+            grid.stop_daemon()
 
 
-def _fill(grid: Embedded) -> None:
+def _fill(grid: EmbeddedGrid) -> None:
     owners = ("alice", "bruno", "chen")
     for number, owner in enumerate(owners * 2):
         parts = {"type": "flexible", "total_size": 6 + 4 * number}
-        grid.wait(grid.submit(parts, "true", launcher="processes", name=f"warm-up-{number}", owner=owner))
-    local = grid.local_load("west", 5)
+        grid.wait_for_end(grid.submit(parts, "true", launcher="processes", name=f"warm-up-{number}", owner=owner))
+    local = grid.start_local_job("west", 5)
     running = []
     for sizes, owner, name in (([12, 10], "alice", "wave"), ([14], "bruno", "poisson"), ([6, 6], "chen", "lammps")):
         parts = {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
         running.append(grid.submit(parts, "sleep", "900", launcher="processes", name=name, owner=owner, walltime=1800))
     for job in running:
-        grid.wait_state(job, "running")
+        grid.wait_for_state(job, "running")
     for number, (total, owner) in enumerate(((48, "alice"), (20, "chen"), (64, "bruno"), (30, "alice"))):
         parts = {"type": "flexible", "total_size": total}
         grid.submit(parts, "true", launcher="processes", name=f"sweep-{number}", owner=owner)
@@ -65,7 +65,7 @@ def main() -> None:
     with grid_at_work() as grid, chromium() as browser:
         looks = {"": {}, "-dark": {"color_scheme": "dark"}, "-phone": {"viewport": PHONE}}
         for look, options in looks.items():
-            visitor = Visitor(browser, grid.url, grid.shown, **({"viewport": DESKTOP} | options))
+            visitor = Visitor(browser, grid.url, grid.admin_token, **({"viewport": DESKTOP} | options))
             for name, path in pages.items():
                 if look and not given.all and name != "now":
                     continue

@@ -13,7 +13,7 @@ import pytest
 from tests.dashboard.conftest import Visit
 from tests.dashboard.pages import linked_pages
 from tests.dashboard.people import Person, token_of
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 MAX_COMPRESSED = 100 * 1024
 SERIOUS = ("serious", "critical")
@@ -21,32 +21,32 @@ ROLES = ("user", "operator", "admin")
 
 
 @pytest.fixture(scope="module")
-def tokens(grid: Embedded) -> dict[str, str]:
+def tokens(grid: EmbeddedGrid) -> dict[str, str]:
     """By role, each of somebody of his own."""
     return {role: token_of(grid, f"a-{role}", role) for role in ROLES}
 
 
 @pytest.fixture(scope="module")
-def jobs(grid: Embedded) -> list[int]:
+def jobs(grid: EmbeddedGrid) -> list[int]:
     """One that is over, one that runs, one that waits."""
     over = grid.submit({"type": "flexible", "total_size": 2}, "true", launcher="processes", name="over")
-    grid.wait(over)
+    grid.wait_for_end(over)
     seven = {"type": "nonfixed", "components": [{"size": 4}, {"size": 3}]}
     runs = grid.submit(seven, "sleep", "600", launcher="processes")
-    grid.wait_state(runs, "running")
+    grid.wait_for_state(runs, "running")
     waits = grid.submit(seven, "true", launcher="processes")
     return [over, runs, waits]
 
 
 @pytest.fixture(scope="module")
-def admin(grid: Embedded, tokens: dict[str, str], jobs: list[int]) -> Iterator[httpx2.Client]:
+def admin(grid: EmbeddedGrid, tokens: dict[str, str], jobs: list[int]) -> Iterator[httpx2.Client]:
     with closing(Person(grid, tokens["admin"])) as person:
         yield person.http
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_page_that_somebody_is_led_to_is_shown(
-    grid: Embedded, tokens: dict[str, str], jobs: list[int], role: str
+    grid: EmbeddedGrid, tokens: dict[str, str], jobs: list[int], role: str
 ) -> None:
     with closing(Person(grid, tokens[role])) as person:
         found = linked_pages(person.http)

@@ -15,7 +15,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, 
 from koalapy.model.request import FlexibleRequest
 from koalapy.scheduler.advisor.experience import Experience
 from tests.dashboard.conftest import Visit
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 
 async def test_expected_ends_loaded_by_two_requests_are_complete_for_both() -> None:
@@ -31,11 +31,11 @@ async def test_expected_ends_loaded_by_two_requests_are_complete_for_both() -> N
         assert [end and end.job for end in loaded] == [1, 2, 3, 4, 5]
 
 
-def test_capacity_page_shows_largest_start_and_next_end(visit: Visit, grid: Embedded) -> None:
+def test_capacity_page_shows_largest_start_and_next_end(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/capacity")
-    gate = grid.gate()
+    gate = grid.make_gate()
     job = grid.submit({"type": "fixed", "components": [{"size": 3, "cluster": "north"}]}, *gate.hold, walltime=600)
-    grid.wait_state(job, "running")
+    grid.wait_for_state(job, "running")
     row = page.locator("tr[id^=policy-]").filter(has_text="worst-fit")
     row.filter(has_text="north 1, south 4").or_(row.filter(has_text="south 4, north 1")).wait_for()
     assert row.locator("td.number").all_inner_texts() == ["4", "5"]
@@ -44,12 +44,12 @@ def test_capacity_page_shows_largest_start_and_next_end(visit: Visit, grid: Embe
     page.get_by_role("link", name="high").click()
     page.wait_for_url("**/capacity?priority=high")
     page.get_by_text("8 of 8 nodes are offered").wait_for()
-    assert grid.wait(grid.submit({"type": "flexible", "total_size": 5}, "true"))["state"] == "succeeded"
-    assert grid.job(job)["state"] == "running"
+    assert grid.wait_for_end(grid.submit({"type": "flexible", "total_size": 5}, "true"))["state"] == "succeeded"
+    assert grid.get_job(job)["state"] == "running"
     gate.open()
 
 
-def test_an_operator_has_a_link_measured_and_sees_what_it_is(visit: Visit, grid: Embedded) -> None:
+def test_an_operator_has_a_link_measured_and_sees_what_it_is(visit: Visit, grid: EmbeddedGrid) -> None:
     visitor = visit()
     page = visitor.open("/network/north/south")
     page.get_by_text("No measurements yet.").wait_for()

@@ -12,7 +12,7 @@ from koalapy.model.history import DAY, Figures, Kind, Step
 from koalapy.model.identity import Role
 from koalapy.store.tables import days
 from tests.dashboard.conftest import Visit
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 from tests.memory_stores import memory_stores
 
 
@@ -37,15 +37,15 @@ async def test_those_that_had_the_most_nodes_are_drawn() -> None:
 
 
 @pytest.fixture(scope="module")
-def past(grid: Embedded) -> Embedded:
+def past(grid: EmbeddedGrid) -> EmbeddedGrid:
     """Two jobs of alice's and one of bob's that ended, one of them on both clusters."""
     for owner, nodes in (("alice", 2), ("alice", 6), ("bob", 1)):
         job = grid.submit({"type": "flexible", "total_size": nodes}, "true", launcher="processes", owner=owner)
-        assert grid.wait(job)["state"] == "succeeded"
+        assert grid.wait_for_end(job)["state"] == "succeeded"
     return grid
 
 
-def test_figures_are_drawn_and_stand_in_tables(visit: Visit, past: Embedded) -> None:
+def test_figures_are_drawn_and_stand_in_tables(visit: Visit, past: EmbeddedGrid) -> None:
     visitor = visit()
     page = visitor.open("/history")
     page.locator("#utilisation canvas").wait_for()
@@ -62,7 +62,7 @@ def test_figures_are_drawn_and_stand_in_tables(visit: Visit, past: Embedded) -> 
     assert visitor.complaints == []
 
 
-def test_a_page_that_is_made_anew_keeps_its_pictures(visit: Visit, past: Embedded) -> None:
+def test_a_page_that_is_made_anew_keeps_its_pictures(visit: Visit, past: EmbeddedGrid) -> None:
     page = visit().open("/history")
     page.locator("#jobs canvas").wait_for()
     page.evaluate("htmx.ajax('GET', '/history', {target: '#main', swap: 'innerMorph'})")
@@ -70,15 +70,15 @@ def test_a_page_that_is_made_anew_keeps_its_pictures(visit: Visit, past: Embedde
     assert page.locator(".plot canvas").count() == 7
 
 
-def test_without_javascript_all_of_it_reads(visit: Visit, past: Embedded) -> None:
+def test_without_javascript_all_of_it_reads(visit: Visit, past: EmbeddedGrid) -> None:
     page = visit(token="", java_script_enabled=False)
-    page.log_in(past.shown, where="/history")
+    page.log_in(past.admin_token, where="/history")
     text = page.page.locator("main").inner_text()
     assert "north" in text
     assert "jobs ended" in text
 
 
-def test_its_twin_tells_the_same(past: Embedded) -> None:
+def test_its_twin_tells_the_same(past: EmbeddedGrid) -> None:
     found = past.http.get("/history.json", params={"by": "user", "step": "all"}).raise_for_status().json()
     assert {line["name"]: line["jobs"] for line in found["lines"]} == {"alice": 2, "bob": 1}
     api = past.http.get("/api/v1/history", params={"by": "user", "step": "all"}).raise_for_status().json()
@@ -86,7 +86,7 @@ def test_its_twin_tells_the_same(past: Embedded) -> None:
     assert found["total"]["coallocated"] == pytest.approx(1 / 3, abs=1e-4)
 
 
-def test_users_see_no_others(past: Embedded) -> None:
+def test_users_see_no_others(past: EmbeddedGrid) -> None:
     made = past.http.post("/api/v1/tokens", json={"user": "bob", "role": str(Role.USER)}).json()
     with httpx2.Client(base_url=past.url, headers={"Authorization": f"Bearer {made['token']}"}, timeout=60.0) as bob:
         page = bob.get("/history", params={"by": "user"}, headers={"Accept": "text/html"})

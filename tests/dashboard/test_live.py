@@ -1,10 +1,10 @@
 """Pages tell what changes while they are shown."""
 
 from tests.dashboard.conftest import Visit
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 
-def test_a_page_shows_what_changes_without_being_loaded_again(visit: Visit, grid: Embedded) -> None:
+def test_a_page_shows_what_changes_without_being_loaded_again(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/")
     page.evaluate("window.loaded = 'once'")
     grid.http.post("/api/v1/clusters/north/drain", json={"reason": "new disks"}).raise_for_status()

@@ -6,18 +6,18 @@ import httpx2
 import pytest
 
 from tests.dashboard.conftest import Visit
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 
 @pytest.fixture(scope="module")
-def alice(grid: Embedded) -> str:
+def alice(grid: EmbeddedGrid) -> str:
     """The token of a user."""
     made = grid.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
     return str(made.json()["token"])
 
 
 @pytest.fixture(scope="module")
-def olga(grid: Embedded) -> str:
+def olga(grid: EmbeddedGrid) -> str:
     """The token of an operator."""
     made = grid.http.post("/api/v1/tokens", json={"user": "olga", "role": "operator"}).raise_for_status()
     return str(made.json()["token"])
@@ -29,11 +29,11 @@ def counts(lane: Any) -> dict[str, str]:
     return {row[-2]: row[-1] for row in rows}
 
 
-def test_now_tells_who_has_the_nodes_and_why_the_oldest_job_waits(visit: Visit, grid: Embedded) -> None:
+def test_now_tells_who_has_the_nodes_and_why_the_oldest_job_waits(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/")
-    gate = grid.gate()
+    gate = grid.make_gate()
     first = grid.submit({"type": "fixed", "components": [{"size": 3, "cluster": "north"}]}, *gate.hold)
-    grid.wait_state(first, "running")
+    grid.wait_for_state(first, "running")
     waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
     page.get_by_text(f"job {waits}").wait_for()
     north, south = page.locator("#cluster-north"), page.locator("#cluster-south")
@@ -42,36 +42,38 @@ def test_now_tells_who_has_the_nodes_and_why_the_oldest_job_waits(visit: Visit, 
     assert north.locator("svg rect").count() == 4
     assert [t.text_content() for t in north.locator("svg text").all()] == ["r", "r", "r"]
     assert (north.locator(".depth").inner_text(), south.locator(".depth").inner_text()) == ("1 waiting", "0 waiting")
-    assert grid.job(waits)["reason"] in page.locator(".numbers").inner_text()
+    assert grid.get_job(waits)["reason"] in page.locator(".numbers").inner_text()
     assert "stale" not in page.locator("main").inner_text()
     gate.open()
     page.get_by_text(f"job {waits}").wait_for(state="detached")
-    grid.wait(waits)
+    grid.wait_for_end(waits)
 
 
-def test_an_operator_drains_and_resumes_a_cluster_with_a_reason(visit: Visit, grid: Embedded, olga: str) -> None:
+def test_an_operator_drains_and_resumes_a_cluster_with_a_reason(visit: Visit, grid: EmbeddedGrid, olga: str) -> None:
     page = visit(olga).open("/clusters/south")
     page.get_by_label("Reason to drain south").fill("new <b>switch</b>")
     page.get_by_role("button", name="Drain south").click()
     page.get_by_text("by olga: new <b>switch</b>").first.wait_for()
-    assert grid.cluster("south")["drained"]["reason"] == "new <b>switch</b>"
+    assert grid.get_cluster("south")["drained"]["reason"] == "new <b>switch</b>"
     page.get_by_role("button", name="Resume south").click()
     page.get_by_role("button", name="Drain south").wait_for()
-    assert grid.cluster("south")["state"] == "usable"
+    assert grid.get_cluster("south")["state"] == "usable"
 
 
-def test_what_is_typed_stays_while_the_page_changes_below_it(visit: Visit, grid: Embedded) -> None:
+def test_what_is_typed_stays_while_the_page_changes_below_it(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/clusters/south")
     field = page.get_by_label("Reason to drain south")
     field.fill("half a sen")
     field.blur()
-    job = grid.submit({"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}, *(gate := grid.gate()).hold)
+    job = grid.submit(
+        {"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}, *(gate := grid.make_gate()).hold
+    )
     page.locator("section[aria-label=Components]").get_by_role("link", name=str(job)).wait_for()
     assert field.input_value() == "half a sen"
     gate.open()
 
 
-def test_without_scripts_a_form_does_what_it_says(visit: Visit, grid: Embedded, olga: str) -> None:
+def test_without_scripts_a_form_does_what_it_says(visit: Visit, grid: EmbeddedGrid, olga: str) -> None:
     visitor = visit(olga, java_script_enabled=False)
     page = visitor.open("/clusters/south", live=False)
     page.get_by_label("Reason to drain south").fill("by hand")
@@ -82,10 +84,10 @@ def test_without_scripts_a_form_does_what_it_says(visit: Visit, grid: Embedded, 
     visitor.open("/", live=False).locator("#cluster-south").get_by_text("up to date").wait_for()
 
 
-def test_a_user_sees_no_action_and_no_words_of_others(grid: Embedded, alice: str, olga: str) -> None:
-    gate = grid.gate()
+def test_a_user_sees_no_action_and_no_words_of_others(grid: EmbeddedGrid, alice: str, olga: str) -> None:
+    gate = grid.make_gate()
     held = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
-    grid.wait_state(held, "running")
+    grid.wait_for_state(held, "running")
     waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
     with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as client:
         for token, sees in ((olga, True), (alice, False)):
@@ -100,11 +102,11 @@ def test_a_user_sees_no_action_and_no_words_of_others(grid: Embedded, alice: str
                 actions = page.text.count('action="/clusters/')
                 assert actions == (1 if sees and path == "/clusters/north" else 0)
     gate.open()
-    grid.wait(waits)
+    grid.wait_for_end(waits)
 
 
 @pytest.mark.parametrize("action", ["drain", "resume", "clear"])
-def test_a_users_form_does_nothing_to_a_cluster(visit: Visit, grid: Embedded, alice: str, action: str) -> None:
+def test_a_users_form_does_nothing_to_a_cluster(visit: Visit, grid: EmbeddedGrid, alice: str, action: str) -> None:
     visitor = visit(alice)
     page = visitor.open("/clusters/north")
     csrf = page.locator("input[name=csrf]").first.input_value()
@@ -118,11 +120,11 @@ def test_a_users_form_does_nothing_to_a_cluster(visit: Visit, grid: Embedded, al
         [f"/clusters/north/{action}", csrf],
     )
     page.get_by_text("this needs the role operator").wait_for()
-    assert grid.cluster("north")["state"] == "usable"
+    assert grid.get_cluster("north")["state"] == "usable"
     visitor.complaints.clear()  # the browser notes that it was refused
 
 
-def test_a_cluster_that_is_silent_is_shown_first_and_as_stale_until_it_speaks(visit: Visit, grid: Embedded) -> None:
+def test_a_cluster_that_is_silent_is_shown_first_and_as_stale_until_it_speaks(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/")
     resume = grid.suspend_agent("south")
     page.locator("#cluster-south").get_by_text("stale: as of").wait_for()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, token_of
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_each_page_is_there_as_html_as_a_part_and_as_json(people: dict[str, http
         assert client.get(twin[1].replace("&amp;", "&")).json(), path
 
 
-def test_a_cluster_tells_whose_nodes_its_users_have(grid: Embedded) -> None:
+def test_a_cluster_tells_whose_nodes_its_users_have(grid: EmbeddedGrid) -> None:
     person = Person(grid, token_of(grid, "user"))
     assert "Load sharing" not in person.see("/clusters/north")
     both = [{"cluster": "north", "size": 1}, {"cluster": "south", "size": 2}]

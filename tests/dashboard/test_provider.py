@@ -16,7 +16,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
-from tests.grid.embedded import Embedded, close
+from tests.grid.embedded import EmbeddedGrid, close_grid
 
 KEY = ECKey.generate_key("P-256", {"kid": "ec"})
 
@@ -85,7 +85,7 @@ def provider() -> Iterator[Provider]:
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterator[Embedded]:
+def grid(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterator[EmbeddedGrid]:
     """A daemon that knows the provider."""
     folder = tmp_path_factory.mktemp("provider")
     keys = Path(folder, "keys.json")
@@ -99,13 +99,13 @@ def grid(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterat
         "token_endpoint": f"{provider.url}/token",
         "client_secret": "between-us-alone",
     }
-    running = Embedded(folder / "koala", KOALA_OIDC=json.dumps(told)).start()
+    running = EmbeddedGrid(folder / "koala", KOALA_OIDC=json.dumps(told)).start()
     yield running
-    close(running)
+    close_grid(running)
 
 
 @pytest.fixture
-def person(grid: Embedded) -> Iterator[httpx2.Client]:
+def person(grid: EmbeddedGrid) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as client:
         yield client
 
@@ -118,7 +118,7 @@ def sent_back(person: httpx2.Client, then: str = "/") -> str:
     return str(back.headers["location"])
 
 
-def test_who_logs_in_at_the_provider_is_let_in(browser: Any, grid: Embedded) -> None:
+def test_who_logs_in_at_the_provider_is_let_in(browser: Any, grid: EmbeddedGrid) -> None:
     from tests.dashboard.browser import Visitor
 
     visitor = Visitor(browser, grid.url, "")
@@ -138,7 +138,7 @@ def test_the_daemon_says_who_it_is_and_that_it_began_this(person: httpx2.Client,
 
 
 @pytest.mark.evidence("O3")
-def test_what_comes_back_counts_once(person: httpx2.Client, grid: Embedded) -> None:
+def test_what_comes_back_counts_once(person: httpx2.Client, grid: EmbeddedGrid) -> None:
     back = sent_back(person)
     assert person.get(back).status_code == 200
     with httpx2.Client(
@@ -148,7 +148,7 @@ def test_what_comes_back_counts_once(person: httpx2.Client, grid: Embedded) -> N
 
 
 @pytest.mark.evidence("O3")
-def test_nobody_is_logged_in_by_a_link_of_somebody_else(person: httpx2.Client, grid: Embedded) -> None:
+def test_nobody_is_logged_in_by_a_link_of_somebody_else(person: httpx2.Client, grid: EmbeddedGrid) -> None:
     back = sent_back(person)
     with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as victim:
         answer = victim.get(back)
@@ -174,8 +174,8 @@ def test_what_a_provider_has_against_it_is_shown_and_escaped(person: httpx2.Clie
     assert "&lt;script&gt;no" in answer.text
 
 
-def test_a_code_of_the_terminal_logs_a_browser_in_once(person: httpx2.Client, grid: Embedded) -> None:
-    address = grid.run("dashboard").stdout.strip()
+def test_a_code_of_the_terminal_logs_a_browser_in_once(person: httpx2.Client, grid: EmbeddedGrid) -> None:
+    address = grid.run_koala("dashboard").stdout.strip()
     assert address.startswith(f"{grid.url}/login?code=")
     page = person.get(address)
     assert "Log in as" in page.text

@@ -10,7 +10,7 @@ from koalapy.model.errors import NotFoundError
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
 from tests.dashboard.people import Person, token_of
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 WIDE = {"type": "flexible", "total_size": 8}
 HOSTILE = (
@@ -20,7 +20,7 @@ HOSTILE = (
 )
 
 
-def submit(grid: Embedded | ServedDaemon, owner: str, **more: Any) -> int:
+def submit(grid: EmbeddedGrid | ServedDaemon, owner: str, **more: Any) -> int:
     body = {"request": WIDE, "command": ["sleep", "600"], "launcher": "processes", "owner": owner} | more
     answer = grid.http.post("/api/v1/jobs", json=body)
     assert answer.status_code == 201, answer.text
@@ -39,7 +39,7 @@ def people(daemon: ServedDaemon, jobs: dict[str, int]) -> Iterator[dict[str, Per
     known = {
         "alice": Person(daemon, token_of(daemon, "alice")),
         "olga": Person(daemon, token_of(daemon, "olga", "operator")),
-        "root": Person(daemon, daemon.shown),
+        "root": Person(daemon, daemon.admin_token),
     }
     yield known
     for person in known.values():
@@ -187,15 +187,15 @@ def test_a_form_changes_no_job_of_others_and_none_that_nobody_was_shown(
 
 
 @pytest.fixture(scope="module")
-def runs(grid: Embedded) -> int:
+def runs(grid: EmbeddedGrid) -> int:
     """A job that runs and keeps all others waiting."""
     job = submit(grid, "root", priority="high", name="runs")
-    grid.wait_state(job, "running")
+    grid.wait_for_state(job, "running")
     return job
 
 
 @pytest.mark.usefixtures("runs")
-def test_an_operator_chooses_jobs_with_keys_and_cancels_them(visit: Visit, grid: Embedded) -> None:
+def test_an_operator_chooses_jobs_with_keys_and_cancels_them(visit: Visit, grid: EmbeddedGrid) -> None:
     jobs = [submit(grid, "erin", name=f"run {number}") for number in range(3)]
     page = visit(token_of(grid, "oscar", "operator")).open("/queue?q=user:erin")
     for key in ("j", "x", "j", "x"):
@@ -213,12 +213,12 @@ def test_an_operator_chooses_jobs_with_keys_and_cancels_them(visit: Visit, grid:
     page.get_by_label("Reason").fill("a <b>typo</b>")
     page.get_by_role("button", name="Cancel 2 jobs of 1 user").click()
     page.get_by_text("2 done").wait_for()
-    assert {grid.job(job)["reason"] for job in jobs[1:]} == {"a <b>typo</b>"}
-    assert grid.job(jobs[0])["state"] == "held"
+    assert {grid.get_job(job)["reason"] for job in jobs[1:]} == {"a <b>typo</b>"}
+    assert grid.get_job(jobs[0])["state"] == "held"
 
 
 @pytest.mark.usefixtures("runs")
-def test_without_a_script_the_queue_is_filtered_and_a_job_held(visit: Visit, grid: Embedded) -> None:
+def test_without_a_script_the_queue_is_filtered_and_a_job_held(visit: Visit, grid: EmbeddedGrid) -> None:
     job = submit(grid, "fred")
     visitor = visit(token_of(grid, "fred"), java_script_enabled=False)
     page = visitor.open("/queue", live=False)
@@ -229,10 +229,10 @@ def test_without_a_script_the_queue_is_filtered_and_a_job_held(visit: Visit, gri
     page.get_by_role("button", name="Hold 1 job of 1 user").click()
     page.get_by_role("link", name=str(job)).click()
     assert page.get_by_text("held by fred").first.is_visible()
-    assert grid.job(job)["state"] == "held"
+    assert grid.get_job(job)["state"] == "held"
 
 
-def test_hostile_output_is_text_and_comes_while_it_is_shown(visit: Visit, grid: Embedded, runs: int) -> None:
+def test_hostile_output_is_text_and_comes_while_it_is_shown(visit: Visit, grid: EmbeddedGrid, runs: int) -> None:
     grid.cancel(runs)
     command = ["sh", "-c", f"{HOSTILE}; sleep 600"]
     job = submit(grid, "greta", request={"type": "flexible", "total_size": 1}, command=command, priority="high")
@@ -253,7 +253,7 @@ def test_hostile_output_is_text_and_comes_while_it_is_shown(visit: Visit, grid: 
     assert page.get_by_role("cell", name="claiming").first.is_visible()
 
 
-def test_a_flood_is_shown_and_ended_at_once(visit: Visit, grid: Embedded) -> None:
+def test_a_flood_is_shown_and_ended_at_once(visit: Visit, grid: EmbeddedGrid) -> None:
     for _ in range(40):
         submit(grid, "henry")
     page = visit(token_of(grid, "olaf", "operator")).open("/queue?q=user:henry&limit=200")

@@ -11,7 +11,7 @@ from tests.dashboard.people import Person, token_of
 
 @pytest.fixture(scope="module")
 def root(daemon: ServedDaemon) -> Iterator[Person]:
-    person = Person(daemon, daemon.shown)
+    person = Person(daemon, daemon.admin_token)
     yield person
     person.close()
 

@@ -13,7 +13,7 @@ from koalapy.model.placement import RefusalKind
 from koalapy.scheduler.rules import Rules
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 # What is shown, by itself
 
@@ -97,20 +97,20 @@ def rows(page: Any, section: str) -> dict[str, list[str]]:
     return {cells[0].split("\n")[0]: cells for cells in found}
 
 
-def test_it_tells_what_was_decided_and_stays_true(visit: Visit, grid: Embedded) -> None:
+def test_it_tells_what_was_decided_and_stays_true(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/scheduler")
     before = int(rows(page, "claims")["north"][1])
-    gate = grid.gate()
+    gate = grid.make_gate()
     held = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
-    grid.wait_state(held, "running")
+    grid.wait_for_state(held, "running")
     waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
     page.locator("#refusals tr", has_text=RefusalKind.NODES).locator("td.number").filter(
         has_not_text=re.compile("^0$")
     ).wait_for()
     page.locator("#claims").get_by_text(str(before + 1), exact=True).wait_for()
     gate.open()
-    grid.wait(waits)
-    grid.wait(grid.submit(grid.six, "true"))
+    grid.wait_for_end(waits)
+    grid.wait_for_end(grid.submit(grid.six_nodes, "true"))
     page.locator("#placements tr", has_text="worst-fit").or_(page.locator("#placements tbody tr")).first.wait_for()
     told = grid.http.get("/scheduler.json").json()
     assert sum(each["on_several"] for each in told["placements"]) >= 1
@@ -123,7 +123,7 @@ def test_it_tells_what_was_decided_and_stays_true(visit: Visit, grid: Embedded) 
     assert page.locator("#parameters").get_by_text("configured").count() == 0
 
 
-def test_every_number_of_its_head_leads_somewhere(visit: Visit, grid: Embedded) -> None:
+def test_every_number_of_its_head_leads_somewhere(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/scheduler")
     links = [link.get_attribute("href") for link in page.locator(".numbers a").all()]
     assert page.locator(".numbers li").count() == len(links) == 7

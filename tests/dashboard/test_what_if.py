@@ -12,7 +12,7 @@ from koalapy.simulation.twin import Answer, Expected, Forecast, Interval
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
 from tests.dashboard.people import token_of
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 
 def forecast(*starts: tuple[int, JobState, float | None]) -> Forecast:
@@ -43,10 +43,10 @@ def test_a_picture_of_an_interval_stays_within_its_frame(found: tuple[float, flo
         assert 0 <= float(left) <= float(left) + float(width) <= BAR_WIDTH
 
 
-def test_an_operator_asks_what_if(visit: Visit, grid: Embedded) -> None:
-    gate = grid.gate()
+def test_an_operator_asks_what_if(visit: Visit, grid: EmbeddedGrid) -> None:
+    gate = grid.make_gate()
     first = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold, walltime=600)
-    grid.wait_state(first, "running")
+    grid.wait_for_state(first, "running")
     waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true", walltime=600)
     page = visit().open("/what-if", live=False)
     assert page.locator("section").count() == 0, "nothing is simulated before it is asked for"
@@ -68,7 +68,7 @@ def test_an_operator_asks_what_if(visit: Visit, grid: Embedded) -> None:
     row.filter(has_text="not in 7 days").wait_for()
     assert page.get_by_label("Look ahead").input_value() == "604800"
     gate.open()
-    assert grid.wait(waits)["state"] == "succeeded"
+    assert grid.wait_for_end(waits)["state"] == "succeeded"
 
 
 def test_what_cannot_be_simulated_is_told_with_the_way_out(daemon: ServedDaemon) -> None:
@@ -94,10 +94,10 @@ def test_what_cannot_be_simulated_is_told_with_the_way_out(daemon: ServedDaemon)
         assert told in answer.text, query
 
 
-def test_sites_are_held_against_themselves(visit: Visit, grid: Embedded) -> None:
+def test_sites_are_held_against_themselves(visit: Visit, grid: EmbeddedGrid) -> None:
     component = {"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}
     job = grid.submit(component, "true", launcher="processes", home_site="north")
-    assert grid.wait(job)["state"] == "succeeded"
+    assert grid.wait_for_end(job)["state"] == "succeeded"
     page = visit().open("/sharing", live=False)
     row = page.locator("#site-north")
     assert row.locator("td").all_inner_texts()[1:4] == ["1", "1", "0"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import Command
-from tests.grid.world import DEADLINE, until
+from tests.grid.grid import MAX_WAIT_S, wait_until
 
 LOOKING = re.compile(
     r"koala (clusters|queue|show|explain|network|advisor|advisor record|metrics|alerts)\b(?! (drain|resume))"
@@ -66,7 +66,7 @@ class Session:
         if not code:
             pytest.fail(f"the shell has ended at {text!r}: {output.read_text()}")
         if text.endswith("serve &"):
-            until(output.read_text, "what was put into the background to say something")
+            wait_until(output.read_text, "what was put into the background to say something")
         return int(code), output.read_text()
 
     def play(self, command: Command, where: str) -> None:
@@ -85,7 +85,7 @@ class Session:
 
         if not is_as_told() and LOOKING.match(text):
             with suppress(pytest.fail.Exception):  # the difference says more
-                until(is_as_told, f"{text!r} to print what is told")
+                wait_until(is_as_told, f"{text!r} to print what is told")
         if code and not fails:
             pytest.fail(f"{where}:{command.line}: {text!r} exits with {code}: {said}")
         if lacking:
@@ -102,7 +102,7 @@ class Session:
         self.run("for group in $(jobs -p); do kill -- -$group; done 2>&-; wait")
         assert self._shell.stdin is not None
         self._shell.stdin.close()
-        self._shell.wait(timeout=DEADLINE)
+        self._shell.wait(timeout=MAX_WAIT_S)
 
 
 def missing(told: Sequence[str], said: str, varying: re.Pattern[str] = NUMBER) -> list[str]:

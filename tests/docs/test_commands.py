@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.blocks import ROOT, SHOWN, Block
 from tests.docs.session import Session
-from tests.grid.embedded import Embedded, close
+from tests.grid.embedded import EmbeddedGrid, close_grid
 from tests.needs import MPI, RSYNC, needs
 
 pytestmark = [needs(MPI), needs(RSYNC), pytest.mark.grid, pytest.mark.processes]
@@ -84,17 +84,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def grid(folder: Path) -> Iterator[Embedded]:
+def grid(folder: Path) -> Iterator[EmbeddedGrid]:
     sites = {"kind": "local", "replica_directories": [str(folder / "files" / "data" / "replicas")]}
-    grid = Embedded(
+    grid = EmbeddedGrid(
         folder / "data", HOME=str(folder / "home"), KOALA_CLUSTERS=json.dumps({"north": sites, "south": sites})
     ).start()
     yield grid
-    close(grid)
+    close_grid(grid)
 
 
 @contextmanager
-def typing(grid: Embedded, folder: Path, *, own: bool = False) -> Iterator[Session]:
+def typing(grid: EmbeddedGrid, folder: Path, *, own: bool = False) -> Iterator[Session]:
     """A session of somebody's on the grid, which is left as it was found; or with a daemon of its ``own``."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -113,15 +113,15 @@ def typing(grid: Embedded, folder: Path, *, own: bool = False) -> Iterator[Sessi
         yield session
     finally:
         session.close()
-        for cluster in grid.clusters():
+        for cluster in grid.list_clusters():
             if cluster["drained"]:
                 grid.http.post(f"/api/v1/clusters/{cluster['name']}/resume")
-        grid.cancel_all()
-        grid.settle()
+        grid.cancel_all_jobs()
+        grid.wait_until_idle()
 
 
 @pytest.mark.parametrize("page", sorted(PLAYED, key=lambda page: (page != FIRST, page)))
-def test_what_a_page_shows_is_what_happens(page: str, grid: Embedded, folder: Path) -> None:
+def test_what_a_page_shows_is_what_happens(page: str, grid: EmbeddedGrid, folder: Path) -> None:
     own = any("koala serve --config" in line for block in PLAYED[page] for line in block.lines)
     with typing(grid, folder / Path(page).stem, own=own) as session:
         for number, block in enumerate(PLAYED[page]):
@@ -130,7 +130,7 @@ def test_what_a_page_shows_is_what_happens(page: str, grid: Embedded, folder: Pa
                 session.play(command, page)
 
 
-def test_what_slurms_users_type_is_there(grid: Embedded, folder: Path) -> None:
+def test_what_slurms_users_type_is_there(grid: EmbeddedGrid, folder: Path) -> None:
     """Each command and option of the page's tables, one by one, while another job has every node."""
     page = (ROOT / "docs" / "coming-from-slurm.md").read_text(encoding="utf-8")
     commands = re.findall(r"^\| .* \| `(koala [^`]*)` \| .*\|$", page, re.MULTILINE)

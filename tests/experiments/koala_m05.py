@@ -19,8 +19,8 @@ from typing import Any
 from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
 from koalapy.model.job import ClaimingMode, Priority
 from tests.experiments.m05 import CLUSTERS, QUEUE_LIMIT, LocalUser, Outcome, PlannedJob, Run, Workload, table, workload
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import wait_until
 
 LOOK_EVERY = 0.1
 RULES = {
@@ -39,20 +39,20 @@ RULES = {
 }
 
 
-def make_grid(directory: Path, claiming: ClaimingMode, failures: float) -> Embedded:
+def make_grid(directory: Path, claiming: ClaimingMode, failures: float) -> EmbeddedGrid:
     """A daemon of its own, not started yet, with two clusters whose starts fail."""
     directory.mkdir()
     config = directory / "koala.yaml"
     rules = "".join(f"  {name}: {value}\n" for name, value in {**RULES, "claiming": claiming}.items())
     clusters = "".join(f"  {c}: {{nodes: {nodes}, start_failures: {failures}}}\n" for c, nodes in CLUSTERS.items())
     config.write_text(f"rules:\n{rules}clusters:\n{clusters}")
-    return Embedded(directory / "data", KOALA_CONFIG=str(config))
+    return EmbeddedGrid(directory / "data", KOALA_CONFIG=str(config))
 
 
 class Experiment:
     """One run: jobs and local users arrive as planned, and the load is looked at until every job is over."""
 
-    def __init__(self, grid: Embedded, plan: Workload, localds: dict[str, LocalConnection]) -> None:
+    def __init__(self, grid: EmbeddedGrid, plan: Workload, localds: dict[str, LocalConnection]) -> None:
         self._grid, self._localds = grid, localds
         arrivals: list[PlannedJob | LocalUser] = [*plan.jobs, *plan.local_users]
         self._coming: deque[PlannedJob | LocalUser] = deque(sorted(arrivals, key=lambda one: one.arrives))
@@ -81,7 +81,7 @@ class Experiment:
         return lasted
 
     def _is_over(self, lasted: float) -> bool:
-        for cluster in self._grid.clusters():
+        for cluster in self._grid.list_clusters():
             self.node_seconds["ours"] += cluster["used"] * (lasted - self._looked_at)
             self.node_seconds["local"] += cluster["background"] * (lasted - self._looked_at)
         self._looked_at = lasted
@@ -150,7 +150,7 @@ def _outcome(job: dict[str, Any]) -> Outcome:
 
 
 @contextmanager
-def _grid(directory: Path, claiming: ClaimingMode, failures: float) -> Iterator[Embedded]:
+def _grid(directory: Path, claiming: ClaimingMode, failures: float) -> Iterator[EmbeddedGrid]:
     grid = make_grid(directory, claiming, failures)
     try:
         yield grid.start()
@@ -160,21 +160,21 @@ def _grid(directory: Path, claiming: ClaimingMode, failures: float) -> Iterator[
         try:
             if grid.url:
                 _cancel_everything(grid)
-                close(grid)
+                close_grid(grid)
             elif grid.daemon is not None:
-                grid.end()
+                grid.stop_daemon()
         finally:
             signal.signal(signal.SIGINT, before)
 
 
-def _cancel_everything(grid: Embedded) -> None:
+def _cancel_everything(grid: EmbeddedGrid) -> None:
     def none_left() -> bool:
         jobs = grid.http.get("/api/v1/jobs", params={"active": True, "limit": 100}).json()["jobs"]
         for job in jobs:
             grid.http.post(f"/api/v1/jobs/{job['id']}/cancel")
         return not jobs
 
-    until(none_left, "every job to be cancelled")
+    wait_until(none_left, "every job to be cancelled")
 
 
 def run(
@@ -193,7 +193,7 @@ def run(
         began = time.monotonic()
         localds: dict[str, LocalConnection] = {}
         for name, nodes in CLUSTERS.items():
-            place = Path(grid.cluster(name)["details"]["directory"])
+            place = Path(grid.get_cluster(name)["details"]["directory"])
             localds[name] = connections.enter_context(LocalCluster(place, name, nodes).connect())
         experiment = Experiment(grid, plan, localds)
         lasted = experiment.run(longest)

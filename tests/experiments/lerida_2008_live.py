@@ -81,9 +81,9 @@ def run(rounds: int) -> Iterator[Point]:
         ident = grid.submit(
             {"type": "fixed", "components": parts}, "python", "-c", program, *words, launcher="openmpi", walltime=300
         )
-        job = grid.wait(ident, 300)
-        assert job["state"] == "succeeded", (job["reason"], grid.logs(ident)[-1000:])
-        return measured(told_by(grid.logs(ident)))
+        job = grid.wait_for_end(ident, 300)
+        assert job["state"] == "succeeded", (job["reason"], grid.read_output(ident)[-1000:])
+        return measured(told_by(grid.read_output(ident)))
 
     for placement in PLACEMENTS:
         one, other = placement
@@ -95,7 +95,7 @@ def run(rounds: int) -> Iterator[Point]:
                     held.append(slowdowns(placement, need * RATE))
                 free.append(slowdowns(placement, need * RATE)[0])
             yield Point(placement, need * RATE, [e for e, _ in held], [w for _, w in held], free)
-    grid.settle()
+    grid.wait_until_idle()
     grid.close()
 
 

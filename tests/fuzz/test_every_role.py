@@ -27,7 +27,7 @@ from tests.fuzz import attacked
 from tests.fuzz.campaign import Figures, play
 from tests.fuzz.clusters import Honest, connected, when
 from tests.fuzz.daemon import Watched, administrator, serving
-from tests.serving import NO_PAGE
+from tests.serving import CSRF_HEADER
 
 pytestmark = pytest.mark.processes
 
@@ -112,7 +112,7 @@ class Served:
 
     async def _submit(self, daemon: Watched, user: Any) -> None:
         for who, job in (("ada", HERS), ("bob", HIS)):
-            headers = {"Authorization": f"Bearer {TOKENS[who]}", **NO_PAGE}
+            headers = {"Authorization": f"Bearer {TOKENS[who]}", **CSRF_HEADER}
             answer = await user.post("/api/v1/bundles", content=BUNDLE, headers=headers)
             assert answer.status_code in (200, 201), answer.text
             answer = await user.post("/api/v1/jobs", json=job, headers=headers)
@@ -130,7 +130,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def headers_of(who: str) -> dict[str, str]:
     shown = {"agent": attacked.TOKENS["north"], "nobody": ""}.get(who) or TOKENS.get(who, "")
-    return {**NO_PAGE, **({"Authorization": f"Bearer {shown}"} if shown else {})}
+    return {**CSRF_HEADER, **({"Authorization": f"Bearer {shown}"} if shown else {})}
 
 
 def may(who: str, path: str, name: str, job: object) -> bool | None:

@@ -1,4 +1,4 @@
-"""The worlds in which the scenarios are played: embedded clusters always, the testbed when it is up."""
+"""Fixtures for grids with embedded clusters, and with the testbed when it is up."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,72 +6,72 @@ from pathlib import Path
 
 import pytest
 
-from tests.grid.embedded import Embedded, close
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import Grid
 from tests.grid.testbed import Testbed
-from tests.grid.world import World
-from tests.needs import TESTBED, TESTBED_UP
+from tests.needs import TESTBED_ENV, TESTBED_UP
 
-WORLDS = ["embedded", *(["testbed"] if TESTBED_UP.is_met else [])]
+GRID_KINDS = ["embedded", *(["testbed"] if TESTBED_UP.is_met else [])]
 
-# The tests of a testbed cannot be played without one; a machine that must have it says so, and they are not left out.
+# Tests of the testbed are ignored without one, unless KOALA_REQUIRE_TESTBED makes its absence an error.
 collect_ignore_glob = [] if TESTBED_UP.is_met else ["test_testbed*.py"]
-# The variable is taken out of the environment: daemons of the tests would warn that nothing reads it.
+# The variable is removed from the environment, since daemons of the tests would warn about an unknown setting.
 if os.environ.pop("KOALA_REQUIRE_TESTBED", "") and not TESTBED_UP.is_met:
-    raise pytest.UsageError(f"there is no {TESTBED}: make testbed")
+    raise pytest.UsageError(f"there is no {TESTBED_ENV}: make testbed")
 
 
 def pytest_report_header() -> str:
-    return f"worlds of the grid's tests: {', '.join(WORLDS)}"
+    return f"grids of the tests: {', '.join(GRID_KINDS)}"
 
 
 @pytest.fixture(scope="session")
 def testbed() -> Iterator[Testbed]:
-    """The one testbed; every module leaves it as it found it."""
+    """Yield the only testbed; every module leaves it idle."""
     testbed = Testbed()
     testbed.start()
     yield testbed
-    testbed.settle()
+    testbed.wait_until_idle()
     testbed.close()
 
 
 @pytest.fixture
-def make_grid(tmp_path: Path) -> Iterator[Callable[..., Embedded]]:
-    """Starts daemons with settings of their own; afterwards no process may be left of them."""
-    grids: list[Embedded] = []
+def make_grid(tmp_path: Path) -> Iterator[Callable[..., EmbeddedGrid]]:
+    """Yield a function that starts a grid with settings; at the end no process of it may be left."""
+    grids: list[EmbeddedGrid] = []
 
-    def make(**environment: str) -> Embedded:
+    def create(**environment: str) -> EmbeddedGrid:
         directory = tmp_path / f"grid-{len(grids)}"
         directory.mkdir()
-        grids.append(Embedded(directory / "data", **environment))
+        grids.append(EmbeddedGrid(directory / "data", **environment))
         return grids[-1].start()
 
-    yield make
+    yield create
     for grid in grids:
-        close(grid)
+        close_grid(grid)
 
 
-def world_of(request: pytest.FixtureRequest, **environment: str) -> Iterator[World]:
-    """What a fixture over ``WORLDS`` yields for one test: embedded clusters with these settings, or the testbed."""
+def grid_of_kind(request: pytest.FixtureRequest, **environment: str) -> Iterator[Grid]:
+    """Yield the testbed, or embedded clusters with these settings, as the parameter of the fixture says."""
     if request.param == "testbed":
-        yield from testbed_left_as_found(request)
+        yield from restored_testbed(request)
     else:
         yield request.getfixturevalue("make_grid")(**environment)
 
 
-def testbed_left_as_found(request: pytest.FixtureRequest) -> Iterator[Testbed]:
+def restored_testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     testbed: Testbed = request.getfixturevalue("testbed")
     yield testbed
-    testbed.cancel_all()
-    testbed.settle()
+    testbed.cancel_all_jobs()
+    testbed.wait_until_idle()
 
 
-@pytest.fixture(scope="module", params=WORLDS)
-def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """One daemon for the tests of a module that leave it as they found it."""
+@pytest.fixture(scope="module", params=GRID_KINDS)
+def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
+    """Yield one grid for all tests of a module, each of which leaves it idle."""
     if request.param == "testbed":
-        yield from testbed_left_as_found(request)
+        yield from restored_testbed(request)
         return
-    embedded = Embedded(tmp_path_factory.mktemp("grid") / "data").start()
+    embedded = EmbeddedGrid(tmp_path_factory.mktemp("grid") / "data").start()
     yield embedded
-    embedded.settle()
-    close(embedded)
+    embedded.wait_until_idle()
+    close_grid(embedded)

@@ -1,4 +1,4 @@
-"""The testbed's containers: one open line into each, over which to run commands and to look at its processes."""
+"""The containers of the testbed, with a helper process in each that runs commands and lists processes."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from typing import Any
 
 PROJECT = "koalapy"
 
-# Runs in the container for as long as its standard input is open, and answers each request with one line of JSON.
-INSIDE = r"""
+# Runs in the container while its standard input is open, and answers each request with one line of JSON.
+HELPER_PROGRAM = r"""
 import json, os, subprocess, sys
 
 def text(pid, name):
@@ -42,37 +42,37 @@ for line in sys.stdin:
 
 @dataclass
 class Container:
-    """One container of the testbed, by the name that its service has."""
+    """A container of the testbed and its service."""
 
     name: str
     service: str
-    _line: "subprocess.Popen[str] | None" = None
+    _helper: "subprocess.Popen[str] | None" = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self, argv: list[str]) -> Any:
         with self._lock:
-            if self._line is None or self._line.poll() is not None:
-                self._line = subprocess.Popen(
-                    ["docker", "exec", "-i", self.name, "python3", "-u", "-c", INSIDE],
+            if self._helper is None or self._helper.poll() is not None:
+                self._helper = subprocess.Popen(
+                    ["docker", "exec", "-i", self.name, "python3", "-u", "-c", HELPER_PROGRAM],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
                 )
-            assert self._line.stdin is not None
-            assert self._line.stdout is not None
-            self._line.stdin.write(json.dumps(argv) + "\n")
-            self._line.stdin.flush()
-            answer = self._line.stdout.readline()
+            assert self._helper.stdin is not None
+            assert self._helper.stdout is not None
+            self._helper.stdin.write(json.dumps(argv) + "\n")
+            self._helper.stdin.flush()
+            answer = self._helper.stdout.readline()
         if not answer:
             raise AssertionError(f"container {self.service} does not answer")
         return json.loads(answer)
 
-    def processes(self) -> list[tuple[int, int, list[str], dict[str, str]]]:
-        """Process id, parent, command line, environment."""
+    def list_processes(self) -> list[tuple[int, int, list[str], dict[str, str]]]:
+        """Return process id, parent, command line and environment of each process."""
         return [tuple(entry) for entry in self.ask([])]
 
     def run(self, *argv: str, user: str = "root", check: bool = True) -> str:
-        """Run a command to its end; its standard output."""
+        """Run a command and return its standard output."""
         if user != "root":
             home = ["env", f"HOME=/home/{user}", f"USER={user}", f"LOGNAME={user}"]
             argv = ("setpriv", "--reuid", user, "--regid", user, "--init-groups", *home, *argv)
@@ -80,29 +80,29 @@ class Container:
         assert code == 0 or not check, f"{self.service}: {argv}: {out}{errors}"
         return str(out)
 
-    def shell(self, script: str, **more: Any) -> str:
-        return self.run("sh", "-c", script, **more)
+    def shell(self, script: str, **options: Any) -> str:
+        return self.run("sh", "-c", script, **options)
 
     def kill(self, service: str) -> None:
-        """Kill a service; it is started again at once, unless it is held."""
+        """Kill a service, which is started again at once unless it is held."""
         self.shell(f"kill -9 $(cat /run/kept/{service})")
 
     def hold(self, service: str) -> None:
-        """Kill a service for good."""
+        """Kill a service and prevent its restart."""
         self.shell(f"touch /run/held/{service}; kill -9 $(cat /run/kept/{service})")
 
     def release(self, service: str) -> None:
-        """Let a service be started again."""
+        """Allow the restart of a service."""
         self.run("rm", "-f", f"/run/held/{service}")
 
     def close(self) -> None:
-        if self._line is not None and self._line.stdin is not None:
-            self._line.stdin.close()
-            self._line.wait(timeout=20)
+        if self._helper is not None and self._helper.stdin is not None:
+            self._helper.stdin.close()
+            self._helper.wait(timeout=20)
 
 
-def containers() -> dict[str, Container]:
-    """All of the testbed's, by service."""
+def list_containers() -> dict[str, Container]:
+    """Return the containers of the testbed by service."""
     listing = subprocess.run(
         [
             "docker",
@@ -119,7 +119,7 @@ def containers() -> dict[str, Container]:
     return {service: Container(name, service) for name, service in map(str.split, listing.splitlines())}
 
 
-def network(action: str, container: Container, address: str = "") -> None:
-    """``disconnect`` a container from the network by which clusters and daemon meet, or ``connect`` it again."""
+def change_network(action: str, container: Container, address: str = "") -> None:
+    """``disconnect`` a container from the network between clusters and daemon, or ``connect`` it again."""
     options = ["--ip", address, "--alias", container.service] if address else []
     subprocess.run(["docker", "network", action, *options, f"{PROJECT}_grid", container.name], check=True)

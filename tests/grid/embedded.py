@@ -1,4 +1,4 @@
-"""A real daemon with embedded clusters, as ``koala serve`` starts it, and a look at the process table."""
+"""A daemon with embedded clusters, started by ``koala serve``, and its processes in the process table."""
 
 import contextlib
 import signal
@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.grid.world import DEADLINE, Folder, Gate, Load, Seen, World, until
+from tests.grid.grid import MAX_WAIT_S, Folder, Gate, Grid, Load, NodeProcess, wait_until
 
 
 class LocalGate(Gate):
@@ -33,39 +33,39 @@ class LocalLoad(Load):
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(timeout=DEADLINE)
+        self._process.wait(timeout=MAX_WAIT_S)
 
 
-class Embedded(World):
-    """A daemon in a directory of its own; may be killed and started again."""
+class EmbeddedGrid(Grid):
+    """A daemon with a private data directory, which can be killed and started again."""
 
     python = sys.executable
     nodes = {"north": 4, "south": 4}  # noqa: RUF012
-    six = {"type": "flexible", "total_size": 6}  # noqa: RUF012
+    six_nodes = {"type": "flexible", "total_size": 6}  # noqa: RUF012
 
     def __init__(self, directory: Path, **environment: str) -> None:
         super().__init__()
         self.directory = directory
-        self._more = environment
+        self._extra_environment = environment
         self.state = directory.parent / "state"
-        """Where the account registers its daemons."""
+        """The directory in which the account registers its daemons."""
         self.host = "127.0.0.1"
-        self._made = 0
+        self._path_count = 0
         self.daemon: subprocess.Popen[str] | None = None
 
     @property
     def environment(self) -> dict[str, str]:
-        return super().environment | {"XDG_STATE_HOME": str(self.state)} | self._more
+        return super().environment | {"XDG_STATE_HOME": str(self.state)} | self._extra_environment
 
-    def start(self, port: int = 0) -> "Embedded":
-        """``port`` 0: any free one."""
-        self.connect(self.launch(port))
+    def start(self, port: int = 0) -> "EmbeddedGrid":
+        """Start the daemon on ``port``, or on a free one if it is 0, and wait until its clusters are usable."""
+        self.connect(self.launch_daemon(port))
         return self
 
-    def launch(self, port: int = 0) -> str:
-        """Start the daemon; its URL as soon as it serves, whatever its clusters do."""
+    def launch_daemon(self, port: int = 0) -> str:
+        """Start the daemon and return its URL as soon as it serves; its clusters may not be usable yet."""
         self.daemon = subprocess.Popen(
-            [*self.koala, "serve", "--host", self.host, "--port", str(port), "--data-dir", str(self.directory)],
+            [*self.koala_command, "serve", "--host", self.host, "--port", str(port), "--data-dir", str(self.directory)],
             stdout=subprocess.PIPE,
             stderr=(self.directory.parent / "daemon.log").open("a"),
             text=True,
@@ -76,127 +76,151 @@ class Embedded(World):
         line = self.daemon.stdout.readline()
         if not line.startswith("koala serves "):
             pytest.fail(f"the daemon said {line!r} and {(self.directory.parent / 'daemon.log').read_text()[-2000:]}")
-        # The command finds it by itself; what asks the daemon past the command shows what is in its directory.
-        own = self.directory / "token"
-        self.shown = own.read_text().strip() if own.exists() else ""
+        # The koala command finds the token itself; other clients send it.
+        token_file = self.directory / "token"
+        self.admin_token = token_file.read_text().strip() if token_file.exists() else ""
         return line.split()[2]
 
-    def kill(self) -> None:
+    def kill_daemon(self) -> None:
         assert self.daemon is not None
         self.daemon.kill()
         self.daemon.wait()
 
-    def end(self) -> int:
+    def stop_daemon(self) -> int:
         assert self.daemon is not None
         self.daemon.send_signal(signal.SIGTERM)
-        return self.daemon.wait(timeout=DEADLINE)
+        return self.daemon.wait(timeout=MAX_WAIT_S)
 
-    # What is really there
+    # Processes and nodes
 
-    def processes(self, *needles: str) -> list[Seen]:
-        """Processes of this grid's clusters and agents whose environment or command line has all the needles."""
-        found = []
+    def list_processes(self, *needles: str) -> list[NodeProcess]:
+        """Return processes of this grid's clusters and agents whose environment or command line has all the needles."""
+        processes = []
         for process in psutil.process_iter():
             try:
                 environment = _environment(process)
                 node = environment.get("LOCALD_NODE_NAME", "")
-                kill = _killer(process)
-                seen = Seen(process.pid, process.ppid(), process.cmdline(), environment, node, kill)
-                gone = process.status() == psutil.STATUS_ZOMBIE
+                kill = _make_killer(process)
+                candidate = NodeProcess(process.pid, process.ppid(), process.cmdline(), environment, node, kill)
+                is_zombie = process.status() == psutil.STATUS_ZOMBIE
             except psutil.Error:
                 continue
-            if not gone and str(self.directory) in seen.text and all(n in seen.text for n in needles):
-                found.append(seen)
-        return found
+            if (
+                not is_zombie
+                and str(self.directory) in candidate.text
+                and all(needle in candidate.text for needle in needles)
+            ):
+                processes.append(candidate)
+        return processes
 
-    def workers(self, token: str = "") -> list[Seen]:
-        return self.processes("LOCALD_MARK=", f"KOALA_COMPONENT_TOKEN={token}")
+    def list_workers(self, token: str = "") -> list[NodeProcess]:
+        return self.list_processes("LOCALD_MARK=", f"KOALA_COMPONENT_TOKEN={token}")
 
-    def runners(self, token: str = "", node: str = "") -> list[Seen]:
-        """Forked by their cluster's resource manager, parents of what runs on a node."""
-        workers = {w.pid: w for w in self.workers(token) if not node or w.node == node}
-        # What a killed runner leaves is for a moment the resource manager's own.
-        managers = {seen.pid for seen in self.processes("locald.py")} - {seen.pid for seen in self.forks()}
-        found = []
+    def list_runners(self, token: str = "", node: str = "") -> list[NodeProcess]:
+        """Return the parents of workers, which the resource managers have forked."""
+        workers = {w.pid: w for w in self.list_workers(token) if not node or w.node == node}
+        # The children of a killed runner become children of the resource manager until it kills them.
+        managers = {process.pid for process in self.list_processes("locald.py")} - {
+            process.pid for process in self.list_all_runners()
+        }
+        runners = []
         for pid, worker in {w.parent: w for w in workers.values() if w.parent not in workers}.items():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if pid not in managers:
-                    found.append(Seen(pid, 0, [], {}, worker.node, _killer(psutil.Process(pid))))
-        return found
+                    runners.append(NodeProcess(pid, 0, [], {}, worker.node, _make_killer(psutil.Process(pid))))
+        return runners
 
-    def forks(self) -> list[Seen]:
+    def list_all_runners(self) -> list[NodeProcess]:
         """Return all runners: children of a resource manager that are copies of it, as the manager is of its keeper."""
-        copies = {seen.pid: seen for seen in self.processes("locald.py")}
-        return [seen for seen in copies.values() if seen.parent in copies and copies[seen.parent].parent in copies]
+        copies = {process.pid: process for process in self.list_processes("locald.py")}
+        return [
+            process
+            for process in copies.values()
+            if process.parent in copies and copies[process.parent].parent in copies
+        ]
 
-    def resource_manager(self, cluster: str) -> Seen:
+    def find_resource_manager(self, cluster: str) -> NodeProcess:
         """Return the resource manager of a cluster: the child of its keeper."""
-        copies = {seen.pid: seen for seen in self.processes("locald.py") if cluster in seen.command}
+        copies = {process.pid: process for process in self.list_processes("locald.py") if cluster in process.command}
         (manager,) = [
-            seen for seen in copies.values() if seen.parent in copies and copies[seen.parent].parent not in copies
+            process
+            for process in copies.values()
+            if process.parent in copies and copies[process.parent].parent not in copies
         ]
         return manager
 
-    def agent(self, cluster: str) -> Seen:
-        (agent,) = [p for p in self.processes("agent", "--embedded") if cluster in p.command]
+    def find_agent(self, cluster: str) -> NodeProcess:
+        (agent,) = [process for process in self.list_processes("agent", "--embedded") if cluster in process.command]
         return agent
 
-    def settle(self) -> None:
-        until(lambda: not self.workers() and not self.forks(), "every process on the nodes to be gone")
-        until(lambda: all(c["idle"] == c["total"] for c in self.clusters()), f"idle nodes: {self.clusters()}")
-        assert [c["used"] for c in self.clusters()] == [0] * len(self.clusters())
+    def wait_until_idle(self) -> None:
+        wait_until(
+            lambda: not self.list_workers() and not self.list_all_runners(), "every process on the nodes to be gone"
+        )
+        wait_until(
+            lambda: all(cluster["idle"] == cluster["total"] for cluster in self.list_clusters()),
+            f"idle nodes: {self.list_clusters()}",
+        )
+        assert [cluster["used"] for cluster in self.list_clusters()] == [0] * len(self.list_clusters())
 
-    # What may befall it
+    # Faults
 
-    def gate(self) -> LocalGate:
-        return LocalGate(str(self._new("gate")))
+    def make_gate(self) -> LocalGate:
+        return LocalGate(str(self._make_path("gate")))
 
-    def folder(self) -> LocalFolder:
-        path = self._new("folder")
+    def make_folder(self) -> LocalFolder:
+        path = self._make_path("folder")
         path.mkdir()
         return LocalFolder(path)
 
-    def _new(self, what: str) -> Path:
-        self._made += 1
-        return self.directory.parent / f"{what}-{self._made}"
+    def _make_path(self, prefix: str) -> Path:
+        self._path_count += 1
+        return self.directory.parent / f"{prefix}-{self._path_count}"
 
-    def local_load(self, cluster: str, nodes: int) -> LocalLoad:
+    def start_local_job(self, cluster: str, nodes: int) -> LocalLoad:
         environment = self.environment | {"KOALA_URL": self.url}
-        command = [*self.koala, "local-run", cluster, str(nodes), "sleep", "300"]
+        command = [*self.koala_command, "local-run", cluster, str(nodes), "sleep", "300"]
         load = LocalLoad(subprocess.Popen(command, env=environment, text=True))
-        until(lambda: len([p for p in self.processes("LOCALD_MARK=") if "300" in p.command]) >= nodes, "it to run")
+        wait_until(
+            lambda: len([p for p in self.list_processes("LOCALD_MARK=") if "300" in p.command]) >= nodes, "it to run"
+        )
         return load
 
     def kill_agent(self, cluster: str) -> None:
-        lost, next_one = (f"action='agent-{what}' cluster='{cluster}'" for what in ("disconnected", "connected"))
-        earlier = {line: self._logged(line) for line in (lost, next_one)}
-        self.agent(cluster).kill()
-        # The next one may be there before we look again, but what is in the log stays.
-        until(lambda: self._logged(lost) > earlier[lost], "the loss to be noticed")
-        until(
-            lambda: self.cluster(cluster)["state"] == "unreachable" or self._logged(next_one) > earlier[next_one],
-            "the loss to be taken in",
+        disconnected, connected = (
+            f"action='agent-{action}' cluster='{cluster}'" for action in ("disconnected", "connected")
+        )
+        counts_before = {line: self._count_in_log(line) for line in (disconnected, connected)}
+        self.find_agent(cluster).kill()
+        # The next agent may connect before the next poll, so count log lines instead of polling the state.
+        wait_until(lambda: self._count_in_log(disconnected) > counts_before[disconnected], "the loss to be noticed")
+        wait_until(
+            lambda: (
+                self.get_cluster(cluster)["state"] == "unreachable"
+                or self._count_in_log(connected) > counts_before[connected]
+            ),
+            "the state to follow",
         )
 
-    def _logged(self, words: str) -> int:
-        """How often the daemon's log has them."""
-        return (self.directory.parent / "daemon.log").read_text().count(words)
+    def _count_in_log(self, text: str) -> int:
+        """Return how often a text is in the daemon's log."""
+        return (self.directory.parent / "daemon.log").read_text().count(text)
 
     def suspend_agent(self, cluster: str) -> Callable[[], None]:
-        process = psutil.Process(self.agent(cluster).pid)
+        process = psutil.Process(self.find_agent(cluster).pid)
         process.suspend()
         return process.resume
 
 
 def _environment(process: psutil.Process) -> dict[str, str]:
-    """Daemons and agents do not show theirs."""
+    """Return the environment of a process; that of daemons and agents cannot be read and is empty."""
     try:
         return process.environ()
     except psutil.AccessDenied:
         return {}
 
 
-def _killer(process: psutil.Process) -> Callable[[], Any]:
+def _make_killer(process: psutil.Process) -> Callable[[], Any]:
     def kill() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -204,12 +228,12 @@ def _killer(process: psutil.Process) -> Callable[[], Any]:
     return kill
 
 
-def close(grid: Embedded) -> None:
-    """End a grid and prove that nothing of it is left."""
+def close_grid(grid: EmbeddedGrid) -> None:
+    """Stop a grid, and check that none of its processes is left."""
     if grid.daemon is None:
         return
     if grid.daemon.poll() is None:
-        grid.cancel_all()
-        assert grid.end() == 0
+        grid.cancel_all_jobs()
+        assert grid.stop_daemon() == 0
     grid.http.close()
-    until(lambda: not grid.processes(), f"no process left: {grid.processes()}", 45.0)
+    wait_until(lambda: not grid.list_processes(), f"no process left: {grid.list_processes()}", 45.0)

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import wait_until
 from tests.needs import IPV6, needs
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
@@ -53,17 +53,17 @@ def mode(path: Path) -> int:
 
 @needs(IPV6)
 def test_an_address_of_ipv6_serves_agents_and_commands_alike(tmp_path: Path) -> None:
-    grid = Embedded(tmp_path / "data")
+    grid = EmbeddedGrid(tmp_path / "data")
     grid.host = "::1"
     try:
         assert grid.start().url.startswith("http://[::1]:")
-        assert grid.run("clusters").returncode == 0
+        assert grid.run_koala("clusters").returncode == 0
     finally:
-        close(grid)
+        close_grid(grid)
 
 
 @pytest.mark.evidence("A1", "C6")
-def test_another_account_is_refused(make_grid: Callable[..., Embedded]) -> None:
+def test_another_account_is_refused(make_grid: Callable[..., EmbeddedGrid]) -> None:
     grid = make_grid()
     python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable
     entry = next(grid.state.glob("koala/daemons-*/*"))
@@ -83,21 +83,21 @@ def test_another_account_is_refused(make_grid: Callable[..., Embedded]) -> None:
 
 
 @pytest.fixture(scope="module")
-def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
     """A daemon that was told secrets by its environment."""
     database = tmp_path_factory.mktemp("database") / "the-secret-of-a-path.db"
-    grid = Embedded(tmp_path_factory.mktemp("grid") / "data", KOALA_DATABASE=f"sqlite:///{database}", **SECRETS)
+    grid = EmbeddedGrid(tmp_path_factory.mktemp("grid") / "data", KOALA_DATABASE=f"sqlite:///{database}", **SECRETS)
     grid.token = "the-secret-of-users"
     yield grid.start()
-    close(grid)
+    close_grid(grid)
 
 
 @pytest.mark.evidence("J1")
-def test_a_program_inherits_what_is_named_and_nothing_else(secretive: Embedded) -> None:
+def test_a_program_inherits_what_is_named_and_nothing_else(secretive: EmbeddedGrid) -> None:
     ident = secretive.submit({"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, "env")
-    assert secretive.wait(ident)["state"] == "succeeded"
-    found = dict(line.split("=", 1) for line in secretive.logs(ident).splitlines())
-    assert "the-secret" not in secretive.logs(ident)
+    assert secretive.wait_for_end(ident)["state"] == "succeeded"
+    found = dict(line.split("=", 1) for line in secretive.read_output(ident).splitlines())
+    assert "the-secret" not in secretive.read_output(ident)
     assert found.keys() & SECRETS.keys() == {"TMPDIR", "LC_NUMERIC"}
     assert found["MODEL"] == "coarse"
     assert {"HOME", "PATH", "KOALA_JOB", "KOALA_CLUSTER"} <= found.keys()
@@ -119,27 +119,27 @@ def test_a_program_inherits_what_is_named_and_nothing_else(secretive: Embedded) 
     assert {name for name in found if name.startswith("KOALA_")} <= told
 
 
-def test_a_local_users_program_is_not_given_the_token_of_the_command(secretive: Embedded) -> None:
-    done = secretive.run("local-run", "north", "1", "env")
+def test_a_local_users_program_is_not_given_the_token_of_the_command(secretive: EmbeddedGrid) -> None:
+    done = secretive.run_koala("local-run", "north", "1", "env")
     assert done.returncode == 0, done.stderr
     assert "PATH=" in done.stdout
     assert "KOALA_TOKEN" not in done.stdout
     assert "the-secret-of-users" not in done.stdout
 
 
-def test_agents_end_when_their_daemon_dies_while_they_start(make_grid: Callable[..., Embedded]) -> None:
+def test_agents_end_when_their_daemon_dies_while_they_start(make_grid: Callable[..., EmbeddedGrid]) -> None:
     grid = make_grid()
     for _ in range(8):
-        grid.kill()
+        grid.kill_daemon()
         assert grid.daemon is not None
-        grid.launch()
+        grid.launch_daemon()
         # As soon as there is one, which has not come to its first line yet.
-        until(lambda: agents(grid), "an agent")
-    grid.kill()
+        wait_until(lambda: agents(grid), "an agent")
+    grid.kill_daemon()
     grid.start()
-    until(lambda: sorted(agents(grid)) == ["north", "south"], f"one agent for each cluster: {agents(grid)}")
+    wait_until(lambda: sorted(agents(grid)) == ["north", "south"], f"one agent for each cluster: {agents(grid)}")
 
 
-def agents(grid: Embedded) -> list[str]:
-    found = [process.command for process in grid.processes("agent", "--embedded")]
+def agents(grid: EmbeddedGrid) -> list[str]:
+    found = [process.command for process in grid.list_processes("agent", "--embedded")]
     return [name for command in found for name in grid.nodes if name in command]

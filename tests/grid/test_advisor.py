@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.grid.conftest import WORLDS
-from tests.grid.embedded import Embedded
+from tests.grid.conftest import GRID_KINDS
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import Grid
 from tests.grid.slow_links import narrowed
 from tests.grid.testbed import Testbed
-from tests.grid.world import World
 
 pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 
@@ -53,11 +53,11 @@ class Play:
         """No other run of this test is to be learned from."""
         return f"{program}-{self.ident}"
 
-    def submit(self, grid: World, program: str, request: dict[str, Any], **more: Any) -> int:
+    def submit(self, grid: Grid, program: str, request: dict[str, Any], **more: Any) -> int:
         application = self.name(program)
         return grid.submit(request, *self.programs[program], launcher=self.launcher, application=application, **more)
 
-    def advised(self, grid: World, program: str) -> int:
+    def advised(self, grid: Grid, program: str) -> int:
         return self.submit(grid, program, {"type": "flexible", "total_size": self.size}, policy="auto")
 
     @property
@@ -82,58 +82,58 @@ TESTBED = Play(
 )
 
 
-@pytest.fixture(params=WORLDS)
-def play(request: pytest.FixtureRequest) -> Iterator[tuple[World, Play]]:
+@pytest.fixture(params=GRID_KINDS)
+def play(request: pytest.FixtureRequest) -> Iterator[tuple[Grid, Play]]:
     if request.param == "embedded":
-        grid: Embedded = request.getfixturevalue("make_grid")()
+        grid: EmbeddedGrid = request.getfixturevalue("make_grid")()
         yield grid, EMBEDDED
         return
     testbed: Testbed = request.getfixturevalue("testbed")
     with ExitStack() as stack:
-        stack.callback(testbed.settle)
-        stack.callback(testbed.cancel_all)
+        stack.callback(testbed.wait_until_idle)
+        stack.callback(testbed.cancel_all_jobs)
         stack.enter_context(narrowed(testbed, *TESTBED.pair, SLOW))
         yield testbed, TESTBED
 
 
-def clusters_of(grid: World, ident: int, deadline: float = 120.0) -> set[str]:
-    job = grid.wait(ident, deadline)
-    assert job["state"] == "succeeded", (job["reason"], grid.logs(ident)[-2000:])
+def clusters_of(grid: Grid, ident: int, deadline: float = 120.0) -> set[str]:
+    job = grid.wait_for_end(ident, deadline)
+    assert job["state"] == "succeeded", (job["reason"], grid.read_output(ident)[-2000:])
     return {component["cluster"] for component in job["components"]}
 
 
 @pytest.mark.timeout(900)
-def test_after_twenty_runs_of_each_prime_is_co_allocated_and_wave_kept_in_one_cluster(play: tuple[World, Play]) -> None:
+def test_after_twenty_runs_of_each_prime_is_co_allocated_and_wave_kept_in_one_cluster(play: tuple[Grid, Play]) -> None:
     grid, plan = play
     for _ in range(plan.rounds):
         for ident in [plan.advised(grid, program) for program in plan.programs]:
             assert len(clusters_of(grid, ident)) == 1, "one cluster has room"
         for program in plan.programs:
             assert clusters_of(grid, plan.submit(grid, program, plan.over_both)) == set(plan.pair)
-    gate = grid.gate()
+    gate = grid.make_gate()
     for name, size in {**dict.fromkeys(plan.pair, 1), **plan.others}.items():
         blocker = {"type": "fixed", "components": [{"size": size, "cluster": name}]}
-        grid.wait_state(grid.submit(blocker, *gate.hold), "running")
+        grid.wait_for_state(grid.submit(blocker, *gate.hold), "running")
     try:
         wave, prime = plan.advised(grid, "wave"), plan.advised(grid, "prime")
         assert clusters_of(grid, prime) == set(plan.pair)
-        waiting = grid.job(wave)
+        waiting = grid.get_job(wave)
         assert waiting["state"] == "queued"
         assert f"waits for {plan.size} nodes in one cluster" in waiting["reason"]
         assert f", from {plan.rounds} runs) on 2 clusters now is" in waiting["reason"]
-        assert "1 more idle node in" in grid.run("explain", str(wave)).stdout
+        assert "1 more idle node in" in grid.run_koala("explain", str(wave)).stdout
     finally:
         gate.open()
     assert len(clusters_of(grid, wave)) == 1
     check_what_is_told(grid, plan, prime)
-    if isinstance(grid, Embedded):
+    if isinstance(grid, EmbeddedGrid):
         before = verdicts(grid, plan)
-        grid.kill()
+        grid.kill_daemon()
         grid.start()
         assert verdicts(grid, plan) == before, "what was learned outlives the daemon"
 
 
-def verdicts(grid: World, plan: Play) -> dict[str, tuple[str, int]]:
+def verdicts(grid: Grid, plan: Play) -> dict[str, tuple[str, int]]:
     """What is decided for each of the applications, and after how many runs on two clusters."""
     known = {told["application"]: told for told in grid.http.get("/api/v1/advisor").json()["applications"]}
     return {
@@ -143,9 +143,9 @@ def verdicts(grid: World, plan: Play) -> dict[str, tuple[str, int]]:
     }
 
 
-def check_what_is_told(grid: World, plan: Play, prime: int) -> None:
+def check_what_is_told(grid: Grid, plan: Play, prime: int) -> None:
     assert verdicts(grid, plan) == {"wave": ("one cluster", plan.rounds), "prime": ("co-allocated", plan.rounds + 1)}
-    table = grid.run("advisor").stdout
+    table = grid.run_koala("advisor").stdout
     assert any(plan.name("wave") in line and line.endswith("one cluster") for line in table.splitlines())
     record = grid.http.get("/api/v1/advisor/record", params={"application": plan.name("prime")}).json()["record"]
     assert len(record) == plan.rounds + 1, "what the user has fixed is no advice"
@@ -154,5 +154,5 @@ def check_what_is_told(grid: World, plan: Play, prime: int) -> None:
     assert {1, 2} <= {len(option["clusters"]) for option in given["options"]}
     assert given["predicted"] > 0
     assert given["error"] == pytest.approx(given["predicted"] / given["actual"] - 1)
-    shown = grid.run("advisor", "record", "--application", plan.name("prime"), "--limit", "1").stdout
+    shown = grid.run_koala("advisor", "record", "--application", plan.name("prime"), "--limit", "1").stdout
     assert f"\n{prime} " in shown

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.grid.agreement import CLUSTERS, Live, order, simulated, workload
-from tests.grid.embedded import Embedded
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 
@@ -25,23 +25,25 @@ RULES = {
 this comparison."""
 
 
-def play(grid: Embedded) -> int:
+def play(grid: EmbeddedGrid) -> int:
     """Submit everything while a job has all nodes, so that the queue decides; and wait until all is over. How many."""
-    gate = grid.gate()
+    gate = grid.make_gate()
     whole = {"type": "fixed", "components": [{"cluster": name, "size": nodes} for name, nodes in CLUSTERS.items()]}
     first = grid.submit(whole, *gate.hold)
-    grid.wait_state(first, "running")
+    grid.wait_for_state(first, "running")
     bodies = workload(JOBS - 1, seed=1)
     for body in bodies:
         answer = grid.http.post("/api/v1/jobs", json=body)
         assert answer.status_code == 201, answer.text
     gate.open()
-    until(lambda: not grid.http.get("/api/v1/jobs", params={"active": True}).json()["jobs"], "all to be over", 300.0)
+    wait_until(
+        lambda: not grid.http.get("/api/v1/jobs", params={"active": True}).json()["jobs"], "all to be over", 300.0
+    )
     return 1 + len(bodies)
 
 
 def test_200_jobs_are_placed_alike_in_the_live_and_in_the_simulated_world(
-    make_grid: Callable[..., Embedded], tmp_path: Path
+    make_grid: Callable[..., EmbeddedGrid], tmp_path: Path
 ) -> None:
     """Compared are the clusters and nodes of every job, the order of placements and that of starts, and their times.
 
@@ -56,7 +58,7 @@ def test_200_jobs_are_placed_alike_in_the_live_and_in_the_simulated_world(
     )
     assert play(grid) == JOBS
     file = tmp_path / "day.gz"
-    assert grid.run("export", "-o", str(file)).returncode == 0
+    assert grid.run_koala("export", "-o", str(file)).returncode == 0
 
     live = Live.of(file)
     assert len(live.decided) == live.attempts == JOBS

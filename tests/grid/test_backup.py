@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 pytestmark = pytest.mark.processes
 
@@ -20,36 +20,36 @@ def done(process: "subprocess.CompletedProcess[str]") -> str:
 
 
 def test_backup_of_running_daemon_is_restored_with_jobs_output_results_and_tokens(
-    make_grid: Callable[..., Embedded], tmp_path: Path
+    make_grid: Callable[..., EmbeddedGrid], tmp_path: Path
 ) -> None:
     grid = make_grid()
     backup, data = tmp_path / "backup", str(grid.directory)
     over = grid.submit(ONE, "sh", "-c", "echo kept; echo result >out", collect=["out"])
-    assert grid.wait(over)["state"] == "succeeded"
-    token = done(grid.run("token", "create", "--user", "ada", "-q")).strip()
-    gate = grid.gate()
+    assert grid.wait_for_end(over)["state"] == "succeeded"
+    token = done(grid.run_koala("token", "create", "--user", "ada", "-q")).strip()
+    gate = grid.make_gate()
     running = grid.submit(ONE, *gate.hold)
-    grid.wait_state(running, "running")
-    assert "database of" in done(grid.run("backup", str(backup), "--data-dir", data))
+    grid.wait_for_state(running, "running")
+    assert "database of" in done(grid.run_koala("backup", str(backup), "--data-dir", data))
     for path in (backup, *backup.rglob("*")):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
-    refused = grid.run("restore", str(backup), "--data-dir", data, "--replace")
+    refused = grid.run_koala("restore", str(backup), "--data-dir", data, "--replace")
     assert (refused.returncode, "systemctl stop" in refused.stderr) == (4, True), refused.stderr
     later = grid.submit(ONE, "true")
-    grid.wait(later)
+    grid.wait_for_end(later)
     gate.open()
-    grid.wait(running)
-    grid.end()
-    refused = grid.run("restore", str(backup), "--data-dir", data)
+    grid.wait_for_end(running)
+    grid.stop_daemon()
+    refused = grid.run_koala("restore", str(backup), "--data-dir", data)
     assert (refused.returncode, "--replace" in refused.stderr) == (4, True), refused.stderr
-    restored = done(grid.run("restore", str(backup), "--data-dir", data, "--replace"))
+    restored = done(grid.run_koala("restore", str(backup), "--data-dir", data, "--replace"))
     assert "before-restore-" in restored
     grid.start()
-    assert grid.job(over)["state"] == "succeeded"
-    assert grid.logs(over) == "kept\n"
-    done(grid.run("fetch", str(over), "--to", str(tmp_path / "results")))
+    assert grid.get_job(over)["state"] == "succeeded"
+    assert grid.read_output(over) == "kept\n"
+    done(grid.run_koala("fetch", str(over), "--to", str(tmp_path / "results")))
     assert [path.read_text() for path in (tmp_path / "results").rglob("out")] == ["result\n"]
     assert grid.http.get("/api/v1/whoami", headers={"Authorization": f"Bearer {token}"}).json()["user"] == "ada"
     assert grid.submit(ONE, "true") > later, "no number is given twice"
-    assert grid.wait(running)["state"] in ("succeeded", "failed"), "its agent tells what became of it"
-    grid.settle()
+    assert grid.wait_for_end(running)["state"] in ("succeeded", "failed"), "its agent tells what became of it"
+    grid.wait_until_idle()

@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.grid.embedded import Embedded, close
+from tests.grid.embedded import EmbeddedGrid, close_grid
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
 MANY = 1500
 HALVES = [b"", b"GET /api/v1/jobs HT", b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Le"]
 
 
-class FewFiles(Embedded):
+class FewFiles(EmbeddedGrid):
     """Of which the system allows no more than the usual number."""
 
     @property
@@ -30,7 +30,7 @@ def grid(tmp_path: Path) -> Iterator[FewFiles]:
     grid = FewFiles(tmp_path / "grid" / "data")
     grid.start()
     yield grid
-    close(grid)
+    close_grid(grid)
 
 
 @pytest.fixture
@@ -51,6 +51,6 @@ def test_idle_connections_and_half_requests_stop_nothing(grid: FewFiles) -> None
             connection = held.enter_context(socket.create_connection(("127.0.0.1", port)))
             with contextlib.suppress(ConnectionError):
                 connection.send(HALVES[number % len(HALVES)])
-        job = grid.submit(grid.six, "true", launcher="processes")
-        assert grid.wait(job)["state"] == "succeeded"
-        assert {cluster["state"] for cluster in grid.clusters()} == {"usable"}
+        job = grid.submit(grid.six_nodes, "true", launcher="processes")
+        assert grid.wait_for_end(job)["state"] == "succeeded"
+        assert {cluster["state"] for cluster in grid.list_clusters()} == {"usable"}

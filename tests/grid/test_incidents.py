@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import DEADLINE, until
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import MAX_WAIT_S, wait_until
 from tests.needs import CHROMIUM, RSYNC, SMALL_DISKS, needs
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
@@ -28,7 +28,7 @@ ONE_CLICK_AWAY = {"claim-stuck": ("Cancel…",), "queue-flooded": ("Hold…", "C
 OF_VERSION = "import sys, koalapy; koalapy.__version__ = sys.argv.pop(1); from koalapy.cli.main import main; main()"
 
 
-class Grid(Embedded):
+class Grid(EmbeddedGrid):
     """North and south are the daemon's; west has an agent of its own, as other sites have, and nothing in it."""
 
     def __init__(self, directory: Path) -> None:
@@ -57,14 +57,14 @@ class Grid(Embedded):
         self.measured.write_text(json.dumps({"pairs": [{"latency": 1e-4, "bandwidth": bandwidth}]}) + "\n")
 
     def start(self, port: int = 0) -> "Grid":
-        url = self.launch(port)
+        url = self.launch_daemon(port)
         self.start_west(url=url)
         self.connect(url)
         return self
 
     def start_west(self, version: str = "", url: str = "") -> None:
         """``version``: of its koalapy, if not ours."""
-        start = [sys.executable, "-c", OF_VERSION, version] if version else self.koala
+        start = [sys.executable, "-c", OF_VERSION, version] if version else self.koala_command
         directory = str(self.directory.parent / "west")
         self.west = subprocess.Popen(
             [*start, "agent", "west", "--url", url or self.url, "--directory", directory],
@@ -75,7 +75,7 @@ class Grid(Embedded):
     def stop_west(self) -> None:
         assert self.west is not None
         self.west.terminate()
-        self.west.wait(timeout=DEADLINE)
+        self.west.wait(timeout=MAX_WAIT_S)
 
     # Alerts
 
@@ -97,7 +97,7 @@ class Grid(Embedded):
         def look() -> Alert | None:
             return next((a for a in self.alerts(kind) if a["target"] == target and words in a["cause"]), None)
 
-        alert = until(look, f"an alert {kind} of {target} for {words!r}: {self.alerts(kind)}")
+        alert = wait_until(look, f"an alert {kind} of {target} for {words!r}: {self.alerts(kind)}")
         assert alert is not None
         assert all(alert[text] for text in ("summary", "cause", "remedy")), alert
         self.shown_first(alert)
@@ -128,7 +128,7 @@ class Grid(Embedded):
         return self.page.locator(f"#alert-{alert['kind']}-{target}")
 
     def over(self, kind: str) -> None:
-        until(lambda: not self.alerts(kind), f"no alert {kind} any more: {self.alerts(kind)}")
+        wait_until(lambda: not self.alerts(kind), f"no alert {kind} any more: {self.alerts(kind)}")
 
     def do(self, alert: Alert) -> str:
         """Do what an alert says that helps: by the dashboard's own button where it has one, else to the letter, the
@@ -141,9 +141,11 @@ class Grid(Embedded):
                 return ""
         command = re.search(r"koala (?:[^;$]|\$\([^)]*\))*", alert["remedy"])
         assert command is not None, alert
-        script = f'koala() {{ {" ".join(self.koala)} "$@"; }}; {command[0]}'
+        script = f'koala() {{ {" ".join(self.koala_command)} "$@"; }}; {command[0]}'
         environment = self.environment | {"KOALA_URL": self.url}
-        done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=DEADLINE)
+        done = subprocess.run(
+            ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=MAX_WAIT_S
+        )
         assert done.returncode == 0, (command[0], done.stderr)
         return done.stdout
 
@@ -161,14 +163,14 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
         if CHROMIUM.is_met:
             from tests.dashboard.browser import Visitor, chromium
 
-            operator = Visitor(browsing.enter_context(chromium()), grid.url, grid.shown)
+            operator = Visitor(browsing.enter_context(chromium()), grid.url, grid.admin_token)
             grid.page = operator.page
         yield grid
-        grid.settle()
+        grid.wait_until_idle()
     finally:
         browsing.close()
         grid.stop_west()
-        close(grid)
+        close_grid(grid)
         if mounted.returncode == 0:
             subprocess.run(["umount", "-l", data], check=True)
 
@@ -187,8 +189,8 @@ def eight(grid: Grid) -> dict[str, Any]:
 
 
 def test_a_hung_resource_manager_and_a_dead_agent_at_once(grid: Grid) -> None:
-    lrm = grid.resource_manager("north")
-    agent, hung = grid.agent("south"), psutil.Process(lrm.pid)
+    lrm = grid.find_resource_manager("north")
+    agent, hung = grid.find_agent("south"), psutil.Process(lrm.pid)
     hung.suspend()
     psutil.Process(agent.pid).suspend()
     try:
@@ -196,7 +198,7 @@ def test_a_hung_resource_manager_and_a_dead_agent_at_once(grid: Grid) -> None:
         assert (dead["severity"], dead["cluster"]) == ("critical", "south")
         assert "pkill -f 'agent south --embedded'" in dead["remedy"]
         assert "agent south --embedded" in " ".join(agent.command)
-        page = grid.run("alerts").stdout
+        page = grid.run_koala("alerts").stdout
         assert "CRITICAL  cluster south  agent-away" in page
         assert dead["remedy"] in page
         agent.kill()
@@ -205,69 +207,69 @@ def test_a_hung_resource_manager_and_a_dead_agent_at_once(grid: Grid) -> None:
         assert "koala clusters drain north" in alert["remedy"]
         grid.do(alert)
         grid.over("resource-manager")
-        assert "its resource manager" in grid.cluster("north")["reason"]
+        assert "its resource manager" in grid.get_cluster("north")["reason"]
     finally:
         hung.resume()
-        assert grid.run("clusters", "resume", "north").returncode == 0
+        assert grid.run_koala("clusters", "resume", "north").returncode == 0
 
 
 def test_a_black_hole(grid: Grid) -> None:
     healthy_only = ("sh", "-c", '[ -z "$BROKEN" ]')
     jobs = [grid.submit(fixed(name), *healthy_only) for name in ("north", "south") for _ in range(3)]
-    assert [grid.wait(job)["state"] for job in jobs] == ["succeeded"] * 3 + ["failed"] * 3
+    assert [grid.wait_for_end(job)["state"] for job in jobs] == ["succeeded"] * 3 + ["failed"] * 3
     alert = grid.told("black-hole", "cluster south", "3 of 3 jobs that ended there in 15 minutes failed within 30 s")
     assert "koala clusters drain south" in alert["remedy"]
     grid.do(alert)
     grid.over("black-hole")
     jobs = [grid.submit(flexible(1), *healthy_only) for _ in range(4)]
-    assert [grid.wait(job)["state"] for job in jobs] == ["succeeded"] * 4
-    assert grid.run("clusters", "resume", "south").returncode == 0
+    assert [grid.wait_for_end(job)["state"] for job in jobs] == ["succeeded"] * 4
+    assert grid.run_koala("clusters", "resume", "south").returncode == 0
     assert not grid.alerts("black-hole")
 
 
 def test_a_job_stuck_in_claiming(grid: Grid) -> None:
     request = {"type": "fixed", "components": [*fixed("north", 2)["components"], *fixed("south")["components"]]}
-    job, resume = grid.submit_unheard("south", request, "true")
+    job, resume = grid.submit_to_stopped_agent("south", request, "true")
     try:
-        load = grid.local_load("south", 4)
+        load = grid.start_local_job("south", 4)
     finally:
         resume()
     alert = grid.told("claim-stuck", f"job {job}", "waits in the resource manager of south behind local users")
     assert (alert["job"], alert["cluster"]) == (job, "south")
     assert "holds 2 nodes meanwhile" in alert["summary"]
     assert grid.do(alert).startswith(f"job {job} ")
-    assert grid.wait(job)["state"] == "cancelled"
+    assert grid.wait_for_end(job)["state"] == "cancelled"
     grid.over("claim-stuck")
     load.stop()
-    grid.settle()
+    grid.wait_until_idle()
 
 
 def test_a_wide_job_that_starves(grid: Grid) -> None:
-    gates = [grid.gate() for _ in range(4)]
+    gates = [grid.make_gate() for _ in range(4)]
     first = grid.submit(fixed("north", 4), *gates[0].hold)
     second = grid.submit(fixed("south", 4), *gates[1].hold)
     wide = grid.submit(eight(grid), "true")
     narrow = [grid.submit(fixed("north", 4), *gate.hold) for gate in gates[2:]]
     gates[0].open()
-    grid.wait_state(narrow[0], "running")
+    grid.wait_for_state(narrow[0], "running")
     alert = grid.told("job-starves", f"job {wide}")
     assert "waits for 8 nodes, while 1 later job got some" in alert["summary"]
     assert f"koala hold {narrow[1]};" in alert["remedy"]
     assert "rules.aging" in alert["remedy"]
     grid.do(alert)
-    assert grid.job(narrow[1])["state"] == "held"
+    assert grid.get_job(narrow[1])["state"] == "held"
     for gate in gates:
         gate.open()
-    assert {grid.wait(job)["state"] for job in (first, second, wide, narrow[0])} == {"succeeded"}
+    assert {grid.wait_for_end(job)["state"] for job in (first, second, wide, narrow[0])} == {"succeeded"}
     grid.over("job-starves")
     grid.cancel(narrow[1])
-    grid.settle()
+    grid.wait_until_idle()
 
 
 def test_a_user_who_floods_the_queue(grid: Grid) -> None:
-    gate = grid.gate()
+    gate = grid.make_gate()
     running = grid.submit(eight(grid), *gate.hold)
-    grid.wait_state(running, "running")
+    grid.wait_for_state(running, "running")
     flood = [grid.submit(eight(grid), "true", owner="mallory") for _ in range(10)]
     assert not grid.alerts("queue-flooded"), "nobody else waits"
     other = grid.submit(eight(grid), "true", owner="bob")
@@ -279,14 +281,14 @@ def test_a_user_who_floods_the_queue(grid: Grid) -> None:
     assert grid.do(alert).count("held") == 10
     grid.over("queue-flooded")
     gate.open()
-    assert grid.wait(other)["state"] == "succeeded"
-    assert {grid.job(job)["state"] for job in flood} == {"held"}
-    assert grid.run("cancel", *map(str, flood)).returncode == 0
-    grid.settle()
+    assert grid.wait_for_end(other)["state"] == "succeeded"
+    assert {grid.get_job(job)["state"] for job in flood} == {"held"}
+    assert grid.run_koala("cancel", *map(str, flood)).returncode == 0
+    grid.wait_until_idle()
 
 
 def test_the_database_takes_nothing(grid: Grid) -> None:
-    holder = sqlite3.connect(grid.directory / "koala.db", isolation_level=None, timeout=DEADLINE)
+    holder = sqlite3.connect(grid.directory / "koala.db", isolation_level=None, timeout=MAX_WAIT_S)
     with contextlib.closing(holder):
         holder.execute("begin immediate")
         body = {"request": flexible(1), "command": ["true"], "launcher": "processes"}
@@ -296,7 +298,7 @@ def test_the_database_takes_nothing(grid: Grid) -> None:
         assert f"fuser -v {grid.directory}/koala.db" in alert["remedy"]
         holder.execute("rollback")
     grid.over("database")
-    grid.settle()
+    grid.wait_until_idle()
 
 
 @needs(SMALL_DISKS)
@@ -308,7 +310,9 @@ def test_a_disk_that_is_nearly_full(grid: Grid) -> None:
     assert alert["severity"] == "warning"
     command = re.search(r"du .*? \| tail", alert["remedy"])
     assert command is not None
-    told = subprocess.run(["sh", "-c", command[0]], capture_output=True, text=True, timeout=DEADLINE, check=True).stdout
+    told = subprocess.run(
+        ["sh", "-c", command[0]], capture_output=True, text=True, timeout=MAX_WAIT_S, check=True
+    ).stdout
     assert str(filler.parent) in told
     filler.unlink()
     grid.over("disk")
@@ -317,41 +321,41 @@ def test_a_disk_that_is_nearly_full(grid: Grid) -> None:
 @pytest.mark.mpi
 def test_a_slow_link(grid: Grid) -> None:
     grid.measures(2e7)
-    assert grid.run("network", "measure", "north", "south").returncode == 0
+    assert grid.run_koala("network", "measure", "north", "south").returncode == 0
     alert = grid.told("slow-link", "link north-south", "the last measurement was 20 MB/s, the usual one is 1 GB/s")
     assert "2% of their bandwidth" in alert["summary"]
     grid.measures(9e8)
     grid.do(alert)
     grid.over("slow-link")
-    grid.settle()
+    grid.wait_until_idle()
 
 
 @needs(RSYNC)
 def test_replicas_that_are_gone(grid: Grid) -> None:
     file = grid.directory / "clusters" / "north" / "replicas" / "sea"
     file.write_text("waves")
-    assert grid.run("replicas", "add", "the sea's data", f"north:{file}").returncode == 0
+    assert grid.run_koala("replicas", "add", "the sea's data", f"north:{file}").returncode == 0
     file.unlink()
-    assert grid.run("replicas", "verify").returncode == 1
+    assert grid.run_koala("replicas", "verify").returncode == 1
     alert = grid.told("replicas-gone", "replicas on north", "the sea's data is missing")
     assert alert["severity"] == "critical", "there is no other"
     assert """koala replicas remove 'the sea'"'"'s data' --cluster north""" in alert["remedy"]
     file.write_text("waves")
     grid.do(alert)
     grid.over("replicas-gone")
-    assert grid.run("replicas", "remove", "the sea's data").returncode == 0
+    assert grid.run_koala("replicas", "remove", "the sea's data").returncode == 0
 
 
 def test_a_cluster_that_comes_and_goes(grid: Grid) -> None:
     for _ in range(3):
         grid.kill_agent("south")
-        until(lambda: grid.cluster("south")["state"] == "usable", "a new agent")
+        wait_until(lambda: grid.get_cluster("south")["state"] == "usable", "a new agent")
     alert = grid.told("cluster-flapping", "cluster south", "last loss: ")
     assert "is unstable: lost" in alert["summary"]
     grid.do(alert)
     grid.over("cluster-flapping")
-    assert grid.run("clusters", "resume", "south").returncode == 0
-    grid.settle()
+    assert grid.run_koala("clusters", "resume", "south").returncode == 0
+    grid.wait_until_idle()
 
 
 def test_agents_and_a_daemon_of_different_versions(grid: Grid) -> None:
@@ -365,4 +369,4 @@ def test_agents_and_a_daemon_of_different_versions(grid: Grid) -> None:
     grid.stop_west()
     grid.start_west()
     grid.over("old-version")
-    until(lambda: grid.cluster("west")["state"] == "usable", "west to be there again")
+    wait_until(lambda: grid.get_cluster("west")["state"] == "usable", "west to be there again")

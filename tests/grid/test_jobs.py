@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.grid.world import World, until
+from tests.grid.grid import Grid, wait_until
 from tests.runner.test_host_names import WHO_SHARES, groups_agree
 
 pytestmark = pytest.mark.processes
@@ -18,39 +18,39 @@ def sizes(job: dict) -> dict[str, int]:  # type: ignore[type-arg]
 
 
 @pytest.mark.mpi
-def test_a_flexible_mpi_job_runs_over_all_clusters(grid: World) -> None:
+def test_a_flexible_mpi_job_runs_over_all_clusters(grid: Grid) -> None:
     command = ["--", "python", "-m", "koalapy.apps.poisson"]
-    done = grid.run("submit", "--flexible", "8", "--ppn", "1", "--wait", "--json", *command)
+    done = grid.run_koala("submit", "--flexible", "8", "--ppn", "1", "--wait", "--json", *command)
     assert done.returncode == 0, done.stderr
     job = json.loads(done.stdout)
     assert job["state"] == "succeeded"
     assert sizes(job) == grid.nodes
-    output = grid.logs(job["id"])
+    output = grid.read_output(job["id"])
     assert "passed" in output
     where = {line.split(" on ")[1].split()[0] for line in output.splitlines() if line.startswith("rank ")}
     assert len(where) == 8
 
 
 @pytest.mark.mpi
-def test_ranks_per_node(grid: World) -> None:
+def test_ranks_per_node(grid: Grid) -> None:
     ident = grid.submit(FLEXIBLE_6, "python", "-m", "koalapy.apps.prime", launcher="openmpi", processes_per_node=2)
-    assert grid.wait(ident)["state"] == "succeeded", grid.logs(ident)
-    output = grid.logs(ident)
+    assert grid.wait_for_end(ident)["state"] == "succeeded", grid.read_output(ident)
+    output = grid.read_output(ident)
     assert sum(line.startswith("rank ") for line in output.splitlines()) == 12
 
 
 @pytest.mark.mpi
-def test_ranks_share_memory_with_those_of_their_own_node_only(grid: World) -> None:
+def test_ranks_share_memory_with_those_of_their_own_node_only(grid: Grid) -> None:
     """Also where nodes have the same host name, as all embedded ones have."""
     ident = grid.submit(FLEXIBLE_6, grid.python, "-c", WHO_SHARES, launcher="openmpi", processes_per_node=2)
-    assert grid.wait(ident)["state"] == "succeeded", grid.logs(ident)
-    told = json.loads(grid.logs(ident).splitlines()[-1])
+    assert grid.wait_for_end(ident)["state"] == "succeeded", grid.read_output(ident)
+    told = json.loads(grid.read_output(ident).splitlines()[-1])
     assert len(told) == 12
     groups_agree(told)
 
 
 @pytest.mark.mpi
-def test_coupled_programs_run_as_one_mpi_job(grid: World) -> None:
+def test_coupled_programs_run_as_one_mpi_job(grid: Grid) -> None:
     program = (
         "import os; from mpi4py import MPI; c = MPI.COMM_WORLD; "
         "print(*c.gather(os.environ['PART'], 0) or ['-'], c.size, flush=True)"
@@ -60,17 +60,17 @@ def test_coupled_programs_run_as_one_mpi_job(grid: World) -> None:
         {"size": 3, "environment": {"PART": "air"}, "command": [grid.python, "-c", program + "; 1"]},
     ]
     ident = grid.submit({"type": "nonfixed", "components": components}, launcher="openmpi")
-    assert grid.wait(ident)["state"] == "succeeded", grid.logs(ident)
-    first = next(line for line in grid.logs(ident).splitlines() if not line.startswith("-"))
+    assert grid.wait_for_end(ident)["state"] == "succeeded", grid.read_output(ident)
+    first = next(line for line in grid.read_output(ident).splitlines() if not line.startswith("-"))
     assert sorted(first.split()[:5]) == ["air"] * 3 + ["ocean"] * 2
 
 
-def test_fixed_components_go_where_they_were_told(grid: World) -> None:
+def test_fixed_components_go_where_they_were_told(grid: Grid) -> None:
     request = {"type": "fixed", "components": [{"size": 1, "cluster": "south"}, {"size": 3, "cluster": "north"}]}
     ident = grid.submit(request, "sh", "-c", "echo $KOALA_CLUSTER $KOALA_NODE $KOALA_NODES")
-    job = grid.wait(ident)
+    job = grid.wait_for_end(ident)
     assert [(c["cluster"], c["size"]) for c in job["components"]] == [("south", 1), ("north", 3)]
-    assert sorted(grid.logs(ident).splitlines()) == [
+    assert sorted(grid.read_output(ident).splitlines()) == [
         "north north-1 4",
         "north north-2 4",
         "north north-3 4",
@@ -88,48 +88,48 @@ def test_fixed_components_go_where_they_were_told(grid: World) -> None:
 )
 @pytest.mark.parametrize("launcher", ["processes", pytest.param("openmpi", marks=pytest.mark.mpi)])
 def test_a_program_that_fails_is_the_jobs_result(
-    grid: World, launcher: str, command: list[str], code: int, says: str
+    grid: Grid, launcher: str, command: list[str], code: int, says: str
 ) -> None:
     ident = grid.submit(FLEXIBLE_6, *command, launcher=launcher)
-    job = grid.wait(ident)
+    job = grid.wait_for_end(ident)
     # mpirun 5.0.11 itself dies now and then (some 1 in 100) when a rank fails, and then the job is rightly tried again.
     crashes = sum("mpirun was killed by signal 11" in e["reason"] for e in job["timeline"] if e["event"] == "requeued")
     assert (job["state"], job["exit_code"], job["restarts"]) == ("failed", code, crashes)
-    assert says in grid.logs(ident)
-    assert not any(c["errors"] for c in grid.clusters())
+    assert says in grid.read_output(ident)
+    assert not any(c["errors"] for c in grid.list_clusters())
 
 
 @pytest.mark.parametrize("launcher", ["processes", pytest.param("openmpi", marks=pytest.mark.mpi)])
-def test_cancelling_leaves_no_process(grid: World, launcher: str) -> None:
+def test_cancelling_leaves_no_process(grid: Grid, launcher: str) -> None:
     stubborn = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 300 & wait' & echo up; sleep 300 & wait; sleep 300"
     ident = grid.submit(FLEXIBLE_6, "sh", "-c", stubborn, launcher=launcher)
-    grid.wait_state(ident, "running")
-    until(lambda: grid.logs(ident).count("up") == 6, "every rank to be up")
-    assert grid.workers(f"{ident}.")
+    grid.wait_for_state(ident, "running")
+    wait_until(lambda: grid.read_output(ident).count("up") == 6, "every rank to be up")
+    assert grid.list_workers(f"{ident}.")
     grid.cancel(ident)
-    job = grid.wait(ident)
+    job = grid.wait_for_end(ident)
     assert job["state"] == "cancelled"
-    assert grid.workers(f"{ident}.") == []
-    grid.settle()
+    assert grid.list_workers(f"{ident}.") == []
+    grid.wait_until_idle()
 
 
-def test_the_walltime_is_kept(grid: World) -> None:
-    job = grid.wait(grid.submit(ONE, "sleep", "300", walltime=1))
+def test_the_walltime_is_kept(grid: Grid) -> None:
+    job = grid.wait_for_end(grid.submit(ONE, "sleep", "300", walltime=1))
     assert job["state"] == "failed"
     assert job["reason"] == "walltime of 1 s exceeded"
 
 
-def test_output_goes_to_a_file_too(grid: World) -> None:
-    folder = grid.folder()
+def test_output_goes_to_a_file_too(grid: Grid) -> None:
+    folder = grid.make_folder()
     ident = grid.submit(ONE, "echo", "hello", workdir=folder.path, output="out.txt")
-    job = grid.wait(ident)
+    job = grid.wait_for_end(ident)
     assert job["state"] == "succeeded"
     assert folder.read("out.txt", job["components"][0]["cluster"]) == "hello\n"
-    assert grid.logs(ident) == "hello\n"
+    assert grid.read_output(ident) == "hello\n"
 
 
-def test_logs_are_followed_as_they_come(grid: World) -> None:
-    gate = grid.gate()
+def test_logs_are_followed_as_they_come(grid: Grid) -> None:
+    gate = grid.make_gate()
     ident = grid.submit(ONE, "sh", "-c", f"echo first; while [ ! -e {gate.path} ]; do sleep 0.05; done; echo second")
     with grid.http.stream("GET", f"/api/v1/jobs/{ident}/logs", params={"follow": True}) as stream:
         pieces = stream.iter_text()

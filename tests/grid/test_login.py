@@ -17,8 +17,8 @@ import pytest
 import yaml
 from websockets.asyncio.client import connect
 
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import wait_until
 from tests.needs import ROOT, needs
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
@@ -55,14 +55,14 @@ koalapy.cli.main.main()
 class Site:
     """One head node: its agent, and whoever logs in there."""
 
-    def __init__(self, grid: Embedded, folder: Path, cluster: str) -> None:
+    def __init__(self, grid: EmbeddedGrid, folder: Path, cluster: str) -> None:
         self.grid, self.cluster, self.socket = grid, cluster, folder / "run" / f"{cluster}.sock"
         self.homes = folder
         if cluster not in TOKENS:
             return  # the daemon starts its agent
         environment = grid.environment | {"KOALA_AGENT_TOKEN": TOKENS[cluster]}
         directory = str(grid.directory.parent / f"agent-{cluster}")
-        command = [*grid.koala, "agent", cluster, "--url", grid.url, "--directory", directory]
+        command = [*grid.koala_command, "agent", cluster, "--url", grid.url, "--directory", directory]
         log = (grid.directory.parent / "daemon.log").open("a")
         self.agent = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
 
@@ -74,7 +74,7 @@ class Site:
             home.mkdir(mode=0o700)
             os.chown(home, uid, -1)
         environment = {"PATH": os.environ["PATH"], "HOME": str(home), "KOALA_LOGIN_SOCKET": str(self.socket), **more}
-        command = [*self.grid.koala, *arguments]
+        command = [*self.grid.koala_command, *arguments]
         if uid != os.geteuid():
             command = [sys.executable, "-c", AS_ANOTHER, str(uid), *arguments]
         return subprocess.run(
@@ -98,17 +98,17 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site
     for name, section in configuration["clusters"].items():
         section["login_socket"] = str(folder / "run" / f"{name}.sock")
     (folder / "koala.yaml").write_text(yaml.safe_dump(configuration))
-    grid = Embedded(tmp_path_factory.mktemp("grid") / "data", KOALA_CONFIG=str(folder / "koala.yaml"))
-    grid.speak_to(grid.launch())
+    grid = EmbeddedGrid(tmp_path_factory.mktemp("grid") / "data", KOALA_CONFIG=str(folder / "koala.yaml"))
+    grid.set_url(grid.launch_daemon())
     north, south = (Site(grid, folder, name) for name in ("north", "south"))
-    until(lambda: grid.cluster("north")["state"] == "usable", "the agent of north")
-    until(lambda: south.socket.exists(), "the agent of south")
+    wait_until(lambda: grid.get_cluster("north")["state"] == "usable", "the agent of north")
+    wait_until(lambda: south.socket.exists(), "the agent of south")
     yield north, south
     for site in (north, south):
         site.agent.send_signal(signal.SIGCONT)
         site.agent.terminate()
         site.agent.wait(60)
-    close(grid)
+    close_grid(grid)
     shutil.rmtree(folder)
 
 
@@ -146,7 +146,7 @@ def test_people_of_two_head_nodes_are_themselves_and_nobody_else(sites: tuple[Si
 def test_on_a_cluster_of_ones_own_one_is_alone(sites: tuple[Site, Site]) -> None:
     north, _ = sites
     mine = Site(north.grid, north.homes, "mine")
-    until(lambda: mine.grid.cluster("mine")["state"] == "usable", "the agent that the daemon has started")
+    wait_until(lambda: mine.grid.get_cluster("mine")["state"] == "usable", "the agent that the daemon has started")
     assert mine.koala(ME, "whoami").stdout.startswith(f"me, user, known by {ME} on mine, until")
     submit = ("submit", "--launcher", "processes", "--fixed", "mine:1", "--wait", "--")
     run = mine.koala(ME, *submit, "id", "-un")

@@ -15,15 +15,15 @@ import pytest
 import yaml
 
 from tests.agent.mapped.conftest import python_for_all
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import wait_until
 from tests.needs import NAMESPACES, ROOT, needs
 
 pytestmark = [pytest.mark.processes, needs(ROOT)]
 UIDS = {"alice": 64_101, "bob": 64_102}
 
 
-class MappedGrid(Embedded):
+class MappedGrid(EmbeddedGrid):
     """``folder`` is open to all accounts."""
 
     def __init__(self, directory: Path, folder: Path) -> None:
@@ -59,7 +59,7 @@ class MappedGrid(Embedded):
 
 class Person:
     def __init__(self, grid: MappedGrid, name: str) -> None:
-        made = grid.run("token", "create", "--user", name, "--role", "user", "-q")
+        made = grid.run_koala("token", "create", "--user", name, "--role", "user", "-q")
         assert made.returncode == 0, made.stderr
         headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
         self._grid = grid
@@ -74,7 +74,7 @@ class Person:
         answer = self.submit(script, **sizes)
         assert answer.status_code == 201, answer.text
         ident = int(answer.json()["id"])
-        return self._grid.wait(ident), self._grid.logs(ident)
+        return self._grid.wait_for_end(ident), self._grid.read_output(ident)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MappedGrid]:
         made = MappedGrid(tmp_path_factory.mktemp("grid") / "data", folder)
         made.start()
         yield made
-        made.settle()
-        close(made)
+        made.wait_until_idle()
+        close_grid(made)
     finally:
         shutil.rmtree(folder)
 
@@ -104,20 +104,20 @@ def test_one_job_runs_as_its_owner_on_two_clusters(grid: MappedGrid) -> None:
 
 @pytest.mark.evidence("K2")
 def test_each_is_somebody_else_to_the_machine_and_nobodys_files_are_open(grid: MappedGrid) -> None:
-    gate = grid.gate()
+    gate = grid.make_gate()
     folder = Path(gate.path).parent
     ann, ben = Person(grid, "ann"), Person(grid, "ben")
     held = ann.submit("trap '' TERM; echo $$; sleep 300", north=1).json()["id"]
-    grid.wait_state(held, "running")
-    until(lambda: grid.logs(held).strip().isdecimal(), "its number")
-    pid = grid.logs(held).strip()
+    grid.wait_for_state(held, "running")
+    wait_until(lambda: grid.read_output(held).strip().isdecimal(), "its number")
+    pid = grid.read_output(held).strip()
     look = (
         f"cat /proc/{pid}/environ {folder}/* {grid.directory}/token; kill -9 {pid} && echo killed; ls {folder.parent}"
     )
     job, said = ben.finish(f"({look}) 2>/dev/null; id -u", north=1)
     assert (job["state"], said) == ("succeeded", f"{UIDS['bob']}\n")
     assert ann.http.post(f"/api/v1/jobs/{held}/cancel", json={}).status_code == 200
-    assert grid.wait(held)["state"] == "cancelled"
+    assert grid.wait_for_end(held)["state"] == "cancelled"
 
 
 def test_who_has_no_account_there_is_refused(grid: MappedGrid) -> None:

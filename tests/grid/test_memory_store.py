@@ -4,23 +4,23 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 pytestmark = pytest.mark.processes
 
 HELLO = ("sh", "-c", "echo $KOALA_JOB:$0")
 
 
-def test_jobs_run_and_nothing_of_them_outlives_their_daemon(make_grid: Callable[..., Embedded]) -> None:
+def test_jobs_run_and_nothing_of_them_outlives_their_daemon(make_grid: Callable[..., EmbeddedGrid]) -> None:
     grid = make_grid(KOALA_DATABASE="memory:")
-    first = grid.submit(grid.six, *HELLO, "first", launcher="processes")
-    assert grid.wait(first)["state"] == "succeeded"
-    assert grid.logs(first).split() == ["1:first"] * 6
-    assert grid.end() == 0
+    first = grid.submit(grid.six_nodes, *HELLO, "first", launcher="processes")
+    assert grid.wait_for_end(first)["state"] == "succeeded"
+    assert grid.read_output(first).split() == ["1:first"] * 6
+    assert grid.stop_daemon() == 0
     grid.start()
-    assert "there is no job 1" in grid.run("show", "1", check=False).stderr
-    second = grid.submit(grid.six, *HELLO, "second", launcher="processes")
+    assert "there is no job 1" in grid.run_koala("show", "1", check=False).stderr
+    second = grid.submit(grid.six_nodes, *HELLO, "second", launcher="processes")
     assert second == 1, "numbers begin anew"
-    assert grid.wait(second)["state"] == "succeeded"
-    assert grid.logs(second).split() == ["1:second"] * 6, "nothing of the first one's"
+    assert grid.wait_for_end(second)["state"] == "succeeded"
+    assert grid.read_output(second).split() == ["1:second"] * 6, "nothing of the first one's"
     assert not list(grid.directory.glob("*.db"))

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from deploy.monitoring.board import BOARD, INTERVAL, text
-from tests.grid.embedded import Embedded
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import wait_until
 from tests.needs import PROMETHEUS, needs
 
 MONITORING = BOARD.parent
@@ -78,11 +78,11 @@ class Prometheus:
 
 
 @contextmanager
-def watched(directory: Path, grid: Embedded) -> Iterator[Prometheus]:
-    made = grid.run("token", "create", "--role", "user", "--note", "prometheus", "--quiet")
+def watched(directory: Path, grid: EmbeddedGrid) -> Iterator[Prometheus]:
+    made = grid.run_koala("token", "create", "--role", "user", "--note", "prometheus", "--quiet")
     prometheus = Prometheus(directory, grid.url, made.stdout.strip())
     try:
-        until(prometheus.is_up, "Prometheus never got the metrics")
+        wait_until(prometheus.is_up, "Prometheus never got the metrics")
         yield prometheus
     finally:
         prometheus.stop()
@@ -91,16 +91,16 @@ def watched(directory: Path, grid: Embedded) -> Iterator[Prometheus]:
 def test_rules_and_board_find_what_they_ask_for(tmp_path: Path) -> None:
     (tmp_path / "grid").mkdir()
     (tmp_path / "prometheus").mkdir()
-    grid = Embedded(tmp_path / "grid").start()
+    grid = EmbeddedGrid(tmp_path / "grid").start()
     try:
-        grid.wait(grid.submit(grid.six, "true", launcher="processes"))
+        grid.wait_for_end(grid.submit(grid.six_nodes, "true", launcher="processes"))
         with watched(tmp_path / "prometheus", grid) as prometheus:
             for expression in EXPRESSIONS:
                 if not any(name in expression for name in NOT_PLAYED):
-                    until(lambda e=expression: prometheus.ask(e), expression)  # type: ignore[misc]
+                    wait_until(lambda e=expression: prometheus.ask(e), expression)  # type: ignore[misc]
             rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
             assert len(rules) == 13
-            until(
+            wait_until(
                 lambda: all(r["health"] == "ok" for g in prometheus.get("rules")["groups"] for r in g["rules"]),
                 "rules were not evaluated",
             )
@@ -110,7 +110,7 @@ def test_rules_and_board_find_what_they_ask_for(tmp_path: Path) -> None:
             assert asked - known == set()
             assert prometheus.ask('koala_placements_total{coallocated="yes"} == 1')
     finally:
-        grid.end()
+        grid.stop_daemon()
 
 
 def test_the_board_is_as_it_was_made() -> None:

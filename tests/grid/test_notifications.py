@@ -10,9 +10,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import until
-from tests.receivers import Hook, Mailbox, Post, mail_server, webhook
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import wait_until
+from tests.receivers import Mailbox, Webhook, WebhookRequest, mail_server, webhook
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
@@ -22,19 +22,19 @@ SECRET = "what-the-receiver-knows-us-by"
 class Told:
     """A grid, and who is told."""
 
-    def __init__(self, grid: Embedded, box: Mailbox, hook: Hook) -> None:
+    def __init__(self, grid: EmbeddedGrid, box: Mailbox, hook: Webhook) -> None:
         self.grid, self.box, self.hook = grid, box, hook
 
-    def posts(self, path: str, count: int) -> list[Post]:
+    def posts(self, path: str, count: int) -> list[WebhookRequest]:
         """So many that came there, each signed for this place and no other."""
-        until(lambda: len(self._at(path)) >= count, f"{count} posts at {path}: {self.hook.posts}")
+        wait_until(lambda: len(self._at(path)) >= count, f"{count} posts at {path}: {self.hook.posts}")
         for post in self._at(path):
             at = dict(part.split("=") for part in post.signature.split(","))
             signed = f"{at['t']}\n{self.hook.url(path)}\n".encode() + post.content
             assert at["v1"] == hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
         return self._at(path)
 
-    def _at(self, path: str) -> list[Post]:
+    def _at(self, path: str) -> list[WebhookRequest]:
         return [post for post in self.hook.posts if post.path == path]
 
 
@@ -59,29 +59,29 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
             "notifications": notifications,
         }
         (directory / "koala.yaml").write_text(json.dumps(configuration))
-        grid = Embedded(directory / "data", KOALA_CONFIG=str(directory / "koala.yaml")).start()
+        grid = EmbeddedGrid(directory / "data", KOALA_CONFIG=str(directory / "koala.yaml")).start()
         yield Told(grid, box, hook)
-        grid.settle()
-        close(grid)
+        grid.wait_until_idle()
+        close_grid(grid)
 
 
 def test_an_owner_is_told_what_he_asked_for(told: Told) -> None:
     where = ["--mail-user", "ada@example.org", "--webhook", told.hook.url("/ada")]
     wanted = [*where, "--mail-type", "begin", "--mail-type", "end", "--launcher", "processes", "-q"]
-    done = told.grid.run(
+    done = told.grid.run_koala(
         "submit", "--flexible", "2", "--name", "wave", *wanted, "--launcher", "processes", "-q", "true"
     )
     assert done.returncode == 0, done.stderr
     ident = int(done.stdout)
-    assert told.grid.wait(ident)["state"] == "succeeded"
+    assert told.grid.wait_for_end(ident)["state"] == "succeeded"
     begun, ended = (post.body for post in told.posts("/ada", 2))
     assert (begun["event"], ended["event"]) == ("job-begin", "job-end")
     assert (ended["job"], ended["name"], ended["state"], ended["exit_code"]) == (ident, "wave", "succeeded", 0)
     assert ended["clusters"] == {"north": 2}
-    until(lambda: len(told.box.told("ada@example.org")) == 2, "two mails")
-    subjects = [mail["Subject"] for mail in told.box.told("ada@example.org")]
+    wait_until(lambda: len(told.box.mails_to("ada@example.org")) == 2, "two mails")
+    subjects = [mail["Subject"] for mail in told.box.mails_to("ada@example.org")]
     assert subjects == [f"[koala] job {ident} wave runs", f"[koala] job {ident} wave has succeeded"]
-    text = told.box.told("ada@example.org")[1].get_content()
+    text = told.box.mails_to("ada@example.org")[1].get_content()
     assert "nodes: 2 on north" in text
     assert f"koala show {ident}" in text
 
@@ -108,7 +108,7 @@ def test_nobody_else_is_told_and_no_other_host_asked(told: Told, field: str, val
 
 
 def test_operators_are_told_of_alerts(told: Told) -> None:
-    agent = told.grid.agent("north")
+    agent = told.grid.find_agent("north")
     psutil.Process(agent.pid).suspend()
 
     def about(event: str) -> list[dict[str, Any]]:
@@ -116,17 +116,19 @@ def test_operators_are_told_of_alerts(told: Told) -> None:
         bodies = [post.body for post in told.posts("/ops", 0)]
         return [body for body in bodies if body["event"] == event and "has not answered" in body["cause"]]
 
-    (alert,) = until(lambda: about("alert"), "operators to be told")
+    (alert,) = wait_until(lambda: about("alert"), "operators to be told")
     assert (alert["kind"], alert["severity"], alert["target"]) == ("agent-away", "critical", "cluster north")
     assert "pkill" in alert["remedy"]
     agent.kill()
-    until(lambda: told.posts("/ops", 1)[-1].body["event"] == "alert-over", "operators to be told that it is over")
-    mail = until(lambda: [m for m in told.box.told("ops@example.com") if alert["cause"] in m.get_content()], "a mail")[
-        0
-    ]
+    wait_until(lambda: told.posts("/ops", 1)[-1].body["event"] == "alert-over", "operators to be told that it is over")
+    mail = wait_until(
+        lambda: [m for m in told.box.mails_to("ops@example.com") if alert["cause"] in m.get_content()], "a mail"
+    )[0]
     assert mail["Subject"] == "[koala] critical: cluster north, agent-away"
     assert alert["remedy"] in mail.get_content().replace("\n", " ")
-    until(lambda: told.box.told("ops@example.com")[-1]["Subject"].startswith("[koala] over: cluster north"), "a mail")
+    wait_until(
+        lambda: told.box.mails_to("ops@example.com")[-1]["Subject"].startswith("[koala] over: cluster north"), "a mail"
+    )
 
 
 def test_what_was_not_told_yet_is_told_by_the_next_daemon(told: Told) -> None:
@@ -135,12 +137,12 @@ def test_what_was_not_told_yet_is_told_by_the_next_daemon(told: Told) -> None:
     configuration = json.loads(Path(told.grid.environment["KOALA_CONFIG"]).read_text())
     configuration["notifications"]["webhooks"][f"127.0.0.1:{away.port}"] = {"secret": SECRET}
     Path(told.grid.environment["KOALA_CONFIG"]).write_text(json.dumps(configuration))
-    told.grid.end()
+    told.grid.stop_daemon()
     told.grid.start()
     job = told.grid.submit({"type": "flexible", "total_size": 1}, "true", webhook=away.url())
-    told.grid.wait(job)
-    told.grid.kill()
+    told.grid.wait_for_end(job)
+    told.grid.kill_daemon()
     with webhook(away.port, away):
         told.grid.start()
-        until(lambda: away.posts, "what the daemon before had left")
+        wait_until(lambda: away.posts, "what the daemon before had left")
     assert [post.body["job"] for post in away.posts] == [job]

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.grid.embedded import Embedded
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import wait_until
 
 pytestmark = pytest.mark.processes
 
-MakeGrid = Callable[..., Embedded]
+MakeGrid = Callable[..., EmbeddedGrid]
 ONE = {"type": "flexible", "total_size": 1}
 
 
@@ -18,24 +18,24 @@ def test_output_beyond_the_limit_holds_nothing_up_after_a_restart_of_the_daemon(
     make_grid: MakeGrid, limit: int
 ) -> None:
     grid = make_grid(KOALA_OUTPUT_LIMIT=str(limit))
-    gate = grid.gate()
+    gate = grid.make_gate()
     script = f"seq 1 200000; echo half; while [ ! -e {gate.path} ]; do sleep 0.05; done; seq 200001 400000; exit 3"
     ident = grid.submit(ONE, "sh", "-c", script)
-    grid.wait_state(ident, "running")
+    grid.wait_for_state(ident, "running")
     if limit:
-        until(lambda: grid.logs(ident).endswith("half\n"), "the first half to be there")
-    grid.kill()
+        wait_until(lambda: grid.read_output(ident).endswith("half\n"), "the first half to be there")
+    grid.kill_daemon()
     gate.open()
     grid.start()
-    job = grid.wait(ident)
+    job = grid.wait_for_end(ident)
     assert (job["state"], job["exit_code"], job["restarts"]) == ("failed", 3, 0)
     whole = "".join(f"{i}\n" for i in range(1, 200_001)) + "half\n"
     whole += "".join(f"{i}\n" for i in range(200_001, 400_001))
     half = limit // 2
     left_out = f"koala: {len(whole) - limit} bytes are left out here (output_limit is {limit}); "
-    head, _, rest = grid.logs(ident).partition(left_out)
+    head, _, rest = grid.read_output(ident).partition(left_out)
     assert head.removesuffix("\n") == whole[:half].removesuffix("\n")
     hint, _, tail = rest.partition("\n")
     assert hint == "a file given with --output would have all of it"
     assert tail == whole[len(whole) - half :]
-    grid.settle()
+    grid.wait_until_idle()

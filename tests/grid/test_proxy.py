@@ -8,25 +8,25 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
 PROXY = "127.0.0.2"
 
 
 @pytest.fixture
-def grid(tmp_path: Path) -> Iterator[Embedded]:
+def grid(tmp_path: Path) -> Iterator[EmbeddedGrid]:
     clusters = {"north": {"kind": "local", "embedded": False, "token": "the-secret-of-north"}}
     behind = {"KOALA_BEHIND_PROXY": json.dumps([PROXY]), "KOALA_CLUSTERS": json.dumps(clusters)}
-    grid = Embedded(tmp_path / "data", **behind)
-    grid.speak_to(grid.launch())
+    grid = EmbeddedGrid(tmp_path / "data", **behind)
+    grid.set_url(grid.launch_daemon())
     yield grid
-    close(grid)
+    close_grid(grid)
 
 
 @pytest.mark.evidence("L7")
-def test_an_address_that_somebody_makes_up_is_not_taken_for_his(grid: Embedded) -> None:
+def test_an_address_that_somebody_makes_up_is_not_taken_for_his(grid: EmbeddedGrid) -> None:
     port = int(urlsplit(grid.url).port or 0)
     for peer, told in [(PROXY, "192.0.2.77"), ("127.0.0.1", "192.0.2.88"), (PROXY, "192.0.2.99, 127.0.0.3")]:
         asking = http.client.HTTPConnection("127.0.0.1", port, timeout=60, source_address=(peer, 0))
@@ -36,9 +36,9 @@ def test_an_address_that_somebody_makes_up_is_not_taken_for_his(grid: Embedded) 
         asking.close()
 
     def addresses() -> set[str]:
-        listed = grid.run("audit-log", "--json-lines").stdout.splitlines()
+        listed = grid.run_koala("audit-log", "--json-lines").stdout.splitlines()
         return {json.loads(line)["address"] for line in listed}
 
-    until(lambda: {"192.0.2.77", "127.0.0.1", "127.0.0.3"} <= addresses(), "what was refused to be told")
+    wait_until(lambda: {"192.0.2.77", "127.0.0.1", "127.0.0.3"} <= addresses(), "what was refused to be told")
     found = addresses()
     assert not {"192.0.2.88", "192.0.2.99", PROXY} & found

@@ -14,11 +14,11 @@ import httpx2
 import psutil
 import pytest
 
-from tests.docs.test_logs_page import told as told_of_events
-from tests.grid.embedded import Embedded, close
+from koalapy.config.log_actions import MEANINGS
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import NodeProcess, wait_until
 from tests.grid.test_stopped import stopped
-from tests.grid.world import Seen, until
-from tests.needs import POSTGRESQL, needs, postgresql
+from tests.needs import POSTGRESQL, find_postgresql, needs
 from tests.service_manager import ServiceManager
 from tests.store.postgresql import Server
 
@@ -53,34 +53,34 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceManager
 
 
 @pytest.fixture(scope="module")
-def grid(disk: Path, manager: ServiceManager, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+def grid(disk: Path, manager: ServiceManager, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
     hanging = tmp_path_factory.mktemp("hanging")
     (hanging / "sitecustomize.py").write_text(HANGING)
     limits = {"KOALA_DISKS__LOW": "0", "KOALA_DISKS__LEAST": "400000"}
     logs = {"KOALA_LOG_FORMAT": "json", "KOALA_LOG_LEVEL": "debug"}
-    grid = Embedded(
+    grid = EmbeddedGrid(
         disk / "data", PYTHONPATH=str(hanging), TMPDIR=str(hanging), **limits, **logs, **manager.environment
     )
     try:
         yield grid.start()
     finally:
-        close(grid)
+        close_grid(grid)
 
 
 @pytest.fixture(autouse=True)
-def _ready_before_and_after(grid: Embedded) -> Iterator[None]:
-    until(lambda: faults(grid, clusters=True) == {}, "all to be well")
+def _ready_before_and_after(grid: EmbeddedGrid) -> Iterator[None]:
+    wait_until(lambda: faults(grid, clusters=True) == {}, "all to be well")
     yield
-    until(lambda: faults(grid, clusters=True) == {}, "all to be well again")
+    wait_until(lambda: faults(grid, clusters=True) == {}, "all to be well again")
 
 
-def asked(grid: Embedded, path: str, **more: Any) -> httpx2.Response:
+def asked(grid: EmbeddedGrid, path: str, **more: Any) -> httpx2.Response:
     """By a connection of its own, as a probe has one."""
-    headers = {"Authorization": f"Bearer {grid.shown}"}
+    headers = {"Authorization": f"Bearer {grid.admin_token}"}
     return httpx2.get(f"{grid.url}{path}", headers=headers, **{"timeout": 60.0, **more})
 
 
-def faults(grid: Embedded, *, clusters: bool = False) -> dict[str, str]:
+def faults(grid: EmbeddedGrid, *, clusters: bool = False) -> dict[str, str]:
     """What fails, with the reasons, if the daemon says that it is not ready."""
     answer = asked(grid, f"/readyz?clusters={'true' if clusters else 'false'}")
     told = answer.json()
@@ -94,31 +94,31 @@ def faults(grid: Embedded, *, clusters: bool = False) -> dict[str, str]:
     return {" ".join(filter(None, (check["name"], check["cluster"]))): check["reason"] for check in failing}
 
 
-def told(grid: Embedded, name: str, *, clusters: bool = False) -> str:
+def told(grid: EmbeddedGrid, name: str, *, clusters: bool = False) -> str:
     """Wait until a check fails; its reason."""
-    return until(lambda: faults(grid, clusters=clusters).get(name), f"{name} to be told")
+    return wait_until(lambda: faults(grid, clusters=clusters).get(name), f"{name} to be told")
 
 
 def test_a_daemon_that_is_well_says_so_to_everybody_and_to_its_service_manager(
-    grid: Embedded, manager: ServiceManager
+    grid: EmbeddedGrid, manager: ServiceManager
 ) -> None:
-    manager.hears("WATCHDOG=1")
-    first = manager.told.index("READY=1")
-    assert manager.told[first + 1] == f"STATUS=serves {grid.url}"
-    assert "WATCHDOG=1" not in manager.told[:first]
-    if "STATUS=ready" not in manager.told:
-        manager.hears("STATUS=ready")
+    manager.wait_for_message("WATCHDOG=1")
+    first = manager.messages.index("READY=1")
+    assert manager.messages[first + 1] == f"STATUS=serves {grid.url}"
+    assert "WATCHDOG=1" not in manager.messages[:first]
+    if "STATUS=ready" not in manager.messages:
+        manager.wait_for_message("STATUS=ready")
     checks = asked(grid, "/readyz").json()["checks"]
     own = ["database", "lease", "engine", "disk"]
     assert [check["name"] for check in checks] == [*own, *["agent", "resource manager"] * 2]
     assert [check["needed"] for check in checks] == [check["name"] in own for check in checks]
     assert {(check["ok"], check["reason"]) for check in checks} == {(True, "")}
     assert asked(grid, "/livez").json() == {"status": "alive"}
-    for seen in grid.processes():
+    for seen in grid.list_processes():
         assert "NOTIFY_SOCKET" not in seen.environment, "nobody else speaks for the daemon"
 
 
-def test_a_locked_database(grid: Embedded) -> None:
+def test_a_locked_database(grid: EmbeddedGrid) -> None:
     other = sqlite3.connect(grid.directory / "koala.db", isolation_level=None)
     other.execute("begin exclusive")
     assert "database" in told(grid, "database")
@@ -129,14 +129,14 @@ def test_a_locked_database(grid: Embedded) -> None:
     other.close()
 
 
-def test_a_full_disk(grid: Embedded, disk: Path) -> None:
+def test_a_full_disk(grid: EmbeddedGrid, disk: Path) -> None:
     with full(grid, disk):
         assert "disk of its data directory" in told(grid, "disk")
         assert asked(grid, "/healthz").json()["status"] == "degraded"
 
 
 @contextmanager
-def full(grid: Embedded, disk: Path) -> Iterator[None]:
+def full(grid: EmbeddedGrid, disk: Path) -> Iterator[None]:
     """No file can grow: its disk is full, or where none may be mounted, the daemon has a limit on files."""
     assert grid.daemon is not None
     if not disk.is_mount():
@@ -157,17 +157,17 @@ def full(grid: Embedded, disk: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("name", "process", "words"),
     [
-        ("agent", Embedded.agent, "its agent has not answered for"),
-        ("resource manager", Embedded.resource_manager, "not answering since"),
+        ("agent", EmbeddedGrid.find_agent, "its agent has not answered for"),
+        ("resource manager", EmbeddedGrid.find_resource_manager, "not answering since"),
     ],
 )
 def test_an_agent_and_a_resource_manager_that_hang(
-    grid: Embedded, name: str, process: Callable[[Embedded, str], Seen], words: str
+    grid: EmbeddedGrid, name: str, process: Callable[[EmbeddedGrid, str], NodeProcess], words: str
 ) -> None:
     """Their cluster's jobs wait; others' do not, so that the daemon is ready unless these are asked for."""
     with stopped(process(grid, "north").pid):
         assert words in told(grid, f"{name} north", clusters=True)
-        until(lambda: faults(grid) == {}, "the daemon itself to be ready")
+        wait_until(lambda: faults(grid) == {}, "the daemon itself to be ready")
         assert asked(grid, "/healthz").json()["status"] == "degraded"
         anybody = httpx2.get(f"{grid.url}/readyz", timeout=60.0).json()
         reasons = {check["reason"] for check in anybody["checks"] if check["cluster"]}
@@ -175,24 +175,24 @@ def test_an_agent_and_a_resource_manager_that_hang(
 
 
 def test_a_loop_that_hangs_is_told_of_by_those_who_stand_in_for_it(
-    grid: Embedded, manager: ServiceManager, tmp_path: Path
+    grid: EmbeddedGrid, manager: ServiceManager, tmp_path: Path
 ) -> None:
     assert grid.daemon is not None
     gate = Path(grid.environment["TMPDIR"], "hang")
     gate.touch()
     grid.daemon.send_signal(signal.SIGUSR1)
-    answer = until(lambda: unless_silent(lambda: asked(grid, "/readyz", timeout=1.0)), "somebody to answer")
+    answer = wait_until(lambda: unless_silent(lambda: asked(grid, "/readyz", timeout=1.0)), "somebody to answer")
     problem = answer.json()
     assert (answer.status_code, problem["ready"]) == (503, False)
     assert "loop has not moved for" in problem["detail"]
     assert [check["name"] for check in problem["checks"]] == ["engine"]
     for path in ("/livez", "/healthz", "/api/v1/jobs"):
         assert asked(grid, path).status_code == 503
-    manager.forget()
-    manager.hears_nothing_of("WATCHDOG=1")
+    manager.drop_messages()
+    manager.check_no_message("WATCHDOG=1")
     gate.unlink()
-    manager.hears("WATCHDOG=1")
-    until(lambda: asked(grid, "/livez").status_code == 200, "the loop to answer itself")
+    manager.wait_for_message("WATCHDOG=1")
+    wait_until(lambda: asked(grid, "/livez").status_code == 200, "the loop to answer itself")
     log = (grid.directory.parent / "daemon.log").read_text()
     (line,) = [line for line in log.splitlines() if "loop-hangs" in line]
     assert "sitecustomize.py" in line, "where it hung"
@@ -205,44 +205,46 @@ def unless_silent(ask: Callable[[], httpx2.Response]) -> httpx2.Response | None:
         return None
 
 
-def test_a_daemon_that_is_stopped_as_a_whole_is_noticed_by_its_silence(grid: Embedded, manager: ServiceManager) -> None:
+def test_a_daemon_that_is_stopped_as_a_whole_is_noticed_by_its_silence(
+    grid: EmbeddedGrid, manager: ServiceManager
+) -> None:
     assert grid.daemon is not None
     with stopped(grid.daemon.pid):
         with pytest.raises(httpx2.TimeoutException):
             asked(grid, "/readyz", timeout=1.0)
-        manager.forget()
-        manager.hears_nothing_of("WATCHDOG=1")
-    manager.hears("WATCHDOG=1")
+        manager.drop_messages()
+        manager.check_no_message("WATCHDOG=1")
+    manager.wait_for_message("WATCHDOG=1")
     assert asked(grid, "/livez").status_code == 200
     log = (grid.directory.parent / "daemon.log").read_text()
     assert log.count("loop-hangs") <= 1, "what was asleep does not hang"
 
 
-def test_a_daemon_that_ends_says_so_first(grid: Embedded, manager: ServiceManager) -> None:
+def test_a_daemon_that_ends_says_so_first(grid: EmbeddedGrid, manager: ServiceManager) -> None:
     """And is ended and started anew by its service manager, when that hears nothing: jobs go on."""
-    gate = grid.gate()
+    gate = grid.make_gate()
     ident = grid.submit({"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, *gate.hold)
-    grid.wait_state(ident, "running")
+    grid.wait_for_state(ident, "running")
     assert grid.daemon is not None
     psutil.Process(grid.daemon.pid).suspend()
     os.waitid(os.P_PID, grid.daemon.pid, os.WSTOPPED)  # until then it may still say what it is about to say
-    manager.forget()
-    manager.hears_nothing_of("WATCHDOG=1")
-    grid.kill()
+    manager.drop_messages()
+    manager.check_no_message("WATCHDOG=1")
+    grid.kill_daemon()
     grid.start()
-    manager.hears("READY=1")
+    manager.wait_for_message("READY=1")
     gate.open()
-    assert grid.wait(ident)["state"] == "succeeded"
-    assert grid.end() == 0
-    manager.hears("STOPPING=1")
+    assert grid.wait_for_end(ident)["state"] == "succeeded"
+    assert grid.stop_daemon() == 0
+    manager.wait_for_message("STOPPING=1")
     grid.start()
 
 
-def test_its_log_is_of_objects_with_events_that_are_documented(grid: Embedded) -> None:
+def test_its_log_is_of_objects_with_events_that_are_documented(grid: EmbeddedGrid) -> None:
     """After all of that, of daemon and agents."""
     lines = [json.loads(line) for line in (grid.directory.parent / "daemon.log").read_text().splitlines()]
     actions = {line["action"] for line in lines}
-    assert actions <= told_of_events().keys()
+    assert actions <= MEANINGS.keys()
     assert {"daemon-serves", "database-away", "disk-full", "loop-hangs", "agent-serves", "lrm-lost"} <= actions
     assert {line["cluster"] for line in lines if line["action"] == "agent-serves"} == {"north", "south"}
     job = [(line["state"], line["before"]) for line in lines if line["action"] == "job-changed" and line["job"] == 1]
@@ -250,8 +252,8 @@ def test_its_log_is_of_objects_with_events_that_are_documented(grid: Embedded) -
 
 
 @needs(POSTGRESQL)
-def test_postgresql_that_hangs_and_one_that_is_gone(tmp_path: Path, make_grid: Callable[..., Embedded]) -> None:
-    programs = postgresql()
+def test_postgresql_that_hangs_and_one_that_is_gone(tmp_path: Path, make_grid: Callable[..., EmbeddedGrid]) -> None:
+    programs = find_postgresql()
     assert programs is not None
     server = Server(programs)
     server.start()
@@ -265,11 +267,11 @@ def test_postgresql_that_hangs_and_one_that_is_gone(tmp_path: Path, make_grid: C
         assert "has not answered" in told(grid, "database")
         for process in processes:
             process.resume()
-        until(lambda: faults(grid) == {}, "all to be well again")
+        wait_until(lambda: faults(grid) == {}, "all to be well again")
         server.stop()
         assert "does not answer" in told(grid, "database")
         server.start()
-        until(lambda: faults(grid) == {}, "all to be well once more")
-        close(grid)
+        wait_until(lambda: faults(grid) == {}, "all to be well once more")
+        close_grid(grid)
     finally:
         server.remove()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.grid.embedded import Embedded
-from tests.grid.world import World
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import Grid
 
 pytestmark = pytest.mark.processes
 
@@ -20,7 +20,7 @@ FIXED: list[dict[str, Any]] = [
 ]
 
 
-def some_jobs(grid: World, draw: Random, count: int) -> list[int]:
+def some_jobs(grid: Grid, draw: Random, count: int) -> list[int]:
     """Jobs of all kinds, of which some are cancelled."""
     idents = []
     for _ in range(count):
@@ -28,33 +28,33 @@ def some_jobs(grid: World, draw: Random, count: int) -> list[int]:
         command = ("sleep", str(draw.choice([0.1, 0.5, 1.0])))
         idents.append(grid.submit(request, *command, priority=draw.choice(["high", "low"]), launcher="processes"))
         if draw.random() < 0.2:
-            grid.run("cancel", str(draw.choice(idents)))
+            grid.run_koala("cancel", str(draw.choice(idents)))
     return idents
 
 
-def replayed(grid: World, file: Path) -> list[dict[str, Any]]:
-    done = grid.run("replay", str(file), "--json")
+def replayed(grid: Grid, file: Path) -> list[dict[str, Any]]:
+    done = grid.run_koala("replay", str(file), "--json")
     assert done.returncode == 0, done.stderr
     lives: list[dict[str, Any]] = json.loads(done.stdout)["lives"]
     return lives
 
 
-def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
     grid, draw = make_grid(KOALA_RULES__UNREACHABLE_AFTER="1"), Random(7)
     over = some_jobs(grid, draw, 6)
     for ident in over:
-        grid.wait(ident)
-    assert grid.run("export", "-o", str(tmp_path / "before.gz")).returncode == 0, "which also is on the disk then"
+        grid.wait_for_end(ident)
+    assert grid.run_koala("export", "-o", str(tmp_path / "before.gz")).returncode == 0, "which also is on the disk then"
     some_jobs(grid, draw, 4)
-    grid.kill()
+    grid.kill_daemon()
     grid.start()
     for ident in some_jobs(grid, draw, 5):
-        grid.wait(ident)
-    grid.settle()
+        grid.wait_for_end(ident)
+    grid.wait_until_idle()
     file = tmp_path / "day.gz"
     leftover = tmp_path / ".day.gz.incoming"
     leftover.symlink_to(tmp_path / "of-somebody-else")
-    assert grid.run("export", "-o", str(file)).returncode == 0
+    assert grid.run_koala("export", "-o", str(file)).returncode == 0
     assert file.stat().st_mode & 0o777 == 0o600
     assert not leftover.is_symlink()
     assert not (tmp_path / "of-somebody-else").exists()
@@ -63,15 +63,15 @@ def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., Em
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     for there in (link, fifo):
-        assert grid.run("export", "-o", str(there), "--until", "1e8").returncode == 0
+        assert grid.run_koala("export", "-o", str(there), "--until", "1e8").returncode == 0
     assert link.is_symlink()
     assert fifo.is_fifo()
     for written in (os.read(reader, 65_536), file.read_bytes()):
         assert [next(iter(json.loads(line))) for line in written.splitlines()] == ["koala_export", "end"]
     os.close(reader)
-    assert grid.run("export", "-o", str(file)).returncode == 0
+    assert grid.run_koala("export", "-o", str(file)).returncode == 0
     for folder in (".", str(tmp_path), "/"):
-        done = grid.run("export", "-o", folder)
+        done = grid.run_koala("export", "-o", folder)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "is a folder" in done.stderr
     first, second = replayed(grid, file)
@@ -81,9 +81,9 @@ def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., Em
     assert second["placements"] > 0
 
 
-def test_who_records_nothing_says_so(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+def test_who_records_nothing_says_so(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
     grid = make_grid(KOALA_RECORD__ENABLED="false")
-    done = grid.run("export", "-o", str(tmp_path / "day.gz"))
+    done = grid.run_koala("export", "-o", str(tmp_path / "day.gz"))
     assert done.returncode != 0
     assert "this daemon records nothing" in done.stderr
     assert not list(tmp_path.glob("*day.gz*"))

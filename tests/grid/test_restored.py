@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.grid.embedded import Embedded
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -27,27 +27,27 @@ def put_back(backup: Path, database: Path) -> None:
     copy(backup, database)
 
 
-def test_every_job_runs_after_the_database_was_put_back(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+def test_every_job_runs_after_the_database_was_put_back(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
     grid = make_grid(KOALA_RULES__UNREACHABLE_AFTER="1")
     database, backup = grid.directory / "koala.db", tmp_path / "backup.db"
     copy(database, backup)
-    grid.kill()
+    grid.kill_daemon()
     grid.start()  # with the epoch that the copy's next daemon will have
-    over, hanging = grid.gate(), grid.gate()
+    over, hanging = grid.make_gate(), grid.make_gate()
     old = [grid.submit(ONE, *gate.hold) for gate in (over, over, hanging, hanging)]
     assert old == [1, 2, 3, 4]
-    until(lambda: all(grid.programs(ident) for ident in old), "all to run")
-    left = [program.pid for program in grid.programs(3) + grid.programs(4)]
-    grid.kill()
+    wait_until(lambda: all(grid.list_programs(ident) for ident in old), "all to run")
+    left = [program.pid for program in grid.list_programs(3) + grid.list_programs(4)]
+    grid.kill_daemon()
     over.open()
-    until(lambda: not grid.programs(1) and not grid.programs(2), "two to end while no daemon is there")
+    wait_until(lambda: not grid.list_programs(1) and not grid.list_programs(2), "two to end while no daemon is there")
     put_back(backup, database)
     grid.start()
     new = [grid.submit(ONE, "sh", "-c", f"echo this is {number}") for number in range(4)]
     assert min(new) > max(old), "no number is given twice once the agents have told what they know"
     for number, ident in enumerate(new):
-        job = grid.wait(ident)
+        job = grid.wait_for_end(ident)
         assert (job["state"], job["restarts"]) == ("succeeded", 0), job
-        assert grid.logs(ident) == f"this is {number}\n"
-    until(lambda: not {p.pid for p in grid.workers()} & set(left), "what nobody knows any more to be ended")
-    grid.settle()
+        assert grid.read_output(ident) == f"this is {number}\n"
+    wait_until(lambda: not {p.pid for p in grid.list_workers()} & set(left), "what nobody knows any more to be ended")
+    grid.wait_until_idle()

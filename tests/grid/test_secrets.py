@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from koalapy.agent.lrm.local.processes import read_environment
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import wait_until
 from tests.needs import ROOT, needs
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
@@ -42,7 +42,7 @@ LONG = re.compile(r"\b[0-9a-f]{48,}\b|\b[A-Za-z0-9_-]{40,}\b")
 """What looks like one of the secrets that are made here, none of which is shorter."""
 
 
-class Unprivileged(Embedded):
+class Unprivileged(EmbeddedGrid):
     @property
     def koala(self) -> list[str]:
         return [*WITHOUT_CAPABILITIES, *super().koala]
@@ -52,7 +52,7 @@ class Unprivileged(Embedded):
 class Busy:
     """A daemon with a job under way."""
 
-    grid: Embedded
+    grid: EmbeddedGrid
     job: int
     made: str
     """A token that was made for somebody."""
@@ -71,31 +71,31 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     folder = tmp_path_factory.mktemp("chatty")
     (folder / "sitecustomize.py").write_text(CHATTY)
     grid = Unprivileged(tmp_path_factory.mktemp("grid") / "data", PYTHONPATH=str(folder), **CONFIGURED)
-    gate = grid.gate()
+    gate = grid.make_gate()
     two = {"type": "fixed", "components": [{"cluster": "north", "size": 2}, {"cluster": "south", "size": 1}]}
     try:
         grid.start()
         made = grid.http.post("/api/v1/tokens", json={"user": "bea", "role": "user"}).json()["token"]
         more = files(grid, tmp_path_factory.mktemp("sent"))
         job = grid.submit(two, *gate.hold, environment={"KEY_OF_THE_JOB": f"{SECRET}-the-job"}, **more)
-        grid.wait_state(job, "running")
+        grid.wait_for_state(job, "running")
         yield Busy(grid, job, made)
         gate.open()
-        assert grid.wait(job)["state"] == "succeeded"
+        assert grid.wait_for_end(job)["state"] == "succeeded"
     finally:
-        close(grid)
+        close_grid(grid)
 
 
-def files(grid: Embedded, folder: Path) -> dict[str, Any]:
+def files(grid: EmbeddedGrid, folder: Path) -> dict[str, Any]:
     """Let a job bring something back, and another have what was sent along with it."""
     script = folder / "run.sh"
     script.write_text("#!/bin/sh\nmkdir out && echo made > out/result\n")
     script.chmod(0o755)
     sent = ["--stage", str(script), "--collect", "out/*", "--launcher", "processes", "--wait"]
-    done = grid.run("submit", "--fixed", "north:1,south:1", *sent, "--", "./run.sh")
+    done = grid.run_koala("submit", "--fixed", "north:1,south:1", *sent, "--", "./run.sh")
     assert done.returncode == 0, done.stderr
     ident = grid.http.get("/api/v1/jobs").json()["jobs"][0]["id"]
-    return {"bundle": grid.job(ident)["bundle"]}
+    return {"bundle": grid.get_job(ident)["bundle"]}
 
 
 @pytest.mark.evidence("A4", "C11")
@@ -118,7 +118,7 @@ def test_no_process_shows_a_secret_to_anybody(busy: Busy) -> None:
 
 @pytest.mark.evidence("A4", "J1")
 def test_no_process_of_ours_has_what_looks_like_a_secret(busy: Busy) -> None:
-    for seen in busy.grid.processes():
+    for seen in busy.grid.list_processes():
         said = [*seen.command, *(f"{name}={value}" for name, value in seen.environment.items())]
         words = [word for line in said for word in LONG.findall(line) if line[:5] != "PATH=" and word not in os.environ]
         told = [
@@ -136,7 +136,7 @@ def test_no_log_tells_a_secret(busy: Busy) -> None:
     assert refused.status_code == 401
     assert SECRET not in refused.text
     grid.http.post("/api/v1/jobs", json={"command": [f"{SECRET}-a-command"]})
-    assert grid.run("clusters", "--token", f"{SECRET}-a-command-line").returncode == 4
+    assert grid.run_koala("clusters", "--token", f"{SECRET}-a-command-line").returncode == 4
     log = busy.log()
     assert "level='debug'" in log or "level='info'" in log
     for secret in busy.secrets:
@@ -196,13 +196,13 @@ def test_nobody_looks_into_the_memory_of_daemon_agents_and_runners(busy: Busy) -
 
     other = subprocess.Popen([*WITHOUT_CAPABILITIES, "cat"], stdin=subprocess.PIPE)
     try:
-        until(lambda: may_read(other.pid), "what is not closed to be open")
+        wait_until(lambda: may_read(other.pid), "what is not closed to be open")
     finally:
         other.communicate(timeout=60)
     assert busy.grid.daemon is not None
-    runners = busy.grid.runners(f"{busy.job}.")
+    runners = busy.grid.list_runners(f"{busy.job}.")
     assert len(runners) == 3
-    ours = [busy.grid.daemon.pid, *(busy.grid.agent(name).pid for name in ("north", "south"))]
+    ours = [busy.grid.daemon.pid, *(busy.grid.find_agent(name).pid for name in ("north", "south"))]
     assert [psutil.Process(pid).cmdline() for pid in [*ours, *(one.pid for one in runners)] if may_read(pid)] == []
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.grid.embedded import Embedded
-from tests.grid.world import World, until
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import Grid, wait_until
 
 pytestmark = pytest.mark.processes
 THREE_CLUSTERS = """
@@ -21,14 +21,14 @@ links:
 """
 
 
-def used(grid: World, ident: int) -> set[str]:
-    job = grid.wait(ident)
+def used(grid: Grid, ident: int) -> set[str]:
+    job = grid.wait_for_end(ident)
     assert job["state"] == "succeeded", job
     return {component["cluster"] for component in job["components"]}
 
 
 def test_communication_aware_avoids_a_slow_link_and_cluster_minimization_does_not(
-    make_grid: Callable[..., Embedded], tmp_path: Path
+    make_grid: Callable[..., EmbeddedGrid], tmp_path: Path
 ) -> None:
     config = tmp_path / "koala.yaml"
     config.write_text(THREE_CLUSTERS)
@@ -40,6 +40,6 @@ def test_communication_aware_avoids_a_slow_link_and_cluster_minimization_does_no
         found = used(grid, grid.submit(six, "true", **options))
         assert len(found) == 2
         assert found != slow
-        grid.settle()
+        grid.wait_until_idle()
     assert used(grid, grid.submit(six, "true", policy="cluster-minimization")) == slow
-    until(lambda: all(cluster["idle"] == 4 for cluster in grid.clusters()), "every node to be idle")
+    wait_until(lambda: all(cluster["idle"] == 4 for cluster in grid.list_clusters()), "every node to be idle")

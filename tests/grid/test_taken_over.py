@@ -6,8 +6,8 @@ from collections.abc import Callable
 import httpx2
 import pytest
 
-from tests.grid.embedded import Embedded
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid
+from tests.grid.grid import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -20,23 +20,23 @@ def clusters(token: str) -> str:
 
 @pytest.mark.grid
 def test_agent_with_replaced_token_is_refused_and_jobs_of_other_clusters_go_on(
-    make_grid: Callable[..., Embedded],
+    make_grid: Callable[..., EmbeddedGrid],
 ) -> None:
     grid = make_grid(KOALA_CLUSTERS=clusters(OLD))
-    gate = grid.gate()
+    gate = grid.make_gate()
     job = grid.submit({"type": "fixed", "components": [{"size": 1, "cluster": "north"}]}, *gate.hold)
-    grid.wait_state(job, "running")
+    grid.wait_for_state(job, "running")
 
     def status(token: str) -> int:
         shown = {"Authorization": f"Bearer {token}"}
         return httpx2.get(f"{grid.url}/api/v1/agents/south/connect", headers=shown, trust_env=False).status_code
 
     assert (status(OLD), status(NEW)) == (204, 401)
-    assert grid.run("token", "revoke", "--all").returncode == 0
-    grid.end()
-    grid._more["KOALA_CLUSTERS"] = clusters(NEW)
+    assert grid.run_koala("token", "revoke", "--all").returncode == 0
+    grid.stop_daemon()
+    grid._extra_environment["KOALA_CLUSTERS"] = clusters(NEW)
     grid.start()
     assert (status(OLD), status(NEW)) == (401, 204)
-    until(lambda: grid.job(job)["state"] == "running", "the job to run on")
+    wait_until(lambda: grid.get_job(job)["state"] == "running", "the job to run on")
     gate.open()
-    assert grid.wait(job)["state"] == "succeeded"
+    assert grid.wait_for_end(job)["state"] == "succeeded"

@@ -16,8 +16,8 @@ import httpx2
 import pytest
 
 from tests.grid import containers
+from tests.grid.grid import Gate, wait_until
 from tests.grid.testbed import ADDRESSES, Testbed
-from tests.grid.world import Gate, until
 
 PORT_SUITE = "tests/agent/lrm/test_port.py -o asyncio_mode=auto -o addopts="
 FLEXIBLE_8 = {"type": "flexible", "total_size": 8}
@@ -26,8 +26,8 @@ FLEXIBLE_8 = {"type": "flexible", "total_size": 8}
 @pytest.fixture
 def bed(testbed: Testbed) -> Iterator[Testbed]:
     yield testbed
-    testbed.cancel_all()
-    testbed.settle()
+    testbed.cancel_all_jobs()
+    testbed.wait_until_idle()
 
 
 def on(cluster: str, size: int) -> dict[str, Any]:
@@ -37,11 +37,11 @@ def on(cluster: str, size: int) -> dict[str, Any]:
 def start(bed: Testbed, gate: Gate, request: dict[str, Any] = FLEXIBLE_8, launcher: str = "openmpi") -> int:
     """Start a job of ranks that wait for the gate, by default one on all nodes."""
     size = request.get("total_size") or sum(component["size"] for component in request["components"])
-    return bed.start_waiting(gate, request, size, launcher=launcher)
+    return bed.start_gated_job(gate, request, size, launcher=launcher)
 
 
 def test_every_resource_manager_shows_its_part_as_running(bed: Testbed) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate)
     for cluster in ("north", "south"):
         rows = bed.heads[cluster].run("squeue", "-h", "-o", "%j %T %D", user="alice").split()
@@ -49,24 +49,24 @@ def test_every_resource_manager_shows_its_part_as_running(bed: Testbed) -> None:
         assert rows[1:] == ["RUNNING", str(bed.nodes[cluster])]
     listing = bed.heads["east"].run("qstat", "-u", "*", "-r", "-s", "r", user="alice")
     assert f"-{_token(bed, ident, 'east')}." in listing
-    bed.finish_waiting(ident, gate)
+    bed.finish_gated_job(ident, gate)
 
 
 def _token(bed: Testbed, ident: int, cluster: str) -> str:
     """Without the nonce, which nobody is told."""
-    (index,) = [i for i, c in enumerate(bed.job(ident)["components"]) if c["cluster"] == cluster]
-    return f"{ident}.{bed.job(ident)['generation']}.{index}"
+    (index,) = [i for i, c in enumerate(bed.get_job(ident)["components"]) if c["cluster"] == cluster]
+    return f"{ident}.{bed.get_job(ident)['generation']}.{index}"
 
 
 @pytest.mark.evidence("R6")
 @pytest.mark.parametrize("cluster", ["north", "east"])
 def test_nobody_finds_a_runners_secret(bed: Testbed, cluster: str) -> None:
     """Once it runs it is where only root can look: in no file, no environment, no command line, no book."""
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate, on(cluster, 2), "processes")
-    processes = bed.processes()
+    processes = bed.list_processes()
     assert not [p for p in processes if any("SECRET" in name for name in p.environment)]
-    spools = {r.environment["KOALA_SPOOL"] for r in bed.runners(f"{ident}.")}
+    spools = {r.environment["KOALA_SPOOL"] for r in bed.list_runners(f"{ident}.")}
     head = bed.heads[cluster]
     assert spools
     for spool in spools:
@@ -76,7 +76,7 @@ def test_nobody_finds_a_runners_secret(bed: Testbed, cluster: str) -> None:
         "east": "qstat -j '*'; qstat -u '*' -r -xml; ps axeww",
     }[cluster]
     assert "SECRET" not in head.shell(books, check=False)
-    bed.finish_waiting(ident, gate)
+    bed.finish_gated_job(ident, gate)
 
 
 @pytest.mark.timeout(600)
@@ -117,12 +117,12 @@ def drained(bed: Testbed, cluster: str) -> Iterator[None]:
 @pytest.mark.parametrize("cluster", ["north", "east"])
 def test_a_drained_node_is_seen_and_kept_clear_of(bed: Testbed, cluster: str) -> None:
     with drained(bed, cluster):
-        until(lambda: bed.cluster(cluster)["down"] == 1, "the drain to be seen")
-        assert bed.cluster(cluster)["idle"] == 2
+        wait_until(lambda: bed.get_cluster(cluster)["down"] == 1, "the drain to be seen")
+        assert bed.get_cluster(cluster)["idle"] == 2
         ident = bed.submit({"type": "flexible", "total_size": 7}, "sh", "-c", "echo $KOALA_NODE")
-        assert bed.wait(ident)["state"] == "succeeded"
-        assert f"{cluster}-1" not in bed.logs(ident)
-    until(lambda: bed.cluster(cluster)["idle"] == 3, "the node to be back")
+        assert bed.wait_for_end(ident)["state"] == "succeeded"
+        assert f"{cluster}-1" not in bed.read_output(ident)
+    wait_until(lambda: bed.get_cluster(cluster)["idle"] == 3, "the node to be back")
 
 
 # A site that binds processes to processors, and gives jobs little memory that ask for none: south
@@ -132,10 +132,10 @@ def test_a_program_has_its_nodes_whole(bed: Testbed) -> None:
     """Slurm looks at memory each second; who asks for none gets 80 MB there."""
     hold = "import os, time; held = bytearray(os.urandom(1 << 20) * 300); time.sleep(2.5)"
     look = f"{hold}; print('processors', len(os.sched_getaffinity(0)), flush=True)"
-    job = bed.wait(bed.submit(on("south", 2), "python", "-c", look, launcher="openmpi"))
+    job = bed.wait_for_end(bed.submit(on("south", 2), "python", "-c", look, launcher="openmpi"))
     assert (job["state"], job["restarts"]) == ("succeeded", 0), job
     processors = bed.heads["south"].run("nproc").strip()
-    assert bed.logs(job["id"]).split() == ["processors", processors] * 2
+    assert bed.read_output(job["id"]).split() == ["processors", processors] * 2
 
 
 def test_nodes_without_a_feature_that_is_wanted_are_none_of_ours(bed: Testbed) -> None:
@@ -162,11 +162,11 @@ def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
     if service == "slurmctld":
         # Slurm writes its state down some seconds later; a controller killed before that starts its youngest jobs anew,
         # and takes those that have just ended for running.
-        until(lambda: _has_saved(bed.containers[where]), "Slurm to save which jobs run")
+        wait_until(lambda: _has_saved(bed.containers[where]), "Slurm to save which jobs run")
     if service == "qmaster":
         # So does Grid Engine not know how to go on with a job that was on its way to a node.
         states = "qstat -u '*' | awk 'NR > 2 { print $5 }'"
-        until(lambda: set(bed.containers[where].shell(states).split()) <= {"r"}, "Grid Engine to see it run")
+        wait_until(lambda: set(bed.containers[where].shell(states).split()) <= {"r"}, "Grid Engine to see it run")
     bed.containers[where].hold(service)
     try:
         yield
@@ -174,10 +174,10 @@ def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
         bed.containers[where].release(service)
     if service == "qmaster":
         # Grid Engine 8.1.9's execution daemons tell a new qmaster of no job's end before they are restarted, too.
-        until(lambda: "all.q" in bed.heads["east"].shell("qstat -f", check=False), "the qmaster to answer")
+        wait_until(lambda: "all.q" in bed.heads["east"].shell("qstat -f", check=False), "the qmaster to answer")
         for node in ("east-1", "east-2", "east-3"):
             bed.containers[node].kill("execd")
-        until(lambda: _is_whole(bed), "Grid Engine's daemons to find each other", 120)
+        wait_until(lambda: _is_whole(bed), "Grid Engine's daemons to find each other", 120)
 
 
 def _has_saved(head: containers.Container) -> bool:
@@ -198,63 +198,71 @@ def _is_whole(bed: Testbed) -> bool:
 
 @pytest.mark.parametrize(("cluster", "where", "service"), SERVICES)
 def test_a_running_job_outlives_a_daemon_that_comes_back(bed: Testbed, cluster: str, where: str, service: str) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate)
     with held(bed, where, service):
         if where.endswith("head"):
-            until(lambda: bed.cluster(cluster)["reason"], "the cluster's page to tell")
-        assert bed.job(ident)["state"] == "running"
-    bed.finish_waiting(ident, gate)
-    until(lambda: not bed.cluster(cluster)["reason"], "the cluster to be well again")
+            wait_until(lambda: bed.get_cluster(cluster)["reason"], "the cluster's page to tell")
+        assert bed.get_job(ident)["state"] == "running"
+    bed.finish_gated_job(ident, gate)
+    wait_until(lambda: not bed.get_cluster(cluster)["reason"], "the cluster to be well again")
 
 
 def test_grid_engine_frees_nodes_of_ended_jobs_after_a_qmaster_restart(bed: Testbed) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate, on("east", 2), launcher="processes")
     bed.heads["east"].kill("qmaster")
-    until(lambda: "all.q" in bed.heads["east"].shell("qstat -f", check=False), "the qmaster to answer")
-    bed.finish_waiting(ident, gate)
-    until(lambda: bed.cluster("east")["idle"] == 3 and not bed.cluster("east")["reason"], "all nodes to be idle", 300)
+    wait_until(lambda: "all.q" in bed.heads["east"].shell("qstat -f", check=False), "the qmaster to answer")
+    bed.finish_gated_job(ident, gate)
+    wait_until(
+        lambda: bed.get_cluster("east")["idle"] == 3 and not bed.get_cluster("east")["reason"],
+        "all nodes to be idle",
+        300,
+    )
 
 
 def test_a_job_is_restarted_when_slurm_gives_its_node_up(bed: Testbed) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate)
     with held(bed, "north-1", "slurmd"):
-        until(lambda: bed.job(ident)["restarts"] == 1, "Slurm to give the node up", 120)
-        until(lambda: not bed.programs(ident), "every program to be ended, also where slurmd is dead")
-        until(lambda: bed.cluster("north")["down"] == 1, "the node to be seen as down")
-    bed.finish_waiting(ident, gate, restarts=1)
+        wait_until(lambda: bed.get_job(ident)["restarts"] == 1, "Slurm to give the node up", 120)
+        wait_until(lambda: not bed.list_programs(ident), "every program to be ended, also where slurmd is dead")
+        wait_until(lambda: bed.get_cluster("north")["down"] == 1, "the node to be seen as down")
+    bed.finish_gated_job(ident, gate, restarts=1)
 
 
 def test_a_job_outlives_an_execution_daemon_that_grid_engine_misses(bed: Testbed) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate)
     with held(bed, "east-1", "execd"):
         head = bed.heads["east"]
-        until(lambda: "u" in head.shell("qstat -f -q '*@east-1' | grep @east-1").split()[-1], "it to be missed", 120)
-        assert bed.job(ident)["state"] == "running"
-    bed.finish_waiting(ident, gate)
+        wait_until(
+            lambda: "u" in head.shell("qstat -f -q '*@east-1' | grep @east-1").split()[-1], "it to be missed", 120
+        )
+        assert bed.get_job(ident)["state"] == "running"
+    bed.finish_gated_job(ident, gate)
 
 
 @pytest.mark.parametrize(("cluster", "where", "service"), SERVICES[:3])
 def test_a_job_cancelled_while_a_daemon_is_away_leaves_nothing(
     bed: Testbed, cluster: str, where: str, service: str
 ) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate)
     with held(bed, where, service):
         bed.cancel(ident)
-        until(lambda: not bed.programs(ident), "the programs to end though the resource manager cannot end them")
-    assert bed.wait(ident, 90)["state"] == "cancelled"
+        wait_until(
+            lambda: not bed.list_programs(ident), "the programs to end though the resource manager cannot end them"
+        )
+    assert bed.wait_for_end(ident, 90)["state"] == "cancelled"
 
 
 def test_the_other_clusters_work_on_while_one_has_no_resource_manager(bed: Testbed) -> None:
     with held(bed, "south-head", "slurmctld"):
-        until(lambda: bed.cluster("south")["reason"], "the cluster's page to tell")
-        job = bed.wait(bed.submit({"type": "flexible", "total_size": 6}, "true"))
+        wait_until(lambda: bed.get_cluster("south")["reason"], "the cluster's page to tell")
+        job = bed.wait_for_end(bed.submit({"type": "flexible", "total_size": 6}, "true"))
         assert {c["cluster"] for c in job["components"]} == {"north", "east"}
-    until(lambda: not bed.cluster("south")["reason"], "the cluster to be well again")
+    wait_until(lambda: not bed.get_cluster("south")["reason"], "the cluster to be well again")
 
 
 # Resource managers that hang, refuse, or let nothing go
@@ -278,21 +286,25 @@ HANGING = [("south", "south-head", "slurmctld"), ("east", "east-head", "sge_qmas
 def test_a_resource_manager_that_hangs_is_told_of_and_gets_no_job(
     bed: Testbed, cluster: str, where: str, program: str
 ) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate)
     with stopped(bed, where, program):
-        until(lambda: bed.cluster(cluster)["reason"].startswith("not answering since "), "the hang to be told of")
-        assert bed.cluster(cluster)["state"] == "unreachable"
-        assert bed.job(ident)["state"] == "running", "what runs there runs on"
-    until(lambda: not bed.cluster(cluster)["reason"], "the cluster to be well again")
-    bed.finish_waiting(ident, gate)
+        wait_until(
+            lambda: bed.get_cluster(cluster)["reason"].startswith("not answering since "), "the hang to be told of"
+        )
+        assert bed.get_cluster(cluster)["state"] == "unreachable"
+        assert bed.get_job(ident)["state"] == "running", "what runs there runs on"
+    wait_until(lambda: not bed.get_cluster(cluster)["reason"], "the cluster to be well again")
+    bed.finish_gated_job(ident, gate)
 
 
 def test_what_is_handed_in_while_slurm_hangs_is_one_job(bed: Testbed) -> None:
     with stopped(bed, "south-head", "slurmctld"):
         ident = bed.submit(on("south", 1), "true")
-        until(lambda: bed.cluster("south")["reason"].startswith("not answering since "), "the hang to be told of")
-    job = bed.wait(ident)
+        wait_until(
+            lambda: bed.get_cluster("south")["reason"].startswith("not answering since "), "the hang to be told of"
+        )
+    job = bed.wait_for_end(ident)
     assert (job["state"], job["restarts"]) == ("succeeded", 0)
     names = bed.heads["south"].shell("squeue --states=all --noheader --format=%j").split()
     assert sum(f"-{ident}.1.0." in name for name in names) == 1
@@ -304,30 +316,34 @@ def test_a_walltime_that_slurm_does_not_allow_is_the_jobs_own_fault(bed: Testbed
     head.shell("scontrol update PartitionName=batch MaxTime=10")
     try:
         for _ in range(4):
-            job = bed.wait(bed.submit(on(cluster, 1), "true", walltime=3600))
+            job = bed.wait_for_end(bed.submit(on(cluster, 1), "true", walltime=3600))
             assert (job["state"], job["restarts"]) == ("failed", 0)
             assert f"refused it: {cluster}: Slurm will not start it: PartitionTimeLimit" in job["reason"]
-        assert bed.cluster(cluster)["errors"] == 0
-        assert bed.wait(bed.submit(on(cluster, 1), "true", walltime=300))["state"] == "succeeded"
+        assert bed.get_cluster(cluster)["errors"] == 0
+        assert bed.wait_for_end(bed.submit(on(cluster, 1), "true", walltime=300))["state"] == "succeeded"
     finally:
         head.shell("scontrol update PartitionName=batch MaxTime=INFINITE")
 
 
 def test_a_job_that_grid_engine_does_not_let_go_is_told_of_until_it_does(bed: Testbed) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate, on("east", 3), launcher="processes")
     for where in ("east-head", "east-1", "east-2", "east-3"):
         bed.containers[where].shell("kill -9 $(pidof sge_qmaster sge_execd)")
     bed.cancel(ident)
-    until(
-        lambda: bed.job(ident)["state"] == "cancelled" or "still holds" in bed.cluster("east")["reason"],
+    wait_until(
+        lambda: bed.get_job(ident)["state"] == "cancelled" or "still holds" in bed.get_cluster("east")["reason"],
         "the job to be cancelled, or told of",
         60,
     )
-    seen = bed.cluster("east")
+    seen = bed.get_cluster("east")
     assert seen["used"] + seen["background"] + seen["idle"] + seen["down"] == seen["total"]
-    assert bed.wait(ident, 240)["state"] == "cancelled"
-    until(lambda: bed.cluster("east")["idle"] == 3 and not bed.cluster("east")["reason"], "all to be well again", 120)
+    assert bed.wait_for_end(ident, 240)["state"] == "cancelled"
+    wait_until(
+        lambda: bed.get_cluster("east")["idle"] == 3 and not bed.get_cluster("east")["reason"],
+        "all to be well again",
+        120,
+    )
 
 
 # Networks
@@ -336,34 +352,34 @@ def test_a_job_that_grid_engine_does_not_let_go_is_told_of_until_it_does(bed: Te
 @contextmanager
 def cut(bed: Testbed, service: str) -> Iterator[None]:
     container = bed.containers[service]
-    containers.network("disconnect", container)
+    containers.change_network("disconnect", container)
     try:
         yield
     finally:
-        containers.network("connect", container, ADDRESSES[service])
+        containers.change_network("connect", container, ADDRESSES[service])
 
 
 def test_a_network_cut_between_agents_and_daemon_costs_nothing(bed: Testbed) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate)
     clusters = ("south", "east")
     with cut(bed, "south-head"), cut(bed, "east-head"):
         for cluster in clusters:
-            until(lambda: bed.cluster(cluster)["state"] == "unreachable", "the loss to be noticed", 120)  # noqa: B023
-        assert len(bed.programs(ident)) == 8
+            wait_until(lambda: bed.get_cluster(cluster)["state"] == "unreachable", "the loss to be noticed", 120)  # noqa: B023
+        assert len(bed.list_programs(ident)) == 8
     for cluster in clusters:
-        until(lambda: bed.cluster(cluster)["state"] == "usable", "the agents to be back", 120)  # noqa: B023
-    bed.finish_waiting(ident, gate)
+        wait_until(lambda: bed.get_cluster(cluster)["state"] == "usable", "the agents to be back", 120)  # noqa: B023
+    bed.finish_gated_job(ident, gate)
 
 
 def test_a_job_that_ends_while_its_agent_is_cut_off_is_not_lost(bed: Testbed) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate, launcher="processes")
     with cut(bed, "south-head"):
         gate.open()
-        until(lambda: not bed.programs(ident), "the programs to end")
-    assert bed.wait(ident, 120)["state"] == "succeeded"
-    assert bed.logs(ident).count("done") == 8
+        wait_until(lambda: not bed.list_programs(ident), "the programs to end")
+    assert bed.wait_for_end(ident, 120)["state"] == "succeeded"
+    assert bed.read_output(ident).count("done") == 8
 
 
 def test_nodes_that_cannot_reach_each_other_are_named(bed: Testbed) -> None:
@@ -376,7 +392,7 @@ def test_nodes_that_cannot_reach_each_other_are_named(bed: Testbed) -> None:
             launcher="openmpi",
             max_restarts=0,
         )
-        job = bed.wait(ident, 90)
+        job = bed.wait_for_end(ident, 90)
     finally:
         node.shell("ip route del blackhole 198.18.0.31/32")
     assert job["state"] == "failed"
@@ -385,7 +401,7 @@ def test_nodes_that_cannot_reach_each_other_are_named(bed: Testbed) -> None:
     # Whichever of the two was quicker to miss the other; the port is of that cluster's range.
     assert re.search(r" at 198\.18\.0\.(31:22|21:21)\d{3} ", job["reason"]), job["reason"]
     for cluster in ("south", "east"):
-        bed.run("clusters", "clear", cluster)
+        bed.run_koala("clusters", "clear", cluster)
 
 
 # Profiles
@@ -393,8 +409,8 @@ def test_nodes_that_cannot_reach_each_other_are_named(bed: Testbed) -> None:
 
 def test_a_command_may_use_what_its_cluster_has(bed: Testbed) -> None:
     ident = bed.submit(FLEXIBLE_8, "sh", "-c", 'echo "$0" "$1" "$2"', "{cluster}", "{scratch}/{job}", "{home}")
-    assert bed.wait(ident)["state"] == "succeeded"
-    assert sorted(set(bed.logs(ident).splitlines())) == [
+    assert bed.wait_for_end(ident)["state"] == "succeeded"
+    assert sorted(set(bed.read_output(ident).splitlines())) == [
         f"{name} /scratch/{ident} /shared/{name}/home/koala" for name in ("east", "north", "south")
     ]
 
@@ -405,8 +421,8 @@ def test_ranks_speak_over_the_network_that_the_profile_names(bed: Testbed) -> No
         "print(w.rank, os.environ['OMPI_MCA_btl_tcp_if_include'], flush=True); w.Barrier()"
     )
     ident = bed.submit(FLEXIBLE_8, "python", "-c", program, launcher="openmpi")
-    assert bed.wait(ident)["state"] == "succeeded", bed.logs(ident)
-    assert sorted(bed.logs(ident).splitlines()) == [f"{rank} 198.18.0.0/24" for rank in range(8)]
+    assert bed.wait_for_end(ident)["state"] == "succeeded", bed.read_output(ident)
+    assert sorted(bed.read_output(ident).splitlines()) == [f"{rank} 198.18.0.0/24" for rank in range(8)]
 
 
 # What operators are told
@@ -452,12 +468,12 @@ def test_the_daemons_database_is_postgresql(bed: Testbed) -> None:
     psql = "PGPASSWORD=$(cat /secrets/database-password) psql -h 127.0.0.1 -U postgres -At koala"
     command = f"{psql} -c 'select count(*) from jobs'"
     before = int(bed.containers["database"].shell(command))
-    bed.wait(bed.submit({"type": "flexible", "total_size": 1}, "true"))
+    bed.wait_for_end(bed.submit({"type": "flexible", "total_size": 1}, "true"))
     assert int(bed.containers["database"].shell(command)) == before + 1
 
 
 def test_the_database_may_restart_under_running_jobs(bed: Testbed) -> None:
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = start(bed, gate, on("north", 2), "processes")
     bed.containers["database"].kill("postgres")
 
@@ -467,7 +483,7 @@ def test_the_database_may_restart_under_running_jobs(bed: Testbed) -> None:
         except httpx2.HTTPError:
             return False
 
-    until(lambda: answers(f"/api/v1/jobs/{ident}"), "the daemon to answer again")
-    bed.finish_waiting(ident, gate)
+    wait_until(lambda: answers(f"/api/v1/jobs/{ident}"), "the daemon to answer again")
+    bed.finish_gated_job(ident, gate)
     # It refuses changes until its next look at the database.
-    until(lambda: answers("/readyz"), "the daemon to take changes again")
+    wait_until(lambda: answers("/readyz"), "the daemon to take changes again")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.grid.grid import wait_until
 from tests.grid.test_testbed import check_command, on, play_suite
 from tests.grid.testbed import WEST, Testbed
-from tests.grid.world import until
 
 THREE_MANAGERS = {
     "type": "fixed",
@@ -19,12 +19,12 @@ THREE_MANAGERS = {
 @pytest.fixture
 def bed(testbed: Testbed) -> Iterator[Testbed]:
     head = testbed.containers[f"{WEST}-head"]
-    until(lambda: head.run("ls", "/run").find("queue-filled") >= 0, "carol's jobs to be submitted", 120)
+    wait_until(lambda: head.run("ls", "/run").find("queue-filled") >= 0, "carol's jobs to be submitted", 120)
     testbed.resume(WEST)
-    until(lambda: testbed.cluster(WEST)["state"] == "usable", "west to be usable")
+    wait_until(lambda: testbed.get_cluster(WEST)["state"] == "usable", "west to be usable")
     yield testbed
-    testbed.cancel_all()
-    testbed.settle()
+    testbed.cancel_all_jobs()
+    testbed.wait_until_idle()
     testbed.drain(WEST)
 
 
@@ -33,17 +33,17 @@ def test_one_mpi_job_spans_slurm_22_and_24_and_grid_engine(bed: Testbed) -> None
     assert head.run("sinfo", "--version").startswith("slurm-wlm 24.11")
     assert bed.heads["north"].run("sinfo", "--version").startswith("slurm-wlm 22.05")
     assert len(head.run("squeue", "-h", "-u", "carol", "-o", "%i").split()) == 1000
-    job = bed.wait(bed.submit(THREE_MANAGERS, "python", "-m", "koalapy.apps.poisson", launcher="openmpi"))
-    output = bed.logs(job["id"])
+    job = bed.wait_for_end(bed.submit(THREE_MANAGERS, "python", "-m", "koalapy.apps.poisson", launcher="openmpi"))
+    output = bed.read_output(job["id"])
     assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, 0), output
     assert "passed" in output
     hosts = {line.split(" on ")[1].split()[0] for line in output.splitlines() if line.startswith("rank ")}
     assert Counter(host.split("/")[0] for host in hosts) == {"north": 2, "east": 2, WEST: 2}
-    assert bed.cluster(WEST)["errors"] == 0
+    assert bed.get_cluster(WEST)["errors"] == 0
 
 
 def test_exit_code_behind_a_full_queue_is_the_programs(bed: Testbed) -> None:
-    job = bed.wait(bed.submit(on(WEST, 2), "sh", "-c", "exit 7", launcher="processes"))
+    job = bed.wait_for_end(bed.submit(on(WEST, 2), "sh", "-c", "exit 7", launcher="processes"))
     assert (job["state"], job["exit_code"]) == ("failed", 7)
 
 
@@ -53,10 +53,12 @@ def test_check_passes_behind_a_full_queue(bed: Testbed) -> None:
 
 
 def test_job_of_fewer_nodes_than_the_partition_takes_runs_elsewhere(bed: Testbed) -> None:
-    job = bed.wait(bed.submit({"type": "nonfixed", "components": [{"size": 1}] * 6}, "true", launcher="processes"), 120)
+    job = bed.wait_for_end(
+        bed.submit({"type": "nonfixed", "components": [{"size": 1}] * 6}, "true", launcher="processes"), 120
+    )
     assert job["state"] == "succeeded", job["reason"]
     assert WEST not in {component["cluster"] for component in job["components"]}
-    assert bed.cluster(WEST)["errors"] == 0
+    assert bed.get_cluster(WEST)["errors"] == 0
 
 
 @pytest.mark.timeout(600)

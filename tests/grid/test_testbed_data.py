@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.grid.grid import wait_until
 from tests.grid.slow_links import narrowed
 from tests.grid.testbed import Testbed
-from tests.grid.world import until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,14 +25,14 @@ class Replicas:
             path = f"/shared/{cluster}/replicas/{self.name}"
             size = str(megabytes * 10**6)
             testbed.heads[cluster].shell(f"python3 -c '{make}' {self.name} {size} > {path}", user="koala")
-            added = testbed.run("replicas", "add", self.name, f"{cluster}:{path}")
+            added = testbed.run_koala("replicas", "add", self.name, f"{cluster}:{path}")
             assert added.returncode == 0, added.stderr
         self.checksum = (
             testbed.heads[clusters[0]].shell(f"sha256sum < /shared/{clusters[0]}/replicas/{self.name}").split()[0]
         )
 
     def remove(self) -> None:
-        self.testbed.run("replicas", "remove", self.name)
+        self.testbed.run_koala("replicas", "remove", self.name)
         for cluster in self.clusters:
             self.testbed.heads[cluster].run("rm", "-f", f"/shared/{cluster}/replicas/{self.name}")
 
@@ -40,8 +40,8 @@ class Replicas:
 @pytest.fixture
 def grid(testbed: Testbed) -> Iterator[Testbed]:
     yield testbed
-    testbed.cancel_all()
-    testbed.settle()
+    testbed.cancel_all_jobs()
+    testbed.wait_until_idle()
 
 
 def run(grid: Testbed, request: dict[str, object], replicas: Replicas, policy: str) -> tuple[int, dict[str, object]]:
@@ -55,9 +55,9 @@ def run(grid: Testbed, request: dict[str, object], replicas: Replicas, policy: s
         policy=policy,
         inputs=[{"file": replicas.name}],
     )
-    job = grid.wait(ident, 120)
+    job = grid.wait_for_end(ident, 120)
     assert job["state"] == "succeeded", job
-    assert replicas.checksum in grid.logs(ident), "the program saw another file"
+    assert replicas.checksum in grid.read_output(ident), "the program saw another file"
     return ident, job
 
 
@@ -81,10 +81,10 @@ def test_a_job_runs_where_its_input_is_or_its_input_comes_to_it(grid: Testbed) -
             "staged",
             "started",
         ]
-        shown = grid.run("show", str(ident))
+        shown = grid.run_koala("show", str(ident))
         assert f"{replicas.name} (200 MB) from north to east" in shown.stdout
         for head in grid.heads.values():
-            until(lambda head=head: not head.shell("ls -A /shared/*/stages"), "the files to be gone")  # type: ignore[misc]
+            wait_until(lambda head=head: not head.shell("ls -A /shared/*/stages"), "the files to be gone")  # type: ignore[misc]
     finally:
         replicas.remove()
 
@@ -100,7 +100,7 @@ def test_the_faster_replica_is_taken(grid: Testbed) -> None:
         for slow, fast in (("north", "south"), ("south", "north")):
             with narrowed(grid, slow, "east", "40mbit"):
                 for _ in range(2):
-                    measured = grid.run("network", "measure", "north", "south", "east", timeout=120)
+                    measured = grid.run_koala("network", "measure", "north", "south", "east", timeout=120)
                     assert measured.returncode == 0, measured.stderr
                 links = {frozenset((e["one"], e["other"])): e for e in grid.http.get("/api/v1/network").json()["links"]}
                 assert links[frozenset((slow, "east"))]["bandwidth"] < 6e6
@@ -108,5 +108,5 @@ def test_the_faster_replica_is_taken(grid: Testbed) -> None:
                 _, job = run(grid, on_east, replicas, "close-to-files")
             assert [c["sources"] for c in job["components"]] == [[fast]]
     finally:
-        grid.run("network", "measure", timeout=120)
+        grid.run_koala("network", "measure", timeout=120)
         replicas.remove()

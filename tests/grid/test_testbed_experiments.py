@@ -11,8 +11,8 @@ from experiments.results import Kept, load
 from experiments.runs import Asked, run
 from experiments.traces import Traces
 from experiments.workers import workers
+from tests.grid.grid import NodeProcess, wait_until
 from tests.grid.testbed import Testbed
-from tests.grid.world import Seen, until
 
 NAME = "lerida-2008-fig-5"
 SWEEP = [
@@ -24,19 +24,21 @@ SWEEP = [
 @pytest.fixture
 def bed(testbed: Testbed) -> Iterator[Testbed]:
     yield testbed
-    testbed.cancel_all()
-    testbed.settle()
+    testbed.cancel_all_jobs()
+    testbed.wait_until_idle()
 
 
 def test_a_sweep_over_all_clusters_gives_bit_for_bit_what_a_pool_gives_here(bed: Testbed, tmp_path: Path) -> None:
-    nodes = {container.service for container in bed.workplaces}
+    nodes = {container.service for container in bed.worker_nodes}
     everywhere = {"type": "flexible", "total_size": len(nodes)}
     ident = bed.submit(everywhere, *SWEEP, launcher="openmpi", collect=["results/*.parquet"])
-    until(lambda: {p.node for p in bed.workers(f"{ident}.") if _simulates(p)} == nodes, "every node to simulate")
-    job = bed.wait(ident)
-    assert job["state"] == "succeeded", bed.logs(ident)
+    wait_until(
+        lambda: {p.node for p in bed.list_workers(f"{ident}.") if _simulates(p)} == nodes, "every node to simulate"
+    )
+    job = bed.wait_for_end(ident)
+    assert job["state"] == "succeeded", bed.read_output(ident)
     assert {component["cluster"] for component in job["components"]} == set(bed.nodes)
-    fetched = bed.run("fetch", str(ident), "--to", str(tmp_path / "job"))
+    fetched = bed.run_koala("fetch", str(ident), "--to", str(tmp_path / "job"))
     assert fetched.returncode == 0, fetched.stderr
     [file] = (tmp_path / "job").glob("*/results/*.parquet")
     asked = Asked([experiment_named(NAME)], tmp_path / "here", Traces(tmp_path), seeds=1)
@@ -47,7 +49,7 @@ def test_a_sweep_over_all_clusters_gives_bit_for_bit_what_a_pool_gives_here(bed:
     assert len(here.kept.results) > len(nodes)
 
 
-def _simulates(seen: Seen) -> bool:
+def _simulates(seen: NodeProcess) -> bool:
     """Return whether a process is a rank: ``mpirun`` has the same arguments, and is no Python."""
     return "experiments" in seen.command and "python" in seen.command[0]
 

@@ -16,8 +16,8 @@ import pytest
 
 from koalapy.system.tls import Trust
 from tests.grid.containers import Container
+from tests.grid.grid import MAX_WAIT_S, Gate, NodeProcess, wait_until
 from tests.grid.testbed import CLUSTERS, WEST, Testbed
-from tests.grid.world import DEADLINE, Gate, Seen, until
 
 UIDS = {"alice": "1501", "bob": "1502"}
 EACH = pytest.mark.parametrize("cluster", CLUSTERS)
@@ -28,7 +28,7 @@ class Person:
 
     def __init__(self, bed: Testbed, name: str, account: str) -> None:
         self._bed, self.name, self.account = bed, name, account
-        made = bed.run("token", "create", "--user", name, "--role", "user", "--expires", "1h", "-q")
+        made = bed.run_koala("token", "create", "--user", name, "--role", "user", "--expires", "1h", "-q")
         assert made.returncode == 0, made.stderr
         self.token = made.stdout.strip()
         headers = {"Authorization": f"Bearer {self.token}", "X-Requested-With": "koala"}
@@ -44,8 +44,8 @@ class Person:
 
     def koala(self, *arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
         environment = self._bed.environment | {"KOALA_URL": self._bed.url, "KOALA_TOKEN": self.token}
-        command = [*self._bed.koala, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment, **more)
+        command = [*self._bed.koala_command, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=MAX_WAIT_S, env=environment, **more)
 
 
 def _identity(container: Container, identity: str) -> None:
@@ -61,13 +61,13 @@ def bed(testbed: Testbed) -> Iterator[Testbed]:
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda container: _identity(container, identity), switched))
         testbed.connect(testbed.url)
-        until(lambda: all(c["idle"] == c["total"] for c in testbed.clusters()), "every node to be idle")
+        wait_until(lambda: all(c["idle"] == c["total"] for c in testbed.list_clusters()), "every node to be idle")
 
-    testbed.settle()
+    testbed.wait_until_idle()
     switch("mapped")
     yield testbed
-    testbed.cancel_all()
-    testbed.settle()
+    testbed.cancel_all_jobs()
+    testbed.wait_until_idle()
     switch("service")
 
 
@@ -84,20 +84,20 @@ def robert(bed: Testbed) -> Person:
 
 def running(bed: Testbed, person: Person, cluster: str, size: int = 1) -> tuple[int, Gate]:
     """A job of somebody's that waits for a gate."""
-    gate = bed.gate()
+    gate = bed.make_gate()
     ident = person.submit(cluster, *gate.hold, size=size)
-    bed.wait_state(ident, "running")
-    until(lambda: len({p.node for p in bed.programs(ident)}) == size, "every rank to run")
+    bed.wait_for_state(ident, "running")
+    wait_until(lambda: len({p.node for p in bed.list_programs(ident)}) == size, "every rank to run")
     return ident, gate
 
 
 def finish(bed: Testbed, ident: int, gate: Gate) -> None:
     gate.open()
-    job = bed.wait(ident, 120)
+    job = bed.wait_for_end(ident, 120)
     assert (job["state"], job["exit_code"]) == ("succeeded", 0), job
 
 
-def owner(bed: Testbed, seen: Seen) -> str:
+def owner(bed: Testbed, seen: NodeProcess) -> str:
     return bed.containers[seen.node].run("stat", "-c", "%u", f"/proc/{seen.pid}").strip()
 
 
@@ -106,7 +106,7 @@ def owner(bed: Testbed, seen: Seen) -> str:
 def test_each_jobs_processes_are_its_owners(bed: Testbed, alice: Person, robert: Person, cluster: str) -> None:
     jobs = {person.account: running(bed, person, cluster) for person in (alice, robert)}
     for account, (ident, _) in jobs.items():
-        processes = [*bed.programs(ident), *bed.runners(f"{ident}.")]
+        processes = [*bed.list_programs(ident), *bed.list_runners(f"{ident}.")]
         assert {owner(bed, seen) for seen in processes if "slurmstepd" not in seen.text} == {UIDS[account]}
     shown = "squeue -h -o %u" if CLUSTERS[cluster][0] == "slurm" else "qstat -u '*' | tail -n +3 | awk '{print $4}'"
     assert sorted(bed.heads[cluster].shell(shown).split()) == ["alice", "bob"]
@@ -120,8 +120,8 @@ def test_a_job_finds_what_a_login_would(bed: Testbed, alice: Person, cluster: st
     # Grid Engine gives a job a group that has no name.
     asked = "id -un; id -Gn 2>/dev/null; echo $HOME $USER $LOGNAME; env | grep -cw grid; umask"
     ident = alice.submit(cluster, "sh", "-c", asked)
-    assert bed.wait(ident)["state"] == "succeeded"
-    who, groups, own, agents, _ = bed.logs(ident).splitlines()
+    assert bed.wait_for_end(ident)["state"] == "succeeded"
+    who, groups, own, agents, _ = bed.read_output(ident).splitlines()
     assert (who, own) == ("alice", "/home/alice alice alice")
     assert {"alice", "people"} <= set(groups.split())
     assert agents == "0"
@@ -132,8 +132,8 @@ def test_a_job_finds_what_a_login_would(bed: Testbed, alice: Person, cluster: st
 def test_nobody_reads_signals_or_ends_anothers_job(bed: Testbed, alice: Person, robert: Person, cluster: str) -> None:
     """Tried from the very node on which it runs, and by a job on another."""
     ident, gate = running(bed, alice, cluster)
-    job = bed.job(ident)["components"][0]["lrm_job"]
-    victims = [*bed.programs(ident), *bed.runners(f"{ident}.")]
+    job = bed.get_job(ident)["components"][0]["lrm_job"]
+    victims = [*bed.list_programs(ident), *bed.list_runners(f"{ident}.")]
     ends = {"slurm": f"scancel {job}", "sge": f"qdel {job}"}[CLUSTERS[cluster][0]]
     there = bed.containers[victims[0].node]
     for seen in victims:
@@ -147,11 +147,11 @@ def test_nobody_reads_signals_or_ends_anothers_job(bed: Testbed, alice: Person, 
         f"echo '{{}}' > {base}/jobs/agent.json; {ends}"
     )
     attack = robert.submit(cluster, "sh", "-c", f"({script}) 2>/dev/null; true")
-    assert bed.wait(attack)["state"] == "succeeded"
-    said = bed.logs(attack)
+    assert bed.wait_for_end(attack)["state"] == "succeeded"
+    said = bed.read_output(attack)
     assert "launch" not in said
     assert "alice" not in said.replace("alice's", "")
-    assert bed.job(ident)["state"] == "running"
+    assert bed.get_job(ident)["state"] == "running"
     finish(bed, ident, gate)
 
 
@@ -167,14 +167,14 @@ def test_files_go_to_their_owner_and_come_back(
     done = alice.koala("submit", *options, "--collect", "shadow", "--", "sh", "-c", command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ident = max(job["id"] for job in alice.http.get("/api/v1/jobs").json()["jobs"])
-    assert bed.logs(ident).split() == ["alice", "alice"]
+    assert bed.read_output(ident).split() == ["alice", "alice"]
     fetched = alice.koala("fetch", str(ident), "--to", str(tmp_path / "back"))
     assert fetched.returncode == 0, fetched.stderr
     found = {path.name: path.read_text() for path in (tmp_path / "back").rglob("*") if path.is_file()}
     assert found == {"in.txt": "from alice\n", "out.txt": "from alice\n", "second.txt": "from alice\n"}
     assert robert.koala("fetch", str(ident), "--to", str(tmp_path / "other")).returncode != 0
     head = bed.heads[cluster]
-    until(lambda: not head.shell(f"ls /shared/{cluster}/jobs/alice").split(), "nothing of it to be left")
+    wait_until(lambda: not head.shell(f"ls /shared/{cluster}/jobs/alice").split(), "nothing of it to be left")
 
 
 @pytest.mark.evidence("K3")
@@ -185,7 +185,7 @@ def test_files_go_to_their_owner_and_come_back(
 )
 def test_accounts_that_are_no_persons_get_nothing(bed: Testbed, cluster: str, user: str, why: str) -> None:
     ident = Person(bed, user, user).submit(cluster, "true")
-    job = bed.wait(ident)
+    job = bed.wait_for_end(ident)
     assert job["state"] == "failed"
     assert why in job["reason"], job
 
@@ -217,8 +217,8 @@ def test_what_was_done_is_written_down(bed: Testbed, alice: Person, robert: Pers
     head.run("koala", "whoami", user="alice")
     ident = alice.submit("north", "true")
     assert robert.http.post(f"/api/v1/jobs/{ident}/hold").status_code == 403
-    bed.wait(ident)
-    said = bed.run("audit-log", "--json-lines")
+    bed.wait_for_end(ident)
+    said = bed.run_koala("audit-log", "--json-lines")
     assert said.returncode == 0, said.stderr
     entries = [json.loads(line) for line in said.stdout.splitlines()]
     known = {(e["actor"], e["how"].partition(" ")[0], e["action"], e["target"], e["outcome"]) for e in entries}
@@ -237,11 +237,11 @@ def test_an_agent_that_comes_back_finds_what_was_left_meanwhile(bed: Testbed, al
         ident, gate = running(bed, alice, cluster)
         bed.heads[cluster].hold("agent")
         gate.open()
-        until(lambda: not bed.programs(ident), "the program to end")  # noqa: B023
+        wait_until(lambda: not bed.list_programs(ident), "the program to end")  # noqa: B023
         bed.heads[cluster].release("agent")
-        job = bed.wait(ident, 120)
+        job = bed.wait_for_end(ident, 120)
         assert (job["state"], job["exit_code"]) == ("succeeded", 0), job
-        assert bed.logs(ident) == "done\n"
+        assert bed.read_output(ident) == "done\n"
 
 
 @pytest.mark.evidence("K5")

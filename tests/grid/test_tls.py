@@ -13,18 +13,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from koalapy.system.tls import Trust
-from tests.certificates import Authority, Pair
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import until
+from tests.certificates import CertificateAuthority, CertificateFiles
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
 AGENT_TOKEN = "the-secret-of-south"
 
 
-class Secured(Embedded):
+class Secured(EmbeddedGrid):
     """Its agent of south comes from outside, and knows the daemon by its authority."""
 
-    def __init__(self, directory: Path, authority: Authority, pair: Pair) -> None:
+    def __init__(self, directory: Path, authority: CertificateAuthority, pair: CertificateFiles) -> None:
         clusters = {"north": {"nodes": 2}, "south": {"nodes": 2, "token": AGENT_TOKEN, "embedded": False}}
         tls = {"certificate": str(pair.certificate), "key": str(pair.key)}
         super().__init__(directory, KOALA_CLUSTERS=json.dumps(clusters), KOALA_TLS=json.dumps(tls))
@@ -35,7 +35,7 @@ class Secured(Embedded):
         with log.open("wb") as out:
             self.agents.append(
                 subprocess.Popen(
-                    [*self.koala, "agent", "south", "--url", url, "--directory", str(directory)],
+                    [*self.koala_command, "agent", "south", "--url", url, "--directory", str(directory)],
                     env=self.environment | {"KOALA_AGENT_TOKEN": AGENT_TOKEN} | environment,
                     stdout=out,
                     stderr=out,
@@ -46,9 +46,9 @@ class Secured(Embedded):
 
     def as_another(self, *words: str, url: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
         """A command of somebody who finds no daemon by himself, and was given its token."""
-        environment = self.environment | {"XDG_STATE_HOME": "/nowhere", "KOALA_TOKEN": self.shown} | environment
+        environment = self.environment | {"XDG_STATE_HOME": "/nowhere", "KOALA_TOKEN": self.admin_token} | environment
         return subprocess.run(
-            [*self.koala, words[0], "--url", url or self.url, *words[1:]],
+            [*self.koala_command, words[0], "--url", url or self.url, *words[1:]],
             env=environment,
             capture_output=True,
             text=True,
@@ -57,22 +57,22 @@ class Secured(Embedded):
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Secured]:
+def grid(tmp_path_factory: pytest.TempPathFactory, authority: CertificateAuthority) -> Iterator[Secured]:
     path = tmp_path_factory.mktemp("grid")
     grid = Secured(path / "data", authority, authority.issue())
-    url = grid.launch()
+    url = grid.launch_daemon()
     grid.start_agent(url, path / "agent.log", path / "outside", KOALA_CA_FILE=str(authority.file))
     grid.connect(url)
     yield grid
     for agent in grid.agents:
         agent.terminate()
         agent.wait(timeout=60)
-    close(grid)
+    close_grid(grid)
 
 
 def served(url: str, trust: Trust) -> str:
@@ -93,7 +93,18 @@ def test_jobs_run_and_the_commands_of_its_account_find_it_without_an_option(grid
     told = grid.url.replace("https", "http")
     for url in (grid.url, told, told.replace("127.0.0.1", "localhost")):
         done = subprocess.run(
-            [*grid.koala, "submit", "--flexible", "4", "--launcher", "processes", "--wait", "--", "echo", "hello"],
+            [
+                *grid.koala_command,
+                "submit",
+                "--flexible",
+                "4",
+                "--launcher",
+                "processes",
+                "--wait",
+                "--",
+                "echo",
+                "hello",
+            ],
             env=grid.environment | {"KOALA_URL": url},
             capture_output=True,
             text=True,
@@ -104,12 +115,12 @@ def test_jobs_run_and_the_commands_of_its_account_find_it_without_an_option(grid
 
 @pytest.mark.evidence("L2", "C7")
 def test_others_know_it_by_its_authority_and_by_nothing_less(
-    grid: Secured, authority: Authority, tmp_path: Path
+    grid: Secured, authority: CertificateAuthority, tmp_path: Path
 ) -> None:
     assert grid.as_another("clusters", "--ca-file", str(authority.file)).returncode == 0
     by_name = grid.url.replace("127.0.0.1", "localhost")
     assert grid.as_another("clusters", KOALA_CA_FILE=str(authority.file), url=by_name).returncode == 0
-    other = Authority(tmp_path, "another")
+    other = CertificateAuthority(tmp_path, "another")
     for ca_file, told in [
         ("", "an authority that this machine does not trust"),
         (str(other.file), "an authority that this machine does not trust"),
@@ -137,12 +148,12 @@ def test_an_agent_that_does_not_know_it_says_why_and_check_does(
 ) -> None:
     url, log = grid.url.replace("https", scheme), tmp_path / "log"
     stranger = grid.start_agent(url, log, tmp_path / "agent")
-    until(lambda: told in log.read_text(), "it to say why")
+    wait_until(lambda: told in log.read_text(), "it to say why")
     stranger.terminate()
     stranger.wait(timeout=60)
     assert AGENT_TOKEN not in log.read_text()
     found = subprocess.run(
-        [*grid.koala, "check", "south", "--url", url, "--directory", str(tmp_path / "agent"), "--json"],
+        [*grid.koala_command, "check", "south", "--url", url, "--directory", str(tmp_path / "agent"), "--json"],
         env=grid.environment | {"KOALA_AGENT_TOKEN": AGENT_TOKEN},
         capture_output=True,
         text=True,
@@ -155,12 +166,12 @@ def test_an_agent_that_does_not_know_it_says_why_and_check_does(
 
 @pytest.mark.evidence("L6")
 def test_a_renewed_certificate_is_shown_while_a_log_is_followed(
-    grid: Secured, authority: Authority, tmp_path: Path
+    grid: Secured, authority: CertificateAuthority, tmp_path: Path
 ) -> None:
-    gate = grid.gate()
+    gate = grid.make_gate()
     job = grid.submit({"type": "flexible", "total_size": 2}, *gate.hold)
     following = subprocess.Popen(
-        [*grid.koala, "logs", str(job), "--follow"],
+        [*grid.koala_command, "logs", str(job), "--follow"],
         env=grid.environment | {"KOALA_URL": grid.url},
         stdout=subprocess.PIPE,
         text=True,
@@ -168,23 +179,23 @@ def test_a_renewed_certificate_is_shown_while_a_log_is_followed(
     heard = threading.Thread(target=lambda: lines.extend(following.stdout or ()))
     lines: list[str] = []
     heard.start()
-    grid.wait_state(job, "running")
+    grid.wait_for_state(job, "running")
     trust = Trust(authority.file)
     before, renewed = served(grid.url, trust), authority.issue()
     grid.pair.replace_with(renewed)
-    until(lambda: served(grid.url, trust) != before, "the new certificate to be shown")
+    wait_until(lambda: served(grid.url, trust) != before, "the new certificate to be shown")
     assert served(grid.url, trust) == renewed.certificate.read_text()
     grid.pair.key.write_text("broken")
     log = grid.directory.parent / "daemon.log"
-    until(lambda: "the old certificate stays" in log.read_text(), "the broken file to be told of")
+    wait_until(lambda: "the old certificate stays" in log.read_text(), "the broken file to be told of")
     assert served(grid.url, trust) == renewed.certificate.read_text()
     gate.open()
     heard.join(60)
     assert following.wait(timeout=60) == 0
     assert lines == ["done\n", "done\n"]
-    assert grid.run("queue").returncode == 0, "whoever comes now is shown the new one, which the register has"
+    assert grid.run_koala("queue").returncode == 0, "whoever comes now is shown the new one, which the register has"
     grid.kill_agent("north")
-    until(lambda: grid.cluster("north")["state"] == "usable", "the next agent to know the daemon by it")
+    wait_until(lambda: grid.get_cluster("north")["state"] == "usable", "the next agent to know the daemon by it")
 
 
 def test_what_asks_by_tls_where_none_is_spoken_is_told_so(grid: Secured) -> None:
@@ -207,7 +218,7 @@ def test_what_asks_by_tls_where_none_is_spoken_is_told_so(grid: Secured) -> None
 def refused(tmp_path: Path, *words: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
     done = subprocess.run(
-        [*Embedded(tmp_path).koala, "serve", "--port", "0", "--data-dir", str(tmp_path / "data"), *words],
+        [*EmbeddedGrid(tmp_path).koala_command, "serve", "--port", "0", "--data-dir", str(tmp_path / "data"), *words],
         env=environment,
         capture_output=True,
         text=True,
@@ -220,7 +231,7 @@ def refused(tmp_path: Path, *words: str) -> str:
 
 @pytest.mark.evidence("L1", "C7")
 def test_no_daemon_serves_other_machines_in_clear_nor_with_half_a_certificate(tmp_path: Path) -> None:
-    pair = Authority(tmp_path / "authority").issue()
+    pair = CertificateAuthority(tmp_path / "authority").issue()
     for host in ("0.0.0.0", "::"):
         said = refused(tmp_path, "--host", host)
         assert said.startswith(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.lrm.local.adapter import START_FAILURES_FILE
-from tests.grid.conftest import WORLDS, world_of
+from tests.grid.conftest import GRID_KINDS, grid_of_kind
+from tests.grid.grid import Grid, wait_until
 from tests.grid.testbed import Testbed
-from tests.grid.world import World, until
 
 pytestmark = pytest.mark.processes
 
@@ -17,9 +17,9 @@ BROKEN = "north"
 ON_IT = {"type": "fixed", "components": [{"size": 1, "cluster": BROKEN}]}
 
 
-@pytest.fixture(params=WORLDS)
-def grid(request: pytest.FixtureRequest) -> Iterator[World]:
-    yield from world_of(
+@pytest.fixture(params=GRID_KINDS)
+def grid(request: pytest.FixtureRequest) -> Iterator[Grid]:
+    yield from grid_of_kind(
         request,
         KOALA_RULES__PROBATION_PAUSE="1",
         KOALA_RULES__PROBATION_PAUSE_MAX="2",
@@ -28,10 +28,10 @@ def grid(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 @contextmanager
-def every_start_fails(grid: World) -> Iterator[None]:
+def every_start_fails(grid: Grid) -> Iterator[None]:
     """On the broken cluster; nodes stay idle, for the resource manager thinks that all is well."""
     if isinstance(grid, Testbed):
-        nodes = [node for node in grid.workplaces if node.service.startswith(BROKEN)]
+        nodes = [node for node in grid.worker_nodes if node.service.startswith(BROKEN)]
         # What slurmd starts in a job's name may run nothing that the runner needs.
         break_, mend = (
             "chmod 700 $(readlink -f /opt/koala/bin/python)",
@@ -45,7 +45,7 @@ def every_start_fails(grid: World) -> Iterator[None]:
             for node in nodes:
                 node.shell(mend)
         return
-    switch = Path(grid.cluster(BROKEN)["details"]["directory"], START_FAILURES_FILE)
+    switch = Path(grid.get_cluster(BROKEN)["details"]["directory"], START_FAILURES_FILE)
     switch.write_text("1")
     try:
         yield
@@ -53,25 +53,27 @@ def every_start_fails(grid: World) -> Iterator[None]:
         switch.unlink()
 
 
-def test_a_cluster_whose_every_start_fails_is_given_up_and_comes_back_after_it_was_mended(grid: World) -> None:
+def test_a_cluster_whose_every_start_fails_is_given_up_and_comes_back_after_it_was_mended(grid: Grid) -> None:
     others = sum(size for name, size in grid.nodes.items() if name != BROKEN)
     with every_start_fails(grid):
         stubborn = grid.submit(ON_IT, "true", max_restarts=1000)
-        until(lambda: grid.cluster(BROKEN)["state"] in ("unusable", "probation"), "three errors in a row")
-        assert grid.job(stubborn)["restarts"] >= 3
-        assert grid.job(stubborn)["state"] not in ("succeeded", "failed")
+        wait_until(lambda: grid.get_cluster(BROKEN)["state"] in ("unusable", "probation"), "three errors in a row")
+        assert grid.get_job(stubborn)["restarts"] >= 3
+        assert grid.get_job(stubborn)["state"] not in ("succeeded", "failed")
         wide = [grid.submit({"type": "flexible", "total_size": others}, "true", max_restarts=1000) for _ in range(2)]
         small = [grid.submit({"type": "flexible", "total_size": 1}, "true", max_restarts=1000) for _ in range(6)]
         for ident in (*wide, *small):
-            job = grid.wait(ident)
+            job = grid.wait_for_end(ident)
             assert job["state"] == "succeeded", job
             assert BROKEN not in {component["cluster"] for component in job["components"]}
-        given_up = grid.job(stubborn)["restarts"]
-        until(lambda: grid.job(stubborn)["restarts"] > given_up, "a trial that fails")
-        assert grid.cluster(BROKEN)["state"] != "usable"
-    assert grid.wait(stubborn)["state"] == "succeeded"
-    until(lambda: grid.cluster(BROKEN)["state"] == "usable", "the cluster to be trusted again")
-    assert grid.cluster(BROKEN)["errors"] == 0
+        given_up = grid.get_job(stubborn)["restarts"]
+        wait_until(lambda: grid.get_job(stubborn)["restarts"] > given_up, "a trial that fails")
+        assert grid.get_cluster(BROKEN)["state"] != "usable"
+    assert grid.wait_for_end(stubborn)["state"] == "succeeded"
+    wait_until(lambda: grid.get_cluster(BROKEN)["state"] == "usable", "the cluster to be trusted again")
+    assert grid.get_cluster(BROKEN)["errors"] == 0
     everything = sum(grid.nodes.values())
-    assert grid.wait(grid.submit({"type": "flexible", "total_size": everything}, "true"))["state"] == "succeeded"
-    grid.settle()
+    assert (
+        grid.wait_for_end(grid.submit({"type": "flexible", "total_size": everything}, "true"))["state"] == "succeeded"
+    )
+    grid.wait_until_idle()

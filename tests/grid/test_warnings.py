@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.grid.embedded import Embedded, close
-from tests.grid.world import until
+from tests.grid.embedded import EmbeddedGrid, close_grid
+from tests.grid.grid import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -54,17 +54,17 @@ while not grid.allreduce(os.path.exists(gate), MPI.LOR):
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
-    embedded = Embedded(tmp_path_factory.mktemp("grid") / "data").start()
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
+    embedded = EmbeddedGrid(tmp_path_factory.mktemp("grid") / "data").start()
     yield embedded
-    embedded.settle()
-    close(embedded)
+    embedded.wait_until_idle()
+    close_grid(embedded)
 
 
 class Saving:
     """A job on two nodes of north whose programs keep what they have done in files of their own."""
 
-    def __init__(self, grid: Embedded, folder: Path, warning: str = "TERM@60", **more: Any) -> None:
+    def __init__(self, grid: EmbeddedGrid, folder: Path, warning: str = "TERM@60", **more: Any) -> None:
         self.grid, self.state, self.gate = grid, folder / "state", folder / "gate"
         request = {"type": "fixed", "components": [{"size": 2, "cluster": more.pop("cluster", "north")}]}
         # A warning that comes before Python is there waits for it.
@@ -75,15 +75,15 @@ class Saving:
 
     def runs(self, generation: int = 1) -> None:
         """An attempt runs, and its signals are handled."""
-        until(lambda: self.grid.job(self.ident)["generation"] == generation, "the attempt")
-        until(lambda: self.grid.logs(self.ident).count("from ") == 2, "both of its programs to be ready")
+        wait_until(lambda: self.grid.get_job(self.ident)["generation"] == generation, "the attempt")
+        wait_until(lambda: self.grid.read_output(self.ident).count("from ") == 2, "both of its programs to be ready")
 
     def ends(self) -> dict[str, Any]:
         self.gate.touch()
-        return self.grid.wait(self.ident)
+        return self.grid.wait_for_end(self.ident)
 
     def events(self, name: str) -> list[str]:
-        return [entry["reason"] for entry in self.grid.job(self.ident)["timeline"] if entry["event"] == name]
+        return [entry["reason"] for entry in self.grid.get_job(self.ident)["timeline"] if entry["event"] == name]
 
     def saved(self) -> list[int]:
         return [int(self.state.with_name(f"state.{index}").read_text()) for index in (0, 1)]
@@ -96,13 +96,13 @@ def goes_on_from_what_was_saved(job: Saving) -> None:
     assert min(saved) > 0
     end = job.ends()
     assert (end["state"], end["generation"], end["restarts"]) == ("succeeded", 2, 0)
-    said = job.grid.logs(job.ident).splitlines()
+    said = job.grid.read_output(job.ident).splitlines()
     assert sorted(line for line in said if line != "done") == sorted(f"from {each}" for each in saved)
     assert len(job.events("warned")) == 1
     assert not job.events("not-warned")
 
 
-def test_a_preempted_job_saves_itself_and_goes_on(grid: Embedded, tmp_path: Path) -> None:
+def test_a_preempted_job_saves_itself_and_goes_on(grid: EmbeddedGrid, tmp_path: Path) -> None:
     job = Saving(grid, tmp_path)
     high = grid.submit(
         {"type": "fixed", "components": [{"size": grid.nodes["north"], "cluster": "north"}]},
@@ -110,25 +110,25 @@ def test_a_preempted_job_saves_itself_and_goes_on(grid: Embedded, tmp_path: Path
         launcher="processes",
         priority="high",
     )
-    assert grid.wait(high)["generation"] == 1, "it has waited for the grace"
+    assert grid.wait_for_end(high)["generation"] == 1, "it has waited for the grace"
     goes_on_from_what_was_saved(job)
 
 
 @pytest.mark.mpi
-def test_every_rank_of_an_mpi_program_is_told_and_mpirun_is_not(grid: Embedded, tmp_path: Path) -> None:
+def test_every_rank_of_an_mpi_program_is_told_and_mpirun_is_not(grid: EmbeddedGrid, tmp_path: Path) -> None:
     """Only when all were it saves itself; it leaves both of its clusters for what is wanted on one."""
     state, gate = tmp_path / "state", tmp_path / "gate"
     both = {"type": "fixed", "components": [{"size": 2, "cluster": name} for name in ("north", "south")]}
     command = (sys.executable, "-u", "-c", TOGETHER, str(state), str(gate))
     ident = grid.submit(both, *command, launcher="openmpi", warning="TERM@60")
-    until(lambda: grid.logs(ident).count("from 0") == 4, "all ranks")
+    wait_until(lambda: grid.read_output(ident).count("from 0") == 4, "all ranks")
     all_of_north = {"type": "fixed", "components": [{"size": grid.nodes["north"], "cluster": "north"}]}
     high = grid.submit(all_of_north, "true", priority="high")
-    assert grid.wait(high)["generation"] == 1
+    assert grid.wait_for_end(high)["generation"] == 1
     saved = int(state.read_text())
-    until(lambda: grid.logs(ident).count(f"from {saved}") == 4, "all ranks to confirm")
+    wait_until(lambda: grid.read_output(ident).count(f"from {saved}") == 4, "all ranks to confirm")
     gate.touch()
-    end = grid.wait(ident)
+    end = grid.wait_for_end(ident)
     assert (end["state"], end["generation"], end["restarts"]) == ("succeeded", 2, 0)
     events = [entry["event"] for entry in end["timeline"]]
     assert (events.count("warned"), events.count("not-warned")) == (2, 0)

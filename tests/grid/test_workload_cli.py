@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import EmbeddedGrid
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
@@ -27,8 +27,8 @@ NAMES = {
 }
 
 
-def generated(grid: Embedded, file: Path, *options: str) -> str:
-    made = grid.run(
+def generated(grid: EmbeddedGrid, file: Path, *options: str) -> str:
+    made = grid.run_koala(
         "workload",
         "generate",
         "--sizes",
@@ -51,10 +51,10 @@ def generated(grid: Embedded, file: Path, *options: str) -> str:
     return str(file)
 
 
-def test_a_run_with_background_load(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+def test_a_run_with_background_load(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
     grid = make_grid(KOALA_BACKGROUND_LOAD="true")
     file = generated(grid, tmp_path / "w.jsonl", "--jobs", str(JOBS))
-    done = grid.run("workload", "run", file, *RUN, timeout=110)
+    done = grid.run_koala("workload", "run", file, *RUN, timeout=110)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "w.jsonl.report"
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
@@ -78,4 +78,4 @@ def test_a_run_with_background_load(make_grid: Callable[..., Embedded], tmp_path
     for name in ("response", "coallocated", "utilisation", "cdf", "sizes"):
         assert (folder / f"{name}.png").stat().st_size > 5000
         assert f"{name}.png" in done.stdout
-    grid.settle()
+    grid.wait_until_idle()

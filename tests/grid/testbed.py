@@ -1,4 +1,4 @@
-"""The testbed (``make testbed``) as a world for the same scenarios: real Slurm and Grid Engine, a container a node."""
+"""The testbed (``make testbed``) as a grid: Slurm and Grid Engine with one container for each node."""
 
 import uuid
 from collections.abc import Callable, Iterable
@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.grid.containers import Container, containers
-from tests.grid.world import Folder, Gate, Load, Seen, World, until
-from tests.needs import TESTBED
+from tests.grid.containers import Container, list_containers
+from tests.grid.grid import Folder, Gate, Grid, Load, NodeProcess, wait_until
+from tests.needs import TESTBED_ENV
 
 CLUSTERS = {"north": ("slurm", 3), "south": ("slurm", 2), "east": ("sge", 3)}
-"""The clusters of the common scenarios. West (Slurm 24.11) is drained but for the tests of test_testbed_current.py."""
+"""The clusters of the common scenarios. West (Slurm 24.11) is drained except in test_testbed_current.py."""
 WEST = "west"
 ADDRESSES = {"north-head": "198.18.0.10", "south-head": "198.18.0.20", "east-head": "198.18.0.30"}
 
@@ -27,23 +27,23 @@ class NodeGate(Gate):
 
 
 class SharedFolder(Folder):
-    """Called /projects/NAME by the submitter, and something else in every cluster."""
+    """A folder that is /projects/NAME for the submitter and has another path in every cluster."""
 
     def __init__(self, heads: dict[str, Container]) -> None:
         self._heads, self._name = heads, uuid.uuid4().hex
         self.path = f"/projects/{self._name}"
         for cluster, head in heads.items():
-            head.run("mkdir", self._there(cluster), user="koala")
+            head.run("mkdir", self._path_in_cluster(cluster), user="koala")
 
-    def _there(self, cluster: str) -> str:
+    def _path_in_cluster(self, cluster: str) -> str:
         return f"/shared/{cluster}/{'work' if cluster == 'south' else 'projects'}/{self._name}"
 
     def read(self, name: str, cluster: str) -> str:
-        return self._heads[cluster].run("cat", f"{self._there(cluster)}/{name}")
+        return self._heads[cluster].run("cat", f"{self._path_in_cluster(cluster)}/{name}")
 
 
-class LocalUsersJob(Load):
-    """Of alice, who knows nothing of koala."""
+class LocalUserJob(Load):
+    """A job that the user alice submits to the resource manager directly."""
 
     def __init__(self, head: Container, cluster: str, nodes: int) -> None:
         self._head, self._kind = head, CLUSTERS[cluster][0]
@@ -52,36 +52,36 @@ class LocalUsersJob(Load):
         else:
             command = ["qsub", "-terse", "-o", "/dev/null", "-j", "y", "-b", "y", "-pe", "koala", str(2 * nodes)]
             command += ["sleep", "300"]
-        self.id = head.shell(f"cd /tmp && {' '.join(map(_quoted, command))}", user="alice").strip()
+        self.id = head.shell(f"cd /tmp && {' '.join(map(_quote, command))}", user="alice").strip()
         if self._kind == "slurm":
-            until(lambda: "RUNNING" in head.run("squeue", "-h", "-j", self.id, "-o", "%T"), "alice's job to run")
+            wait_until(lambda: "RUNNING" in head.run("squeue", "-h", "-j", self.id, "-o", "%T"), "alice's job to run")
         else:
-            until(lambda: " r " in head.shell("qstat -u alice"), "alice's job to run")
+            wait_until(lambda: " r " in head.shell("qstat -u alice"), "alice's job to run")
 
     def stop(self) -> None:
         if self._kind == "slurm":
             self._head.run("scancel", self.id)
-            until(lambda: not self._head.run("squeue", "-h", "-u", "alice"), "alice's job to be gone")
+            wait_until(lambda: not self._head.run("squeue", "-h", "-u", "alice"), "alice's job to be gone")
         else:
             self._head.run("qdel", self.id, user="alice")
-            until(lambda: not self._head.shell("qstat -u alice"), "alice's job to be gone")
+            wait_until(lambda: not self._head.shell("qstat -u alice"), "alice's job to be gone")
 
 
-class Testbed(World):
+class Testbed(Grid):
     """The daemon and the clusters of ``docker-compose.yml``."""
 
     __test__ = False
     python = "python"
     nodes = {name: size for name, (_, size) in CLUSTERS.items()}  # noqa: RUF012
-    six = {"type": "fixed", "components": [{"size": 2, "cluster": name} for name in CLUSTERS]}  # noqa: RUF012
+    six_nodes = {"type": "fixed", "components": [{"size": 2, "cluster": name} for name in CLUSTERS]}  # noqa: RUF012
 
     def __init__(self) -> None:
-        known = dict(line.split("=", 1) for line in TESTBED.read_text().splitlines() if "=" in line)
-        super().__init__(known["KOALA_URL"], known["KOALA_TOKEN"])
-        self.ca_file = Path(known["KOALA_CA_FILE"])
-        self.containers = containers()
+        settings = dict(line.split("=", 1) for line in TESTBED_ENV.read_text().splitlines() if "=" in line)
+        super().__init__(settings["KOALA_URL"], settings["KOALA_TOKEN"])
+        self.ca_file = Path(settings["KOALA_CA_FILE"])
+        self.containers = list_containers()
         self.heads = {name: self.containers[f"{name}-head"] for name in CLUSTERS}
-        self.workplaces = [
+        self.worker_nodes = [
             self.containers[f"{name}-{number}"] for name, size in self.nodes.items() for number in range(1, size + 1)
         ]
         self._pool = ThreadPoolExecutor(len(self.containers))
@@ -104,79 +104,87 @@ class Testbed(World):
         answer = self.http.post(f"/api/v1/clusters/{cluster}/resume", json={})
         assert answer.is_success, answer.text
 
-    def clusters(self) -> list[dict[str, Any]]:
+    def list_clusters(self) -> list[dict[str, Any]]:
         """Return the clusters of the common scenarios."""
-        return [cluster for cluster in super().clusters() if cluster["name"] in CLUSTERS]
+        return [cluster for cluster in super().list_clusters() if cluster["name"] in CLUSTERS]
 
-    def cluster(self, name: str) -> dict[str, Any]:
-        return next(cluster for cluster in super().clusters() if cluster["name"] == name)
+    def get_cluster(self, name: str) -> dict[str, Any]:
+        return next(cluster for cluster in super().list_clusters() if cluster["name"] == name)
 
-    def kill(self) -> None:
+    def kill_daemon(self) -> None:
         self.containers["daemon"].hold("daemon")
 
-    def end(self) -> int:
+    def stop_daemon(self) -> int:
         daemon = self.containers["daemon"]
         daemon.shell("touch /run/held/daemon; kill $(cat /run/kept/daemon)")
-        until(lambda: not [p for p in daemon.processes() if "serve" in p[2]], "the daemon to end")
+        wait_until(lambda: not [p for p in daemon.list_processes() if "serve" in p[2]], "the daemon to end")
         return 0
 
-    # What is really there
+    # Processes and nodes
 
-    def processes(self) -> list[Seen]:
-        """What carries our marks, on every node: looked up in each container."""
+    def list_processes(self) -> list[NodeProcess]:
+        """Return runners and processes of components in the containers of all nodes."""
 
-        def look(container: Container) -> list[Seen]:
+        def list_in_container(container: Container) -> list[NodeProcess]:
             return [
-                Seen(pid, parent, command, environment, container.service, self._killer(container, pid))
-                for pid, parent, command, environment in container.processes()
+                NodeProcess(pid, parent, command, environment, container.service, self._make_killer(container, pid))
+                for pid, parent, command, environment in container.list_processes()
                 if "KOALA_COMPONENT_TOKEN" in environment or "runner.py" in " ".join(command)
             ]
 
-        return [seen for found in self._pool.map(look, self.workplaces) for seen in found]
+        return [process for processes in self._pool.map(list_in_container, self.worker_nodes) for process in processes]
 
-    def workers(self, token: str = "") -> list[Seen]:
-        return [p for p in self._of(token) if not _is_runner(p)]
+    def list_workers(self, token: str = "") -> list[NodeProcess]:
+        return [process for process in self._processes_of(token) if not _is_runner(process)]
 
-    def runners(self, token: str = "", node: str = "") -> list[Seen]:
-        found = [p for p in self._of(token) if _is_runner(p) and "python" in p.command[0]]
-        return [p for p in found if not node or p.node == node]
+    def list_runners(self, token: str = "", node: str = "") -> list[NodeProcess]:
+        runners = [
+            process for process in self._processes_of(token) if _is_runner(process) and "python" in process.command[0]
+        ]
+        return [process for process in runners if not node or process.node == node]
 
-    def _of(self, token: str) -> list[Seen]:
-        return [p for p in self.processes() if p.environment.get("KOALA_COMPONENT_TOKEN", "").startswith(token)]
+    def _processes_of(self, token: str) -> list[NodeProcess]:
+        return [
+            process
+            for process in self.list_processes()
+            if process.environment.get("KOALA_COMPONENT_TOKEN", "").startswith(token)
+        ]
 
     @staticmethod
-    def _killer(container: Container, pid: int) -> Callable[[], None]:
+    def _make_killer(container: Container, pid: int) -> Callable[[], None]:
         return lambda: (container.run("kill", "-9", str(pid), check=False), None)[1]
 
-    def lrm_jobs(self) -> list[str]:
-        """What the resource managers have in hand of anybody's jobs."""
+    def list_lrm_jobs(self) -> list[str]:
+        """Return a line for each job in the queues of the resource managers."""
         queued = [self.heads[c].shell("squeue -h -o '%i %u %j %T'") for c in ("north", "south")]
         return [line for text in (*queued, self.heads["east"].shell("qstat -u '*'")) for line in text.splitlines()]
 
-    def settle(self) -> None:
-        until(lambda: not self.processes(), "every process on the nodes to be gone")
-        until(lambda: not self.lrm_jobs(), f"the resource managers' queues to be empty: {self.lrm_jobs()}")
-        whole = {name: (size, size, 0) for name, size in self.nodes.items()}
+    def wait_until_idle(self) -> None:
+        wait_until(lambda: not self.list_processes(), "every process on the nodes to be gone")
+        wait_until(
+            lambda: not self.list_lrm_jobs(), f"the resource managers' queues to be empty: {self.list_lrm_jobs()}"
+        )
+        idle_counts = {name: (size, size, 0) for name, size in self.nodes.items()}
 
-        def told() -> dict[str, tuple[int, int, int]]:
-            return {c["name"]: (c["total"], c["idle"], c["used"]) for c in self.clusters()}
+        def read_counts() -> dict[str, tuple[int, int, int]]:
+            return {c["name"]: (c["total"], c["idle"], c["used"]) for c in self.list_clusters()}
 
-        until(lambda: told() == whole, f"every node to be idle: {told()}")
+        wait_until(lambda: read_counts() == idle_counts, f"every node to be idle: {read_counts()}")
 
-    # What may befall it
+    # Faults
 
-    def gate(self) -> NodeGate:
-        return NodeGate(self.workplaces)
+    def make_gate(self) -> NodeGate:
+        return NodeGate(self.worker_nodes)
 
-    def folder(self) -> SharedFolder:
+    def make_folder(self) -> SharedFolder:
         return SharedFolder(self.heads)
 
-    def local_load(self, cluster: str, nodes: int) -> LocalUsersJob:
-        return LocalUsersJob(self.heads[cluster], cluster, nodes)
+    def start_local_job(self, cluster: str, nodes: int) -> LocalUserJob:
+        return LocalUserJob(self.heads[cluster], cluster, nodes)
 
     def kill_agent(self, cluster: str) -> None:
         self.heads[cluster].hold("agent")
-        until(lambda: self.cluster(cluster)["state"] == "unreachable", "the loss to be noticed")
+        wait_until(lambda: self.get_cluster(cluster)["state"] == "unreachable", "the loss to be noticed")
         self.heads[cluster].release("agent")
 
     def suspend_agent(self, cluster: str) -> Callable[[], None]:
@@ -190,11 +198,11 @@ class Testbed(World):
         self.http.close()
 
 
-def _is_runner(seen: Seen) -> bool:
-    """The runner itself, and what the resource manager has around it."""
-    text = " ".join(seen.command)
+def _is_runner(process: NodeProcess) -> bool:
+    """Tell whether a process is a runner or a process of the resource manager around it."""
+    text = " ".join(process.command)
     return "runner.py" in text or "/launch" in text or "slurmstepd" in text or "srun" in text or "qrsh" in text
 
 
-def _quoted(word: str) -> str:
-    return f"'{word}'" if " " in word else word
+def _quote(argument: str) -> str:
+    return f"'{argument}'" if " " in argument else argument

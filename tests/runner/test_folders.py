@@ -12,7 +12,7 @@ import pytest
 
 from koalapy.runner import folders
 from koalapy.runner.folders import MARK, make_folder, remove_stale_folders, remove_tree
-from tests.deep_folders import deepened
+from tests.deep_folders import deep_folder
 from tests.needs import ROOT, needs
 
 HOLDER = """
@@ -154,7 +154,7 @@ def test_folder_with_file_of_another_user_is_found_again(left: Path, capfd: pyte
 def test_folders_deeper_than_python_can_go_are_removed(tmp_path: Path, remove: Callable[[Path], object]) -> None:
     path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
     os.close(mark)
-    with deepened(Path(path)) as folder:
+    with deep_folder(Path(path)) as folder:
         remove(folder)
         assert os.listdir(tmp_path) == []
 

@@ -12,7 +12,7 @@ import pytest
 
 from koalapy.runner.installation import Installation
 from koalapy.runner.plan import Plan
-from tests.needs import OPEN_MPI_4, SERIES_4, needs
+from tests.needs import OPEN_MPI_4, OPEN_MPI_4_PREFIX, needs
 from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, plan
 from tests.runner.installations import copy_to
 from tests.runner.test_openmpi import gang
@@ -100,7 +100,7 @@ LAUNCH_AGENT = 'shift; TMPDIR=$(mktemp -d) && export TMPDIR && exec sh -c "$*"\n
     "profile",
     [
         pytest.param({}, id="series 5"),
-        pytest.param({"KOALA_MPI_PREFIX": str(SERIES_4)}, id="series 4", marks=needs(OPEN_MPI_4)),
+        pytest.param({"KOALA_MPI_PREFIX": str(OPEN_MPI_4_PREFIX)}, id="series 4", marks=needs(OPEN_MPI_4)),
     ],
 )
 def test_a_program_on_more_hosts_than_open_mpi_launches_at_once(tmp_path: Path, profile: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from koalapy.runner.exec_guard import REFUSAL
 from koalapy.runner.networks import own_addresses
-from tests.needs import OPEN_MPI_4, SERIES_4
+from tests.needs import OPEN_MPI_4, OPEN_MPI_4_PREFIX
 from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive
 from tests.runner.installations import origin
 from tests.runner.test_lease import state_of
@@ -25,7 +25,7 @@ SERIES = [5, pytest.param(4, marks=pytest.mark.skipif(not OPEN_MPI_4.is_met, rea
 
 
 def prefix_of(series: int) -> Path:
-    return origin() if series == 5 else SERIES_4
+    return origin() if series == 5 else OPEN_MPI_4_PREFIX
 
 
 def write_mpirun(folder: Path, series: int, script: str) -> dict[str, str]:

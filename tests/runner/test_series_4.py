@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.runner.processes import descendants
-from tests.needs import SERIES_4
+from tests.needs import OPEN_MPI_4_PREFIX
 from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive
 from tests.runner.connections import cut
 from tests.runner.test_clusters_differ import WHERE_AM_I, said
@@ -18,7 +18,7 @@ from tests.runner.test_openmpi import RANK, SLEEPER, gang, run, stop_one_after_t
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
-SERIES = {"KOALA_MPI_PREFIX": str(SERIES_4), "KOALA_MPI_SERIES": "4"}
+SERIES = {"KOALA_MPI_PREFIX": str(OPEN_MPI_4_PREFIX), "KOALA_MPI_SERIES": "4"}
 
 
 async def asleep(agent: FakeAgent) -> list[FakeNode]:

@@ -10,10 +10,10 @@ from koalapy.store.engine import make_engine
 from koalapy.store.opening import Stores, migrate, stores_in_database
 from koalapy.store.output import FileOutput
 from koalapy.store.sql import SqlStore
-from tests.needs import postgresql
+from tests.needs import find_postgresql
 from tests.store.postgresql import Server
 
-INSTALLED = postgresql()
+INSTALLED = find_postgresql()
 collect_ignore = [] if INSTALLED else ["test_postgresql.py"]
 
 

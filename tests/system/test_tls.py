@@ -8,7 +8,7 @@ import pytest
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
 from koalapy.system.tls import Trust, explain_tls_error, pinned_context
-from tests.certificates import Authority
+from tests.certificates import CertificateAuthority
 from tests.daemon.test_certificate import shown
 
 
@@ -24,7 +24,7 @@ from tests.daemon.test_certificate import shown
 def test_a_certificate_that_is_not_the_right_one_is_refused_with_the_way_out(
     tmp_path: Path, hosts: list[str], days: float, told: str
 ) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     pair = authority.issue(hosts, days)
     served = Certificate(pair.certificate, pair.key, tmp_path).context
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
@@ -36,7 +36,7 @@ def test_a_certificate_that_is_not_the_right_one_is_refused_with_the_way_out(
 
 @pytest.mark.evidence("L2")
 def test_one_by_another_authority_is_refused_and_so_is_every_other_where_one_is_pinned(tmp_path: Path) -> None:
-    authority, other = Authority(tmp_path), Authority(tmp_path / "other")
+    authority, other = CertificateAuthority(tmp_path), CertificateAuthority(tmp_path / "other")
     pair, sibling = authority.issue(), authority.issue()
     served = Certificate(pair.certificate, pair.key, tmp_path).context
     assert shown(served, pinned_context(pair.certificate.read_text()), "whatever") == pair.certificate.read_text()
@@ -48,7 +48,7 @@ def test_one_by_another_authority_is_refused_and_so_is_every_other_where_one_is_
 
 
 def test_a_pinned_one_is_known_also_when_it_has_expired(tmp_path: Path) -> None:
-    pair = Authority(tmp_path).issue(["grid.example.org"], days=-1.0)
+    pair = CertificateAuthority(tmp_path).issue(["grid.example.org"], days=-1.0)
     served = Certificate(pair.certificate, pair.key, tmp_path)
     assert shown(served.context, Trust(pinned=served.shown).create_context()) == pair.certificate.read_text()
 
@@ -72,7 +72,7 @@ def test_other_errors_are_told_by_those_who_know_them() -> None:
 
 
 def test_others_are_told_of_few_authorities_only(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
+    authority = CertificateAuthority(tmp_path)
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, tmp_path).context
     told = Trust(authority.file).shared_authorities()

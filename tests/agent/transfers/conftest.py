@@ -27,7 +27,7 @@ from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from tests import needs as needed
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
-from tests.deep_folders import deepened
+from tests.deep_folders import deep_folder
 from tests.signals import until
 
 INSTANCE, T = "test", "7.1.0"
@@ -354,5 +354,5 @@ async def south(tmp_path: Path, wire: Wire) -> AsyncIterator[FileSite]:
 def deep(tmp_path: Path) -> Iterator[Path]:
     """Folders within each other, more than Python can go down."""
     (tmp_path / "deep").mkdir()
-    with deepened(tmp_path / "deep") as top:
+    with deep_folder(tmp_path / "deep") as top:
         yield top

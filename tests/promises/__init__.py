@@ -1,1 +1,0 @@
-"""The promises of the README, each kept end to end by one daemon. They belong to ring 1."""
