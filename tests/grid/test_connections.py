@@ -20,8 +20,8 @@ class FewFiles(EmbeddedGrid):
     """Of which the system allows no more than the usual number."""
 
     @property
-    def koala(self) -> list[str]:
-        return ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *super().koala]
+    def koala_command(self) -> list[str]:
+        return ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *super().koala_command]
 
 
 @pytest.fixture

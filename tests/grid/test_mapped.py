@@ -52,9 +52,9 @@ class MappedGrid(EmbeddedGrid):
         super().__init__(directory, KOALA_CONFIG=str(configuration))
 
     @property
-    def koala(self) -> list[str]:
+    def koala_command(self) -> list[str]:
         mounts = "; ".join(f"mount --bind {self._folder}/{name} /etc/{name}" for name in ("passwd", "group"))
-        return ["unshare", "--mount", "sh", "-ec", f'{mounts}; exec "$@"', "sh", *super().koala]
+        return ["unshare", "--mount", "sh", "-ec", f'{mounts}; exec "$@"', "sh", *super().koala_command]
 
 
 class Person:

@@ -44,8 +44,8 @@ LONG = re.compile(r"\b[0-9a-f]{48,}\b|\b[A-Za-z0-9_-]{40,}\b")
 
 class Unprivileged(EmbeddedGrid):
     @property
-    def koala(self) -> list[str]:
-        return [*WITHOUT_CAPABILITIES, *super().koala]
+    def koala_command(self) -> list[str]:
+        return [*WITHOUT_CAPABILITIES, *super().koala_command]
 
 
 @dataclass(frozen=True, slots=True)
