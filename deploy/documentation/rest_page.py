@@ -43,13 +43,24 @@ def document() -> Json:
 
 
 def page(found: Json) -> str:
-    """As Markdown; the part by hand stands before what is made."""
-    return "\n".join([_problem_codes(), _every_operation(found), _schemas(found)])
+    """Return the reference as Markdown: codes of errors, permissions, operations and schemas."""
+    return "\n".join([_problem_codes(), _permissions(found), _every_operation(found), _schemas(found)])
 
 
 def _problem_codes() -> str:
     rows = [(f"`{code}`", str(code.status), code.meaning) for code in ProblemCode]
-    return "\n".join(["", "### Codes of problems { #problem-codes }", "", *_table(("code", "status", "meaning"), rows)])
+    return "\n".join(["", "### Error codes { #problem-codes }", "", *_table(("code", "status", "meaning"), rows)])
+
+
+def _permissions(found: Json) -> str:
+    """Return the table of the access that each operation needs."""
+    rows = [
+        (f"[`{method.upper()} {path}`](#{operation['operationId']})", str(access_of(path, operation["operationId"])))
+        for path, operations in found["paths"].items()
+        for method, operation in operations.items()
+    ]
+    lines = ["## Permissions", "", "`owner`: the job's owner and operators. `public`: no token is needed.", ""]
+    return "\n".join([*lines, *_table(("operation", "access"), sorted(rows, key=lambda row: row[0]))])
 
 
 def _every_operation(found: Json) -> str:
@@ -80,7 +91,7 @@ def _operation(path: str, method: str, operation: Json) -> Iterator[str]:
     answers = sorted(operation["responses"].items())
     well = [f"{status} {_answer(one)}" for status, one in answers if status < "400"]
     problems = ", ".join(status for status, _ in answers if status >= "400")
-    yield f"Answers: {' · '.join(well)}; [problems](#problems): {problems}.\n"
+    yield f"Answers: {' · '.join(well)}; [errors](#errors): {problems}.\n"
 
 
 def _answer(answer: Json) -> str:
