@@ -2,7 +2,7 @@
 
 Ring 1 runs in one process on virtual time. Ring 2 starts real processes, ring 3 uses the testbed's containers, ring 4
 takes hours. A test belongs to ring 1 unless it, or its file by ``pytestmark``, is marked ``processes`` or ``nightly``,
-or has the parameter ``postgresql`` (ring 2) or ``testbed`` (ring 3). A test marked ``promise`` belongs to ring 1 and
+or has the parameter ``postgresql`` (ring 2) or ``testbed`` (ring 3 unless ``nightly``). A test marked ``promise`` belongs to ring 1 and
 may start processes all the same.
 """
 
@@ -40,7 +40,7 @@ settings.register_profile("thorough", UNTIMED, max_examples=THOROUGH_EXAMPLES)
 
 def ring_of(item: pytest.Item) -> int:
     """Return the number of the item's ring."""
-    if is_on_testbed(item.nodeid):
+    if is_on_testbed(item.nodeid) and not item.get_closest_marker("nightly"):
         return RINGS["testbed"]
     if "[postgresql" in item.nodeid:
         return RINGS["processes"]

@@ -20,7 +20,7 @@ def run(pytester: pytest.Pytester, source: str, *arguments: str) -> pytest.RunRe
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("rings", "passed"), [("1", 2), ("2", 1), ("3", 1), ("4", 2), ("1,2,3", 4), ("1,2,3,4", 6)])
+@pytest.mark.parametrize(("rings", "passed"), [("1", 2), ("2", 1), ("3", 1), ("4", 3), ("1,2,3", 4), ("1,2,3,4", 7)])
 def test_rings_option_runs_the_tests_of_these_rings(pytester: pytest.Pytester, rings: str, passed: int) -> None:
     source = """
         import pytest
@@ -38,6 +38,9 @@ def test_rings_option_runs_the_tests_of_these_rings(pytester: pytest.Pytester, r
         def test_property(n): pass
         @pytest.mark.nightly
         def test_nightly(): pass
+        @pytest.mark.nightly
+        @pytest.mark.parametrize("world", ["testbed"])
+        def test_long_on_testbed(world): pass
     """
     run(pytester, source, "--rings", rings).assert_outcomes(passed=passed)
 
