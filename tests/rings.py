@@ -2,8 +2,8 @@
 
 Ring 1 runs in one process on virtual time. Ring 2 starts real processes, ring 3 uses the testbed's containers, ring 4
 takes hours. A test belongs to ring 1 unless it, or its file by ``pytestmark``, is marked ``processes`` or ``nightly``,
-or has the parameter ``postgresql`` (ring 2) or ``testbed`` (ring 3 unless ``nightly``). A test marked ``promise`` belongs to ring 1 and
-may start processes all the same.
+or has the parameter ``postgresql`` (ring 2) or ``testbed`` (ring 3 unless ``nightly``). A test marked ``promise``
+belongs to ring 1 and may start processes all the same.
 """
 
 import asyncio
