@@ -189,7 +189,7 @@ class RunAs:
         if self.switch_method is SwitchMethod.SUDO and answer.code != 0 and SUDO_REJECTION.search(answer.errors):
             raise SiteRejected(
                 f"sudo does not let this agent run {argv[0]} as {user}: {answer.error_line.removeprefix('sudo: ')}",
-                hint="see docs/clusters.md, Whose processes, for the rules that it needs",
+                hint="see docs/clusters.md, Job accounts, for the rules that it needs",
                 fault=SiteFault.SITE,
             )
         return answer
@@ -207,7 +207,7 @@ class RunAs:
             return [_find_program("sudo"), "-n", "-u", account.name, "--", program, *argv[1:]]
         raise SiteRejected(
             "this agent cannot run anything as other accounts: it has no root rights, capabilities or sudo",
-            hint="see docs/clusters.md, Whose processes",
+            hint="see docs/clusters.md, Job accounts",
             fault=SiteFault.SITE,
         )
 

@@ -154,7 +154,7 @@ async def test_run_without_sudo_rule_is_rejected(tmp_path: Path, monkeypatch: py
     with pytest.raises(SiteRejected, match="does not let this agent run sbatch as alice: a password") as error:
         await run_as.run("alice", "sbatch", environment=dict(os.environ))
     assert error.value.fault == "site"
-    assert "Whose processes" in error.value.hint
+    assert "Job accounts" in error.value.hint
 
 
 @pytest.mark.processes

@@ -33,7 +33,7 @@ from koalapy.model.errors import SiteError
 
 PROGRAMS = {"slurm": ("sbatch", "scancel", "sacct"), "sge": ("qsub", "qdel")}
 """Programs that the agent runs as other accounts, by kind of resource manager."""
-SEE = "see docs/clusters.md, Whose processes"
+SEE = "see docs/clusters.md, Job accounts"
 SWITCH_METHODS = {
     SwitchMethod.SETUID: "this agent changes its account itself",
     SwitchMethod.SUDO: "this agent uses sudo",

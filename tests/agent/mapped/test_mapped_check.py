@@ -80,7 +80,7 @@ async def test_check_accounts_without_sudo_rule_fails(
         "sudo for sbatch",
         False,
         "sudo: a password is required",
-        "add sbatch to the agent's rules, with NOPASSWD: see docs/clusters.md, Whose processes",
+        "add sbatch to the agent's rules, with NOPASSWD: see docs/clusters.md, Job accounts",
     )
 
 

@@ -35,7 +35,7 @@ def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl | DrmaaAc
         raise SiteRejected(
             "a DRMAA library cannot be used for other accounts by rules of sudo",
             field="library",
-            hint="leave the cluster's library out: commands are used then; see docs/clusters.md, Whose processes",
+            hint="leave the cluster's library out: commands are used then; see docs/clusters.md, Job accounts",
             fault=SiteFault.SITE,
         )
     return DrmaaAccounts(library, run_as)
