@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from koalapy.api.fields import as_json
 from koalapy.api.job_views import JobSubmission, JobView, job_view
 from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of
-from koalapy.cli.jobs.submit import submit
+from koalapy.cli.jobs.submit import submit_job
 from koalapy.cli.terminal.arguments import click_command
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.field import describe_fields, split_annotation
@@ -40,7 +40,7 @@ def test_job_field_is_accepted_and_shown_by_the_api(name: str) -> None:
 
 @pytest.mark.parametrize("name", JOB_FIELDS)
 def test_a_field_has_its_option(name: str) -> None:
-    option = next(one for one in click_command("submit", submit).params if one.name == name)
+    option = next(one for one in click_command("submit", submit_job).params if one.name == name)
     assert isinstance(option, click.Option)
     assert (option.opts, option.help) == ([FIELDS[name].option], FIELDS[name].field.help)
     assert option.multiple == form_of(FIELDS[name].type).is_repeated

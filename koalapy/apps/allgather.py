@@ -10,41 +10,41 @@ from numpy.typing import NDArray
 from koalapy.apps import program
 
 
-def pattern(rank: int, turn: int, count: int) -> NDArray[np.int64]:
+def make_pattern(rank: int, turn: int, count: int) -> NDArray[np.int64]:
     """Return the numbers that a rank sends in a turn."""
     return np.arange(count, dtype=np.int64) + 1_000_003 * rank + turn
 
 
 def is_right(received: NDArray[np.int64], turn: int) -> bool:
     """Return whether each row is the pattern of its rank."""
-    return all(np.array_equal(row, pattern(rank, turn, len(row))) for rank, row in enumerate(received))
+    return all(np.array_equal(row, make_pattern(rank, turn, len(row))) for rank, row in enumerate(received))
 
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    options = program.parser(__doc__)
+    options = program.create_parser(__doc__)
     options.add_argument("--count", type=int, default=1000, help="numbers of 8 bytes from each rank")
     options.add_argument("--repeats", type=int, default=100)
-    given = program.parse(options, world)
-    if given.count < 1 or given.repeats < 1:
+    arguments = program.parse_options(options, world)
+    if arguments.count < 1 or arguments.repeats < 1:
         if world.rank == 0:
             print("--count and --repeats must be at least 1", file=sys.stderr)
         return 2
-    received = np.empty((world.size, given.count), dtype=np.int64)
+    received = np.empty((world.size, arguments.count), dtype=np.int64)
     right = 0
     spent = 0.0
-    for turn in range(given.repeats):
-        mine = pattern(world.rank, turn, given.count)
+    for turn in range(arguments.repeats):
+        mine = make_pattern(world.rank, turn, arguments.count)
         started = time.perf_counter()
         world.Allgather(mine, received)
         spent += time.perf_counter() - started
         right += is_right(received, turn)
     total = world.allreduce(right, op=MPI.SUM)
-    wanted = given.repeats * world.size
-    mean = world.allreduce(spent, op=MPI.SUM) / wanted
-    result = f"allgather: {given.count * 8} bytes from each of {world.size} ranks, {1e6 * mean:.0f} µs a call"
-    return program.finish(
-        world, result, f"{total} of {wanted} calls brought what was sent", total == wanted, given.where
+    calls = arguments.repeats * world.size
+    mean = world.allreduce(spent, op=MPI.SUM) / calls
+    result = f"allgather: {arguments.count * 8} bytes from each of {world.size} ranks, {1e6 * mean:.0f} µs a call"
+    return program.print_report(
+        world, result, f"{total} of {calls} calls brought what was sent", total == calls, arguments.where
     )
 
 

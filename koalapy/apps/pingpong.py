@@ -40,44 +40,44 @@ class OneWay:
     """Number of messages of 1 MB."""
 
 
-def message(size: int, partner: int) -> bytes:
+def make_message(size: int, partner: int) -> bytes:
     """Return ``size`` bytes that are specific to a pair of ranks."""
     pattern = bytes((i * 31 + partner) % 251 for i in range(251))
     return (pattern * (size // len(pattern) + 1))[:size]
 
 
-def turn(once: Callable[[], Round], most: int, budget: float) -> list[Round]:
+def run_turn(once: Callable[[], Round], max_rounds: int, budget: float) -> list[Round]:
     """Return the rounds after the first one, at least one; only the first if it took ``TURNS`` budgets or more."""
     first = once()
     if sum(first) >= TURNS * budget:
         return [first]
-    found: list[Round] = []
+    rounds: list[Round] = []
     started = time.perf_counter()
-    while not found or (len(found) < most and time.perf_counter() - started < budget):
-        found.append(once())
-    return found
+    while not rounds or (len(rounds) < max_rounds and time.perf_counter() - started < budget):
+        rounds.append(once())
+    return rounds
 
 
-def sampled(exchange: Callable[[int], Round], most: int, budget: float) -> dict[int, list[Round]]:
+def sample_rounds(exchange: Callable[[int], Round], max_rounds: int, budget: float) -> dict[int, list[Round]]:
     """Return the rounds by message size, about ``most`` of each; a size that takes too long gets one."""
-    found: dict[int, list[Round]] = {size: [] for size in (0, LATENCY_BYTES, BANDWIDTH_BYTES)}
-    turns = min(TURNS, most)
+    rounds_by_size: dict[int, list[Round]] = {size: [] for size in (0, LATENCY_BYTES, BANDWIDTH_BYTES)}
+    turns = min(TURNS, max_rounds)
     for _ in range(turns):
-        for size, rounds in found.items():
+        for size, rounds in rounds_by_size.items():
             if not rounds or sum(rounds[0]) < budget:
-                rounds += turn(partial(exchange, size), most // turns, budget / TURNS)
-    return found
+                rounds += run_turn(partial(exchange, size), max_rounds // turns, budget / TURNS)
+    return rounds_by_size
 
 
 def one_way(seconds: Mapping[int, Sequence[float]]) -> OneWay:
     """Return the latency and bandwidth in one direction from the seconds of its messages by size."""
-    found = {size: _undisturbed(some) for size, some in seconds.items()}
+    durations = {size: _lower_quartile(samples) for size, samples in seconds.items()}
     # An empty answer is never slower than the message; clock errors may suggest otherwise.
-    latency, longer = (max(found[s] - found[0] / 2, found[s] / 2) for s in (LATENCY_BYTES, BANDWIDTH_BYTES))
+    latency, longer = (max(durations[s] - durations[0] / 2, durations[s] / 2) for s in (LATENCY_BYTES, BANDWIDTH_BYTES))
     return OneWay(latency, BANDWIDTH_BYTES / longer, len(seconds[BANDWIDTH_BYTES]))
 
 
-def _undisturbed(seconds: Sequence[float]) -> float:
+def _lower_quartile(seconds: Sequence[float]) -> float:
     """Return the lower quartile: a delay by a rank that waits for its core does not reflect the network."""
     return sorted(seconds)[len(seconds) // 4]
 
@@ -87,15 +87,15 @@ class Side:
 
     def __init__(self, world: MPI.Intracomm, partner: int, mark: int) -> None:
         self._world, self._partner = world, partner
-        self._data, self._buffer, self._empty = message(BANDWIDTH_BYTES, mark), bytearray(BANDWIDTH_BYTES), bytearray()
+        self._data, self._buffer, self._empty = make_message(BANDWIDTH_BYTES, mark), bytearray(BANDWIDTH_BYTES), bytearray()
         self._seen: dict[int, bool] = {}
 
-    def lead(self, most: int, budget: float) -> tuple[list[OneWay], bool]:
+    def lead(self, max_rounds: int, budget: float) -> tuple[list[OneWay], bool]:
         """Measure both directions; return the results, and whether messages arrived unchanged."""
-        rounds = sampled(self._round, most, budget)
+        rounds = sample_rounds(self._round, max_rounds, budget)
         self._world.Send(self._empty, self._partner, END)
-        ways = [one_way({size: [some[way] for some in found] for size, found in rounds.items()}) for way in (0, 1)]
-        return ways, all(self._seen.values())
+        directions = [one_way({size: [pair[direction] for pair in pairs] for size, pairs in rounds.items()}) for direction in (0, 1)]
+        return directions, all(self._seen.values())
 
     def follow(self) -> bool:
         """Answer and return messages until the other rank has measured; return whether they arrived unchanged."""
@@ -105,10 +105,10 @@ class Side:
         return all(self._seen.values())
 
     def _round(self, size: int) -> Round:
-        there, back = self._go(size), array("d", [0.0])
+        forward, back = self._go(size), array("d", [0.0])
         self._take()
         self._world.Recv(back, self._partner, DATA)
-        return there, back[0]
+        return forward, back[0]
 
     def _go(self, size: int) -> float:
         """Return the seconds from sending a message to its answer."""
@@ -133,43 +133,43 @@ class Side:
 
 def as_json(pairs: dict[int, list[OneWay]], repeats: int, passed: bool) -> str:
     """Return one line of JSON; latencies in seconds, bandwidths in bytes per second."""
-    found = [
+    results = [
         {
             "ranks": [0, partner],
             "latency": mean_latency(ways),
             "bandwidth": mean_bandwidth(ways),
             "ways": [
-                {"from": at, "to": to, **asdict(way)}
-                for (at, to), way in zip(((0, partner), (partner, 0)), ways, strict=True)
+                {"from": source, "to": target, **asdict(measured)}
+                for (source, target), measured in zip(((0, partner), (partner, 0)), ways, strict=True)
             ],
         }
         for partner, ways in pairs.items()
     ]
     network = os.environ.get("OMPI_MCA_btl_tcp_if_include", "")  # noqa: SIM112
     sizes = {"latency_bytes": LATENCY_BYTES, "bandwidth_bytes": BANDWIDTH_BYTES, "repeats": repeats}
-    return json.dumps({"program": "pingpong", **sizes, "network": network, "passed": passed, "pairs": found})
+    return json.dumps({"program": "pingpong", **sizes, "network": network, "passed": passed, "pairs": results})
 
 
-def mean_latency(ways: list[OneWay]) -> float:
-    return statistics.fmean(way.latency for way in ways)
+def mean_latency(directions: list[OneWay]) -> float:
+    return statistics.fmean(direction.latency for direction in directions)
 
 
-def mean_bandwidth(ways: list[OneWay]) -> float:
+def mean_bandwidth(directions: list[OneWay]) -> float:
     """Return the mean bandwidth of messages that are sent equally often in each direction."""
-    return statistics.harmonic_mean([way.bandwidth for way in ways])
+    return statistics.harmonic_mean([direction.bandwidth for direction in directions])
 
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    options = program.parser(__doc__)
+    options = program.create_parser(__doc__)
     options.add_argument("--repeats", type=int, default=300, help="messages of each size and way at most")
     options.add_argument("--budget", type=float, default=BUDGET, help="seconds for each size")
     options.add_argument("--json", action="store_true", help="tell the result in one line of JSON, and nothing else")
-    given = program.parse(options, world)
-    if world.size < 2 or given.repeats < 1 or not given.budget > 0:
+    arguments = program.parse_options(options, world)
+    if world.size < 2 or arguments.repeats < 1 or not arguments.budget > 0:
         if world.rank == 0:
-            said = f"not {world.size}, --repeats of at least 1, and a --budget above 0"
-            print(f"pingpong needs 2 ranks or more, {said}", file=sys.stderr)
+            requirements = f"not {world.size}, --repeats of at least 1, and a --budget above 0"
+            print(f"pingpong needs 2 ranks or more, {requirements}", file=sys.stderr)
         return 2
     pairs: dict[int, list[OneWay]] = {}
     right = True
@@ -178,21 +178,21 @@ def main() -> int:
         if world.rank in (0, partner):
             side = Side(world, partner if world.rank == 0 else 0, partner)
             if world.rank == 0:
-                pairs[partner], fine = side.lead(given.repeats, given.budget)
+                pairs[partner], fine = side.lead(arguments.repeats, arguments.budget)
             else:
                 fine = side.follow()
             right = right and fine
     right = bool(world.allreduce(right, MPI.LAND))
-    if given.json:
+    if arguments.json:
         if world.rank == 0:
-            print(as_json(pairs, given.repeats, right), flush=True)
+            print(as_json(pairs, arguments.repeats, right), flush=True)
         return 0 if right else 1
     lines = [
         f"0 - {partner}: {1e3 * mean_latency(ways):.3f} ms for 64 KB, {mean_bandwidth(ways) / 1e6:.0f} MB/s with 1 MB"
         for partner, ways in pairs.items()
     ]
-    result = "\n".join([f"pingpong: {world.size} ranks, up to {given.repeats} repeats", *lines])
-    return program.finish(world, result, "every message came as it was sent", right, given.where)
+    result = "\n".join([f"pingpong: {world.size} ranks, up to {arguments.repeats} repeats", *lines])
+    return program.print_report(world, result, "every message came as it was sent", right, arguments.where)
 
 
 if __name__ == "__main__":

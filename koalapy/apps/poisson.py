@@ -16,12 +16,12 @@ from koalapy.apps import program
 Grid = NDArray[np.float64]
 
 
-def solution(x: Grid, y: Grid) -> Grid:
+def analytic_solution(x: Grid, y: Grid) -> Grid:
     """Return the analytic solution at the points (x, y)."""
     return np.asarray(_bump(x) * _bump(y))
 
 
-def source(x: Grid, y: Grid) -> Grid:
+def source_term(x: Grid, y: Grid) -> Grid:
     """Return -Δ of the solution."""
     return np.asarray(_minus_bend(x) * _bump(y) + _bump(x) * _minus_bend(y))
 
@@ -44,7 +44,7 @@ def minus_laplace(u: Grid, above: Grid, below: Grid, spacing: float) -> Grid:
 
 
 def conjugate_gradients(
-    apply: Callable[[Grid], Grid], dot: Callable[[Grid, Grid], float], right: Grid, tolerance: float, most: int
+    apply: Callable[[Grid], Grid], dot: Callable[[Grid, Grid], float], right: Grid, tolerance: float, max_iterations: int
 ) -> tuple[Grid, int]:
     """Solve apply(u) = right until the residual has fallen by the factor ``tolerance``.
 
@@ -53,19 +53,19 @@ def conjugate_gradients(
     u = np.zeros_like(right)
     residual, direction = right.copy(), right.copy()
     size = first = dot(residual, residual)
-    for iteration in range(most):
+    for iteration in range(max_iterations):
         if size <= tolerance**2 * first:
             return u, iteration
         image = apply(direction)
         step = size / dot(direction, image)
         u += step * direction
         residual -= step * image
-        size, before = dot(residual, residual), size
-        direction = residual + (size / before) * direction
-    return u, most
+        size, previous_size = dot(residual, residual), size
+        direction = residual + (size / previous_size) * direction
+    return u, max_iterations
 
 
-def exchange(world: MPI.Intracomm, u: Grid) -> tuple[Grid, Grid]:
+def exchange_rows(world: MPI.Intracomm, u: Grid) -> tuple[Grid, Grid]:
     """Return the rows next to this rank's block; zeros at the border."""
     above, below = np.zeros(u.shape[1]), np.zeros(u.shape[1])
     up = world.rank - 1 if world.rank > 0 else MPI.PROC_NULL
@@ -77,33 +77,33 @@ def exchange(world: MPI.Intracomm, u: Grid) -> tuple[Grid, Grid]:
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    options = program.parser(__doc__)
+    options = program.create_parser(__doc__)
     options.add_argument("--grid", type=int, default=160, help="inner points in each direction")
     options.add_argument("--iterations", type=int, default=500, help="at most")
     options.add_argument("--tolerance", type=float, default=1e-3, help="largest error that passes")
-    given = program.parse(options, world)
-    if given.grid < world.size:
+    arguments = program.parse_options(options, world)
+    if arguments.grid < world.size:
         if world.rank == 0:
-            print(f"--grid is {given.grid}, but each of the {world.size} ranks needs a row", file=sys.stderr)
+            print(f"--grid is {arguments.grid}, but each of the {world.size} ranks needs a row", file=sys.stderr)
         return 2
     started = time.perf_counter()
-    first, last = program.block(given.grid, world.rank, world.size)
-    spacing = 1.0 / (given.grid + 1)
-    points = np.arange(1, given.grid + 1) * spacing
+    first, last = program.rank_range(arguments.grid, world.rank, world.size)
+    spacing = 1.0 / (arguments.grid + 1)
+    points = np.arange(1, arguments.grid + 1) * spacing
     x, y = np.meshgrid(points, points[first:last])
 
     def apply(u: Grid) -> Grid:
-        return minus_laplace(u, *exchange(world, u), spacing)
+        return minus_laplace(u, *exchange_rows(world, u), spacing)
 
     def dot(a: Grid, b: Grid) -> float:
         return float(world.allreduce(float(np.vdot(a, b)), op=MPI.SUM))
 
-    u, iterations = conjugate_gradients(apply, dot, source(x, y), 1e-6, given.iterations)
-    error = world.allreduce(float(np.abs(u - solution(x, y)).max()), op=MPI.MAX)
+    u, iterations = conjugate_gradients(apply, dot, source_term(x, y), 1e-6, arguments.iterations)
+    error = world.allreduce(float(np.abs(u - analytic_solution(x, y)).max()), op=MPI.MAX)
     took = time.perf_counter() - started
-    result = f"poisson: {given.grid} x {given.grid} points, {world.size} ranks, {iterations} iterations, {took:.2f} s"
-    check = f"max error {error:.1e} <= {given.tolerance:.1e} against the analytic solution"
-    return program.finish(world, result, check, error <= given.tolerance, given.where)
+    result = f"poisson: {arguments.grid} x {arguments.grid} points, {world.size} ranks, {iterations} iterations, {took:.2f} s"
+    check = f"max error {error:.1e} <= {arguments.tolerance:.1e} against the analytic solution"
+    return program.print_report(world, result, check, error <= arguments.tolerance, arguments.where)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from koalapy.apps import program
 
-KNOWN = {10: 4, 100: 25, 1000: 168, 10**4: 1229, 10**5: 9592, 10**6: 78498, 10**7: 664579, 10**8: 5761455}
+PRIME_COUNTS = {10: 4, 100: 25, 1000: 168, 10**4: 1229, 10**5: 9592, 10**6: 78498, 10**7: 664579, 10**8: 5761455}
 """The number of primes up to powers of ten."""
 
 
@@ -34,7 +34,7 @@ def count_between(start: int, end: int) -> int:
     return int(sieve.sum())
 
 
-def legendre(limit: int) -> int:
+def count_by_sums(limit: int) -> int:
     """Return the number of primes up to ``limit`` by another method.
 
     It uses sums over the distinct values of limit // k (Lucy Hedgehog).
@@ -45,34 +45,34 @@ def legendre(limit: int) -> int:
     counts = {v: v - 1 for v in values}
     for p in range(2, root + 1):
         if counts[p] > counts[p - 1]:
-            before = counts[p - 1]
+            smaller_primes = counts[p - 1]
             for v in values:
                 if v < p * p:
                     break
-                counts[v] -= counts[v // p] - before
+                counts[v] -= counts[v // p] - smaller_primes
     return counts.get(limit, 0)
 
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    options = program.parser(__doc__)
+    options = program.create_parser(__doc__)
     options.add_argument("--limit", type=int, default=10**7)
     options.add_argument("--expect", type=int, help="the count to check against; default: the known one")
-    given = program.parse(options, world)
-    if given.limit < 1:
+    arguments = program.parse_options(options, world)
+    if arguments.limit < 1:
         if world.rank == 0:
-            print(f"--limit is {given.limit}, but must be at least 1", file=sys.stderr)
+            print(f"--limit is {arguments.limit}, but must be at least 1", file=sys.stderr)
         return 2
     started = time.perf_counter()
-    first, last = program.block(given.limit + 1, world.rank, world.size)
+    first, last = program.rank_range(arguments.limit + 1, world.rank, world.size)
     count = world.allreduce(count_between(first, last), op=MPI.SUM)
     took = time.perf_counter() - started
-    expected = given.expect
+    expected = arguments.expect
     if expected is None and world.rank == 0:
-        expected = KNOWN.get(given.limit) or legendre(given.limit)
+        expected = PRIME_COUNTS.get(arguments.limit) or count_by_sums(arguments.limit)
     expected = world.bcast(expected, root=0)
-    result = f"prime: {count} primes up to {given.limit}, {world.size} ranks, {took:.2f} s"
-    return program.finish(world, result, f"{count} = {expected}", count == expected, given.where)
+    result = f"prime: {count} primes up to {arguments.limit}, {world.size} ranks, {took:.2f} s"
+    return program.print_report(world, result, f"{count} = {expected}", count == expected, arguments.where)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import errno
 import sys
 
 from koalapy import __version__
-from koalapy.cli.terminal.arguments import Group, Lazy, run
+from koalapy.cli.terminal.arguments import Group, Lazy, run_command
 from koalapy.cli.terminal.streams import OutputLost, give_up_standard_streams, open_standard_streams
 from koalapy.client.errors import CliError, Exit, of_koala
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
@@ -83,7 +83,7 @@ def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
 
 def _run(timeouts: ClientTimeouts) -> int:
     try:
-        return run("koala", KOALA, sys.argv[1:], __version__, timeouts)
+        return run_command("koala", KOALA, sys.argv[1:], __version__, timeouts)
     except (CliError, KoalaError) as error:
         refused = of_koala(error) if isinstance(error, KoalaError) else error
         try:

@@ -27,28 +27,28 @@ class Access:
     """
 
     def __init__(
-        self, url: str | None, shown: str | None, ca: str = "", timeouts: ClientTimeouts = DEFAULT_TIMEOUTS
+        self, url: str | None, user_token: str | None, ca: str = "", timeouts: ClientTimeouts = DEFAULT_TIMEOUTS
     ) -> None:
         """``shown``: the token given by the user, if any; ``ca``: trusted certificates of the daemon, in PEM."""
-        self.parts, self._timeouts, self.ca, self.token = _parsed(url or DEFAULT_URL), timeouts, ca, ""
-        if shown:
-            self.token = showable(shown, "KOALA_TOKEN" if os.environ.get("KOALA_TOKEN") == shown else "--token")
+        self.parts, self._timeouts, self.ca, self.token = _parse_url(url or DEFAULT_URL), timeouts, ca, ""
+        if user_token:
+            self.token = check_showable(user_token, "KOALA_TOKEN" if os.environ.get("KOALA_TOKEN") == user_token else "--token")
         self.pinned: Path | None = None
         """The certificate file of this account's own daemon, if the daemon must show exactly that certificate."""
         self._renews = False
         self.hint = f"correct KOALA_TOKEN or --token: {_WHERE}"
         """Hint for the user if the daemon rejects the token."""
-        if not shown:
+        if not user_token:
             self._find(is_url_given=url is not None)
-        elif (known := _own_daemon(self.parts))[1].certificate:
-            self.parts, self.pinned = known[0], known[1].certificate
+        elif (own_daemon := _own_daemon(self.parts))[1].certificate:
+            self.parts, self.pinned = own_daemon[0], own_daemon[1].certificate
         if self.token:
             self._check_encrypted()
         self.trust = self._trust()
         # A proxy of the environment does not know this machine's addresses, and must not see a token of this account.
         local = self.pinned is not None or is_this_machine(self.parts.hostname or "")
-        own = bool(self.token) and not shown
-        self.by_proxy = not local and self.parts.scheme == "https" and (not own or self._renews)
+        is_own_token = bool(self.token) and not user_token
+        self.by_proxy = not local and self.parts.scheme == "https" and (not is_own_token or self._renews)
 
     @property
     def url(self) -> str:
@@ -65,9 +65,9 @@ class Access:
             return False
         from koalapy.client import logins
 
-        logins.forget(self.url, self.token)
+        logins.forget_login(self.url, self.token)
         try:
-            login = logins.find(self.url, self._timeouts)
+            login = logins.find_login(self.url, self._timeouts)
         except CliError as error:
             self.hint = str(error)
             return False
@@ -77,9 +77,9 @@ class Access:
         return True
 
     def _find(self, *, is_url_given: bool) -> None:
-        self.parts, found = _own_daemon(self.parts)
-        if found.token:
-            self.token, self.pinned = found.token, found.certificate
+        self.parts, search = _own_daemon(self.parts)
+        if search.token:
+            self.token, self.pinned = search.token, search.certificate
             self.hint = f"the daemon of this account there has another token; set KOALA_TOKEN: {_WHERE}"
             return
         # Imported here, since most commands do not need an agent's login.
@@ -87,15 +87,15 @@ class Access:
 
         silent = ""
         try:
-            login = logins.find(self.url if is_url_given else None, self._timeouts)
+            login = logins.find_login(self.url if is_url_given else None, self._timeouts)
         except logins.SilentAgentsError as error:
             if not is_url_given:
                 raise
             # A killed agent leaves its socket behind, and may have belonged to another daemon.
             login, silent = None, f"{error}; "
-        self.hint = f"{silent}{found.reason}; set KOALA_TOKEN: {_WHERE}"
+        self.hint = f"{silent}{search.reason}; set KOALA_TOKEN: {_WHERE}"
         if login is not None:
-            self.parts, self.token, self.ca, self._renews = _parsed(login.url), login.token, login.ca, True
+            self.parts, self.token, self.ca, self._renews = _parse_url(login.url), login.token, login.ca, True
             self.hint = "run koala login"
 
     def _check_encrypted(self) -> None:
@@ -111,10 +111,10 @@ class Access:
         """Return how certificates are verified: pinned for this account's own daemon, by authorities for any other."""
         if self.pinned is not None:
             return Trust(pinned=self.pinned)
-        given = os.environ.get(CA_FILE)
-        if self.parts.scheme != "https" or not (given or self.ca):
+        ca_file = os.environ.get(CA_FILE)
+        if self.parts.scheme != "https" or not (ca_file or self.ca):
             return SYSTEM_TRUST
-        trust = Trust(Path(given)) if given else Trust(authorities=self.ca)
+        trust = Trust(Path(ca_file)) if ca_file else Trust(authorities=self.ca)
         try:
             trust.check_files()
         except UsageError as error:
@@ -122,21 +122,21 @@ class Access:
         return trust
 
 
-def showable(token: str, where: str) -> str:
+def check_showable(token: str, source: str) -> str:
     """Return a token without its trailing newline. Raise ``CliError``, without the token, if it is invalid.
 
     ``where``: the option or variable with the token, for the error message.
     """
-    word = token.strip()
-    if not word:
-        raise CliError(f"{where} is blank", Exit.USAGE, "give a token, or leave the option out")
-    if not all("!" <= sign <= "~" for sign in word):
+    stripped = token.strip()
+    if not stripped:
+        raise CliError(f"{source} is blank", Exit.USAGE, "give a token, or leave the option out")
+    if not all("!" <= sign <= "~" for sign in stripped):
         hint = "give it as it was printed: tokens have ASCII letters, digits and signs"
-        raise CliError(f"{where} is not a token", Exit.USAGE, hint)
-    return word
+        raise CliError(f"{source} is not a token", Exit.USAGE, hint)
+    return stripped
 
 
-def _parsed(url: str) -> SplitResult:
+def _parse_url(url: str) -> SplitResult:
     parts = urlsplit(url.rstrip("/"))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it must begin with http:// or https:// and a host")
@@ -157,11 +157,11 @@ def _own_daemon(parts: SplitResult) -> tuple[SplitResult, TokenSearch]:
     """
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     for address in LOCALHOST if host == "localhost" else ():
-        if (found := find_token(address, port)).token:
-            return _by_tls(parts._replace(netloc=format_address(address, port)), found), found
-    found = find_token(host, port)
-    return _by_tls(parts, found), found
+        if (search := find_token(address, port)).token:
+            return _by_tls(parts._replace(netloc=format_address(address, port)), search), search
+    search = find_token(host, port)
+    return _by_tls(parts, search), search
 
 
-def _by_tls(parts: SplitResult, found: TokenSearch) -> SplitResult:
-    return parts._replace(scheme="https") if found.certificate else parts
+def _by_tls(parts: SplitResult, search: TokenSearch) -> SplitResult:
+    return parts._replace(scheme="https") if search.certificate else parts

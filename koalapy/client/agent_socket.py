@@ -87,53 +87,53 @@ class Agent:
     ca: str
 
 
-def sockets(well_known: Path = DIRECTORY) -> list[Path]:
+def find_sockets(well_known: Path = DIRECTORY) -> list[Path]:
     """Return the socket paths of possible agents for this account. ``well_known``: the folder created by root."""
-    if given := os.environ.get(VARIABLE):
-        return [Path(given).absolute()]
-    found: list[Path] = []
+    if path := os.environ.get(VARIABLE):
+        return [Path(path).absolute()]
+    paths: list[Path] = []
     for folder, pattern in ((well_known, "*.sock"), (Path(os.path.expanduser(OWN_AGENTS)), f"*/{SOCKET_NAME}")):
         with suppress(OSError):
-            found += sorted(folder.glob(pattern))
-    return found
+            paths += sorted(folder.glob(pattern))
+    return paths
 
 
-def agents(
+def contact_agents(
     paths: Iterable[Path], timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY
 ) -> tuple[list[Agent], list[str]]:
     """Return the agents that respond at these paths, and the errors of the other paths."""
-    found, wrong = [], []
+    responding, errors = [], []
     for path in paths:
         try:
             with _Conversation(path, timeouts.agent_greeting_s, timeouts.sleep, well_known) as conversation:
-                found.append(conversation.greeting())
+                responding.append(conversation.greeting())
         except CliError as error:
-            wrong.append(str(error))
-    return found, wrong
+            errors.append(str(error))
+    return responding, errors
 
 
 def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login:
     """Request a new login from an agent. Raise ``CliError`` if the agent rejects the request."""
     with _Conversation(agent.path, timeouts.agent_login_s, timeouts.sleep, well_known) as conversation:
-        now = conversation.greeting()
+        greeting = conversation.greeting()
         answer = conversation.ask({"ask": "login"})
         if "error" in answer:
             raise CliError(
-                f"the agent of {now.cluster} rejects the login: {answer['error']}",
+                f"the agent of {greeting.cluster} rejects the login: {answer['error']}",
                 Exit.NOT_ALLOWED,
                 str(answer.get("hint") or ""),
             )
         try:
             return Login(
-                url=now.url,
+                url=greeting.url,
                 token=check_token(str(answer["token"])),
                 user=str(answer["user"]),
                 role=str(answer["role"]),
-                cluster=now.cluster,
+                cluster=greeting.cluster,
                 socket=str(agent.path),
                 made_at=time.time(),
                 lifetime=float(answer["lifetime"]),
-                ca=now.ca,
+                ca=greeting.ca,
             )
         except (KeyError, ValueError, TypeError) as error:
             raise conversation.no_agent() from error
@@ -183,18 +183,18 @@ class _Conversation:
         above = os.stat(self._well_known.parent)
         return above.st_uid == ROOT and not stat.S_IMODE(above.st_mode) & 0o022
 
-    def _reach(self, where: str) -> None:
+    def _reach(self, address: str) -> None:
         while True:
             self._settle()
             try:
-                self._socket.connect(where)
+                self._socket.connect(address)
                 return
             except BlockingIOError:  # its queue of connections is full, or it hangs
                 self._sleep(RETRY_PAUSE)
 
     def greeting(self) -> Agent:
-        said = self._hear()
-        cluster, url, ca = said.get("cluster"), said.get("url"), said.get("ca", "")
+        answer = self._hear()
+        cluster, url, ca = answer.get("cluster"), answer.get("url"), answer.get("ca", "")
         if not (isinstance(cluster, str) and isinstance(url, str) and isinstance(ca, str)) or not _is_url(url):
             raise self.no_agent()
         return Agent(self._path, cluster, url.rstrip("/"), ca)
@@ -219,33 +219,33 @@ class _Conversation:
                 raise self.no_agent()
         line, _, self._read = self._read.partition(b"\n")
         try:
-            said = json.loads(line)
+            answer = json.loads(line)
         except (ValueError, RecursionError):
-            said = None
-        if not isinstance(said, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise self.no_agent()
-        return said
+        return answer
 
     def _settle(self) -> None:
         """Limit the next operation to the remaining time."""
-        left = self._ends_at - time.monotonic()
-        if left <= 0:
+        remaining_s = self._ends_at - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError("timed out")
-        self._socket.settimeout(left)
+        self._socket.settimeout(remaining_s)
 
     def _silent(self, error: OSError) -> CliError:
-        what = f"the agent at {self._path} does not answer"
+        message = f"the agent at {self._path} does not answer"
         if isinstance(error, TimeoutError):
             return CliError(
-                f"{what} (waited {self._timeout:g} s)", Exit.UNREACHABLE, "contact the administrator of this host"
+                f"{message} (waited {self._timeout:g} s)", Exit.UNREACHABLE, "contact the administrator of this host"
             )
         return CliError(
-            f"{what} ({(error.strerror or str(error)).lower()})", Exit.UNREACHABLE, "start the agent, or wait for it"
+            f"{message} ({(error.strerror or str(error)).lower()})", Exit.UNREACHABLE, "start the agent, or wait for it"
         )
 
-    def _untrusted(self, why: str | None) -> CliError:
+    def _untrusted(self, reason: str | None) -> CliError:
         hint = f"unset {VARIABLE}, or set it to the agent's own socket"
-        return CliError(f"{self._path}: {why}", Exit.NOT_ALLOWED, hint)
+        return CliError(f"{self._path}: {reason}", Exit.NOT_ALLOWED, hint)
 
     def no_agent(self) -> CliError:
         return CliError(f"the listener at {self._path} is not an agent", Exit.UNREACHABLE, f"set {VARIABLE}")

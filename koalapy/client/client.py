@@ -28,7 +28,7 @@ ABSENCE_TIMEOUT_S = 60.0
 """Time for which a daemon that has responded before may be unreachable: jobs continue without it."""
 
 
-def _print(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -41,14 +41,14 @@ class Client:
         token: str | None,
         access: Access | None = None,
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
-        report: Callable[[str], None] = _print,
+        report: Callable[[str], None] = _print_line,
     ) -> None:
         """``url``: None for the default daemon; ``report`` prints a line about the cause of a wait."""
         self.has_answered, self.timeouts, self.report = False, timeouts, report
         try:
-            self._access = found = access or Access(url, token, timeouts=timeouts)
+            self._access = chosen = access or Access(url, token, timeouts=timeouts)
             self.http = Connection(
-                found.parts, found.headers, by_proxy=found.by_proxy, trust=found.trust, timeouts=timeouts
+                chosen.parts, chosen.headers, by_proxy=chosen.by_proxy, trust=chosen.trust, timeouts=timeouts
             )
         except ValueError as error:
             raise CliError(f"{url} is not a URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
@@ -83,8 +83,8 @@ class Client:
     def act(self, action: str, jobs: list[int], **order: str | bool) -> Iterator[Json]:
         """Apply an action to jobs and yield the result for each job. ``order``: the fields of the action."""
         for start in range(0, len(jobs), MAX_PAGE_SIZE):
-            some = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
-            yield from self.post(f"/api/v1/jobs/{action}", some)["jobs"]
+            body = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
+            yield from self.post(f"/api/v1/jobs/{action}", body)["jobs"]
 
     def job(self, job: int, **query: Any) -> Job:
         return cast(Job, self.get(f"/api/v1/jobs/{job}", **query))
@@ -96,25 +96,25 @@ class Client:
         """
         absence, state = Absence(self), "unknown"
         while True:
-            asked = time.monotonic()
+            requested_at = time.monotonic()
             # The first request does not wait, to distinguish a daemon that never responded from one that stopped.
-            left = LONG_POLL_S if self.has_answered else 0.0
+            wait_s = LONG_POLL_S if self.has_answered else 0.0
             if deadline is not None:
-                left = max(0.0, min(left, deadline - asked))
+                wait_s = max(0.0, min(wait_s, deadline - requested_at))
             try:
-                found = self.job(job, wait=left)
-                state = found["state"]
+                answer = self.job(job, wait=wait_s)
+                state = answer["state"]
                 absence.end()
                 if state in FINAL:
-                    return found
+                    return answer
             except CliError as error:
                 absence.tolerate(error)
-                left = LONG_POLL_S if deadline is None else max(0.0, deadline - asked)
+                wait_s = LONG_POLL_S if deadline is None else max(0.0, deadline - requested_at)
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 raise CliError(f"job {job} is still {state}", Exit.TIMEOUT, f"the job continues: koala wait {job}")
             # A daemon that is shutting down or unreachable does not hold the request, so pause here.
-            self.timeouts.sleep(max(0.0, min(0.2, left) - (now - asked)))
+            self.timeouts.sleep(max(0.0, min(0.2, wait_s) - (now - requested_at)))
 
     def attempts(self, job: int, last: int | None = None) -> list[Attempt]:
         """Return the last attempts of a job, oldest first."""
@@ -134,12 +134,12 @@ class Client:
 
     def jobs(self, limit: int, **query: Any) -> tuple[list[ListedJob], bool]:
         """Return the newest jobs, and whether there are more."""
-        found: list[ListedJob] = []
+        jobs: list[ListedJob] = []
         while True:
-            page = self.get("/api/v1/jobs", limit=min(limit - len(found), MAX_PAGE_SIZE), **query)
-            found += page["jobs"]
-            if page["next"] is None or len(found) >= limit:
-                return found, page["next"] is not None
+            page = self.get("/api/v1/jobs", limit=min(limit - len(jobs), MAX_PAGE_SIZE), **query)
+            jobs += page["jobs"]
+            if page["next"] is None or len(jobs) >= limit:
+                return jobs, page["next"] is not None
             query["before"] = parse_qs(urlsplit(page["next"]).query)["before"][0]
 
     def unfinished_jobs(self, max_waiting: int, **query: Any) -> tuple[list[ListedJob], bool]:
@@ -201,30 +201,30 @@ class Client:
         began = False
         try:
             for is_first in (True, False):
-                with self.http.stream(path, query=query, timeout=timeout, headers=headers) as (status, told, pieces):
+                with self.http.stream(path, query=query, timeout=timeout, headers=headers) as (status, response_headers, pieces):
                     if status == HTTPStatus.UNAUTHORIZED and is_first and self._renewed():
                         continue
                     if status >= HTTPStatus.BAD_REQUEST:
-                        raise self._refusal(Answer(status, told, b"".join(pieces)))
+                        raise self._refusal(Answer(status, response_headers, b"".join(pieces)))
                     began = self.has_answered = True
                     yield from pieces
                     return
         except CONNECTION_ERRORS as error:
             if began:
-                said = f"the daemon at {self.url} broke off ({error})"
-                raise CliError(said, Exit.UNREACHABLE, "try again") from error
+                message = f"the daemon at {self.url} broke off ({error})"
+                raise CliError(message, Exit.UNREACHABLE, "try again") from error
             raise self._unreachable(error) from error
 
-    def _json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT_S, **more: Any) -> Json:
+    def _json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT_S, **options: Any) -> Json:
         try:
-            more["query"] = {k: v for k, v in more.get("query", {}).items() if v not in (None, "", [], ())}
-            answer = self.http.request(method, path, timeout=timeout, **more)
-            if answer.status == HTTPStatus.UNAUTHORIZED and self._renewed(more.get("content")):
-                answer = self.http.request(method, path, timeout=timeout, **more)
+            options["query"] = {k: v for k, v in options.get("query", {}).items() if v not in (None, "", [], ())}
+            answer = self.http.request(method, path, timeout=timeout, **options)
+            if answer.status == HTTPStatus.UNAUTHORIZED and self._renewed(options.get("content")):
+                answer = self.http.request(method, path, timeout=timeout, **options)
         except CONNECTION_ERRORS as error:
             raise self._unreachable(error) from error
         except UnicodeEncodeError as error:
-            raise _no_unicode(error, more) from error
+            raise _no_unicode(error, options) from error
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise self._refusal(answer)
         self.has_answered = True
@@ -246,13 +246,13 @@ class Client:
         return True
 
     def _unreachable(self, error: Exception) -> CliError:
-        if told := explain_tls_error(error, urlsplit(self.url).hostname or ""):
-            return CliError(f"cannot connect to the daemon at {self.url}: {told[0]}", Exit.UNREACHABLE, told[1])
+        if explanation := explain_tls_error(error, urlsplit(self.url).hostname or ""):
+            return CliError(f"cannot connect to the daemon at {self.url}: {explanation[0]}", Exit.UNREACHABLE, explanation[1])
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 
     def _refusal(self, answer: Answer) -> CliError:
-        error = _refusal(answer)
+        error = _answer_to_error(answer)
         if error.status == HTTPStatus.UNAUTHORIZED:
             error.hint = self._access.hint
         return error
@@ -286,12 +286,12 @@ class Absence:
         self._since, self._reported = None, False
 
 
-def events(pieces: Iterator[bytes]) -> Iterator[dict[str, str]]:
+def read_events(pieces: Iterator[bytes]) -> Iterator[dict[str, str]]:
     """Yield the fields of each server-sent event: ``event``, ``data``, ``id``. Skip comments."""
-    rest = b""
+    buffer = b""
     for piece in pieces:
-        *whole, rest = (rest + piece).split(b"\n\n")
-        for event in whole:
+        *complete, buffer = (buffer + piece).split(b"\n\n")
+        for event in complete:
             fields = dict(line.split(": ", 1) for line in event.decode().splitlines() if not line.startswith(":"))
             if fields:
                 yield fields
@@ -314,28 +314,28 @@ def in_path(name: str) -> str:
 def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:
     """Return an error with the name of the field that cannot be encoded."""
     field, text = _odd_text(sent.get("body"), "") or ("", error.object)
-    what = f"{field or 'what was given'} is {text[:60]!r}, which is not valid UTF-8"
-    return CliError(what, Exit.USAGE, "write it in UTF-8", field)
+    message = f"{field or 'what was given'} is {text[:60]!r}, which is not valid UTF-8"
+    return CliError(message, Exit.USAGE, "write it in UTF-8", field)
 
 
 def _odd_text(value: object, field: str) -> tuple[str, str] | None:
     """Return the first text that cannot be encoded, and its field."""
     if isinstance(value, str):
         return None if is_utf8(value) else (field, value)
-    named: Iterable[tuple[str, object]] = ()
+    children: Iterable[tuple[str, object]] = ()
     if isinstance(value, dict):
         if odd := next((str(name) for name in value if not is_utf8(str(name))), None):
             return field, odd
-        named = ((f"{field}.{name}" if field else str(name), one) for name, one in value.items())
+        children = ((f"{field}.{name}" if field else str(name), child) for name, child in value.items())
     elif isinstance(value, (list, tuple)):
-        named = ((f"{field}[{index}]", one) for index, one in enumerate(value))
-    return next((found for name, one in named if (found := _odd_text(one, name))), None)
+        children = ((f"{field}[{index}]", child) for index, child in enumerate(value))
+    return next((found for name, child in children if (found := _odd_text(child, name))), None)
 
 
-def _refusal(answer: Answer) -> CliError:
+def _answer_to_error(answer: Answer) -> CliError:
     """Convert a problem+json response to an error."""
     try:
-        error = refused({**answer.json(), "status": answer.status})
+        error = problem_to_error({**answer.json(), "status": answer.status})
     except (ValueError, KeyError, TypeError):
         return CliError(f"HTTP status {answer.status}, not from a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
     pause = answer.headers.get("Retry-After", "")
@@ -345,7 +345,7 @@ def _refusal(answer: Answer) -> CliError:
     return error
 
 
-def refused(problem: Json) -> CliError:
+def problem_to_error(problem: Json) -> CliError:
     """Convert a problem of the daemon to an error."""
     status, hint, field = int(problem["status"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
     error = CliError(str(problem["detail"]), CODE_OF_STATUS.get(status, Exit.FAILED), hint, field)

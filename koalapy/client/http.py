@@ -34,7 +34,7 @@ PORTS = {"http": 80, "https": 443}
 
 class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
-    def seek(self, where: int, /) -> int: ...
+    def seek(self, offset: int, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +67,18 @@ class Connection:
         Raise ``ValueError`` for an invalid URL.
         """
         host, port = url.hostname or "", url.port or PORTS[url.scheme]
-        proxy = _proxy(url.scheme, host) if by_proxy else None
+        proxy = _find_proxy(url.scheme, host) if by_proxy else None
         self.headers, self.by_proxy, self.trust = headers, by_proxy, trust
         self._timeouts = timeouts
-        self._headers = _credentials(url, "Authorization") | dict(headers)
+        self._headers = _credential_header(url, "Authorization") | dict(headers)
         self._base = url.path.rstrip("/")
         self._idle = deque[http.client.HTTPConnection]()
-        self._new = partial(_connection, url.scheme, host, port, trust)
+        self._new = partial(_create_connection, url.scheme, host, port, trust)
         if proxy is None:
             return
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        there = partial(_connection, url.scheme, via.hostname or "", via.port or PORTS["http"], trust)
-        self._new = partial(_tunnel, there, host, port, _credentials(via, "Proxy-Authorization"))
+        create_proxy_connection = partial(_create_connection, url.scheme, via.hostname or "", via.port or PORTS["http"], trust)
+        self._new = partial(_create_tunnel, create_proxy_connection, host, port, _credential_header(via, "Proxy-Authorization"))
 
     def show(self, headers: Mapping[str, str]) -> None:
         """Set the headers of all further requests."""
@@ -106,7 +106,7 @@ class Connection:
     ) -> Iterator[tuple[int, http.client.HTTPMessage, Iterator[bytes]]]:
         """Yield status, headers and the pieces of a streamed response. Raise ``CONNECTION_ERRORS``."""
         with self._requested("GET", path, query, None, None, headers, timeout) as answer:
-            yield answer.status, answer.headers, _pieces(answer)
+            yield answer.status, answer.headers, _read_pieces(answer)
 
     @contextmanager
     def _requested(
@@ -156,12 +156,12 @@ class Connection:
         """Return an idle connection that the daemon has not closed or written to, or a new one."""
         while self._idle:
             try:
-                kept = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:  # another thread has taken it
                 break
-            if not select.select([kept.sock], [], [], 0)[0]:
-                return kept
-            kept.close()
+            if not select.select([connection.sock], [], [], 0)[0]:
+                return connection
+            connection.close()
         for pause in RENEWAL_PAUSES:
             began = time.time()
             try:
@@ -183,13 +183,13 @@ class Connection:
         return opened
 
 
-def _connection(scheme: str, host: str, port: int, trust: Trust) -> http.client.HTTPConnection:
+def _create_connection(scheme: str, host: str, port: int, trust: Trust) -> http.client.HTTPConnection:
     if scheme == "https":
         return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=trust.create_context())
     return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT)
 
 
-def _tunnel(
+def _create_tunnel(
     via: Callable[[], http.client.HTTPConnection], host: str, port: int, headers: Mapping[str, str]
 ) -> http.client.HTTPConnection:
     opened = via()
@@ -197,28 +197,28 @@ def _tunnel(
     return opened
 
 
-def _proxy(scheme: str, host: str) -> str | None:
+def _find_proxy(scheme: str, host: str) -> str | None:
     from urllib.request import getproxies, proxy_bypass
 
     return None if proxy_bypass(host) else getproxies().get(scheme)
 
 
-def _credentials(url: SplitResult, header: str) -> dict[str, str]:
+def _credential_header(url: SplitResult, header: str) -> dict[str, str]:
     """Return the authentication header for the user name and password of a URL, if any."""
     if url.username is None:
         return {}
-    shown = f"{unquote(url.username)}:{unquote(url.password or '')}"
-    return {header: f"Basic {b64encode(shown.encode()).decode()}"}
+    user_and_password = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return {header: f"Basic {b64encode(user_and_password.encode()).decode()}"}
 
 
-def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+def _read_pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
     """Yield the pieces of a response as they arrive. Raise ``CONNECTION_ERRORS`` if the response is incomplete."""
     if answer.length is None:
         while piece := answer.read1(CHUNK_SIZE):
             yield piece
         return
-    while left := answer.length:
-        piece = answer.read(min(CHUNK_SIZE, left))
-        if len(piece) < min(CHUNK_SIZE, left):
-            raise http.client.IncompleteRead(piece, left - len(piece))
+    while remaining := answer.length:
+        piece = answer.read(min(CHUNK_SIZE, remaining))
+        if len(piece) < min(CHUNK_SIZE, remaining):
+            raise http.client.IncompleteRead(piece, remaining - len(piece))
         yield piece

@@ -30,20 +30,20 @@ class SilentAgentsError(CliError):
     """No responding agent of this host belongs to the daemon, and some agents do not respond."""
 
 
-def find(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
+def find_login(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
     """Return a login for the daemon at a URL, or without a URL for the only daemon; None if no agent belongs to it.
 
     Renew a login that is about to expire if possible. Raise ``CliError`` if the agent rejects the request for a login.
     """
-    saved = _saved(url)
+    saved = _find_saved(url)
     if saved is not None and not saved.is_due:
         return saved
-    if not agent_socket.sockets(well_known):
+    if not agent_socket.find_sockets(well_known):
         return saved
-    with _lock(timeouts.agent_login_s):
-        made = _saved(url)
-        if made is not None and not made.is_due:
-            return made
+    with _lock_logins(timeouts.agent_login_s):
+        renewed = _find_saved(url)
+        if renewed is not None and not renewed.is_due:
+            return renewed
         try:
             return log_in(saved.url if saved is not None else url, timeouts, well_known)
         except CliError:
@@ -54,10 +54,10 @@ def find(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_know
 
 def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
     """Obtain a new login and save it. Return None and raise errors as ``find`` does."""
-    paths = agent_socket.sockets(well_known)
+    paths = agent_socket.find_sockets(well_known)
     if not paths:
         return None
-    agents, wrong = agent_socket.agents(paths, timeouts, well_known)
+    agents, wrong = agent_socket.contact_agents(paths, timeouts, well_known)
     if url is not None:
         agents = [agent for agent in agents if agent.url == url]
     elif len(urls := sorted({agent.url for agent in agents})) > 1:
@@ -70,10 +70,10 @@ def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_kn
             refused = refused or error
             continue
         try:
-            save(login)
+            save_login(login)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            print(f"koala: the login cannot be stored: {printable(f'{directory()} {reason}')}", file=sys.stderr)
+            print(f"koala: the login cannot be stored: {printable(f'{login_directory()} {reason}')}", file=sys.stderr)
         return login
     if refused is not None:
         raise refused
@@ -82,10 +82,10 @@ def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_kn
     return None
 
 
-def _saved(url: str | None) -> Login | None:
+def _find_saved(url: str | None) -> Login | None:
     if url is not None:
         return of_url(url)
-    saved = valid()
+    saved = list_valid()
     if len(saved) > 1:
         urls = " and ".join(login.url for login in saved)
         raise CliError(f"this account is logged in at {urls}", Exit.USAGE, "set KOALA_URL to one of them")
@@ -95,33 +95,33 @@ def _saved(url: str | None) -> Login | None:
 # Files of logins
 
 
-def directory() -> Path | None:
+def login_directory() -> Path | None:
     """Return the folder of saved logins; None for an account without a home."""
     return account_directory("logins")
 
 
 @contextmanager
-def _opened_folder(*, make: bool = False) -> Iterator[int]:
+def _open_folder(*, make: bool = False) -> Iterator[int]:
     """Open the folder as a file descriptor. Raise ``OSError``, or ``ValueError`` if other accounts may access it."""
-    where = directory()
-    if where is None:
+    path = login_directory()
+    if path is None:
         raise OSError("the account has no home")
-    folder = open_own_folder(where, make=make)
+    folder = open_own_folder(path, make=make)
     try:
         yield folder
     finally:
         os.close(folder)
 
 
-def save(login: Login) -> None:
+def save_login(login: Login) -> None:
     """Save a login and replace an earlier one. Raise ``OSError`` and ``ValueError`` as ``_opened_folder`` does."""
-    with _opened_folder(make=True) as folder:
+    with _open_folder(make=True) as folder:
         os.fchmod(folder, 0o700)
-        os.close(write_private_file(_name(login.url), folder, json.dumps(asdict(login))))
+        os.close(write_private_file(_file_name(login.url), folder, json.dumps(asdict(login))))
 
 
 @contextmanager
-def _lock(timeout_s: float) -> Iterator[None]:
+def _lock_logins(timeout_s: float) -> Iterator[None]:
     """Block other commands of this account that log in, since one login serves all of them.
 
     Run the block without the lock after the timeout, or if the file system has no locks.
@@ -129,7 +129,7 @@ def _lock(timeout_s: float) -> Iterator[None]:
     lock = -1
     # Each caller opens the file separately, so that threads of one process also exclude each other.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with suppress(OSError, ValueError), _opened_folder(make=True) as folder:
+    with suppress(OSError, ValueError), _open_folder(make=True) as folder:
         lock = os.open(".lock", flags, 0o600, dir_fd=folder)
     deadline = time.monotonic() + timeout_s
     try:
@@ -149,30 +149,30 @@ def _lock(timeout_s: float) -> Iterator[None]:
 
 def of_url(url: str) -> Login | None:
     """Return the saved login for a daemon; None if there is none or it has expired."""
-    return next((login for login in _read_all([_name(url)]) if login.url == url), None)
+    return next((login for login in _read_all([_file_name(url)]) if login.url == url), None)
 
 
-def valid() -> list[Login]:
+def list_valid() -> list[Login]:
     """Return all saved logins that have not expired."""
     return _read_all(None)
 
 
-def forget(url: str, token: str | None = None) -> None:
+def forget_login(url: str, token: str | None = None) -> None:
     """Delete a saved login. With a ``token``, delete only that one, since another command may have saved a new one."""
     if token is not None and ((saved := of_url(url)) is None or saved.token != token):
         return
-    with suppress(OSError, ValueError), _opened_folder() as folder:
-        os.unlink(_name(url), dir_fd=folder)
+    with suppress(OSError, ValueError), _open_folder() as folder:
+        os.unlink(_file_name(url), dir_fd=folder)
 
 
 def _read_all(names: list[str] | None) -> list[Login]:
-    with suppress(OSError, ValueError), _opened_folder() as folder:
-        wanted = names if names is not None else sorted(n for n in os.listdir(folder) if not n.startswith("."))
-        return [login for name in wanted if (login := _read(name, folder)) is not None and login.is_valid]
+    with suppress(OSError, ValueError), _open_folder() as folder:
+        file_names = names if names is not None else sorted(n for n in os.listdir(folder) if not n.startswith("."))
+        return [login for name in file_names if (login := _read_login(name, folder)) is not None and login.is_valid]
     return []
 
 
-def _read(name: str, folder: int) -> Login | None:
+def _read_login(name: str, folder: int) -> Login | None:
     try:
         descriptor, text = read_private_file(name, folder)
         os.close(descriptor)
@@ -185,5 +185,5 @@ def _read(name: str, folder: int) -> Login | None:
         return None
 
 
-def _name(url: str) -> str:
+def _file_name(url: str) -> str:
     return sha256(url.encode()).hexdigest()[:32]

@@ -46,19 +46,19 @@ class TimeIsUp(BaseException):
 
 
 @contextmanager
-def until(deadline: float | None) -> Iterator[None]:
+def time_limit(deadline: float | None) -> Iterator[None]:
     """Run the block and raise ``TimeIsUp`` in it at ``deadline`` (monotonic seconds). For the main thread only."""
     if deadline is None:
         yield
         return
 
-    def ring(_signum: int, _frame: FrameType | None) -> None:
+    def raise_time_is_up(_signum: int, _frame: FrameType | None) -> None:
         raise TimeIsUp
 
-    before = signal.signal(signal.SIGALRM, ring)
+    old_handler = signal.signal(signal.SIGALRM, raise_time_is_up)
     signal.setitimer(signal.ITIMER_REAL, max(0.001, deadline - time.monotonic()))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, old_handler)

@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.apps.allgather import is_right, pattern
-from koalapy.apps.poisson import conjugate_gradients, minus_laplace, solution, source
-from koalapy.apps.prime import KNOWN, count_between, legendre, small_primes
-from koalapy.apps.program import block
-from koalapy.apps.wave import closed_form, step
+from koalapy.apps.allgather import is_right, make_pattern
+from koalapy.apps.poisson import conjugate_gradients, minus_laplace, analytic_solution, source_term
+from koalapy.apps.prime import PRIME_COUNTS, count_between, count_by_sums, small_primes
+from koalapy.apps.program import rank_range
+from koalapy.apps.wave import closed_form, next_points
 
 
 @given(st.integers(0, 500), st.integers(1, 40))
 def test_blocks_cover_everything_once_and_evenly(total: int, ranks: int) -> None:
-    blocks = [block(total, rank, ranks) for rank in range(ranks)]
+    blocks = [rank_range(total, rank, ranks) for rank in range(ranks)]
     assert [n for start, end in blocks for n in range(start, end)] == list(range(total))
     sizes = [end - start for start, end in blocks]
     assert max(sizes) - min(sizes) <= 1
@@ -28,12 +28,12 @@ def test_counting_primes_agrees_with_trial_division(start: int, end: int) -> Non
 
 @given(st.integers(1, 20_000))
 def test_two_ways_to_count_primes_agree(limit: int) -> None:
-    assert legendre(limit) == len(small_primes(limit))
+    assert count_by_sums(limit) == len(small_primes(limit))
 
 
-@pytest.mark.parametrize("limit", [n for n in KNOWN if n <= 10**6])
+@pytest.mark.parametrize("limit", [n for n in PRIME_COUNTS if n <= 10**6])
 def test_known_counts(limit: int) -> None:
-    assert legendre(limit) == KNOWN[limit]
+    assert count_by_sums(limit) == PRIME_COUNTS[limit]
 
 
 def test_the_poisson_error_falls_with_the_square_of_the_spacing() -> None:
@@ -46,11 +46,11 @@ def test_the_poisson_error_falls_with_the_square_of_the_spacing() -> None:
         u, _ = conjugate_gradients(
             lambda v, b=border, h=spacing: minus_laplace(v, b, b, h),  # type: ignore[misc]
             lambda a, b: float(np.vdot(a, b)),
-            source(x, y),
+            source_term(x, y),
             1e-10,
             1000,
         )
-        errors.append(float(np.abs(u - solution(x, y)).max()))
+        errors.append(float(np.abs(u - analytic_solution(x, y)).max()))
     assert 3.5 < errors[0] / errors[1] < 4.5
 
 
@@ -60,12 +60,12 @@ def test_a_wave_of_one_rank_follows_the_closed_form() -> None:
     x = np.arange(1, points + 1) * spacing
     before, now = closed_form(x, 0), closed_form(x, courant * spacing)
     for _ in range(300):
-        before, now = now, step(now, before, 0.0, 0.0, courant)
+        before, now = now, next_points(now, before, 0.0, 0.0, courant)
     assert np.abs(now - closed_form(x, 301 * courant * spacing)).max() < 2e-2
 
 
 def test_a_wrong_row_is_noticed() -> None:
-    rows = np.array([pattern(rank, 3, 10) for rank in range(4)])
+    rows = np.array([make_pattern(rank, 3, 10) for rank in range(4)])
     assert is_right(rows, 3)
     rows[2, 5] += 1
     assert not is_right(rows, 3)

@@ -6,7 +6,7 @@ from tests.needs import MPI
 
 pytest.importorskip("mpi4py.MPI", reason=MPI.reason, exc_type=ImportError)
 
-from koalapy.apps.pingpong import BANDWIDTH_BYTES, LATENCY_BYTES, TURNS, Round, message, one_way, sampled, turn
+from koalapy.apps.pingpong import BANDWIDTH_BYTES, LATENCY_BYTES, TURNS, Round, make_message, one_way, sample_rounds, run_turn
 
 pytestmark = pytest.mark.mpi
 
@@ -20,7 +20,7 @@ def counted(*took: float) -> tuple[list[Round], list[Round]]:
         given.append((seconds, seconds))
         return given[-1]
 
-    return turn(once, most=50, budget=0.01), given
+    return run_turn(once, most=50, budget=0.01), given
 
 
 def test_the_first_message_of_a_turn_does_not_count() -> None:
@@ -31,7 +31,7 @@ def test_the_first_message_of_a_turn_does_not_count() -> None:
 
 
 def test_one_is_sent_though_there_is_no_time_for_more() -> None:
-    assert len(turn(lambda: (0.0, 0.0), most=50, budget=1e-12)) == 1
+    assert len(run_turn(lambda: (0.0, 0.0), most=50, budget=1e-12)) == 1
 
 
 def test_over_a_slow_link_the_first_message_is_all_there_is() -> None:
@@ -42,7 +42,7 @@ def test_over_a_slow_link_the_first_message_is_all_there_is() -> None:
         sent.append(size)
         return size / 125_000, size / 125_000  # 1 Mbit/s
 
-    found = sampled(exchange, most=300, budget=0.5)
+    found = sample_rounds(exchange, most=300, budget=0.5)
     assert (found[LATENCY_BYTES], found[BANDWIDTH_BYTES]) == ([(0.524288,) * 2], [(8.388608,) * 2])
     assert sent.count(BANDWIDTH_BYTES) == sent.count(LATENCY_BYTES) == 1
     assert len(found[0]) >= TURNS
@@ -50,15 +50,15 @@ def test_over_a_slow_link_the_first_message_is_all_there_is() -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 5, 300])
 def test_no_more_messages_count_than_were_asked_for(most: int) -> None:
-    found = sampled(lambda _: (0.0, 0.0), most, budget=0.05)
+    found = sample_rounds(lambda _: (0.0, 0.0), most, budget=0.05)
     assert all(1 <= len(seconds) <= most for seconds in found.values())
 
 
 @pytest.mark.parametrize("size", [0, 1, 251, 65536, 1024 * 1024])
 def test_a_message_has_its_size_and_is_of_one_pair_only(size: int) -> None:
-    assert len(message(size, 1)) == size
-    assert size == 0 or message(size, 1) != message(size, 2)
-    assert message(1024, 3) == bytes((i * 31 + 3) % 251 for i in range(1024))
+    assert len(make_message(size, 1)) == size
+    assert size == 0 or make_message(size, 1) != make_message(size, 2)
+    assert make_message(1024, 3) == bytes((i * 31 + 3) % 251 for i in range(1024))
 
 
 def test_each_way_is_told_by_itself() -> None:

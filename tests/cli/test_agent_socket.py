@@ -67,13 +67,13 @@ def listening(path: Path, *lines: object) -> Iterator[list[bytes]]:
 
 
 def found(url: str | None, well_known: Path = DIRECTORY) -> Login:
-    login = logins.find(url, well_known=well_known)
+    login = logins.find_login(url, well_known=well_known)
     assert login is not None
     return login
 
 
 def refusal(path: Path, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> CliError:
-    found, wrong = agent_socket.agents([path], timeouts, well_known)
+    found, wrong = agent_socket.contact_agents([path], timeouts, well_known)
     assert not found
     with pytest.raises(CliError) as refused:
         agent_socket.log_in(agent_socket.Agent(path, "north", str(GREETING["url"]), ""), timeouts, well_known)
@@ -85,13 +85,13 @@ def test_a_login_is_got_and_kept_for_the_daemon_it_is_for(tmp_path: Path, monkey
     path = tmp_path / "a.sock"
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))
     with listening(path, GREETING, ANSWER) as heard:
-        login = logins.find(None)
+        login = logins.find_login(None)
         assert login is not None
         assert (login.url, login.token, login.user, login.cluster) == (GREETING["url"], TOKEN, "ann", "north")
-        assert logins.find("http://127.0.0.1:9999") == login
-        assert logins.find("http://127.0.0.1:9998") is None
+        assert logins.find_login("http://127.0.0.1:9999") == login
+        assert logins.find_login("http://127.0.0.1:9998") is None
     assert [json.loads(line) for line in heard] == [{"ask": "login"}]
-    assert logins.find(None) == login, "nobody is asked while it holds"
+    assert logins.find_login(None) == login, "nobody is asked while it holds"
     assert TOKEN not in repr(login)
     (kept,) = (tmp_path / "state" / "koala").glob("logins-*/[!.]*")
     assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -102,14 +102,14 @@ def test_commands_that_come_together_share_one_login(tmp_path: Path, monkeypatch
     path = tmp_path / "a.sock"
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))
     with listening(path, GREETING, ANSWER) as heard, ThreadPoolExecutor(16) as together:
-        logins_found = list(together.map(lambda _: logins.find(None), range(16)))
+        logins_found = list(together.map(lambda _: logins.find_login(None), range(16)))
     assert len(heard) == 1
     assert len(set(logins_found)) == 1
 
 
 def test_what_others_may_read_or_is_damaged_is_no_login(tmp_path: Path) -> None:
     login = Login("http://a:1", TOKEN, "ann", "user", "north", "/s", 0.0, 1e12)
-    logins.save(login)
+    logins.save_login(login)
     (kept,) = (tmp_path / "state" / "koala").glob("logins-*/[!.]*")
     assert logins.of_url("http://a:1") == login
     kept.chmod(0o644)
@@ -126,12 +126,12 @@ def test_what_others_may_read_or_is_damaged_is_no_login(tmp_path: Path) -> None:
         "[" * 9999,
     ):
         kept.write_text(damaged)
-        assert logins.valid() == []
+        assert logins.list_valid() == []
     kept.write_text(json.dumps({**whole, "url": "http://b:1"}))
     assert logins.of_url("http://a:1") is None, "an entry is for the daemon that it names"
     kept.parent.chmod(0o777)
     kept.write_text(json.dumps(whole))
-    assert logins.valid() == []
+    assert logins.list_valid() == []
 
 
 def test_a_login_is_renewed_before_it_ends_and_kept_where_that_cannot_be(
@@ -141,9 +141,9 @@ def test_a_login_is_renewed_before_it_ends_and_kept_where_that_cannot_be(
     monkeypatch.setattr(logins.time, "time", lambda: now[0])
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))
     with listening(path, GREETING, ANSWER) as heard:
-        logins.find(None)
+        logins.find_login(None)
         now[0] += 500
-        logins.find(None)
+        logins.find_login(None)
         assert len(heard) == 1
         now[0] += 60
         assert found(None).made_at == 1560.0
@@ -152,10 +152,10 @@ def test_a_login_is_renewed_before_it_ends_and_kept_where_that_cannot_be(
     assert found(None).made_at == 1560.0, "the agent is away, and the login holds"
     now[0] += 60
     with pytest.raises(CliError, match="does not answer"):
-        logins.find(None)
+        logins.find_login(None)
     now[0] = 1000.0  # a clock that was set back says nothing of how long it holds
     with pytest.raises(CliError, match="does not answer"):
-        logins.find(None)
+        logins.find_login(None)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_another_accounts_folder_is_not_believed(tmp_path: Path) -> None:
     with listening(folder / "a.sock", GREETING, ANSWER) as heard:
         assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock").message
         assert heard == []
-        assert agent_socket.agents(agent_socket.sockets(folder), well_known=folder)[0][0].cluster == "north"
+        assert agent_socket.contact_agents(agent_socket.find_sockets(folder), well_known=folder)[0][0].cluster == "north"
         tmp_path.chmod(0o777)
         assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock", well_known=folder).message
 
@@ -262,7 +262,7 @@ def test_agents_of_several_daemons_are_not_chosen_between(tmp_path: Path) -> Non
     other = {**GREETING, "cluster": "east", "url": "http://127.0.0.1:7777"}
     with listening(tmp_path / "a.sock", GREETING, ANSWER), listening(tmp_path / "b.sock", other, ANSWER):
         with pytest.raises(CliError, match="set KOALA_URL") as error:
-            logins.find(None, well_known=tmp_path)
+            logins.find_login(None, well_known=tmp_path)
         assert "http://127.0.0.1:7777 and http://127.0.0.1:9999" in error.value.message
         assert found("http://127.0.0.1:7777", tmp_path).cluster == "east"
 
@@ -271,7 +271,7 @@ def test_a_refusal_is_the_answer_unless_another_agent_gives_a_login(tmp_path: Pa
     no = {"error": "the account ann of north belongs to nobody", "hint": "ask the grid's administrators"}
     with listening(tmp_path / "a.sock", GREETING, no):
         with pytest.raises(CliError, match="rejects the login: the account ann of north belongs to nobody; ask"):
-            logins.find(None, well_known=tmp_path)
+            logins.find_login(None, well_known=tmp_path)
         with listening(tmp_path / "b.sock", {**GREETING, "cluster": "east"}, ANSWER):
             assert found(None, tmp_path).cluster == "east"
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.cli.main import KOALA
-from koalapy.cli.terminal.arguments import Argument, Group, Option, run
+from koalapy.cli.terminal.arguments import Argument, Group, Option, run_command
 from koalapy.client.errors import CliError, Exit
 from tests.cli.conftest import Koala
 
@@ -60,7 +60,7 @@ ROOT = Group("A test.", {"draw": draw, "things": GROUP})
 
 def called(*words: str) -> dict[str, Any]:
     CALLS.clear()
-    run("t", ROOT, words, "1")
+    run_command("t", ROOT, words, "1")
     (found,) = CALLS
     return found
 
@@ -68,7 +68,7 @@ def called(*words: str) -> dict[str, Any]:
 def refused(*words: str) -> str:
     CALLS.clear()
     with pytest.raises(CliError) as error:
-        run("t", ROOT, words, "1")
+        run_command("t", ROOT, words, "1")
     assert error.value.code is Exit.USAGE
     assert not CALLS
     return str(error.value)
@@ -85,7 +85,7 @@ def test_options_come_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert called("draw", "cat")["shape"] == [Shape.SQUARE]
     assert called("draw", "cat", "-s", "-1", "--x")["words"] == ["-s", "-1", "--x"], "the program's own words"
     assert called("draw", "-s", "-1", "--", "--size", "--", "-q")["words"] == ["--", "-q"]
-    assert run("t", ROOT, ["draw", "x"], "1") == 7
+    assert run_command("t", ROOT, ["draw", "x"], "1") == 7
 
 
 def test_an_option_may_be_empty_only_where_that_means_something() -> None:
@@ -142,7 +142,7 @@ def test_whatever_is_written_runs_or_is_refused_in_one_line(words: list[str]) ->
     CALLS.clear()
     said, code = "", 0
     try:
-        code = run("t", ROOT, words, "1")
+        code = run_command("t", ROOT, words, "1")
     except CliError as error:
         said, code = str(error), error.code
     assert "\n" not in said

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from koalapy.cli.daemon.audit import _line
+from koalapy.cli.daemon.audit import _format_entry
 from koalapy.client.errors import Exit
 from tests.cli.conftest import Koala
 
@@ -63,7 +63,7 @@ def test_an_action_that_there_is_not_is_refused(koala: Koala, action: str, hint:
 def test_what_is_shown_does_no_harm_to_a_terminal() -> None:
     entry = {"at": "2026-11-22T12:00:00.000Z", "actor": "", "role": "", "how": "", "address": "192.0.2.7"}
     entry |= {"action": "GET", "target": "/\x1b[2J\n", "outcome": "refused", "detail": "", "times": 3}
-    assert _line(entry) == "2026-11-22T12:00:00.000Z  unknown  from 192.0.2.7  GET  /?[2J  refused  (3 times)"
+    assert _format_entry(entry) == "2026-11-22T12:00:00.000Z  unknown  from 192.0.2.7  GET  /?[2J  refused  (3 times)"
 
 
 def test_audit_log_verify_of_untouched_audit_prints_its_last_entry(koala: Koala) -> None:

@@ -20,7 +20,7 @@ LINE = {
 
 
 def shown(**details: Any) -> list[list[str]]:
-    return [line.split() for line in tables.cluster({**LINE, "details": details}).splitlines()]
+    return [line.split() for line in tables.cluster_page({**LINE, "details": details}).splitlines()]
 
 
 def test_of_a_cluster_of_which_nothing_more_is_known_there_is_its_line() -> None:
@@ -48,7 +48,7 @@ def test_classes_and_the_uplink_stand_below_it() -> None:
 
 
 def test_a_components_nodes_are_told_with_their_class() -> None:
-    assert [tables._size(each) for each in ({"size": 2, "node_class": "fast"}, {"size": 2, "node_class": ""})] == [
+    assert [tables._component_size(each) for each in ({"size": 2, "node_class": "fast"}, {"size": 2, "node_class": ""})] == [
         "2 fast",
         "2",
     ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from koalapy.cli.terminal import tables
-from koalapy.cli.terminal.width import folded
+from koalapy.cli.terminal.width import fold_text
 from koalapy.model.job import JobState
 from tests.cli.conftest import Koala, Server
 
@@ -295,13 +295,13 @@ def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala
 def test_a_long_reason_is_folded_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     header, reason = ["ID", "NAME", "REASON"], "local users of north were faster than this job three times in a row"
     monkeypatch.setattr(tables, "terminal_size", lambda _: (50, 24))
-    assert tables.table(header, [["1", "short", reason], ["2", "x", "-"]]).splitlines() == [
+    assert tables.format_table(header, [["1", "short", reason], ["2", "x", "-"]]).splitlines() == [
         "ID  NAME   REASON",
         "1   short  local users of north were faster than",
         "           this job three times in a row",
         "2   x      -",
     ]
-    below = tables.table(header, [["1", "n" * 40, reason]]).splitlines()
+    below = tables.format_table(header, [["1", "n" * 40, reason]]).splitlines()
     assert below == [
         "ID  NAME",
         "    REASON",
@@ -310,12 +310,12 @@ def test_a_long_reason_is_folded_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
         "    three times in a row",
     ]
     monkeypatch.setattr(tables, "terminal_size", lambda _: None)
-    assert tables.table(header, [["1", "n" * 40, reason]]).splitlines()[1].endswith("in a row")
+    assert tables.format_table(header, [["1", "n" * 40, reason]]).splitlines()[1].endswith("in a row")
 
 
 @given(st.text(st.sampled_from("ab 東\u0301"), max_size=40), st.integers(2, 9))
 def test_folding_loses_nothing_and_fits(text: str, columns: int) -> None:
-    lines = folded(text, columns)
+    lines = fold_text(text, columns)
     assert all(cell_len(line) <= columns for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 

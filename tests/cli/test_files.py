@@ -16,9 +16,9 @@ import pytest
 from rich.cells import cell_len
 
 from koalapy.cli.files import transfers
-from koalapy.cli.files.unpacking import unpack
+from koalapy.cli.files.unpacking import unpack_results
 from koalapy.cli.jobs.job_options import inputs_of
-from koalapy.cli.jobs.staging import packed
+from koalapy.cli.jobs.staging import pack_archive
 from koalapy.cli.jobs.submission import command_for
 from koalapy.cli.terminal.screen import Block
 from koalapy.client.errors import CliError, Exit
@@ -144,11 +144,11 @@ def test_files_are_sent_along_once(koala: Koala, server: Server, code: Path) -> 
 
 def test_of_the_folder_one_is_in_comes_what_it_holds(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(code)
-    with packed(["."]) as archived:
+    with pack_archive(["."]) as archived:
         assert sorted(unpacked(archived.file.read())) == ["-run.sh", "empty", "link", "sub dir", "sub dir/ä.py"]
         assert archived.files == 3
     monkeypatch.chdir(code / "empty")
-    with packed(["../-run.sh", ".."]) as archived:
+    with pack_archive(["../-run.sh", ".."]) as archived:
         assert "-run.sh" in unpacked(archived.file.read())
 
 
@@ -159,7 +159,7 @@ def test_a_file_that_changed_makes_another_archive(code: Path) -> None:
         os.utime(code / "x", (1000, 1000))
         (code / "editing~").touch()
         (code / "editing~").unlink()
-        with packed([str(code)]) as archived:
+        with pack_archive([str(code)]) as archived:
             idents.append(archived.id)
     assert idents[0] == idents[1] != idents[2]
 
@@ -202,7 +202,7 @@ def test_an_archive_for_which_there_is_no_room_is_no_fault_of_the_files(tmp_path
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
-        with pytest.raises(CliError, match="cannot be written: file too large") as refused, packed([str(tmp_path)]):
+        with pytest.raises(CliError, match="cannot be written: file too large") as refused, pack_archive([str(tmp_path)]):
             raise AssertionError("it was written")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -304,7 +304,7 @@ def test_a_job_that_brought_nothing_leaves_no_folder(koala: Koala, server: Serve
 )
 def test_an_archive_of_somebody_else_does_no_harm(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(CliError):
-        unpack(iter([data]), tmp_path / "to", force=True)
+        unpack_results(iter([data]), tmp_path / "to", force=True)
     assert not (tmp_path / "x").exists()
     assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
 
@@ -314,7 +314,7 @@ def test_what_no_file_can_have_is_said_in_a_line(facts: dict[str, str], tmp_path
     member = tarfile.TarInfo("0-north/a")
     member.pax_headers = facts
     with pytest.raises(CliError, match="the archive is invalid"):
-        unpack(iter([archive((member, b""))]), tmp_path / "to", force=True)
+        unpack_results(iter([archive((member, b""))]), tmp_path / "to", force=True)
     assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
 
 
@@ -360,11 +360,11 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     to.mkdir()
     (to / "0-north").symlink_to(tmp_path / "away")
     with pytest.raises(CliError, match="is not a folder"):
-        unpack(iter([DATA]), to, force=True)
+        unpack_results(iter([DATA]), to, force=True)
     (to / "0-north").unlink()
     (to / "0-north").mkdir()
     (to / "0-north" / "run.sh").symlink_to(tmp_path / "file")
-    unpack(iter([DATA]), to, force=True)
+    unpack_results(iter([DATA]), to, force=True)
     assert (tmp_path / "file").read_text() == "mine"
     assert not (to / "0-north" / "run.sh").is_symlink()
     assert list((tmp_path / "away").iterdir()) == []
@@ -419,7 +419,7 @@ def test_a_line_tells_how_far_a_components_files_are(component: dict[str, Any], 
         "generation": 1,
         "ended_at": "1970-01-01T00:16:42.000Z",
     }
-    assert transfers.lines(job, unicode=False) == said
+    assert transfers.transfer_lines(job, unicode=False) == said
 
 
 def test_the_page_of_a_job_shows_how_far_its_files_are(koala: Koala, server: Server) -> None:
@@ -464,7 +464,7 @@ def test_lines_that_are_drawn_again_have_room_on_the_terminal(standard_error: St
         job | {"state": "claiming", "components": [c | {"staged_at": "1970-01-01T00:16:44.000Z"} for c in many]},
     )
     stream = standard_error(columns=41, lines=7)
-    transfers.follow(client, 1)  # type: ignore[arg-type]
+    transfers.follow_transfers(client, 1)  # type: ignore[arg-type]
     waits, under_way, there = stream.getvalue().split("\x1b[J")
     assert waits == "queued: no replica of m is good\r"
     assert under_way.endswith("and 4 more lines\r\x1b[5A")
@@ -520,7 +520,7 @@ def test_how_files_come_is_followed_until_they_are_there(standard_error: Standar
         job | {"state": "claiming", "components": [there]},
     )
     stream = standard_error(terminal, columns=80)
-    transfers.follow(client, 1)  # type: ignore[arg-type]
+    transfers.follow_transfers(client, 1)  # type: ignore[arg-type]
     lines = ["queued: 0 are idle"] if terminal else []
     lines += [
         "0 north  waits for its files from south",

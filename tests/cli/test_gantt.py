@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from koalapy.cli.clusters.gantt import ASCII, MEANINGS, UNICODE, chart
+from koalapy.cli.clusters.gantt import ASCII, MEANINGS, UNICODE, draw_chart
 
 Json = dict[str, Any]
 NOON = 1795262400.0
@@ -97,7 +97,7 @@ attempt 2           running
 
 
 def test_a_job_that_was_tried_twice() -> None:
-    assert chart(JOB, [FAILED, RUNS], width=80, now=NOON + 95) == TWICE
+    assert draw_chart(JOB, [FAILED, RUNS], width=80, now=NOON + 95) == TWICE
 
 
 LAST = """\
@@ -116,7 +116,7 @@ attempt 2           running
 
 
 def test_without_unicode_and_with_the_last_attempt_only() -> None:
-    assert chart(JOB, [FAILED, RUNS], width=60, now=NOON + 95, limit=1, unicode=False) == LAST
+    assert draw_chart(JOB, [FAILED, RUNS], width=60, now=NOON + 95, limit=1, unicode=False) == LAST
 
 
 OVER = """\
@@ -133,7 +133,7 @@ attempt 1                succeeded
 def test_a_job_that_is_over_ends_its_chart() -> None:
     over = attempt(1, 0.5, component(0, "north", 0.5, 1, 9.5), barrier_at=1, launched_at=1, ended_at=9)
     done = job("succeeded", 9, (0, "queued"), (0.5, "placed"), (9, "succeeded"))
-    text = chart(done, [over], width=60, now=NOON + 1e6)
+    text = draw_chart(done, [over], width=60, now=NOON + 1e6)
     assert text == OVER
 
 
@@ -172,7 +172,7 @@ def behind(line: str, columns: int) -> str:
 def test_no_line_is_too_long_and_no_mark_out_of_order(
     found: tuple[Json, list[Json]], width: int, now: float, limit: int, unicode: bool
 ) -> None:
-    text = chart(*found, width=width, now=NOON + now, limit=limit, unicode=unicode)
+    text = draw_chart(*found, width=width, now=NOON + now, limit=limit, unicode=unicode)
     assert unicode or text.isascii()
     marks = UNICODE if unicode else ASCII
     order = "".join(marks[what] for what in list(MEANINGS)[2:])
@@ -193,20 +193,20 @@ def test_no_line_is_too_long_and_no_mark_out_of_order(
 def test_every_phase_however_short_is_seen() -> None:
     quick = attempt(1, 500, component(0, "north", 500.001, 500.002, 500.005), barrier_at=500.003, ended_at=500.004)
     over = job("failed", 1000, (0, "queued"), (500, "placed"), (1000, "failed"))
-    lane = chart(over, [quick], width=80, now=NOON).split("\n")[4]
+    lane = draw_chart(over, [quick], width=80, now=NOON).split("\n")[4]
     assert lane.split()[-1] == "·░▒█≈"
     late = attempt(1, 999.99, component(0, "north", 999.992, 999.994, 1000), barrier_at=999.996, ended_at=999.998)
-    lane = chart(over, [late], width=80, now=NOON).split("\n")[4]
+    lane = draw_chart(over, [late], width=80, now=NOON).split("\n")[4]
     assert (len(lane), lane.split()[-1]) == (80, "·░▒█≈")
 
 
 def test_attempts_that_were_not_asked_for_are_counted() -> None:
-    text = chart(JOB, [RUNS | {"generation": 9}], width=90, now=NOON + 95)
+    text = draw_chart(JOB, [RUNS | {"generation": 9}], width=90, now=NOON + 95)
     assert "8 earlier attempts not shown; --attempts 9 shows all" in text
 
 
 def test_a_name_cannot_play_with_the_terminal() -> None:
     odd = attempt(1, 1, component(0, "\x1b[2Jnorth\n" * 9, 1, 2, 3), reason="\x1b[31m\nred", ended_at=3)
-    text = chart(job("failed", 3, (0, "queued"), (1, "placed")), [odd], width=80, now=NOON)
+    text = draw_chart(job("failed", 3, (0, "queued"), (1, "placed")), [odd], width=80, now=NOON)
     assert "\x1b" not in text
     assert [len(line) <= 80 for line in text.split("\n")] == [True] * 7

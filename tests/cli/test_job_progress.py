@@ -6,7 +6,7 @@ from queue import SimpleQueue
 import pytest
 
 from koalapy.cli.jobs import job_progress
-from koalapy.cli.jobs.job_progress import changes, lines
+from koalapy.cli.jobs.job_progress import read_changes, progress_lines
 from koalapy.model.job import JobState, TimelineEntry
 from tests.cli.conftest import FAST, Koala, Server
 
@@ -99,6 +99,6 @@ def test_events_are_put_together_however_they_are_cut(size: int) -> None:
     text = ": still here\n\n"
     text += "".join(f"id: {n}\nevent: timeline\ndata: {json.dumps(e)}\n\n" for n, e in enumerate(entries, 4))
     data = f"{text}event: job\ndata: {json.dumps(job)}\n\n".encode()
-    ((found, then),) = changes(iter([data[at : at + size] for at in range(0, len(data), size)]))
+    ((found, then),) = read_changes(iter([data[at : at + size] for at in range(0, len(data), size)]))
     assert ([number for number, _ in found], then) == ([4, 5], job)
-    assert list(lines(found, then)) == [f"job 7 queues again: {MISSING}"] * 2
+    assert list(progress_lines(found, then)) == [f"job 7 queues again: {MISSING}"] * 2

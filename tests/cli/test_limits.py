@@ -6,7 +6,7 @@ from http.client import HTTPMessage
 
 import pytest
 
-from koalapy.client.client import _refusal
+from koalapy.client.client import _answer_to_error
 from koalapy.client.http import Answer
 from koalapy.daemon.jobs.quota import LimitInUse, ScopeInUse
 from koalapy.model.limits import Limits
@@ -55,4 +55,4 @@ def test_refusal_of_too_many_requests_is_passing_but_that_of_a_limit_is_not(code
     body = json.dumps({"status": 429, "detail": "the limit requests_per_second of ada is 1", "code": code}).encode()
     headers = HTTPMessage()
     headers["Retry-After"] = "1"
-    assert _refusal(Answer(429, headers, body)).is_passing is is_passing
+    assert _answer_to_error(Answer(429, headers, body)).is_passing is is_passing

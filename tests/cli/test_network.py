@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.cli.clusters.network import matrix
+from koalapy.cli.clusters.network import format_matrix
 from koalapy.model.cluster import Link
 from koalapy.model.measurement import Measurement, MeasurementKind
 from tests.cli.conftest import FAST, Koala, Server
@@ -42,17 +42,17 @@ def unmeasured(clusters: list[str]) -> dict[tuple[str, str], dict[str, object]]:
 def test_a_matrix_that_is_wider_than_the_terminal_comes_in_parts() -> None:
     clusters = [f"cluster-{i:02}" for i in range(10)]
     links = unmeasured(clusters)
-    assert max(len(line) for line in matrix(clusters, links).splitlines()) > 80
-    parts = matrix(clusters, links, 80).split("\n\n")
+    assert max(len(line) for line in format_matrix(clusters, links).splitlines()) > 80
+    parts = format_matrix(clusters, links, 80).split("\n\n")
     assert max(len(line) for part in parts for line in part.splitlines()) <= 80
     assert [part.splitlines()[0].split()[2:] for part in parts] == [clusters[:5], clusters[5:]]
     assert {len(part.splitlines()) for part in parts} == {21}
-    assert matrix(clusters[:2], links, 5).count("MB/s, ms") == 2, "one column at least"
+    assert format_matrix(clusters[:2], links, 5).count("MB/s, ms") == 2, "one column at least"
 
 
 def test_a_matrix_of_no_clusters_or_strange_ones() -> None:
-    assert matrix([], {}) == matrix([], {}, 80) == "MB/s, ms"
-    lines = matrix(["delft", "東京"], unmeasured(["delft", "東京"])).splitlines()
+    assert format_matrix([], {}) == format_matrix([], {}, 80) == "MB/s, ms"
+    lines = format_matrix(["delft", "東京"], unmeasured(["delft", "東京"])).splitlines()
     assert lines == [
         "MB/s, ms     delft      東京",
         "delft            –         –",
@@ -99,7 +99,7 @@ def test_every_state_of_a_link_has_its_mark_and_its_meaning(koala: Koala, server
 )
 def test_numbers_are_those_of_the_papers_table(bandwidth: float, latency: float, said: tuple[str, str]) -> None:
     link = {"state": "measured", "bandwidth": bandwidth, "latency": latency}
-    lines = matrix(["a"], {("a", "a"): link}).splitlines()
+    lines = format_matrix(["a"], {("a", "a"): link}).splitlines()
     assert (lines[1].split()[1], lines[2].split()[0]) == said
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from koalapy.cli.terminal.progress import Counted, Progress, Transfer
+from koalapy.cli.terminal.progress import CountingReader, Progress, Transfer
 from koalapy.cli.terminal.screen import ERASE, Block
 from koalapy.client.timeouts import ClientTimeouts
 from tests.cli.conftest import Koala, Server, StandardError
@@ -99,7 +99,7 @@ def test_bytes_are_counted_that_come_and_go() -> None:
     assert b"".join(got.counted(iter([b"abc", b"", b"de"]))) == b"abcde"
     assert str(got).startswith("fetches: 5 bytes")
     sent = Transfer("sends", 4000)
-    file = Counted(io.BytesIO(b"x" * 4000), sent)
+    file = CountingReader(io.BytesIO(b"x" * 4000), sent)
     assert str(sent) == "sends: 0 bytes of 4 KB (0%)"
     file.read(1000)
     assert str(sent).startswith("sends: 1 KB of 4 KB (25%), ")

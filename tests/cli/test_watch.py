@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.cli.terminal.screen import ENTER, LEAVE, fitting
+from koalapy.cli.terminal.screen import ENTER, LEAVE, fit_lines
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.cli.terminal import FAST_KOALA, Terminal
 from tests.cli.test_process import environment
@@ -179,5 +179,5 @@ def test_what_ends_nowhere_is_refused(koala: Koala, words: tuple[str, ...]) -> N
 
 
 def test_what_has_no_room_is_counted() -> None:
-    assert fitting(["one", "two", "three"], 80, 2) == ["one", "and 2 more lines"]
-    assert fitting(["one", "two"], 2, 9) == ["o~", "t~"]
+    assert fit_lines(["one", "two", "three"], 80, 2) == ["one", "and 2 more lines"]
+    assert fit_lines(["one", "two"], 2, 9) == ["o~", "t~"]

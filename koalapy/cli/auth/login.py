@@ -7,7 +7,7 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Url, print_answer, show_json
-from koalapy.cli.terminal.tables import table
+from koalapy.cli.terminal.tables import format_table
 from koalapy.client import logins
 from koalapy.client.access import Access
 from koalapy.client.agent_socket import Login
@@ -17,38 +17,38 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import format_bytes
 
 
-def login(url: Url = None) -> None:
+def log_in(url: Url = None) -> None:
     """Log in by your account on this head node, through the agent there.
 
     Every command logs in by itself if needed.
     """
-    made = logins.log_in(url and url.rstrip("/"), Daemon().timeouts)
-    if made is None:
-        where = f" leads to {url}" if url else " is on this host"
+    new_login = logins.log_in(url and url.rstrip("/"), Daemon().timeouts)
+    if new_login is None:
+        ending = f" leads to {url}" if url else " is on this host"
         hint = "log in on a head node, or set KOALA_TOKEN; commands of the daemon's own account need no login"
-        raise CliError(f"no cluster's agent{where}", Exit.UNREACHABLE, hint)
-    who = f"{made.user} ({made.role}), attested by {made.cluster}"
-    print(printable(f"logged in at {made.url} as {who}, until {_moment(made)}"))
+        raise CliError(f"no cluster's agent{ending}", Exit.UNREACHABLE, hint)
+    identity = f"{new_login.user} ({new_login.role}), attested by {new_login.cluster}"
+    print(printable(f"logged in at {new_login.url} as {identity}, until {_expiry_text(new_login)}"))
     if os.environ.get("KOALA_TOKEN"):
         print("koala: KOALA_TOKEN is set and takes precedence over the login", file=sys.stderr)
 
 
-def logout(url: Url = None, every: Annotated[bool, Option("--all", help="at every daemon")] = False) -> int:
+def log_out(url: Url = None, every: Annotated[bool, Option("--all", help="at every daemon")] = False) -> int:
     """Log out. The next command on a head node logs in again."""
-    kept = [login for login in logins.valid() if every or url is None or url.rstrip("/") == login.url]
-    if len(kept) > 1 and not every:
-        urls = " and ".join(login.url for login in kept)
+    saved_logins = [login for login in logins.list_valid() if every or url is None or url.rstrip("/") == login.url]
+    if len(saved_logins) > 1 and not every:
+        urls = " and ".join(login.url for login in saved_logins)
         raise CliError(f"you are logged in at {urls}", Exit.USAGE, "choose one with --url, or use --all")
-    if not kept:
+    if not saved_logins:
         print("you are not logged in")
     worst = Exit.OK
-    for login in kept:
-        logins.forget(login.url)
+    for login in saved_logins:
+        logins.forget_login(login.url)
         try:
             Client(login.url, None, Access(login.url, login.token, login.ca)).post("/api/v1/logout")
         except CliError as error:
             if error.status != 401:  # otherwise it has expired already
-                until = f"it was not told, and takes the login until {_moment(login)}"
+                until = f"it was not told, and takes the login until {_expiry_text(login)}"
                 print(f"koala: {printable(error.message)}: {until}", file=sys.stderr)
                 worst = error.code
                 continue
@@ -56,46 +56,46 @@ def logout(url: Url = None, every: Annotated[bool, Option("--all", help="at ever
     return worst
 
 
-def whoami(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def show_identity(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show your user, role, authentication and its expiry."""
     from koalapy.cli.terminal.tables import moment_text
 
     client = daemon.client()
-    found = client.get("/api/v1/whoami")
+    identity = client.get("/api/v1/whoami")
     if as_json:
-        show_json(found)
+        show_json(identity)
         return
-    until = f", until {moment_text(found['expires_at'])}" if found["expires_at"] else ""
-    groups = f", in {', '.join(found['groups'])}" if found["groups"] else ""
-    print(printable(f"{found['user']}, {found['role']}{groups}, known by {found['how']}{until}, at {client.url}"))
+    until = f", until {moment_text(identity['expires_at'])}" if identity["expires_at"] else ""
+    groups = f", in {', '.join(identity['groups'])}" if identity["groups"] else ""
+    print(printable(f"{identity['user']}, {identity['role']}{groups}, known by {identity['how']}{until}, at {client.url}"))
 
 
-def _moment(made: Login) -> str:
-    return datetime.fromtimestamp(made.ends_at).astimezone().strftime("%Y-%m-%d %H:%M")
+def _expiry_text(login: Login) -> str:
+    return datetime.fromtimestamp(login.ends_at).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def limits(
+def show_limits(
     user: Annotated[str | None, Option(help="another user, for operators; default: you", completes="users")] = None,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Show your limits and their use."""
-    print_answer(daemon.client().get("/api/v1/limits", user=user), as_json, _page)
+    print_answer(daemon.client().get("/api/v1/limits", user=user), as_json, _format_limits)
 
 
-def _page(answer: Json) -> str:
-    rows = [_row(scope, limit) for scope in answer["scopes"] for limit in scope["limits"]]
+def _format_limits(answer: Json) -> str:
+    rows = [_limit_row(scope, limit) for scope in answer["scopes"] for limit in scope["limits"]]
     if not rows:
         return printable(f"nothing is limited of {answer['user']}")
     contact = "\n\n" + printable(f"more: {answer['contact']}") if answer["contact"] else ""
-    return table(["OF", "LIMIT", "USED", "AT MOST"], rows) + contact
+    return format_table(["OF", "LIMIT", "USED", "AT MOST"], rows) + contact
 
 
-def _row(scope: Json, limit: Json) -> list[object]:
-    def text(value: float | None) -> str:
-        if value is None:
+def _limit_row(scope: Json, limit: Json) -> list[object]:
+    def text(amount: float | None) -> str:
+        if amount is None:
             return "-"
-        return format_bytes(int(value)) if limit["name"].endswith("_bytes") else f"{value:g}"
+        return format_bytes(int(amount)) if limit["name"].endswith("_bytes") else f"{amount:g}"
 
-    of = f"group {scope['name']}" if scope["kind"] == "group" else scope["name"]
-    return [of, limit["name"], text(limit["used"]), text(limit["limit"])]
+    owner = f"group {scope['name']}" if scope["kind"] == "group" else scope["name"]
+    return [owner, limit["name"], text(limit["used"]), text(limit["limit"])]

@@ -5,13 +5,13 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, refuse_together, show_json
-from koalapy.cli.terminal.tables import moment_text, table
+from koalapy.cli.terminal.tables import moment_text, format_table
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.identity import Role
 
 
-def create(
+def create_token(
     user: Annotated[
         str | None, Option(help="user of the token, for administrators; default: you", completes="users")
     ] = None,
@@ -24,23 +24,23 @@ def create(
 ) -> None:
     """Create a token for the API and the commands. It is shown once and stored as a digest."""
     refuse_together(json=as_json, quiet=quiet)
-    given = {"user": user, "role": role and str(role)}
-    body: Json = {"note": note, **{name: value for name, value in given.items() if value is not None}}
+    owner_fields = {"user": user, "role": role and str(role)}
+    body: Json = {"note": note, **{name: value for name, value in owner_fields.items() if value is not None}}
     if expires is not None:
         body["expires"] = None if expires == "never" else expires
-    made = daemon.client().post("/api/v1/tokens", body)
+    token = daemon.client().post("/api/v1/tokens", body)
     if as_json:
-        show_json(made)
+        show_json(token)
     elif quiet:
-        print(made["token"])
+        print(token["token"])
     else:
-        ends = f"until {made['expires_at']}" if made["expires_at"] else "until it is revoked"
-        told = f"token {made['id']} of {made['user']}, {made['role']}, holds {ends}; it is not shown again"
-        print(f"koala: {printable(told)}", file=sys.stderr)
-        print(made["token"])
+        ends = f"until {token['expires_at']}" if token["expires_at"] else "until it is revoked"
+        message = f"token {token['id']} of {token['user']}, {token['role']}, holds {ends}; it is not shown again"
+        print(f"koala: {printable(message)}", file=sys.stderr)
+        print(token["token"])
 
 
-def list_(
+def list_tokens(
     user: Annotated[str | None, Option(help="only tokens of this user", completes="users")] = None,
     every: Annotated[bool, Option("--all", help="include tokens that expired or were revoked within a week")] = False,
     as_json: AsJson = False,
@@ -52,18 +52,18 @@ def list_(
         show_json(answer)
         return
     header = ["ID", "USER", "ROLE", "BY", "CREATED", "EXPIRES", "LAST USE", *(["REVOKED"] if every else []), "NOTE"]
-    print(table(header, [_row(one, every=every) for one in answer["tokens"]]))
+    print(format_table(header, [_token_row(token, every=every) for token in answer["tokens"]]))
     if not answer["tokens"]:
         print(printable(f"koala: there are no tokens{f' of {user}' if user else ''}"), file=sys.stderr)
 
 
-def _row(one: Json, *, every: bool) -> list[object]:
+def _token_row(token: Json, *, every: bool) -> list[object]:
     times = ["created_at", "expires_at", "last_used_at", *(["revoked_at"] if every else [])]
-    moments = [moment_text(one[name]) for name in times]
-    return [one["id"], one["user"], one["role"], one["created_by"], *moments, one["note"] or one["how"] or "-"]
+    moments = [moment_text(token[name]) for name in times]
+    return [token["id"], token["user"], token["role"], token["created_by"], *moments, token["note"] or token["how"] or "-"]
 
 
-def revoke(
+def revoke_tokens(
     tokens: Annotated[list[int] | None, Argument(help="numbers of tokens", completes="tokens")] = None,
     every: Annotated[bool, Option("--all", help="all tokens, for administrators")] = False,
     daemon: Daemon = DAEMON,
@@ -72,8 +72,8 @@ def revoke(
     if bool(tokens) == every:
         raise CliError("no tokens are given", Exit.USAGE, "give their numbers, or --all")
     order: Json = {"all": True} if every else {"tokens": tokens}
-    for one in daemon.client().post("/api/v1/tokens/revoke", order)["tokens"]:
-        print(printable(f"token {one['id']} of {one['user']} is revoked"))
+    for token in daemon.client().post("/api/v1/tokens/revoke", order)["tokens"]:
+        print(printable(f"token {token['id']} of {token['user']} is revoked"))
 
 
-token_group = Group("Create, list and revoke tokens.", {"create": create, "list": list_, "revoke": revoke})
+token_group = Group("Create, list and revoke tokens.", {"create": create_token, "list": list_tokens, "revoke": revoke_tokens})

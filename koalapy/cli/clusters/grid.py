@@ -15,34 +15,34 @@ from koalapy.model.wording import format_duration, format_nodes
 Name = Annotated[str, Argument(help="the cluster", completes="clusters")]
 
 
-def clusters(watch: Watch = False, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def list_clusters(watch: Watch = False, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show the clusters and their nodes."""
     client = daemon.client()
     if watch:
-        from koalapy.cli.terminal.watching import watch as watch_clusters
+        from koalapy.cli.terminal.watching import watch_page as watch_clusters
 
         refuse_together(watch=True, json=as_json)
-        watch_clusters(client, _look, tables.clusters)
-    print_answer(client.get("/api/v1/clusters"), as_json, lambda answer: tables.clusters(answer["clusters"]))
+        watch_clusters(client, _request_clusters, tables.clusters_table)
+    print_answer(client.get("/api/v1/clusters"), as_json, lambda answer: tables.clusters_table(answer["clusters"]))
 
 
-def _look(client: Client) -> list[Cluster]:
+def _request_clusters(client: Client) -> list[Cluster]:
     """Return the clusters without the times of their last reports, since a change of these alone is not shown."""
     return [cast(Cluster, {**cluster, "last_heard": None}) for cluster in client.clusters()]
 
 
-def show(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def show_cluster(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show a cluster with its node classes and its uplink."""
-    print_answer(daemon.client().cluster(name), as_json, tables.cluster)
+    print_answer(daemon.client().cluster(name), as_json, tables.cluster_page)
 
 
-def clear(name: Name, daemon: Daemon = DAEMON) -> None:
+def clear_errors(name: Name, daemon: Daemon = DAEMON) -> None:
     """Clear the errors of an unusable cluster and use it again."""
     cluster = daemon.client().act_on_cluster(name, "clear")
     print(f"cluster {name} is {cluster['state']}")
 
 
-def drain(
+def drain_cluster(
     name: Name,
     reason: Annotated[str, Option("--reason", help="reason, visible to all users", may_be_empty=True)] = "",
     requeue: Annotated[
@@ -53,17 +53,17 @@ def drain(
     """Drain a cluster: running jobs continue, nothing more is placed. Repeat to change the reason."""
     order = {"reason": reason} | ({"requeue": True} if requeue else {})
     cluster = daemon.client().act_on_cluster(name, "drain", order)
-    left = f"; jobs still have {format_nodes(cluster['used'])} there" if cluster["used"] else ""
-    print(f"cluster {name} is drained{left}")
+    remaining = f"; jobs still have {format_nodes(cluster['used'])} there" if cluster["used"] else ""
+    print(f"cluster {name} is drained{remaining}")
 
 
-def resume(name: Name, daemon: Daemon = DAEMON) -> None:
+def resume_cluster(name: Name, daemon: Daemon = DAEMON) -> None:
     """Resume a drained cluster."""
     cluster = daemon.client().act_on_cluster(name, "resume")
     print(f"cluster {name} is {cluster['state']}")
 
 
-def lost(
+def declare_lost(
     name: Name,
     reason: Annotated[str, Option("--reason", help="reason, visible to all users", may_be_empty=True)] = "",
     yes: Annotated[bool, Option("--yes", help="do not ask for confirmation")] = False,
@@ -91,7 +91,7 @@ def _confirm_lost(name: str) -> None:
         raise CliError(f"cluster {name} was not declared lost", Exit.USAGE, f"type its name, {name}, to confirm")
 
 
-def metrics(
+def show_metrics(
     since: Annotated[float, Option(help="period in seconds until now")] = 3600.0,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
@@ -100,32 +100,32 @@ def metrics(
 
     USED: nodes of this scheduler's jobs. BACKGROUND: nodes of the clusters' local users.
     """
-    print_answer(daemon.client().get("/api/v1/metrics", since=since), as_json, tables.metrics)
+    print_answer(daemon.client().get("/api/v1/metrics", since=since), as_json, tables.metrics_page)
 
 
 clusters_group = Group(
     "List clusters, or act on one.\n\nUSED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own "
     "users have, past the scheduler.",
-    {"clear": clear, "drain": drain, "lost": lost, "resume": resume, "show": show},
-    default=clusters,
+    {"clear": clear_errors, "drain": drain_cluster, "lost": declare_lost, "resume": resume_cluster, "show": show_cluster},
+    default=list_clusters,
 )
 
 
-def alerts(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def list_alerts(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """List current alerts with cause and remedy, most urgent first.
 
     Operators see all alerts, other users those of clusters and of their own jobs.
     """
-    print_answer(daemon.client().get("/api/v1/alerts"), as_json, _page)
+    print_answer(daemon.client().get("/api/v1/alerts"), as_json, _format_alerts)
 
 
-def _page(answer: Json) -> str:
+def _format_alerts(answer: Json) -> str:
     nothing = "nothing is wrong" if answer["looked_at"] else "the daemon has just begun, and has not looked yet"
-    return "\n\n".join(_text(alert) for alert in answer["alerts"]) or nothing
+    return "\n\n".join(_format_alert(alert) for alert in answer["alerts"]) or nothing
 
 
-def _text(alert: Alert) -> str:
+def _format_alert(alert: Alert) -> str:
     so_long = format_duration(seconds_since(alert["since"], None))
-    told = {name: printable(str(value)) for name, value in alert.items()}
-    head = f"{told['severity'].upper()}  {told['target']}  {told['kind']}, for {so_long}"
-    return f"{head}\n  {told['summary']}\n  cause:  {told['cause']}\n  remedy: {told['remedy']}"
+    fields = {name: printable(str(value)) for name, value in alert.items()}
+    head = f"{fields['severity'].upper()}  {fields['target']}  {fields['kind']}, for {so_long}"
+    return f"{head}\n  {fields['summary']}\n  cause:  {fields['cause']}\n  remedy: {fields['remedy']}"

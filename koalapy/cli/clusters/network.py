@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from koalapy.cli.jobs.job_progress import WaitReporter
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, print_answer, show_json
-from koalapy.cli.terminal.tables import table
-from koalapy.cli.terminal.width import left, right, terminal_size
+from koalapy.cli.terminal.tables import format_table
+from koalapy.cli.terminal.width import align_left, align_right, terminal_size
 from koalapy.client.answers import Json
 from koalapy.client.client import Absence, Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
@@ -29,39 +29,39 @@ MIN_COLUMN_WIDTH = 8
 def network_page(answer: Json, columns: int | None = None) -> str:
     """Return the matrix, its legend and notes on single links. ``columns``: width of the terminal, if any."""
     links = {(link["one"], link["other"]): link for link in answer["links"]}
-    parts = [matrix(answer["clusters"], links, columns)]
-    parts += ["\n".join(legend)] if (legend := _legend(answer)) else []
-    parts += ["\n".join(notes)] if (notes := _notes(answer["links"])) else []
+    parts = [format_matrix(answer["clusters"], links, columns)]
+    parts += ["\n".join(legend)] if (legend := _legend_lines(answer)) else []
+    parts += ["\n".join(notes)] if (notes := _link_notes(answer["links"])) else []
     return "\n\n".join(parts)
 
 
-def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], columns: int | None = None) -> str:
+def format_matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], columns: int | None = None) -> str:
     """Return a table with two lines for each cluster: bandwidth in MB/s, and below it latency in ms.
 
     Split the table into parts that fit ``columns``.
     """
     rows = [["MB/s, ms", *(printable(name) for name in clusters)]]
-    for one in clusters:
-        cells = [_cell(links[min(one, other), max(one, other)], back=one > other) for other in clusters]
-        rows.append([printable(one), *(top for top, _ in cells)])
+    for cluster in clusters:
+        cells = [_format_cell(links[min(cluster, peer), max(cluster, peer)], back=cluster > peer) for peer in clusters]
+        rows.append([printable(cluster), *(top for top, _ in cells)])
         rows.append(["", *(bottom for _, bottom in cells)])
     first = max(cell_len(row[0]) for row in rows)
     width = max([MIN_COLUMN_WIDTH, *(cell_len(cell) for row in rows for cell in row[1:])])
-    most = len(clusters) if columns is None else max(1, (columns - first) // (width + 2))
-    parts = [range(start, min(start + most, len(clusters) + 1)) for start in range(1, len(clusters) + 1, most or 1)]
+    columns_per_part = len(clusters) if columns is None else max(1, (columns - first) // (width + 2))
+    parts = [range(start, min(start + columns_per_part, len(clusters) + 1)) for start in range(1, len(clusters) + 1, columns_per_part or 1)]
     blocks = []
     for part in parts or [range(0)]:
-        joined = ["".join(f"  {right(row[column], width)}" for column in part) for row in rows]
-        texts = [f"{left(row[0], first)}{cell}".rstrip() for row, cell in zip(rows, joined, strict=True)]
+        joined = ["".join(f"  {align_right(row[column], width)}" for column in part) for row in rows]
+        texts = [f"{align_left(row[0], first)}{cell}".rstrip() for row, cell in zip(rows, joined, strict=True)]
         blocks.append("\n".join(texts))
     return "\n\n".join(blocks)
 
 
-def _cell(link: Json, *, back: bool) -> tuple[str, str]:
+def _format_cell(link: Json, *, back: bool) -> tuple[str, str]:
     if link["state"] == "unreachable":
         return UNREACHABLE, ""
     bandwidth = link.get("bandwidth_back", link["bandwidth"]) if back else link["bandwidth"]
-    texts = (_number(bandwidth, 1e-6), _number(link["latency"], 1e3))
+    texts = (_format_number(bandwidth, 1e-6), _format_number(link["latency"], 1e3))
     if link["state"] == "stale":
         return texts[0] + STALE, texts[1] + STALE
     if link["state"] == "configured":
@@ -69,11 +69,11 @@ def _cell(link: Json, *, back: bool) -> tuple[str, str]:
     return texts
 
 
-def _number(value: float | None, factor: float) -> str:
+def _format_number(value: float | None, factor: float) -> str:
     return UNMEASURED if value is None else format_three_digits(value * factor)
 
 
-def _legend(answer: Json) -> list[str]:
+def _legend_lines(answer: Json) -> list[str]:
     states = {link["state"] for link in answer["links"]}
     partly = any((link["latency"] is None) != (link["bandwidth"] is None) for link in answer["links"])
     meanings = {
@@ -87,7 +87,7 @@ def _legend(answer: Json) -> list[str]:
     return [f"{mark}  {meaning}" for mark, meaning in meanings.items() if meaning]
 
 
-def _notes(links: Sequence[Json]) -> list[str]:
+def _link_notes(links: Sequence[Json]) -> list[str]:
     notes = []
     for link in links:
         name = f"{link['one']} - {link['other']}"
@@ -95,8 +95,8 @@ def _notes(links: Sequence[Json]) -> list[str]:
             job = link["under_way"]["job"]
             notes.append(f"{name}: {'waits to be measured' if job is None else f'is being measured by job {job}'}")
         if link["error"]:
-            what = UNREACHABLE if link["state"] == "unreachable" else "the last try came to nothing"
-            notes.append(f"{name}: {what}, {_clock(link['tried_at'])} UTC: {link['error']}")
+            problem = UNREACHABLE if link["state"] == "unreachable" else "the last try came to nothing"
+            notes.append(f"{name}: {problem}, {_format_clock(link['tried_at'])} UTC: {link['error']}")
     return [printable(note) for note in notes]
 
 
@@ -108,40 +108,40 @@ def measurement_text(result: Json | None, reason: str = "") -> str:
         return "the daemon has lost it; measure again"
     if result["error"]:
         return f"{UNREACHABLE if result['kind'] == 'pingpong' else 'not measured'}: {result['error']}"
-    return f"{_number(result['latency'], 1e3)} ms, {_number(result['bandwidth'], 1e-6)} MB/s"
+    return f"{_format_number(result['latency'], 1e3)} ms, {_format_number(result['bandwidth'], 1e-6)} MB/s"
 
 
 def history_table(lines: Sequence[Json]) -> str:
     rows = [
         [
-            _clock(line["at"]),
+            _format_clock(line["at"]),
             line["kind"],
-            _number(line["latency"], 1e3),
-            _number(line["bandwidth"], 1e-6),
+            _format_number(line["latency"], 1e3),
+            _format_number(line["bandwidth"], 1e-6),
             "-" if line["job"] is None else line["job"],
             line["error"] or "-",
         ]
         for line in lines
     ]
-    return table(["UTC", "KIND", "LATENCY (ms)", "BANDWIDTH (MB/s)", "JOB", "ERROR"], rows)
+    return format_table(["UTC", "KIND", "LATENCY (ms)", "BANDWIDTH (MB/s)", "JOB", "ERROR"], rows)
 
 
-def _clock(moment: str) -> str:
-    at = datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
-    return format_time(at, datetime.now(UTC).timestamp(), exact=True)
+def _format_clock(moment: str) -> str:
+    timestamp = datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+    return format_time(timestamp, datetime.now(UTC).timestamp(), exact=True)
 
 
 POLL_INTERVAL_S = 0.5
 
 
-def network(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def show_network(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show bandwidth and latency between and within the clusters, as they are known."""
     answer = daemon.client().get("/api/v1/network")
     terminal = terminal_size(sys.stdout)
     print_answer(answer, as_json, lambda answer: network_page(answer, terminal[0] if terminal else None))
 
 
-def measure(
+def measure_links(
     clusters: Annotated[
         list[str] | None, Argument(help="clusters to measure; default: all", completes="clusters")
     ] = None,
@@ -154,24 +154,24 @@ def measure(
     client = daemon.client()
     deadline = None if timeout is None else time.monotonic() + timeout
     order = {"clusters": clusters} if clusters else None
-    asked = client.post("/api/v1/network/measure", order)
+    started = client.post("/api/v1/network/measure", order)
     if not wait:
-        print_answer(asked, as_json, _started_page)
-        return _code_of(asked["links"])
+        print_answer(started, as_json, _started_page)
+        return _code_of(started["links"])
     try:
-        found = _follow(client, asked, deadline, quiet=as_json)
+        results = _follow_measurements(client, started, deadline, quiet=as_json)
     except KeyboardInterrupt:
         raise CliError("the measurements continue", Exit.INTERRUPTED, "see koala network") from None
     if as_json:
-        show_json({"since": asked["since"], "links": found})
-    if any(link["result"] is None or link["result"]["error"] for link in found if not link["reason"]):
+        show_json({"since": started["since"], "links": results})
+    if any(link["result"] is None or link["result"]["error"] for link in results if not link["reason"]):
         return Exit.FAILED
-    return _code_of(found)
+    return _code_of(results)
 
 
-def _started_page(asked: Json) -> str:
-    links = [(link, f"not measured, {link['reason']}" if link["reason"] else "under way") for link in asked["links"]]
-    return "\n".join(printable(f"{_name(link)}: {state}") for link, state in links)
+def _started_page(started: Json) -> str:
+    links = [(link, f"not measured, {link['reason']}" if link["reason"] else "under way") for link in started["links"]]
+    return "\n".join(printable(f"{_link_name(link)}: {state}") for link, state in links)
 
 
 def _code_of(links: list[Json]) -> Exit:
@@ -182,26 +182,26 @@ def _code_of(links: list[Json]) -> Exit:
     return Exit.FAILED
 
 
-def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool) -> list[Json]:
+def _follow_measurements(client: Client, started: Json, deadline: float | None, *, quiet: bool) -> list[Json]:
     """Print the result of each link when it is measured; return all requested links with their results."""
-    waiting = {(link["one"], link["other"]): link for link in asked["links"]}
-    found: list[Json] = []
+    waiting = {(link["one"], link["other"]): link for link in started["links"]}
+    results: list[Json] = []
     with closing(_Reporter(client)) as reporter:
         while True:
-            links = _links(client)
+            links = _request_links(client)
             under_way = {(link["one"], link["other"]) for link in links if link["under_way"]}
             for link in [link for pair, link in waiting.items() if link["reason"] or pair not in under_way]:
                 del waiting[link["one"], link["other"]]
-                result = None if link["reason"] else _result(client, link, asked["since"])
-                found.append({**link, "job": result["job"] if result else link["job"], "result": result})
+                result = None if link["reason"] else _request_result(client, link, started["since"])
+                results.append({**link, "job": result["job"] if result else link["job"], "result": result})
                 if not quiet:
-                    print(printable(f"{_name(link)}: {measurement_text(result, link['reason'])}"), flush=True)
+                    print(printable(f"{_link_name(link)}: {measurement_text(result, link['reason'])}"), flush=True)
             if not waiting:
-                return found
+                return results
             if deadline is not None and time.monotonic() >= deadline:
-                left = ", ".join(_name(link) for link in waiting.values())
+                unmeasured = ", ".join(_link_name(link) for link in waiting.values())
                 raise CliError(
-                    f"timeout: not measured: {left}", Exit.TIMEOUT, "the measurements continue; see koala network"
+                    f"timeout: not measured: {unmeasured}", Exit.TIMEOUT, "the measurements continue; see koala network"
                 )
             reporter.look([link for link in links if (link["one"], link["other"]) in waiting])
             client.timeouts.sleep(POLL_INTERVAL_S)
@@ -229,7 +229,7 @@ class _Reporter:
             self._wait.close()
 
 
-def _links(client: Client) -> list[Json]:
+def _request_links(client: Client) -> list[Json]:
     """Return all links. Wait for the daemon if it is unreachable."""
     absence = Absence(client)
     while True:
@@ -241,15 +241,15 @@ def _links(client: Client) -> list[Json]:
             client.timeouts.sleep(POLL_INTERVAL_S)
 
 
-def _result(client: Client, link: Json, since: str) -> Json | None:
+def _request_result(client: Client, link: Json, since: str) -> Json | None:
     """Return the requested ping-pong of a link; None if the daemon has lost it."""
-    lines: list[Json] = client.get(_history(link["one"], link["other"]))["measurements"]
+    lines: list[Json] = client.get(_history_path(link["one"], link["other"]))["measurements"]
     return next((line for line in lines if line["kind"] != "transfer" and line["at"] >= since), None)
 
 
-def history(
-    one: Annotated[str, Argument(help="a cluster", completes="clusters")],
-    other: Annotated[
+def show_history(
+    cluster: Annotated[str, Argument(help="a cluster", completes="clusters")],
+    peer: Annotated[
         str, Argument(help="another cluster, or the same for the network within it", completes="clusters")
     ],
     limit: Annotated[int, Option(help="maximum number of rows", min=1, max=1000)] = 20,
@@ -258,23 +258,23 @@ def history(
 ) -> None:
     """List measurements between two clusters, newest first."""
     client = daemon.client()
-    answer = client.get(_history(one, other), limit=limit)
+    answer = client.get(_history_path(cluster, peer), limit=limit)
     if as_json:
         show_json(answer)
         return
     if not answer["measurements"]:
-        print(f"koala: there are no measurements; use koala network measure {one} {other}", file=sys.stderr)
+        print(f"koala: there are no measurements; use koala network measure {cluster} {peer}", file=sys.stderr)
     print(history_table(answer["measurements"]))
 
 
-def _history(one: str, other: str) -> str:
-    return f"/api/v1/network/{in_path(one)}/{in_path(other)}/history"
+def _history_path(cluster: str, peer: str) -> str:
+    return f"/api/v1/network/{in_path(cluster)}/{in_path(peer)}/history"
 
 
-def _name(link: Json) -> str:
+def _link_name(link: Json) -> str:
     return f"{link['one']} - {link['other']}"
 
 
 network_group = Group(
-    "Show or measure the network between clusters.", {"measure": measure, "history": history}, default=network
+    "Show or measure the network between clusters.", {"measure": measure_links, "history": show_history}, default=show_network
 )

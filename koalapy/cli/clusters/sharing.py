@@ -5,7 +5,7 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
-from koalapy.cli.terminal.tables import signed_duration, table
+from koalapy.cli.terminal.tables import signed_duration, format_table
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import format_duration, format_list
@@ -20,7 +20,7 @@ ANSWERS = {
 }
 
 
-def report(
+def report_sharing(
     days: Annotated[int, Option(help="jobs submitted in so many days until --last, in UTC", min=1)] = 30,
     last: Annotated[str | None, Option(help="last day, e.g. 2026-11-30; default: today")] = None,
     as_json: AsJson = False,
@@ -31,33 +31,33 @@ def report(
     ALONE is simulated with the same jobs, submission times and durations. GAIN: mean time saved for each job.
     BETWEEN: its 95 % interval.
     """
-    until = _day(last) if last else datetime.now(UTC).date()
+    until = _parse_day(last) if last else datetime.now(UTC).date()
     first = until - timedelta(days=min(days - 1, MAX_DAYS, (until - date.min).days))
-    found = daemon.client().get("/api/v1/sharing", patient=True, first=first.isoformat(), last=until.isoformat())
-    print_answer(found, as_json, _page)
+    comparison = daemon.client().get("/api/v1/sharing", patient=True, first=first.isoformat(), last=until.isoformat())
+    print_answer(comparison, as_json, _format_comparison)
 
 
-def _day(text: str) -> date:
+def _parse_day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
         raise CliError(f"--last is {text!r}", Exit.USAGE, "give a date, e.g. 2026-11-30") from None
 
 
-def _page(found: Json) -> str:
-    sites: list[Json] = found["sites"]
+def _format_comparison(comparison: Json) -> str:
+    sites: list[Json] = comparison["sites"]
     worse = format_list([site["site"] for site in sites if site["verdict"] == "worse"])
-    parts = [ANSWERS[found["every_site"]].format(worse=worse), table(HEADER, [_row(site) for site in sites])]
-    if found["exclusions"]:
+    parts = [ANSWERS[comparison["every_site"]].format(worse=worse), format_table(HEADER, [_site_row(site) for site in sites])]
+    if comparison["exclusions"]:
         lines = [
-            f"  {each['count']} {each['reason']}: {format_list([str(job) for job in each['jobs']], each['count'])}"
-            for each in found["exclusions"]
+            f"  {group['count']} {group['reason']}: {format_list([str(job) for job in group['jobs']], group['count'])}"
+            for group in comparison["exclusions"]
         ]
         parts.append("\n".join(["Jobs that do not count:", *lines]))
     return "\n\n".join(parts)
 
 
-def _row(site: Json) -> list[object]:
+def _site_row(site: Json) -> list[object]:
     low, high = signed_duration(site["low"]), signed_duration(site["high"])
     counts = [site[name] for name in ("site", "nodes", "jobs", "elsewhere", "too_wide")]
     between = "-" if site["low"] is None else f"{low} and {high}"
@@ -65,4 +65,4 @@ def _row(site: Json) -> list[object]:
     return [*counts, *times, site["verdict"] if site["jobs"] else "-"]
 
 
-sharing_group = Group("Show the benefit of the grid for each site.", {"report": report})
+sharing_group = Group("Show the benefit of the grid for each site.", {"report": report_sharing})

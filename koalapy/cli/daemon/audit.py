@@ -28,19 +28,19 @@ def audit_log(
 ) -> int:
     """List changes and rejected requests with their callers, oldest first; for administrators."""
     if verify:
-        return _verify(daemon.client(), known_head)
+        return _verify_log(daemon.client(), known_head)
     if known_head is not None:
         raise CliError("--known-head needs --verify", Exit.USAGE, "add --verify")
-    client, after = daemon.client(), 0
+    client, last_id = daemon.client(), 0
     query: Json = {"since": since, "user": user, "action": action, "limit": MAX_PAGE_SIZE}
     while True:
-        page = client.get("/api/v1/audit", after=after, **query)
+        page = client.get("/api/v1/audit", after=last_id, **query)
         for entry in page["entries"]:
-            print(json.dumps(entry) if json_lines else _line(entry))
-        if not (page["entries"] or after or follow or json_lines):
-            what = (f" of {user}" if user else "") + (f" with the action {action}" if action else "")
-            print(printable(f"koala: there are no entries{what} in the last {since:g} s"), file=sys.stderr)
-        after = page["next"]
+            print(json.dumps(entry) if json_lines else _format_entry(entry))
+        if not (page["entries"] or last_id or follow or json_lines):
+            filters = (f" of {user}" if user else "") + (f" with the action {action}" if action else "")
+            print(printable(f"koala: there are no entries{filters} in the last {since:g} s"), file=sys.stderr)
+        last_id = page["next"]
         if len(page["entries"]) < MAX_PAGE_SIZE:
             if not follow:
                 return Exit.OK
@@ -49,9 +49,9 @@ def audit_log(
             client.timeouts.sleep(POLL_INTERVAL)
 
 
-def _verify(client: Client, known_head: str | None) -> int:
+def _verify_log(client: Client, known_head: str | None) -> int:
     """Verify the whole audit log. If an entry of an earlier check is given, first verify the entries after it."""
-    starts = [*([_after(known_head)] if known_head is not None else []), {}]
+    starts = [*([_parse_known_head(known_head)] if known_head is not None else []), {}]
     for start in starts:
         checked, query = 0, start
         while True:
@@ -64,12 +64,12 @@ def _verify(client: Client, known_head: str | None) -> int:
             if check["is_complete"]:
                 break
             query = {"after": last["id"], "after_hash": last["hash"]}
-    told = f"; the last is {last['id']}:{last['hash']}" if last["id"] else ""
-    print(f"{checked} {'entry is as it was' if checked == 1 else 'entries are as they were'} written{told}")
+    head_text = f"; the last is {last['id']}:{last['hash']}" if last["id"] else ""
+    print(f"{checked} {'entry is as it was' if checked == 1 else 'entries are as they were'} written{head_text}")
     return Exit.OK
 
 
-def _after(known_head: str) -> Json:
+def _parse_known_head(known_head: str) -> Json:
     number, separator, hashed = known_head.partition(":")
     if not (separator and number.isascii() and number.isdigit() and int(number)):
         hint = "give ID:HASH from an earlier --verify or from the daemon's log (audit-head)"
@@ -77,9 +77,9 @@ def _after(known_head: str) -> Json:
     return {"after": int(number), "after_hash": hashed}
 
 
-def _line(entry: Json) -> str:
-    who = f"{entry['actor']} ({entry['role']}, {entry['how']})" if entry["actor"] else "unknown"
-    parts = [entry["at"], who, f"from {entry['address']}", entry["action"], entry["target"], entry["outcome"]]
-    more = [entry["detail"]] if entry["detail"] else []
+def _format_entry(entry: Json) -> str:
+    identity = f"{entry['actor']} ({entry['role']}, {entry['how']})" if entry["actor"] else "unknown"
+    parts = [entry["at"], identity, f"from {entry['address']}", entry["action"], entry["target"], entry["outcome"]]
+    details = [entry["detail"]] if entry["detail"] else []
     times = [f"({entry['times']} times)"] if entry["times"] > 1 else []
-    return "  ".join(printable(part) for part in [*parts, *more, *times] if part)
+    return "  ".join(printable(part) for part in [*parts, *details, *times] if part)

@@ -16,23 +16,23 @@ from koalapy.system.local_token import account_directory
 PAGE = "dashboard.html"
 
 
-def dashboard(
+def open_dashboard(
     open_it: Annotated[bool, Option("--open", help="open it in a browser of this machine")] = False,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Print an address that logs a browser in as you, once within a minute."""
     client = daemon.client()
-    found = client.post("/api/v1/login-codes")
-    where = f"{client.url}{found['path']}"
+    login_code = client.post("/api/v1/login-codes")
+    address = f"{client.url}{login_code['path']}"
     if not open_it:
-        print(printable(where))
+        print(printable(address))
         if sys.stdout.isatty():
             print("koala: open it in a browser within a minute, once", file=sys.stderr)
-    elif not webbrowser.open(_page_that_leads_to(where).as_uri()):
+    elif not webbrowser.open(_write_redirect_page(address).as_uri()):
         raise CliError("no browser could be started", Exit.FAILED, "run it without --open, and open the address")
 
 
-def _page_that_leads_to(where: str) -> Path:
+def _write_redirect_page(address: str) -> Path:
     """Write a private file that redirects a browser to an address. Raise ``CliError`` if this fails.
 
     Other accounts of the machine can read the arguments of a browser process, and would see a token in them.
@@ -41,12 +41,12 @@ def _page_that_leads_to(where: str) -> Path:
     try:
         if folder is None:
             raise OSError("the account has no home")
-        own = open_own_folder(folder, make=True)
+        descriptor = open_own_folder(folder, make=True)
         try:
-            text = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(where)}"><title>koala</title>\n'
-            os.close(write_private_file(PAGE, own, text))
+            text = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(address)}"><title>koala</title>\n'
+            os.close(write_private_file(PAGE, descriptor, text))
         finally:
-            os.close(own)
+            os.close(descriptor)
     except (OSError, ValueError) as error:
         raise CliError(
             f"cannot create a file that only your account can read: {error}",

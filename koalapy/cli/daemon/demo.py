@@ -34,38 +34,38 @@ def run_demo(keep: bool) -> int:
     directory = Path(tempfile.mkdtemp(prefix="koala-demo-"))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    kept = False
+    is_kept = False
     try:
-        with _daemon(directory, keep) as url:
+        with _run_daemon(directory, keep) as url:
             client = Client(url, None)
             _show_grid(client)
-            job = _run(client)
+            job = _run_job(client)
             output = b"".join(client.logs(job["id"], False, None)).decode(errors="replace")
             _show_result(job, client.attempts(job["id"], 6), output)
             passed = job["state"] == "succeeded" and _is_checked(output)
-            kept = keep
+            is_kept = keep
     finally:
-        if not kept:
+        if not is_kept:
             try:
                 _check_nothing_is_left(directory)
             finally:  # also if the message cannot be printed
                 shutil.rmtree(directory, ignore_errors=True)
-    _print("")
-    _print("The program's own check passed." if passed else "The program's own check did not pass.")
+    _print_line("")
+    _print_line("The program's own check passed." if passed else "The program's own check did not pass.")
     return Exit.OK if passed else Exit.FAILED
 
 
-def _print(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, flush=True)
 
 
-def _heading(text: str) -> None:
+def _print_heading(text: str) -> None:
     bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("", "")
-    _print(f"\n{bold}{text}{plain}")
+    _print_line(f"\n{bold}{text}{plain}")
 
 
 @contextmanager
-def _daemon(directory: Path, keep: bool) -> Iterator[str]:
+def _run_daemon(directory: Path, keep: bool) -> Iterator[str]:
     """Run a separate daemon on a free port for the duration of the block, and yield its URL."""
     started = time.monotonic()
     log = (directory / "daemon.log").open("w")
@@ -81,24 +81,24 @@ def _daemon(directory: Path, keep: bool) -> Iterator[str]:
     finished = False
     try:
         assert daemon.stdout is not None
-        words = daemon.stdout.readline().split()
-        if words[:2] != ["koala", "serves"]:
+        announcement = daemon.stdout.readline().split()
+        if announcement[:2] != ["koala", "serves"]:
             log_lines = (directory / "daemon.log").read_text().strip().splitlines()
             raise CliError(
                 f"the daemon did not start: {log_lines[-1] if log_lines else 'it printed nothing'}", Exit.FAILED
             )
-        _print(f"A daemon serves {words[2]} (ready after {time.monotonic() - started:.1f} s, data in {directory})")
-        yield words[2]
+        _print_line(f"A daemon serves {announcement[2]} (ready after {time.monotonic() - started:.1f} s, data in {directory})")
+        yield announcement[2]
         finished = True
         if keep:
-            _print(f"\nThe daemon goes on: export KOALA_URL={words[2]}\nEnd it with: kill {daemon.pid}")
+            _print_line(f"\nThe daemon goes on: export KOALA_URL={announcement[2]}\nEnd it with: kill {daemon.pid}")
     finally:
         if not (keep and finished):
-            _end(daemon, directory)
+            _end_processes(daemon, directory)
         log.close()
 
 
-def _end(daemon: "subprocess.Popen[str]", directory: Path) -> None:
+def _end_processes(daemon: "subprocess.Popen[str]", directory: Path) -> None:
     daemon.terminate()
     try:
         daemon.wait(END_TIMEOUT)
@@ -106,7 +106,7 @@ def _end(daemon: "subprocess.Popen[str]", directory: Path) -> None:
         daemon.kill()
         daemon.wait()
     for pid in _processes_of(directory):
-        if f"locald.py\0--dir\0{directory}" in _read(pid, "cmdline"):
+        if f"locald.py\0--dir\0{directory}" in _read_process_file(pid, "cmdline"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
@@ -115,26 +115,26 @@ def _is_checked(output: str) -> bool:
     return any(line.startswith("check:") and line.rstrip().endswith("passed") for line in output.splitlines())
 
 
-def _poll(look: Callable[[], T | None], what: str) -> T:
+def _poll_until(look: Callable[[], T | None], goal: str) -> T:
     end = time.monotonic() + STEP_TIMEOUT
-    while (found := look()) is None:
+    while (result := look()) is None:
         if time.monotonic() > end:
-            raise CliError(f"timeout after {STEP_TIMEOUT:g} s: {what}", Exit.TIMEOUT)
+            raise CliError(f"timeout after {STEP_TIMEOUT:g} s: {goal}", Exit.TIMEOUT)
         time.sleep(0.05)
-    return found
+    return result
 
 
 def _show_grid(client: Client) -> None:
-    def ready() -> list[Cluster] | None:
-        found = client.clusters()
-        return found if all(c["state"] == "usable" and c["idle"] == c["total"] > 0 for c in found) else None
+    def get_idle_clusters() -> list[Cluster] | None:
+        answer = client.clusters()
+        return answer if all(c["state"] == "usable" and c["idle"] == c["total"] > 0 for c in answer) else None
 
-    clusters = _poll(ready, "idle clusters")
-    _heading("Two clusters, each with its own resource manager:")
-    _print(tables.clusters(clusters))
+    clusters = _poll_until(get_idle_clusters, "idle clusters")
+    _print_heading("Two clusters, each with its own resource manager:")
+    _print_line(tables.clusters_table(clusters))
 
 
-def _run(client: Client) -> Job:
+def _run_job(client: Client) -> Job:
     """Submit the job, print its progress, and return the ended job."""
     body = {
         "request": {"type": "flexible", "total_size": NODES},
@@ -142,57 +142,57 @@ def _run(client: Client) -> Job:
         "name": "poisson",
         "launcher": "openmpi",
     }
-    _heading(f"One job of {NODES} nodes, more than either cluster has:")
-    _print(f"$ koala submit --flexible {NODES} -- {' '.join(PROGRAM)}")
+    _print_heading(f"One job of {NODES} nodes, more than either cluster has:")
+    _print_line(f"$ koala submit --flexible {NODES} -- {' '.join(PROGRAM)}")
     job = client.submit(body, f"demo-{os.getpid()}-{time.monotonic_ns()}")
-    shown = 0
+    printed_count = 0
 
-    def over() -> Job | None:
+    def get_ended_job() -> Job | None:
         nonlocal shown
         now = client.job(job["id"])
-        for entry in now["timeline"][shown:]:
-            at = tables.seconds_since(now["submitted_at"], entry["at"])
-            _print(f"  {at:7.3f} s  {entry['event']:<10} {entry['reason']}".rstrip())
-        shown = len(now["timeline"])
+        for entry in now["timeline"][printed_count:]:
+            elapsed = tables.seconds_since(now["submitted_at"], entry["at"])
+            _print_line(f"  {elapsed:7.3f} s  {entry['event']:<10} {entry['reason']}".rstrip())
+        printed_count = len(now["timeline"])
         if now["restarts"] > 1:
             raise CliError(f"the job failed repeatedly: {now['reason']}", Exit.FAILED)
         return now if now["state"] in FINAL else None
 
-    return _poll(over, "the job to be over")
+    return _poll_until(get_ended_job, "the job to be over")
 
 
 def _show_result(job: Job, attempts: list[Attempt], output: str) -> None:
     lines = output.splitlines()
-    _heading("What the program printed:")
-    _print("\n".join(line for line in lines if not line.startswith("rank ")))
-    _heading("Which rank ran where:")
-    _print("\n".join(line for line in lines if line.startswith("rank ")))
-    _heading("The job and its timeline:")
-    _print(tables.job_page(job, attempts))
+    _print_heading("What the program printed:")
+    _print_line("\n".join(line for line in lines if not line.startswith("rank ")))
+    _print_heading("Which rank ran where:")
+    _print_line("\n".join(line for line in lines if line.startswith("rank ")))
+    _print_heading("The job and its timeline:")
+    _print_line(tables.job_page(job, attempts))
 
 
 def _check_nothing_is_left(directory: Path) -> None:
     """Wait until the process table has no process of the demo."""
     end = time.monotonic() + END_TIMEOUT
-    while left := _processes_of(directory):
+    while remaining := _processes_of(directory):
         if time.monotonic() > end:
-            pids = ", ".join(str(pid) for pid in left)
+            pids = ", ".join(str(pid) for pid in remaining)
             raise CliError(
                 f"processes {pids} have not ended within {END_TIMEOUT:g} s", Exit.FAILED, f"they use {directory}"
             )
         time.sleep(0.05)
-    _print("\nNothing is left running.")
+    _print_line("\nNothing is left running.")
 
 
 def _processes_of(directory: Path) -> list[int]:
     """Return the processes with the demo's directory in their environment or command line."""
     needle = str(directory)
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [p for p in pids if p != os.getpid() and needle in _read(p, "cmdline") + _read(p, "environ")]
+    return [p for p in pids if p != os.getpid() and needle in _read_process_file(p, "cmdline") + _read_process_file(p, "environ")]
 
 
-def _read(pid: int, what: str) -> str:
+def _read_process_file(pid: int, file_name: str) -> str:
     try:
-        return Path(f"/proc/{pid}/{what}").read_text(errors="replace")
+        return Path(f"/proc/{pid}/{file_name}").read_text(errors="replace")
     except OSError:
         return ""

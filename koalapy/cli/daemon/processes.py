@@ -9,7 +9,7 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import ABOUT_CA_FILE, DAEMON, Daemon
-from koalapy.client.access import DEFAULT_URL, showable
+from koalapy.client.access import DEFAULT_URL, check_showable
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.system.process import VARIABLE_PREFIX, scrub_environment
 from koalapy.system.tls import CA_FILE
@@ -39,7 +39,7 @@ class AgentOptions:
 AGENT = AgentOptions()
 
 
-def serve(
+def start_daemon(
     port: Annotated[int, Option(help="port; 0 for any free one", min=0, max=65535)] = 8642,
     host: Annotated[str, Option(help="address to listen on", may_be_empty=True)] = "127.0.0.1",
     data_dir: Annotated[Path, Option(envvar="KOALA_DATA_DIR", help="data directory")] = DATA,
@@ -68,7 +68,7 @@ def serve(
     run_daemon(host, port, directory, config, ServerOptions(tls_cert, tls_key, behind_proxy), announce)
 
 
-def agent(
+def start_agent(
     cluster: Cluster,
     options: AgentOptions = AGENT,
     embedded: Annotated[bool, Option("--embedded", hidden=True)] = False,
@@ -83,11 +83,11 @@ def agent(
 
 def _agent_token() -> str:
     """Return the agent's token, and remove it from the environment, so that child processes do not inherit it."""
-    given = os.environ.pop(AGENT_TOKEN, "")
-    return showable(given, AGENT_TOKEN) if given else ""
+    token = os.environ.pop(AGENT_TOKEN, "")
+    return check_showable(token, AGENT_TOKEN) if token else ""
 
 
-def check(
+def check_host(
     cluster: Cluster,
     options: AgentOptions = AGENT,
     user: Annotated[str, Option(help="account of a trial job, for identity mapped")] = "",
@@ -98,16 +98,16 @@ def check(
 
     directory = options.directory_of(cluster)
     findings = run_checks(cluster, options.url, options.config, directory, _agent_token(), options.ca_file, user)
-    well = all(finding.ok for finding in findings)
+    is_ok = all(finding.ok for finding in findings)
     if as_json:
-        told = [{"what": f.subject, "ok": f.ok, "found": f.result, "hint": f.hint} for f in findings]
-        print(json.dumps({"cluster": cluster, "ok": well, "findings": told}, indent=2))
+        entries = [{"what": f.subject, "ok": f.ok, "found": f.result, "hint": f.hint} for f in findings]
+        print(json.dumps({"cluster": cluster, "ok": is_ok, "findings": entries}, indent=2))
     else:
         for finding in findings:
             print(f"{'ok  ' if finding.ok else 'FAIL'}  {printable(f'{finding.subject}: {finding.result}')}")
             if finding.hint:
                 print(f"      {printable(finding.hint)}")
-    return Exit.OK if well else Exit.FAILED
+    return Exit.OK if is_ok else Exit.FAILED
 
 
 def local_run(
@@ -122,16 +122,16 @@ def local_run(
 
     from koalapy.agent.lrm.local.cluster import LocalCluster, run_as_local_user
 
-    found = daemon.client().cluster(cluster)
-    directory = found["details"].get("directory")
+    answer = daemon.client().cluster(cluster)
+    directory = answer["details"].get("directory")
     if directory is None:
         raise CliError(f"cluster {cluster} is not embedded", Exit.USAGE, "use its own sbatch or qsub")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
-    local = LocalCluster(Path(directory), cluster, found["total"])
-    return run_as_local_user(local, nodes, command, user or getpass.getuser(), own, Path.cwd())
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
+    local = LocalCluster(Path(directory), cluster, answer["total"])
+    return run_as_local_user(local, nodes, command, user or getpass.getuser(), environment, Path.cwd())
 
 
-def demo(keep: Annotated[bool, Option("--keep", help="keep the daemon running and print its address")] = False) -> int:
+def show_demo(keep: Annotated[bool, Option("--keep", help="keep the daemon running and print its address")] = False) -> int:
     """Run one MPI program as a single job on two embedded clusters, from beginning to end."""
     from koalapy.cli.daemon.demo import run_demo
 
@@ -141,7 +141,7 @@ def demo(keep: Annotated[bool, Option("--keep", help="keep the daemon running an
 DataDir = Annotated[Path, Option("--data-dir", envvar="KOALA_DATA_DIR", help="data directory of the daemon")]
 
 
-def backup(
+def back_up(
     directory: Annotated[Path, Argument(help="new or empty directory")],
     data_dir: DataDir = DATA,
     config: AgentConfig = None,
@@ -153,14 +153,14 @@ def backup(
     """
     from koalapy.daemon.backup import make_backup
 
-    made = make_backup(directory, data_dir.expanduser(), config, files_only=files_only)
-    database = f"database of {made.database_size:,} bytes" if made.database == "sqlite" else "no database"
-    configuration = made.configuration or "no configuration"
-    files = f"{made.files} files of {made.files_size:,} bytes"
+    summary = make_backup(directory, data_dir.expanduser(), config, files_only=files_only)
+    database = f"database of {summary.database_size:,} bytes" if summary.database == "sqlite" else "no database"
+    configuration = summary.configuration or "no configuration"
+    files = f"{summary.files} files of {summary.files_size:,} bytes"
     print(printable(f"backup in {directory}: {database}, {files}, {configuration}"))
 
 
-def restore(
+def restore_data(
     directory: Annotated[Path, Argument(help="backup directory")],
     data_dir: DataDir = DATA,
     config: AgentConfig = None,
@@ -174,13 +174,13 @@ def restore(
     """
     from koalapy.daemon.backup import restore_backup
 
-    where = data_dir.expanduser()
-    made, displaced = restore_backup(directory, where, config, replace=replace)
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(made.made_at))
-    print(printable(f"restored {made.files} files of {at} to {where}"))
-    if made.database != "sqlite":
+    destination = data_dir.expanduser()
+    summary, displaced = restore_backup(directory, destination, config, replace=replace)
+    backup_time = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(summary.made_at))
+    print(printable(f"restored {summary.files} files of {backup_time} to {destination}"))
+    if summary.database != "sqlite":
         print("the database is not in the backup: put its dump back with pg_restore before the daemon starts")
     if displaced is not None:
         print(printable(f"what was there is in {displaced}: remove it when it is not needed any more"))
-    if made.configuration:
+    if summary.configuration:
         print(printable(f"the configuration of that day is {directory / 'koala.yaml'}"))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from koalapy.record.replay import History
 
 
-def export(
+def export_record(
     output: Annotated[
         Path | None, Option("-o", "--output", help="output file, compressed if its name ends in .gz")
     ] = None,
@@ -45,7 +45,7 @@ def export(
     incoming = output.with_name(f".{output.name}.incoming") if is_new else output
     got = Transfer(f"writes {output}")
     try:
-        with Progress(lambda: str(got)), _opened(incoming, is_new=is_new, packed=output.suffix == ".gz") as file:
+        with Progress(lambda: str(got)), _open_output(incoming, is_new=is_new, packed=output.suffix == ".gz") as file:
             for piece in got.counted(pieces):
                 file.write(piece)
         if is_new:
@@ -58,7 +58,7 @@ def export(
 
 
 @contextmanager
-def _opened(path: Path, *, is_new: bool, packed: bool) -> Iterator[IO[bytes]]:
+def _open_output(path: Path, *, is_new: bool, packed: bool) -> Iterator[IO[bytes]]:
     """Open a file for writing. A new file is readable by this account only, since it contains the commands of jobs."""
     if is_new:
         path.unlink(missing_ok=True)
@@ -71,7 +71,7 @@ def _opened(path: Path, *, is_new: bool, packed: bool) -> Iterator[IO[bytes]]:
             yield cast(IO[bytes], file)
 
 
-def replay(
+def replay_export(
     file: Annotated[Path, Argument(help="file written by koala export")],
     as_json: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> int:
@@ -82,24 +82,24 @@ def replay(
     from koalapy.policies.installed import load_policies
     from koalapy.record.replay import replay
 
-    found, lost = [], list[str]()
+    runs, lost = [], list[str]()
     with waiting_for(f"replays {file}"):
-        found += [_told(history) for history in replay(file, load_policies(), lost)]
+        runs += [_history_json(history) for history in replay(file, load_policies(), lost)]
     if as_json:
-        show_json({"file": str(file), "lives": found, "lost": lost})
+        show_json({"file": str(file), "lives": runs, "lost": lost})
     else:
-        for told in found:
-            what = f"{told['began']} to {told['ended']}: {told['jobs']} jobs, {told['placements']} placements"
-            if (other := told["divergence"]) is None:
-                print(f"{what}, all as recorded ({told['steps']} steps)")
+        for run in runs:
+            summary = f"{run['began']} to {run['ended']}: {run['jobs']} jobs, {run['placements']} placements"
+            if (divergence := run["divergence"]) is None:
+                print(f"{summary}, all as recorded ({run['steps']} steps)")
             else:
-                where = f"at {other['at']}, in step {other['step']}"
-                print(f"{what}; {where}: {other['recorded']}; replayed: {other['replayed']}")
-        if not found:
+                location = f"at {divergence['at']}, in step {divergence['step']}"
+                print(f"{summary}; {location}: {divergence['recorded']}; replayed: {divergence['replayed']}")
+        if not runs:
             print("nothing was recorded then", file=sys.stderr)
-    if any(told["divergence"] for told in found):
-        others = sorted({told["version"] for told in found} - {__version__})
-        hint = f"it was written by version {', '.join(others)}; this is {__version__}" if others else ""
+    if any(run["divergence"] for run in runs):
+        versions = sorted({run["version"] for run in runs} - {__version__})
+        hint = f"it was written by version {', '.join(versions)}; this is {__version__}" if versions else ""
         raise CliError("the replay differs from the record", Exit.FAILED, hint)
     if lost:
         hint = "restore the missing files of the record from a backup, or remove the damaged ones"
@@ -107,24 +107,24 @@ def replay(
     return Exit.OK
 
 
-def _told(history: "History") -> Json:
-    different = history.divergence
+def _history_json(history: "History") -> Json:
+    divergence = history.divergence
     return {
-        "began": _moment(history.began),
-        "ended": _moment(history.ended),
+        "began": _format_time(history.began),
+        "ended": _format_time(history.ended),
         "version": history.version,
         "steps": history.steps,
         "jobs": len(history.jobs),
         "placements": history.placements,
-        "divergence": different
+        "divergence": divergence
         and {
-            "step": different.step,
-            "at": _moment(different.at),
-            "recorded": different.recorded,
-            "replayed": different.replayed,
+            "step": divergence.step,
+            "at": _format_time(divergence.at),
+            "recorded": divergence.recorded,
+            "replayed": divergence.replayed,
         },
     }
 
 
-def _moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+def _format_time(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds")

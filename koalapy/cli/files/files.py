@@ -7,7 +7,7 @@ from koalapy.cli.files import unpacking
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, show_json
 from koalapy.cli.terminal.progress import Progress, Transfer, waiting_for
-from koalapy.cli.terminal.tables import table
+from koalapy.cli.terminal.tables import format_table
 from koalapy.client.answers import Json
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
@@ -19,7 +19,7 @@ Cluster = Annotated[str | None, Option("--cluster", help="only on this cluster",
 Place = Annotated[str, Argument(metavar="CLUSTER:PATH", help="absolute path of a file or folder on a cluster")]
 
 
-def add(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def add_replica(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Add a file or folder on a cluster to the catalogue: koala replicas add climate/2026.nc north:/data/2026.nc"""
     cluster, colon, path = place.partition(":")
     if not colon or not cluster or not path:
@@ -32,31 +32,31 @@ def add(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEM
         return
     count = replica["parts"]
     entries = "" if count is None else f", a folder of {count} {'entry' if count == 1 else 'entries'}"
-    said = f"{cluster} has {name}: {format_bytes(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
-    print(printable(said))
+    message = f"{cluster} has {name}: {format_bytes(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
+    print(printable(message))
 
 
-def list_(name: OptionalName = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def list_replicas(name: OptionalName = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """List the catalogue by name and cluster."""
-    replicas = _catalogue(daemon.client(), name)
+    replicas = _request_replicas(daemon.client(), name)
     if as_json:
         show_json({"replicas": replicas})
     else:
-        print(_page(replicas))
+        print(_format_replicas(replicas))
 
 
-def _catalogue(client: Client, name: str | None) -> list[Json]:
-    found: list[Json] = []
-    after: Json = {}
+def _request_replicas(client: Client, name: str | None) -> list[Json]:
+    replicas: list[Json] = []
+    cursor: Json = {}
     while True:
-        page = client.get("/api/v1/replicas", name=name, limit=MAX_PAGE_SIZE, **after)
-        found += page["replicas"]
+        page = client.get("/api/v1/replicas", name=name, limit=MAX_PAGE_SIZE, **cursor)
+        replicas += page["replicas"]
         if page["next"] is None:
-            return found
-        after = {"after": found[-1]["name"], "after_cluster": found[-1]["cluster"]}
+            return replicas
+        cursor = {"after": replicas[-1]["name"], "after_cluster": replicas[-1]["cluster"]}
 
 
-def verify(
+def verify_replicas(
     name: OptionalName = None, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON
 ) -> None:
     """Verify replicas at their clusters; only good ones are used."""
@@ -66,27 +66,27 @@ def verify(
     if as_json:
         show_json(answer)
     else:
-        print(_page(answer["replicas"]))
+        print(_format_replicas(answer["replicas"]))
     replicas = answer["replicas"]
     if bad := [replica for replica in replicas if replica["problem"] or replica["state"] != "good"]:
-        told = format_list([f"{replica['name']} on {replica['cluster']}" for replica in bad])
+        bad_names = format_list([f"{replica['name']} on {replica['cluster']}" for replica in bad])
         raise CliError(
-            f"some replicas are not good: {told}", Exit.FAILED, "see the reasons above" if not as_json else ""
+            f"some replicas are not good: {bad_names}", Exit.FAILED, "see the reasons above" if not as_json else ""
         )
 
 
-def remove(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def remove_replica(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Remove a logical file from the catalogue; the files on the clusters stay."""
     answer = daemon.client().delete("/api/v1/replicas", name=name, cluster=cluster)
     if as_json:
         show_json(answer)
         return
     for replica in answer["replicas"]:
-        said = f"{name} on {replica['cluster']} is forgotten; nothing was done to the file itself, {replica['path']}"
-        print(printable(said))
+        message = f"{name} on {replica['cluster']} is forgotten; nothing was done to the file itself, {replica['path']}"
+        print(printable(message))
 
 
-def _page(replicas: list[Json]) -> str:
+def _format_replicas(replicas: list[Json]) -> str:
     rows = [
         [
             *(r["name"], r["cluster"], r["state"], format_bytes(r["size"]), "-" if r["parts"] is None else r["parts"]),
@@ -94,10 +94,10 @@ def _page(replicas: list[Json]) -> str:
         ]
         for r in replicas
     ]
-    return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
+    return format_table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
 
 
-def fetch(
+def fetch_results(
     job: Job,
     to: Annotated[Path | None, Option(help="folder for the files; default: job-JOB")] = None,
     force: Annotated[bool, Option("--force", help="overwrite existing files")] = False,
@@ -111,26 +111,26 @@ def fetch(
             f"{folder} exists already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
         )
     client = daemon.client()
-    found = client.job(job)
+    answer = client.job(job)
     try:
         got = Transfer(f"fetches into {folder}")
         with Progress(lambda: str(got)):
-            came = unpacking.unpack(got.counted(client.results(job)), folder, force=force)
+            counts = unpacking.unpack_results(got.counted(client.results(job)), folder, force=force)
     except KeyboardInterrupt:
         hint = f"get the rest with koala fetch {job} --force" + (f" --to {to}" if to else "")
         raise CliError(f"{folder} is incomplete", Exit.INTERRUPTED, hint) from None
-    parts = {f"{rank}-{component['cluster']}" for rank, component in enumerate(found["components"])}
-    missing = sorted(parts - came.keys())
+    parts = {f"{rank}-{component['cluster']}" for rank, component in enumerate(answer["components"])}
+    missing = sorted(parts - counts.keys())
     if as_json:
-        components = {name: {"files": some.files, "size": some.size} for name, some in came.items()}
+        components = {name: {"files": count.files, "size": count.size} for name, count in counts.items()}
         show_json({"to": str(folder), "components": components, "missing": missing})
     else:
-        for name, some in came.items():
-            files = f"{some.files} file{'' if some.files == 1 else 's'}"
-            print(printable(f"{folder / name}: {files}, {format_bytes(some.size)}"))
+        for name, count in counts.items():
+            files = f"{count.files} file{'' if count.files == 1 else 's'}"
+            print(printable(f"{folder / name}: {files}, {format_bytes(count.size)}"))
     if missing:
-        why = "the job is not over" if found["state"] not in FINAL else f"see koala show {job}"
-        raise CliError(f"there are no results of {', '.join(missing)}", Exit.FAILED, why)
+        advice = "the job is not over" if answer["state"] not in FINAL else f"see koala show {job}"
+        raise CliError(f"there are no results of {', '.join(missing)}", Exit.FAILED, advice)
 
 
 def _is_taken(folder: Path) -> bool:
@@ -142,5 +142,5 @@ def _is_taken(folder: Path) -> bool:
 
 
 replicas_group = Group(
-    "List and change the catalogue of input files.", {"add": add, "list": list_, "verify": verify, "remove": remove}
+    "List and change the catalogue of input files.", {"add": add_replica, "list": list_replicas, "verify": verify_replicas, "remove": remove_replica}
 )

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from koalapy.cli.terminal.screen import Block
 from koalapy.cli.terminal.tables import seconds_since
-from koalapy.cli.terminal.width import left
+from koalapy.cli.terminal.width import align_left
 from koalapy.client.answers import Component, Job
 from koalapy.client.client import Client
 from koalapy.client.errors import printable
@@ -23,72 +23,72 @@ UNDER_WAY = ("queued", "held", "placed", "claiming", "unknown")
 """States of a job in which files may still be transferred."""
 
 
-def has_stages(job: Job) -> bool:
+def has_transfers(job: Job) -> bool:
     """Return whether files may be transferred to a component of the job."""
-    own = any(component.get("inputs") for component in job["request"].get("components", ()))
-    return bool(own or job["inputs"] or job["bundle"])
+    has_inputs = any(component.get("inputs") for component in job["request"].get("components", ()))
+    return bool(has_inputs or job["inputs"] or job["bundle"])
 
 
-def lines(job: Job, *, unicode: bool) -> list[str]:
+def transfer_lines(job: Job, *, unicode: bool) -> list[str]:
     """Return a line for each component with current or completed transfers."""
     staged = [
         (printable(f"{i} {c['cluster']}"), c)
         for i, c in enumerate(job["components"])
         if c["staging_since"] and (c["stage_size"] or c["staged_at"] is None)
     ]
-    width = max((cell_len(where) for where, _ in staged), default=0)
-    return [f"{left(where, width)}  {printable(_progress(job, c, unicode))}" for where, c in staged]
+    width = max((cell_len(label) for label, _ in staged), default=0)
+    return [f"{align_left(label, width)}  {printable(_progress_text(job, c, unicode))}" for label, c in staged]
 
 
-def _progress(job: Job, component: Component, unicode: bool) -> str:
+def _progress_text(job: Job, component: Component, unicode: bool) -> str:
     """Return the progress of a component's transfers with a bar, or their duration if they are complete.
 
     For example ``120 of 200 MB from north, 45 MB/s``.
     """
-    size, there = component["stage_size"], component["staged"]
-    away = sorted({source for source in component["sources"] if source != component["cluster"]})
-    where = f" from {', '.join(away)}" if away else ""
+    size, staged = component["stage_size"], component["staged"]
+    remote_sources = sorted({source for source in component["sources"] if source != component["cluster"]})
+    origin = f" from {', '.join(remote_sources)}" if remote_sources else ""
     since = component["staging_since"] or ""
     if component["staged_at"]:
         took = seconds_since(since, component["staged_at"])
-        return f"{format_bytes(size)}{where} in {took:.3g} s{_speed(size, took)}"
+        return f"{format_bytes(size)}{origin} in {took:.3g} s{_format_speed(size, took)}"
     if not size:
-        return f"waits for its files{where}"
+        return f"waits for its files{origin}"
     now = job["ended_at"] or datetime.now(UTC).isoformat()
     passed = seconds_since(since, now)
-    return f"{_bar(there / size, unicode)} {_of(there, size)}{where}{_speed(there, passed)}"
+    return f"{_draw_bar(staged / size, unicode)} {_format_share(staged, size)}{origin}{_format_speed(staged, passed)}"
 
 
-def _of(there: int, size: int) -> str:
+def _format_share(staged: int, size: int) -> str:
     """Return two sizes as text: ``120 of 200 MB``, or each with its unit if the units differ."""
-    (some, unit), (everything, whole) = format_bytes(there).split(" "), format_bytes(size).split(" ")
-    return f"{some} of {everything} {whole}" if unit == whole else f"{some} {unit} of {everything} {whole}"
+    (staged_number, staged_unit), (total_number, total_unit) = format_bytes(staged).split(" "), format_bytes(size).split(" ")
+    return f"{staged_number} of {total_number} {total_unit}" if staged_unit == total_unit else f"{staged_number} {staged_unit} of {total_number} {total_unit}"
 
 
-def _speed(size: int, seconds: float) -> str:
+def _format_speed(size: int, seconds: float) -> str:
     return f", {format_bytes(size / seconds)}/s" if size and seconds >= 0.05 else ""
 
 
-def _bar(fraction: float, unicode: bool) -> str:
+def _draw_bar(fraction: float, unicode: bool) -> str:
     full = int(min(1.0, fraction) * BAR_COLUMNS)
     return "[" + ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR_COLUMNS - full) + "]"
 
 
-def follow(client: Client, job: int, deadline: float | None = None) -> None:
+def follow_transfers(client: Client, job: int, deadline: float | None = None) -> None:
     """Show the progress of a job's transfers on standard error, until they are complete or the job has ended.
 
     Raise ``TimeIsUp`` at ``deadline`` (monotonic seconds).
     """
     with Block(leaves_lines=True) as block:
         while True:
-            found = client.job(job)
-            is_waiting = found["state"] in ("queued", "held")
+            answer = client.job(job)
+            is_waiting = answer["state"] in ("queued", "held")
             if not is_waiting:
-                block.draw(lines(found, unicode=False))
+                block.draw(transfer_lines(answer, unicode=False))
             elif sys.stderr.isatty():
-                block.draw([printable(f"{found['state']}: {found['reason']}")])
-            is_staging = any(each["staging_since"] and not each["staged_at"] for each in found["components"])
-            if found["state"] not in UNDER_WAY or not has_stages(found) or not (is_waiting or is_staging):
+                block.draw([printable(f"{answer['state']}: {answer['reason']}")])
+            is_staging = any(component["staging_since"] and not component["staged_at"] for component in answer["components"])
+            if answer["state"] not in UNDER_WAY or not has_transfers(answer) or not (is_waiting or is_staging):
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeIsUp

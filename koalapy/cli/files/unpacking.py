@@ -11,11 +11,11 @@ from typing import IO, Any
 
 from koalapy.client.errors import CliError, Exit
 
-PIECE = 1024 * 1024
+CHUNK_SIZE = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Came:
+class FileCount:
     """The number and size in bytes of the files unpacked for one component."""
 
     files: int = 0
@@ -43,41 +43,41 @@ class _Pieces(RawIOBase):
         return size
 
 
-def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]:
+def unpack_results(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, FileCount]:
     """Unpack an archive into a folder; return number and size of the files by top-level folder.
 
     Raise ``CliError`` for members other than files and folders, and for existing files unless forced.
     """
-    came: dict[str, Came] = {}
+    counts: dict[str, FileCount] = {}
     root = -1
     try:
-        with tarfile.open(fileobj=BufferedReader(_Pieces(pieces), PIECE), mode="r|") as archive:
+        with tarfile.open(fileobj=BufferedReader(_Pieces(pieces), CHUNK_SIZE), mode="r|") as archive:
             to.mkdir(parents=True, exist_ok=True)
             root = os.open(to, os.O_RDONLY | os.O_DIRECTORY)
             for member in archive:
                 archive.members.clear()  # type: ignore[attr-defined] # it would store every member
-                parts = _parts(member)
-                counted = came.setdefault(parts[0], Came())
+                parts = _split_name(member)
+                count = counts.setdefault(parts[0], FileCount())
                 if member.isdir():
-                    os.close(_folder(root, parts, to))
+                    os.close(_open_folder(root, parts, to))
                     continue
-                _write(archive, member, parts, root, to, force=force)
-                counted.files += 1
-                counted.size += member.size
+                _write_member(archive, member, parts, root, to, force=force)
+                count.files += 1
+                count.size += member.size
     except tarfile.TarError as error:
         raise CliError(f"the archive is truncated: {error}", Exit.FAILED, "try again with --force") from error
     except (ValueError, OverflowError) as error:
-        said = f"the archive is invalid: {error}"
-        raise CliError(said, Exit.FAILED, "use the koala command of the daemon's version") from error
+        message = f"the archive is invalid: {error}"
+        raise CliError(message, Exit.FAILED, "use the koala command of the daemon's version") from error
     except OSError as error:
         raise CliError(f"cannot write to {to}: {error.strerror or error}", Exit.FAILED, "give another --to") from error
     finally:
         if root >= 0:
             os.close(root)
-    return came
+    return counts
 
 
-def _parts(member: tarfile.TarInfo) -> list[str]:
+def _split_name(member: tarfile.TarInfo) -> list[str]:
     """Split a member's name into folders and a file name. Raise ``CliError`` if it leads outside the target folder."""
     parts = member.name.rstrip("/").split("/")
     if not (member.isreg() or member.isdir()) or member.issparse() or any(p in ("", ".", "..") for p in parts):
@@ -87,28 +87,28 @@ def _parts(member: tarfile.TarInfo) -> list[str]:
     return parts
 
 
-def _folder(root: int, parts: list[str], to: Path) -> int:
+def _open_folder(root: int, parts: list[str], to: Path) -> int:
     """Open a folder without following links, and create it if it is missing; return its descriptor."""
-    found = os.dup(root)
+    descriptor = os.dup(root)
     for depth, part in enumerate(parts):
         with contextlib.suppress(FileExistsError):
-            os.mkdir(part, 0o755, dir_fd=found)
+            os.mkdir(part, 0o755, dir_fd=descriptor)
         try:
-            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=found)
+            child = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
         except OSError as error:
-            where = to.joinpath(*parts[: depth + 1])
-            raise CliError(f"{where} is not a folder", Exit.FAILED, "remove it, or give another --to") from error
+            path = to.joinpath(*parts[: depth + 1])
+            raise CliError(f"{path} is not a folder", Exit.FAILED, "remove it, or give another --to") from error
         finally:
-            os.close(found)
-        found = below
-    return found
+            os.close(descriptor)
+        descriptor = child
+    return descriptor
 
 
-def _write(
+def _write_member(
     archive: tarfile.TarFile, member: tarfile.TarInfo, parts: list[str], root: int, to: Path, *, force: bool
 ) -> None:
     content = archive.extractfile(member)
-    folder = _folder(root, parts[:-1], to)
+    folder = _open_folder(root, parts[:-1], to)
     try:
         if force:
             with contextlib.suppress(FileNotFoundError):
@@ -117,7 +117,7 @@ def _write(
         handle = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=folder)
         try:
             with open(handle, "wb") as file:
-                _copy(content, file)
+                _copy_content(content, file)
                 os.utime(file.fileno(), (member.mtime, member.mtime))
         except BaseException:
             # Remove an incomplete file, so that it is not taken for the complete one.
@@ -129,6 +129,6 @@ def _write(
         os.close(folder)
 
 
-def _copy(content: IO[bytes] | None, file: IO[bytes]) -> None:
-    while content is not None and (piece := content.read(PIECE)):
+def _copy_content(content: IO[bytes] | None, file: IO[bytes]) -> None:
+    while content is not None and (piece := content.read(CHUNK_SIZE)):
         file.write(piece)

@@ -7,7 +7,7 @@ from koalapy.cli.jobs.submission import command_for, in_terms_of_options
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, print_answer
 from koalapy.cli.terminal.progress import waiting_for
-from koalapy.cli.terminal.tables import moment_text, table
+from koalapy.cli.terminal.tables import moment_text, format_table
 from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, printable
@@ -49,40 +49,40 @@ def what_if(
         "horizon": horizon,
     }
     with waiting_for("simulates"):
-        found = daemon.client().post("/api/v1/what-if", body, patient=True)
-    print_answer(found, as_json, _page)
+        forecast = daemon.client().post("/api/v1/what-if", body, patient=True)
+    print_answer(forecast, as_json, _format_forecast)
 
 
-def _page(found: Json) -> str:
-    ways = [("as it is", found["as_it_is"]), *([("changed", found["changed"])] if found["changed"] else [])]
+def _format_forecast(forecast: Json) -> str:
+    outcomes = [("as it is", forecast["as_it_is"]), *([("changed", forecast["changed"])] if forecast["changed"] else [])]
     rows = [
-        [way, _number(told["started"]), span(told["mean_wait"]), span(told["mean_response"]), told["draws"]]
-        for way, told in ways
+        [label, _format_count(outcome["started"]), format_interval(outcome["mean_wait"]), format_interval(outcome["mean_response"]), outcome["draws"]]
+        for label, outcome in outcomes
     ]
-    parts = [table(("", "START", "MEAN WAIT", "UNTIL THEY END", "SIMULATIONS"), rows)]
-    horizon = found["as_it_is"]["horizon"]
-    waiting = [job for job in found["as_it_is"]["jobs"] if job["state"] == "queued"]
+    parts = [format_table(("", "START", "MEAN WAIT", "UNTIL THEY END", "SIMULATIONS"), rows)]
+    horizon = forecast["as_it_is"]["horizon"]
+    waiting = [job for job in forecast["as_it_is"]["jobs"] if job["state"] == "queued"]
     if not waiting:
         return "\n\n".join(["No job waits.", *parts[1:]])
-    later = {job["job"]: job for job in found["changed"]["jobs"]} if found["changed"] else {}
+    later = {job["job"]: job for job in forecast["changed"]["jobs"]} if forecast["changed"] else {}
 
-    def starts(job: Json | None) -> str:
+    def start_text(job: Json | None) -> str:
         return (
-            "-" if job is None else f"not in {format_days(horizon)}" if job["starts"] is None else span(job["starts"])
+            "-" if job is None else f"not in {format_days(horizon)}" if job["starts"] is None else format_interval(job["starts"])
         )
 
     head = ("JOB", "STARTS IN", *(("CHANGED",) if later else ()), "RUN TIME BY")
     lines = [
-        [job["job"], starts(job), *([starts(later.get(job["job"]))] if later else []), job["basis"]]
+        [job["job"], start_text(job), *([start_text(later.get(job["job"]))] if later else []), job["basis"]]
         for job in waiting[:MAX_LINES]
     ]
-    parts.append(table(head, lines))
+    parts.append(format_table(head, lines))
     if len(waiting) > MAX_LINES:
         parts.append(f"and {len(waiting) - MAX_LINES} more; --json tells all")
     return "\n\n".join(parts)
 
 
-def _number(interval: Json | None) -> str:
+def _format_count(interval: Json | None) -> str:
     """Return an interval of a number of jobs as text."""
     if interval is None:
         return "-"
@@ -90,7 +90,7 @@ def _number(interval: Json | None) -> str:
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
-def span(interval: Json | None) -> str:
+def format_interval(interval: Json | None) -> str:
     """Return an interval of durations as text: its middle and its bounds."""
     if interval is None:
         return "-"
@@ -102,26 +102,26 @@ MAX_HISTORY_LINES = 10
 """Maximum number of history lines; ``--json`` prints more."""
 
 
-def explain(job: Job, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+def explain_job(job: Job, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Explain why a job waits and what would start it, or why it is where it is.
 
     IDLE: nodes that this job could get, of all. LACKS: additional idle nodes needed on that cluster alone.
     """
-    found = daemon.client().get(f"/api/v1/jobs/{job}/explain")
-    print_answer(found, as_json, page)
+    explanation = daemon.client().get(f"/api/v1/jobs/{job}/explain")
+    print_answer(explanation, as_json, format_explanation)
 
 
 def dry_run(client: Client, body: Json, options: Json, *, as_json: bool) -> None:
     """Print how a job would be handled, without submitting it."""
     try:
-        found = client.post("/api/v1/explain", body)
+        explanation = client.post("/api/v1/explain", body)
     except CliError as error:
         raise in_terms_of_options(error, body, options) from error
-    found["expected"] = _expected(client, body)
-    print_answer(found, as_json, page)
+    explanation["expected"] = _request_forecast(client, body)
+    print_answer(explanation, as_json, format_explanation)
 
 
-def _expected(client: Client, body: Json) -> Json:
+def _request_forecast(client: Client, body: Json) -> Json:
     """Return the expected start of the job, or the reason why it is unknown."""
     try:
         with waiting_for("simulates"):
@@ -131,33 +131,33 @@ def _expected(client: Client, body: Json) -> Json:
         return {"at_once": False, **unknown, "basis": "", "why": error.message}
 
 
-def page(found: Json) -> str:
+def format_explanation(explanation: Json) -> str:
     """Format an explanation: the binding reason, the clusters, the queue, the smallest change and the history."""
-    job, headline = found["job"], found["headline"]
+    job, headline = explanation["job"], explanation["headline"]
     if job is None:
-        headline = headline if found["state"] == "placed" else f"would wait: {headline}"
-    elif found["state"] == "queued":
+        headline = headline if explanation["state"] == "placed" else f"would wait: {headline}"
+    elif explanation["state"] == "queued":
         headline = f"job {job} {headline if headline.startswith('waits ') else f'waits: {headline}'}"
     else:
         headline = f"job {job}: {headline}"
     parts = [printable(headline)]
-    if found["clusters"]:
-        parts.append(_clusters(found["clusters"]))
-    facts = _facts(found)
+    if explanation["clusters"]:
+        parts.append(_clusters_table(explanation["clusters"]))
+    facts = _list_facts(explanation)
     if facts:
         width = max(len(name) for name, _ in facts)
         parts.append("\n".join(f"{name.rjust(width)}  {printable(text)}" for name, text in facts))
-    change = found["smallest_change"]
+    change = explanation["smallest_change"]
     if change is not None:
-        parts.append(_way_out(change, found["job"]))
-    if found["reasons"]:
-        reasons = found["reasons"][-MAX_HISTORY_LINES:]
+        parts.append(_format_change(change, explanation["job"]))
+    if explanation["reasons"]:
+        reasons = explanation["reasons"][-MAX_HISTORY_LINES:]
         rows = [[moment_text(reason["at"]), reason["event"], reason["reason"]] for reason in reasons]
-        parts.append(table(["TIME (UTC)", "EVENT", "WHY"], rows))
+        parts.append(format_table(["TIME (UTC)", "EVENT", "WHY"], rows))
     return "\n\n".join(parts)
 
 
-def _clusters(clusters: list[Json]) -> str:
+def _clusters_table(clusters: list[Json]) -> str:
     placed = any(cluster["gives"] for cluster in clusters)
     lacking = any(cluster["missing"] for cluster in clusters)
     header = ["CLUSTER", "STATE", "IDLE", *(["NODES"] if placed else []), *(["LACKS"] if lacking else []), "WHY"]
@@ -167,44 +167,44 @@ def _clusters(clusters: list[Json]) -> str:
         row += [cluster["gives"] or "-"] if placed else []
         row += [cluster["missing"] or "-"] if lacking else []
         rows.append([*row, cluster["reason"] or "-"])
-    return table(header, rows)
+    return format_table(header, rows)
 
 
-def _facts(found: Json) -> list[tuple[str, str]]:
+def _list_facts(explanation: Json) -> list[tuple[str, str]]:
     facts = []
-    if expected := found.get("expected"):
-        facts.append(("starts", _start(expected)))
-    if found["placement"] is not None and found["placement"]["reason"]:
-        facts.append(("why there", found["placement"]["reason"]))
-    facts += [("note", note) for note in found["notes"]]
-    if found["position"] is not None:
-        ahead = "the head of its queue" if found["ahead"] == 0 else f"{found['ahead']} before it in its queue"
-        facts.append(("position", f"{found['position']}, {ahead}"))
-    if found["job"] is not None:
-        facts.append(("tries", str(found["tries"])))
-    if found["suffices"]:
-        facts.append(("suffices", ", or ".join(found["suffices"])))
+    if expected := explanation.get("expected"):
+        facts.append(("starts", _format_start(expected)))
+    if explanation["placement"] is not None and explanation["placement"]["reason"]:
+        facts.append(("why there", explanation["placement"]["reason"]))
+    facts += [("note", note) for note in explanation["notes"]]
+    if explanation["position"] is not None:
+        ahead = "the head of its queue" if explanation["ahead"] == 0 else f"{explanation['ahead']} before it in its queue"
+        facts.append(("position", f"{explanation['position']}, {ahead}"))
+    if explanation["job"] is not None:
+        facts.append(("tries", str(explanation["tries"])))
+    if explanation["suffices"]:
+        facts.append(("suffices", ", or ".join(explanation["suffices"])))
     return facts
 
 
-def _start(expected: Json) -> str:
+def _format_start(expected: Json) -> str:
     if expected["at_once"]:
         return "at once"
     if expected["starts"] is None:
         return f"not known: {expected['why']}"
-    return f"in {span(expected['starts'])}, by {expected['basis']}"
+    return f"in {format_interval(expected['starts'])}, by {expected['basis']}"
 
 
-def _way_out(change: Json, job: int | None) -> str:
+def _format_change(change: Json, job: int | None) -> str:
     """Return the smallest change as text, with a command if options can express it."""
-    where: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for component in change["placement"]["components"]:
-        where[component["cluster"]] = where.get(component["cluster"], 0) + component["size"]
-    sites = ", ".join(f"{name}:{size}" for name, size in where.items())
-    said = printable(f"would start now: {change['text']} ({sites})")
+        sizes[component["cluster"]] = sizes.get(component["cluster"], 0) + component["size"]
+    sites = ", ".join(f"{name}:{size}" for name, size in sizes.items())
+    text = printable(f"would start now: {change['text']} ({sites})")
     command = command_for(change["submission"], os.getcwd())
     if command is None:
-        which = "koala explain --json" if job is None else f"koala explain {job} --json"
-        return f"{said}\n  {which} has the whole submission, for koala submit -f"
+        source_command = "koala explain --json" if job is None else f"koala explain {job} --json"
+        return f"{text}\n  {source_command} has the whole submission, for koala submit -f"
     # Cancel the old job first, since it may block the new one.
-    return f"{said}\n  {command}" if job is None else f"{said}\n  koala cancel {job} && {command}"
+    return f"{text}\n  {command}" if job is None else f"{text}\n  koala cancel {job} && {command}"

@@ -6,7 +6,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer, refuse_together
 from koalapy.cli.terminal.streams import ProgramOutput
-from koalapy.cli.terminal.tables import table
+from koalapy.cli.terminal.tables import format_table
 from koalapy.client.answers import Json
 from koalapy.model.history import Kind, Step
 from koalapy.model.wording import format_duration
@@ -15,7 +15,7 @@ MAX_DAYS = 36_500
 HEADER = ("DAYS", "NAME", "JOBS", "FAILED", "SUCCESS", "CO-ALLOC", "USED", "QUEUED", "IN 10 MIN", "RUN", "SLOWDOWN")
 
 
-def history(
+def show_history(
     by: Annotated[Kind, Option(help="group by")] = Kind.GRID,
     step: Annotated[Step, Option(help="period of a row")] = Step.DAY,
     days: Annotated[int, Option(help="number of days until today, in UTC", min=1)] = 30,
@@ -37,19 +37,19 @@ def history(
     if as_csv or as_swf:
         ProgramOutput().copy(client.text("/api/v1/history", query | {"format": "csv" if as_csv else "swf"}))
         return
-    print_answer(client.get("/api/v1/history", **query), as_json, _page)
+    print_answer(client.get("/api/v1/history", **query), as_json, _format_history)
 
 
-def _page(found: Json) -> str:
-    rows = table(HEADER, [_row(line) for line in found["lines"]])
-    kept = "for good" if found["jobs_keep"] is None else f"for {format_duration(found['jobs_keep'])}"
-    return f"{rows}\n\nKnown since {found['since'] or 'today'}. Days are kept for good, jobs {kept} after their end."
+def _format_history(answer: Json) -> str:
+    rows = format_table(HEADER, [_history_row(line) for line in answer["lines"]])
+    retention = "for good" if answer["jobs_keep"] is None else f"for {format_duration(answer['jobs_keep'])}"
+    return f"{rows}\n\nKnown since {answer['since'] or 'today'}. Days are kept for good, jobs {retention} after their end."
 
 
-def _row(line: Json) -> list[object]:
+def _history_row(line: Json) -> list[object]:
     days = line["start"] if line["start"] == line["end"] else f"{line['start']} to {line['end']}"
     success, coallocated, used, soon = (
-        _share(line[name]) for name in ("success", "coallocated", "utilisation", "within_10m")
+        _format_share(line[name]) for name in ("success", "coallocated", "utilisation", "within_10m")
     )
     queued, ran = format_duration(line["queue_time"]), format_duration(line["run_time"])
     slowdown = "-" if line["slowdown"] is None else f"{line['slowdown']:.2f}"
@@ -57,5 +57,5 @@ def _row(line: Json) -> list[object]:
     return [*counts, success, coallocated, used, queued, soon, ran, slowdown]
 
 
-def _share(value: float | None) -> str:
+def _format_share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"

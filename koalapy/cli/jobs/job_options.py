@@ -31,7 +31,7 @@ class Form:
         return get_origin(self.type) is list
 
 
-def number(text: str) -> int | None:
+def parse_int(text: str) -> int | None:
     try:
         return int(text)
     except ValueError:
@@ -66,58 +66,58 @@ def coallocation_of(text: str) -> str | int:
     """Parse ``never``, ``allowed`` or a number of clusters."""
     if text in ("never", "allowed"):
         return text
-    most = number(text)
-    if most is None:
+    max_clusters = parse_int(text)
+    if max_clusters is None:
         hint = "use never, allowed, or the maximum number of clusters"
         raise CliError(f"--coallocation is {text!r}", Exit.USAGE, hint)
-    return most
+    return max_clusters
 
 
 def inputs_of(texts: list[str]) -> list[Json]:
     """Parse input files: ``NAME``, ``NAME:partitioned``, ``NAME:as=FILE`` or both suffixes."""
     inputs = []
     for text in texts:
-        name, found = text, Json()
+        name, properties = text, Json()
         while name.rpartition(":")[1] and (option := INPUT_OPTION.fullmatch(name.rpartition(":")[2])):
             field = "as" if option[1] is not None else "distribution"
-            if field in found:
+            if field in properties:
                 raise CliError(f"--input {text} sets {field} twice", Exit.USAGE, "drop one")
-            found[field] = option[0] if option[1] is None else option[1]
+            properties[field] = option[0] if option[1] is None else option[1]
             name = name.rpartition(":")[0]
         if not name:
             raise CliError(f"--input is {text!r}", Exit.USAGE, "give a logical name: --input climate/2026.nc")
-        inputs.append({"file": name, **found})
+        inputs.append({"file": name, **properties})
     return inputs
 
 
-def pairs(values: dict[str, str]) -> list[str]:
+def format_pairs(values: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in values.items()]
 
 
-def input_texts(inputs: list[Json]) -> list[str]:
+def format_inputs(inputs: list[Json]) -> list[str]:
     texts = []
-    for each in inputs:
-        distribution = ":partitioned" if each.get("distribution") == "partitioned" else ""
-        texts.append(f"{each['file']}{distribution}{':as=' if each.get('as') else ''}{each.get('as') or ''}")
+    for item in inputs:
+        distribution = ":partitioned" if item.get("distribution") == "partitioned" else ""
+        texts.append(f"{item['file']}{distribution}{':as=' if item.get('as') else ''}{item.get('as') or ''}")
     return texts
 
 
-def texts(value: Any) -> list[str]:
+def format_texts(value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
-    return [f"{each:.15g}" if isinstance(each, float) else str(each) for each in values]
+    return [f"{element:.15g}" if isinstance(element, float) else str(element) for element in values]
 
 
 FORMS = {
-    Environment: Form(list[str], environment_of, pairs),
-    PolicyOptions: Form(list[str], policy_options_of, pairs),
-    Coallocation: Form(str, coallocation_of, texts),
-    Duration: Form(str, str, texts),
-    Lease: Form(str, str, texts),
-    NodeMemory: Form(str, str, texts),
-    PerNodeBandwidth: Form(str, str, texts),
-    StopWarning: Form(str, str, texts),
-    Inputs: Form(list[str], inputs_of, input_texts),
-    Bundle: Form(list[str], list, texts),
+    Environment: Form(list[str], environment_of, format_pairs),
+    PolicyOptions: Form(list[str], policy_options_of, format_pairs),
+    Coallocation: Form(str, coallocation_of, format_texts),
+    Duration: Form(str, str, format_texts),
+    Lease: Form(str, str, format_texts),
+    NodeMemory: Form(str, str, format_texts),
+    PerNodeBandwidth: Form(str, str, format_texts),
+    StopWarning: Form(str, str, format_texts),
+    Inputs: Form(list[str], inputs_of, format_inputs),
+    Bundle: Form(list[str], list, format_texts),
 }
 """Conversions of the types with options that differ from their form in the API."""
 
@@ -127,8 +127,8 @@ def form_of(kind: Any) -> Form:
         return FORMS[kind]
     base, _ = split_annotation(kind)
     if get_origin(base) is tuple:
-        return Form(GenericAlias(list, (form_of(get_args(base)[0]).type,)), lambda value: value, texts)
-    return Form(base, lambda value: value, texts)
+        return Form(GenericAlias(list, (form_of(get_args(base)[0]).type,)), lambda value: value, format_texts)
+    return Form(base, lambda value: value, format_texts)
 
 
 COMPLETED = {"policy": "policies", "owner": "users", "home_site": "clusters", "inputs": "replicas", "bundle": "files"}
@@ -144,8 +144,8 @@ JOB_OPTIONS = {
 }
 
 
-def read_options(given: Json) -> Json:
+def read_options(options: Json) -> Json:
     """Convert options to fields of the API; None for an option that is not given."""
     return {
-        name: None if value is None else form_of(JOB_FIELDS[name].type).read(value) for name, value in given.items()
+        name: None if value is None else form_of(JOB_FIELDS[name].type).read(value) for name, value in options.items()
     }

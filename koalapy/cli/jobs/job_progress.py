@@ -12,7 +12,7 @@ from koalapy.cli.terminal.progress import Progress
 from koalapy.cli.terminal.screen import Block
 from koalapy.cli.terminal.tables import seconds_since
 from koalapy.client.answers import Job, TimelineEntry
-from koalapy.client.client import FINAL, Client, events
+from koalapy.client.client import FINAL, Client, read_events
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.wording import format_duration
@@ -48,24 +48,24 @@ class ProgressReporter:
             self._thread.join(self._timeouts.last_report_s)
 
     def _follow(self) -> None:
-        seen = 0
+        last_entry = 0
         skip = not self._from_the_first
         while True:
-            before = seen
+            previous_entry = last_entry
             try:
-                for entries, job in changes(self._client.events(self._job, seen)):
-                    messages = [] if skip else list(lines(entries, job))
+                for entries, job in read_changes(self._client.events(self._job, last_entry)):
+                    messages = [] if skip else list(progress_lines(entries, job))
                     for line in messages:
-                        _report(line)
+                        _report_line(line)
                     self._wait.update(job, is_reported=bool(messages))
-                    seen, skip = max([seen, *(number for number, _ in entries)]), False
+                    last_entry, skip = max([last_entry, *(number for number, _ in entries)]), False
             except CliError as error:
                 if error.code is not Exit.UNREACHABLE or self._over.wait(RETRY_DELAY):
                     return
                 continue
             except (ValueError, KeyError):
                 return
-            if seen == before:  # the stream has ended without new entries
+            if last_entry == previous_entry:  # the stream has ended without new entries
                 return
 
 
@@ -86,7 +86,7 @@ class WaitReporter:
         with self._lock:
             self._job = job
             if is_reported:
-                self._reported = situation(job)
+                self._reported = describe_state(job)
             elif not self._is_silent:
                 self._report_wait()
 
@@ -111,23 +111,23 @@ class WaitReporter:
     def _report_wait(self) -> None:
         assert self._job is not None
         runs = self._job["state"] in RUNS
-        if situation(self._job) == self._reported or (runs and not self._reported) or self._job["state"] in FINAL:
+        if describe_state(self._job) == self._reported or (runs and not self._reported) or self._job["state"] in FINAL:
             return
-        self._reported = situation(self._job)
+        self._reported = describe_state(self._job)
         reason = "" if runs else self._job["reason"]
-        _report(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
+        _report_line(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
 
 
-def situation(job: Job) -> str:
+def describe_state(job: Job) -> str:
     """Return state and reason of a job without numbers, since these change too often for a comparison."""
     return re.sub(r"\d+", "0", f"{job['state']}: {'' if job['state'] in RUNS else job['reason']}")
 
 
-def _report(line: str) -> None:
+def _report_line(line: str) -> None:
     Block.report(f"koala: {printable(line)}")
 
 
-def lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
+def progress_lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
     """Yield a line of text for each timeline entry that a waiting user should see. ``job``: the job afterwards."""
     for _, entry in entries:
         reason = entry["reason"]
@@ -137,10 +137,10 @@ def lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
             yield f"job {job['id']} is {entry['state']}" + (f": {reason}" if reason not in ("", entry["event"]) else "")
 
 
-def changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, TimelineEntry]], Job]]:
+def read_changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, TimelineEntry]], Job]]:
     """Yield each change in a stream of events: the numbered new timeline entries, and the job after them."""
     entries: list[tuple[int, TimelineEntry]] = []
-    for fields in events(pieces):
+    for fields in read_events(pieces):
         if fields.get("event") == "timeline":
             entries.append((int(fields["id"]), json.loads(fields["data"])))
         elif fields.get("event") == "job":

@@ -7,7 +7,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, Jobs, Why, refuse_together, show_json
 from koalapy.client.answers import Json
-from koalapy.client.client import FINAL, Client, refused
+from koalapy.client.client import FINAL, Client, problem_to_error
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.job import Priority
 
@@ -16,7 +16,7 @@ FORECAST_TIMEOUT_S = 3.0
 HeldJobs = Annotated[list[int], Argument(help="ids of jobs", completes="held jobs")]
 
 
-def show(
+def show_job(
     job: Job,
     attempts: Annotated[int, Option(help="number of last attempts in the chart", min=1, max=10**6)] = 5,
     follow: Annotated[bool, Option("-f", "--follow", help="first show the progress of file transfers")] = False,
@@ -34,32 +34,32 @@ def show(
     refuse_together(json=as_json, follow=follow)
     client = daemon.client()
     if follow:
-        transfers.follow(client, job)
-    found = client.job(job)
+        transfers.follow_transfers(client, job)
+    answer = client.job(job)
     if as_json:
-        show_json(found)
+        show_json(answer)
     else:
         # Request one more attempt, since the chart begins at its end.
-        under_way = transfers.lines(found, unicode=tables.is_unicode())
-        print(tables.job_page(found, client.attempts(job, attempts + 1), attempts, under_way))
-        if found["state"] == "queued" and (expected := _expected(client, job)):
+        under_way = transfers.transfer_lines(answer, unicode=tables.is_unicode())
+        print(tables.job_page(answer, client.attempts(job, attempts + 1), attempts, under_way))
+        if answer["state"] == "queued" and (expected := _expected_start(client, job)):
             print(f"\n{printable(expected)}")
 
 
-def _expected(client: Client, job: int) -> str:
+def _expected_start(client: Client, job: int) -> str:
     """Return the expected start of a job as text; empty if the daemon does not respond soon."""
-    from koalapy.cli.jobs.explain import span
+    from koalapy.cli.jobs.explain import format_interval
 
     try:
-        told = client.get(f"/api/v1/jobs/{job}/forecast", wait=FORECAST_TIMEOUT_S)["expected"]
+        forecast = client.get(f"/api/v1/jobs/{job}/forecast", wait=FORECAST_TIMEOUT_S)["expected"]
     except CliError:
         return ""  # the page of the job has been printed
-    if told is None or told["starts"] is None:
+    if forecast is None or forecast["starts"] is None:
         return ""
-    return f"expected to start in {span(told['starts'])}, by {told['basis']}"
+    return f"expected to start in {format_interval(forecast['starts'])}, by {forecast['basis']}"
 
 
-def cancel(
+def cancel_jobs(
     jobs: Jobs,
     reason: Why = "",
     warn: Annotated[
@@ -70,20 +70,20 @@ def cancel(
     """Cancel jobs."""
     orders: dict[str, str | bool] = {"reason": reason} | ({"warn": True} if warn else {})
     results = daemon.client().act("cancel", jobs, **orders)
-    return _print_results(results, lambda one: "cancelled" if one["state"] in FINAL else "is being cancelled")
+    return _print_results(results, lambda result: "cancelled" if result["state"] in FINAL else "is being cancelled")
 
 
-def hold(jobs: QueuedJobs, reason: Why = "", daemon: Daemon = DAEMON) -> int:
+def hold_jobs(jobs: QueuedJobs, reason: Why = "", daemon: Daemon = DAEMON) -> int:
     """Hold queued jobs: they are not placed until they are released."""
-    return _print_results(daemon.client().act("hold", jobs, reason=reason), lambda one: str(one["state"]))
+    return _print_results(daemon.client().act("hold", jobs, reason=reason), lambda result: str(result["state"]))
 
 
-def release(jobs: HeldJobs, daemon: Daemon = DAEMON) -> int:
+def release_jobs(jobs: HeldJobs, daemon: Daemon = DAEMON) -> int:
     """Release held jobs."""
-    return _print_results(daemon.client().act("release", jobs), lambda one: str(one["state"]))
+    return _print_results(daemon.client().act("release", jobs), lambda result: str(result["state"]))
 
 
-def priority(
+def change_priority(
     priority: Annotated[Priority, Argument(help="the new priority")],
     jobs: QueuedJobs,
     reason: Why = "",
@@ -91,17 +91,17 @@ def priority(
 ) -> int:
     """Change the priority of waiting jobs; their order by submission time stays."""
     results = daemon.client().act("priority", jobs, priority=priority, reason=reason)
-    return _print_results(results, lambda one: f"{one['state']}, {one['priority']} priority")
+    return _print_results(results, lambda result: f"{result['state']}, {result['priority']} priority")
 
 
 def _print_results(results: Iterable[Json], change: Callable[[Json], str]) -> int:
     """Print the result for each job; return the worst exit code."""
     worst = Exit.OK
-    for one in results:
-        if one["problem"]:
-            error = refused(one["problem"])
+    for result in results:
+        if result["problem"]:
+            error = problem_to_error(result["problem"])
             print(f"koala: {error}", file=sys.stderr)
             worst = max(worst, error.code)
         else:
-            print(f"job {one['job']} {change(one)}")
+            print(f"job {result['job']} {change(result)}")
     return worst

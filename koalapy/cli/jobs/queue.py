@@ -14,7 +14,7 @@ from koalapy.client.client import Client
 from koalapy.client.errors import printable
 from koalapy.model.job import JobState
 
-Found = tuple[list[ListedJob], bool]
+Listing = tuple[list[ListedJob], bool]
 """Listed jobs, and whether more exist."""
 
 
@@ -25,7 +25,7 @@ class Format(StrEnum):
     NDJSON = "ndjson"
 
 
-def queue(
+def list_jobs(
     everyone: Annotated[bool, Option("--all", help="jobs of all users")] = False,
     user: Annotated[str | None, Option(help="jobs of this user; default: you", completes="users")] = None,
     state: Annotated[list[JobState] | None, Option(help="jobs in this state, including ended ones")] = None,
@@ -53,12 +53,12 @@ def queue(
     query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site}
     client = daemon.client()
 
-    def look(client: Client) -> Found:
-        jobs, more = client.jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
-        for named in (cluster, home_site):
-            if not jobs and named:
-                client.cluster(named)  # raises an error if there is none
-        return jobs, more
+    def request_jobs(client: Client) -> Listing:
+        jobs, has_more = client.jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
+        for cluster_name in (cluster, home_site):
+            if not jobs and cluster_name:
+                client.cluster(cluster_name)  # raises an error if there is none
+        return jobs, has_more
 
     owner = user or ("yours" if mine else "")
     nothing = f"there are no jobs of {owner}" if owner else "there are no jobs"
@@ -68,8 +68,8 @@ def queue(
     nothing = printable(nothing + (f" in the state {' or '.join(state)}" if state else " that are not over"))
     cut = f"only the newest {limit}{'' if state else ' that wait'} are shown; --limit shows more"
     if watch:
-        _watch(client, look, form, nothing, cut, json=is_json, quiet=quiet)
-    jobs, more = look(client)
+        _watch_jobs(client, request_jobs, form, nothing, cut, json=is_json, quiet=quiet)
+    jobs, more = request_jobs(client)
     if is_json:
         show_json({"jobs": jobs})
     elif form is Format.NDJSON:
@@ -79,36 +79,36 @@ def queue(
         for job in jobs:
             print(job["id"])
     else:
-        print(tables.queue(jobs, wide=form is Format.WIDE))
+        print(tables.queue_table(jobs, wide=form is Format.WIDE))
         if not jobs:
             print(f"koala: {nothing}", file=sys.stderr)
     if more:
         print(f"koala: {cut}", file=sys.stderr)
 
 
-def _watch(
-    client: Client, look: Callable[[Client], Found], form: Format, nothing: str, cut: str, **others: bool
+def _watch_jobs(
+    client: Client, look: Callable[[Client], Listing], form: Format, nothing: str, cut: str, **options: bool
 ) -> NoReturn:
     """Show the jobs after every change. As NDJSON, print each changed job, even if it is no longer listed."""
     from koalapy.cli.terminal import watching
 
-    refuse_together(watch=True, **others)
+    refuse_together(watch=True, **options)
     if form is Format.NDJSON:
-        watching.each_change(client, look, lambda before, now: _print_changed(client, before, now))
+        watching.show_changes(client, look, lambda previous, now: _print_changed(client, previous, now))
 
-    def page(found: Found) -> str:
-        jobs, more = found
-        told = tables.queue(jobs, wide=form is Format.WIDE)
-        return told + (f"\n{nothing}" if not jobs else "") + (f"\n{cut}" if more else "")
+    def format_page(listing: Listing) -> str:
+        jobs, has_more = listing
+        text = tables.queue_table(jobs, wide=form is Format.WIDE)
+        return text + (f"\n{nothing}" if not jobs else "") + (f"\n{cut}" if has_more else "")
 
-    watching.watch(client, look, page)
+    watching.watch_page(client, look, format_page)
 
 
-def _print_changed(client: Client, before: Found | None, now: Found) -> None:
-    known = {job["id"]: dict(job) for job in before[0]} if before else {}
-    found = {job["id"]: dict(job) for job in now[0]}
-    for number in known.keys() - found.keys():
-        found[number] = known[number] | {k: v for k, v in client.job(number).items() if k in known[number]}
-    for number in sorted(found):
-        if found[number] != known.get(number):
-            print(json.dumps(found[number]), flush=True)
+def _print_changed(client: Client, previous: Listing | None, now: Listing) -> None:
+    old_jobs = {job["id"]: dict(job) for job in previous[0]} if previous else {}
+    new_jobs = {job["id"]: dict(job) for job in now[0]}
+    for number in old_jobs.keys() - new_jobs.keys():
+        new_jobs[number] = old_jobs[number] | {k: v for k, v in client.job(number).items() if k in old_jobs[number]}
+    for number in sorted(new_jobs):
+        if new_jobs[number] != old_jobs.get(number):
+            print(json.dumps(new_jobs[number]), flush=True)

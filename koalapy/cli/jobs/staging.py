@@ -13,7 +13,7 @@ from io import BufferedRandom
 from pathlib import Path
 from typing import BinaryIO
 
-from koalapy.cli.terminal.progress import Counted, Progress, Transfer, waiting_for
+from koalapy.cli.terminal.progress import CountingReader, Progress, Transfer, waiting_for
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import is_utf8
@@ -23,7 +23,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Entry:
     """A file or folder for the archive, with links resolved."""
 
     name: str
@@ -44,108 +44,108 @@ class Packed:
     files: int
 
 
-def stage(client: Client, paths: Sequence[str]) -> str:
+def stage_files(client: Client, paths: Sequence[str]) -> str:
     """Upload files and folders unless the daemon stores them already; return the id of their bundle."""
     with ExitStack() as stack:
         with waiting_for("packs the files of --stage"):
-            archive = stack.enter_context(packed(paths))
+            archive = stack.enter_context(pack_archive(paths))
         if not client.has_bundle(archive.id):
             sent = Transfer("sends the files of --stage", archive.size)
             with Progress(lambda: str(sent)):
-                client.upload(Counted(archive.file, sent), archive.size)
+                client.upload(CountingReader(archive.file, sent), archive.size)
     return archive.id
 
 
 @contextmanager
-def packed(paths: Sequence[str]) -> Iterator[Packed]:
+def pack_archive(paths: Sequence[str]) -> Iterator[Packed]:
     """Yield the archive of files and folders. Equal files give equal archives. Raise ``CliError``."""
-    found = sorted(look(paths), key=lambda one: one.name.split("/"))
-    with _archive(found) as file:
+    entries = sorted(list_entries(paths), key=lambda entry: entry.name.split("/"))
+    with _write_archive(entries) as file:
         size = file.tell()
         file.seek(0)
         ident = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
-        yield Packed(file, ident, size, sum(not one.is_folder for one in found))
+        yield Packed(file, ident, size, sum(not entry.is_folder for entry in entries))
 
 
-def _archive(found: Sequence[Found]) -> BufferedRandom:
+def _write_archive(entries: Sequence[Entry]) -> BufferedRandom:
     """Write the archive to an unnamed temporary file. Raise ``CliError`` if the disk is full."""
     try:
         file = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            _write(found, file)
+            _write_members(entries, file)
             file.flush()
         except BaseException:
             with suppress(OSError):
                 file.close()
             raise
     except OSError as error:
-        said = f"--stage: the archive cannot be written: {(error.strerror or str(error)).lower()}"
-        raise CliError(said, Exit.FAILED, "set TMPDIR to a folder with enough space") from error
+        message = f"--stage: the archive cannot be written: {(error.strerror or str(error)).lower()}"
+        raise CliError(message, Exit.FAILED, "set TMPDIR to a folder with enough space") from error
     return file
 
 
-def look(paths: Sequence[str]) -> list[Found]:
+def list_entries(paths: Sequence[str]) -> list[Entry]:
     """Return all files and folders at and below the paths. For the folder ``.`` return only its contents."""
-    found: dict[str, Found] = {}
+    entries: dict[str, Entry] = {}
     for path in paths:
         name = "" if os.path.normpath(path) == "." else os.path.basename(os.path.abspath(path))
         if not name and os.path.normpath(path) != ".":
             raise CliError(f"--stage {path} has no name", Exit.USAGE, "name files or folders below it")
-        for one in _below(path, name, path, ()):
-            earlier = found.setdefault(one.name, one)
-            if earlier is not one and not (one.is_folder and earlier.is_folder):
+        for entry in _walk_entries(path, name, path, ()):
+            earlier = entries.setdefault(entry.name, entry)
+            if earlier is not entry and not (entry.is_folder and earlier.is_folder):
                 raise CliError(
-                    f"--stage: {earlier.path} and {one.path} would both be {one.name}", Exit.USAGE, "rename one of them"
+                    f"--stage: {earlier.path} and {entry.path} would both be {entry.name}", Exit.USAGE, "rename one of them"
                 )
-    if not any(not one.is_folder for one in found.values()):
+    if not any(not entry.is_folder for entry in entries.values()):
         raise CliError("--stage: there are no files", Exit.USAGE, "name files, or folders with files in them")
-    return list(found.values())
+    return list(entries.values())
 
 
-def _below(path: str, name: str, asked: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
+def _walk_entries(path: str, name: str, argument: str, parents: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
     """Yield a file, or a folder and everything below it. ``above``: the parent folders, for the detection of loops."""
     try:
-        seen = os.stat(path)
-        entries = sorted(os.listdir(path)) if stat.S_ISDIR(seen.st_mode) else []
-        if stat.S_ISREG(seen.st_mode):
+        status = os.stat(path)
+        entries = sorted(os.listdir(path)) if stat.S_ISDIR(status.st_mode) else []
+        if stat.S_ISREG(status.st_mode):
             os.close(os.open(path, os.O_RDONLY))
     except OSError as error:
-        where = "" if path == asked else f" {path}:"
+        location = "" if path == argument else f" {path}:"
         hint = "name files and folders that you can read"
-        raise CliError(f"--stage {asked}:{where} {(error.strerror or str(error)).lower()}", Exit.USAGE, hint) from error
-    if not stat.S_ISDIR(seen.st_mode) and not stat.S_ISREG(seen.st_mode):
-        raise CliError(f"--stage {asked}: {path} is not a file or folder", Exit.USAGE, "leave it out")
+        raise CliError(f"--stage {argument}:{location} {(error.strerror or str(error)).lower()}", Exit.USAGE, hint) from error
+    if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
+        raise CliError(f"--stage {argument}: {path} is not a file or folder", Exit.USAGE, "leave it out")
     if not is_utf8(name):
         raise CliError(
-            f"--stage {asked}: the name {os.path.basename(path)!r} is not valid UTF-8", Exit.USAGE, "rename it"
+            f"--stage {argument}: the name {os.path.basename(path)!r} is not valid UTF-8", Exit.USAGE, "rename it"
         )
-    is_folder = stat.S_ISDIR(seen.st_mode)
+    is_folder = stat.S_ISDIR(status.st_mode)
     if name:
-        mode = 0o755 if is_folder or seen.st_mode & 0o111 else 0o644
-        yield Found(name, path, mode, 0 if is_folder else seen.st_size, int(seen.st_mtime), is_folder)
-    here = (seen.st_dev, seen.st_ino)
-    if here in above:
-        raise CliError(f"--stage {asked}: {path} is a link to one of its parents", Exit.USAGE, "remove the link")
+        mode = 0o755 if is_folder or status.st_mode & 0o111 else 0o644
+        yield Entry(name, path, mode, 0 if is_folder else status.st_size, int(status.st_mtime), is_folder)
+    here = (status.st_dev, status.st_ino)
+    if here in parents:
+        raise CliError(f"--stage {argument}: {path} is a link to one of its parents", Exit.USAGE, "remove the link")
     for entry in entries:
-        yield from _below(os.path.join(path, entry), f"{name}/{entry}" if name else entry, asked, (*above, here))
+        yield from _walk_entries(os.path.join(path, entry), f"{name}/{entry}" if name else entry, argument, (*parents, here))
 
 
-def _write(found: Sequence[Found], file: BinaryIO) -> None:
+def _write_members(entries: Sequence[Entry], file: BinaryIO) -> None:
     with tarfile.open(fileobj=file, mode="w:", format=tarfile.PAX_FORMAT) as archive:
-        for one in found:
-            member = tarfile.TarInfo(one.name)
-            member.mode, member.size, member.mtime = one.mode, one.size, one.mtime
-            if one.is_folder:
+        for entry in entries:
+            member = tarfile.TarInfo(entry.name)
+            member.mode, member.size, member.mtime = entry.mode, entry.size, entry.mtime
+            if entry.is_folder:
                 # Omit folder times: temporary files of editors change them, and so would change the archive.
                 member.type, member.mtime = tarfile.DIRTYPE, 0
                 archive.addfile(member)
                 continue
             try:
-                with Path(one.path).open("rb") as content:
+                with Path(entry.path).open("rb") as content:
                     archive.addfile(member, content)
             except OSError as error:
                 if error.errno in FULL:
                     raise
                 hint = "try again when no program writes to it"
-                raise CliError(f"--stage: {one.path} cannot be read: {error}", Exit.USAGE, hint) from error
+                raise CliError(f"--stage: {entry.path} cannot be read: {error}", Exit.USAGE, hint) from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, number
+from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, parse_int
 from koalapy.cli.terminal.arguments import Option
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
@@ -24,7 +24,7 @@ MAX_SIZE = 1024 * 1024
 def read_job_file(file: Path) -> Json:
     """Read the fields of a job from a file. Raise ``CliError`` if the file has none."""
     name = "standard input" if str(file) == STANDARD_INPUT else str(file)
-    body = _parsed(name, _content(name, file))
+    body = _parse_content(name, _read_content(name, file))
     if not isinstance(body, dict):
         raise CliError(f"{name} contains no job", Exit.USAGE, "give fields and values as in docs/cli.md")
     try:
@@ -35,7 +35,7 @@ def read_job_file(file: Path) -> Json:
     return body
 
 
-def _content(name: str, file: Path) -> bytes:
+def _read_content(name: str, file: Path) -> bytes:
     try:
         if str(file) == STANDARD_INPUT:
             content = sys.stdin.buffer.read(MAX_SIZE + 1)
@@ -50,7 +50,7 @@ def _content(name: str, file: Path) -> bytes:
     return content
 
 
-def _parsed(name: str, content: bytes) -> object:
+def _parse_content(name: str, content: bytes) -> object:
     import yaml
 
     from koalapy.config.strict_yaml import AliasFound, DuplicateKey, load_yaml
@@ -74,18 +74,18 @@ def _parsed(name: str, content: bytes) -> object:
         raise CliError(f"cannot read {name}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
 
 
-def _numbers(option: str, text: str) -> list[int]:
-    numbers = [each for part in text.split(",") if (each := number(part)) is not None]
+def _parse_numbers(option: str, text: str) -> list[int]:
+    numbers = [value for part in text.split(",") if (value := parse_int(part)) is not None]
     if len(numbers) != text.count(",") + 1:
         raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4")
     return numbers
 
 
-def _fixed(text: str) -> list[Json]:
+def _parse_fixed(text: str) -> list[Json]:
     components = []
     for part in text.split(","):
-        cluster, colon, given = part.rpartition(":")
-        size = number(given)
+        cluster, colon, size_text = part.rpartition(":")
+        size = parse_int(size_text)
         if not colon or not cluster or size is None:
             raise CliError(f"--fixed is {text!r}", Exit.USAGE, "give clusters and sizes: --fixed north:2,south:4")
         components.append({"cluster": cluster, "size": size})
@@ -109,39 +109,39 @@ class RequestOptions:
 def request_of(options: RequestOptions) -> Json | None:
     """Convert the options to a request; None if no option is given."""
     kinds = {"--flexible": options.flexible, "--nonfixed": options.nonfixed, "--fixed": options.fixed}
-    given = [option for option, value in kinds.items() if value is not None]
-    if len(given) > 1:
-        raise CliError(f"{' and '.join(given)} cannot be given together", Exit.USAGE, "choose one kind of request")
+    chosen = [option for option, value in kinds.items() if value is not None]
+    if len(chosen) > 1:
+        raise CliError(f"{' and '.join(chosen)} cannot be given together", Exit.USAGE, "choose one kind of request")
     bounds = {"min_component_size": options.min_component, "max_components": options.max_components}
     bounds_given: Json = {name: value for name, value in bounds.items() if value is not None}
     if options.split:
-        bounds_given["split_options"] = [_numbers("--split", sizes) for sizes in options.split]
+        bounds_given["split_options"] = [_parse_numbers("--split", sizes) for sizes in options.split]
     if options.flexible is not None:
         return {"type": "flexible", "total_size": options.flexible, **bounds_given}
     if bounds_given:
-        what = "--min-component, --max-components and --split are for flexible requests"
-        raise CliError(what, Exit.USAGE, "add --flexible N")
+        message = "--min-component, --max-components and --split are for flexible requests"
+        raise CliError(message, Exit.USAGE, "add --flexible N")
     if options.nonfixed is not None:
-        return {"type": "nonfixed", "components": [{"size": n} for n in _numbers("--nonfixed", options.nonfixed)]}
-    return {"type": "fixed", "components": _fixed(options.fixed)} if options.fixed is not None else None
+        return {"type": "nonfixed", "components": [{"size": n} for n in _parse_numbers("--nonfixed", options.nonfixed)]}
+    return {"type": "fixed", "components": _parse_fixed(options.fixed)} if options.fixed is not None else None
 
 
 def brings_files(body: Json) -> bool:
     """Return whether the job transfers files, so that programs start in separate folders."""
     request = body.get("request")
     components = request.get("components") if isinstance(request, dict) else None
-    own = [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
-    return any([body.get("inputs"), body.get("bundle"), body.get("stage"), body.get("collect"), *own])
+    component_inputs = [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
+    return any([body.get("inputs"), body.get("bundle"), body.get("stage"), body.get("collect"), *component_inputs])
 
 
-def paths_to_stage(body: Json, file: Path | None, given: list[str]) -> list[str]:
+def paths_to_stage(body: Json, file: Path | None, option_paths: list[str]) -> list[str]:
     """Return the paths of files to upload, from the options or the job file. The latter are relative to its folder."""
-    told = body.pop("stage", None)
-    if given or told is None:
-        return given
-    if not isinstance(told, list) or not all(isinstance(path, str) for path in told):
+    file_paths = body.pop("stage", None)
+    if option_paths or file_paths is None:
+        return option_paths
+    if not isinstance(file_paths, list) or not all(isinstance(path, str) for path in file_paths):
         raise CliError("stage in the job file is not a list of paths", Exit.USAGE, "give files and folders")
-    return [str((file or Path()).parent / path) for path in told]
+    return [str((file or Path()).parent / path) for path in file_paths]
 
 
 def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
@@ -151,15 +151,15 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
         options = options | {"workdir": os.path.abspath(workdir)}
     by_name = {"environment": environment, "policy_options": options.get("policy_options") or {}}
     body |= {name: value for name, value in options.items() if value not in (None, []) and name not in by_name}
-    for field, given in by_name.items():
-        of_file = body.get(field) or {}
-        if given and not isinstance(of_file, dict):
+    for field, option_values in by_name.items():
+        file_values = body.get(field) or {}
+        if option_values and not isinstance(file_values, dict):
             raise CliError(f"{field} in the job file is not an object", Exit.USAGE, "give names and values")
-        if given:
-            body[field] = of_file | given
+        if option_values:
+            body[field] = file_values | option_values
     if options.get("workdir"):
         body.pop("workdir_optional", None)  # it refers to the folder in the file
-    if "workdir" not in body and not brings_files(body) and (here := _here()):
+    if "workdir" not in body and not brings_files(body) and (here := _current_folder()):
         body |= {"workdir": here, "workdir_optional": True}
     if "request" not in body:
         raise CliError("the request has no nodes", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
@@ -174,7 +174,7 @@ def checked_key(key: str) -> str:
     return key
 
 
-def _here() -> str | None:
+def _current_folder() -> str | None:
     try:
         return str(Path.cwd())
     except FileNotFoundError:
@@ -196,25 +196,25 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
     if not field or options.get(first) is None or not error.message.startswith(field):
         return error
     if component := re.match(r"request\.components\[(\d+)\]\.(\w+)", field):
-        index, what = component.groups()
-        named = f"--{request['type']}: {what} of component {index}"
+        index, property_name = component.groups()
+        option_text = f"--{request['type']}: {property_name} of component {index}"
     elif split := re.match(r"request\.split_options\[(\d+)\]", field):
-        named = f"--split {','.join(str(size) for size in request['split_options'][int(split[1])])}"
+        option_text = f"--split {','.join(str(size) for size in request['split_options'][int(split[1])])}"
     elif field == "request.components":
-        named = f"--{request['type']}: the components"
+        option_text = f"--{request['type']}: the components"
     elif field in REQUEST_OPTIONS:
-        named = REQUEST_OPTIONS[field]
+        option_text = REQUEST_OPTIONS[field]
     elif first in JOB_FIELDS:
         option = JOB_FIELDS[first].option
-        named = f"{option} {field.removeprefix(f'{first}.')}" if field.startswith(f"{first}.") else option
+        option_text = f"{option} {field.removeprefix(f'{first}.')}" if field.startswith(f"{first}.") else option
     else:
         return error
-    return CliError(f"{named}{error.message[len(field) :]}", error.code, error.hint, field)
+    return CliError(f"{option_text}{error.message[len(field) :]}", error.code, error.hint, field)
 
 
 def command_for(body: Json, here: str) -> str | None:
     """Return the command ``koala submit …`` for a body in the folder ``here``; None if the body needs a job file."""
-    request = _request(body["request"])
+    request = _request_options(body["request"])
     if request is None or not body.get("command") or body.get("bundle"):
         return None
     once: list[str] = []
@@ -232,14 +232,14 @@ def command_for(body: Json, here: str) -> str | None:
     return text if text.isprintable() else None
 
 
-def _request(request: Json) -> list[str] | None:
+def _request_options(request: Json) -> list[str] | None:
     if request["type"] == "flexible":
-        words = ["--flexible", str(request["total_size"])]
+        options = ["--flexible", str(request["total_size"])]
         for field, option in (("min_component_size", "--min-component"), ("max_components", "--max-components")):
-            words += [option, str(request[field])] if request.get(field) is not None else []
+            options += [option, str(request[field])] if request.get(field) is not None else []
         for sizes in request.get("split_options") or []:
-            words += ["--split", ",".join(str(size) for size in sizes)]
-        return words
+            options += ["--split", ",".join(str(size) for size in sizes)]
+        return options
     components = request["components"]
     if any(component.keys() - {"size", "cluster"} for component in components):
         return None

@@ -18,7 +18,7 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import format_nodes
 
 
-def submit(
+def submit_job(
     request: submission.RequestOptions,
     job: Annotated[Json, Options(JOB_OPTIONS)],
     command: Annotated[list[str] | None, Argument(help="the program and its arguments, after --", rest=True)] = None,
@@ -54,14 +54,14 @@ def submit(
         from koalapy.cli.jobs import explain, staging
 
         # Pack the files to detect unreadable ones.
-        with staging.packed(paths) if paths else nullcontext():
+        with staging.pack_archive(paths) if paths else nullcontext():
             explain.dry_run(client, body, options, as_json=as_json)
         return None
-    submitted = _submit(client, body, options, paths, key)
+    submitted = _submit_with_files(client, body, options, paths, key)
     if quiet:
         print(submitted["id"], flush=True)
     elif not as_json:
-        _announce(submitted, wait)
+        _announce_job(submitted, wait)
     if wait:
         from koalapy.cli.jobs.waiting import end_with
 
@@ -71,19 +71,19 @@ def submit(
     return None
 
 
-def _submit(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> SubmittedJob:
+def _submit_with_files(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> SubmittedJob:
     """Upload the files, then submit the job."""
     if paths:
         from koalapy.cli.jobs import staging
 
-        body["bundle"] = staging.stage(client, paths)
+        body["bundle"] = staging.stage_files(client, paths)
     try:
         return client.submit(body, os.urandom(16).hex() if key is None else key)
     except CliError as error:
         raise submission.in_terms_of_options(error, body, options) from error
 
 
-def _announce(job: SubmittedJob, wait: bool) -> None:
+def _announce_job(job: SubmittedJob, wait: bool) -> None:
     request = job["request"]
     kind = f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"
     # With --wait, standard output is for the program's output only.

@@ -13,7 +13,7 @@ from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.client.answers import Job as JobAnswer
 from koalapy.client.client import FINAL, Absence, Client
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.client.timeouts import TimeIsUp, until
+from koalapy.client.timeouts import TimeIsUp, time_limit
 
 RETRY_DELAY = 0.5
 """Seconds until the next request for a job's output to an unreachable daemon."""
@@ -24,30 +24,30 @@ def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as
     job = submitted["id"]
     try:
         # Show the transfers first, if there are any.
-        comes = show_output and not as_json and transfers.has_stages(submitted)
-        with ProgressReporter(client, job, from_the_first=True, in_place=not comes):
-            if comes and sys.stderr.isatty():
+        shows_transfers = show_output and not as_json and transfers.has_transfers(submitted)
+        with ProgressReporter(client, job, from_the_first=True, in_place=not shows_transfers):
+            if shows_transfers and sys.stderr.isatty():
                 with suppress(TimeIsUp):  # the wait for an unreachable daemon follows below
                     _follow_transfers(client, job, deadline)
-            whole = not show_output or as_json or _print_output(client, job, deadline)
-            over = client.wait(job, deadline)
+            is_complete = not show_output or as_json or _print_output(client, job, deadline)
+            ended = client.wait(job, deadline)
     except KeyboardInterrupt:
         raise _goes_on([job]) from None
-    if not whole:
+    if not is_complete:
         print(
             f"koala: the daemon was unreachable for a while; koala logs {job} shows all of the output", file=sys.stderr
         )
     if as_json:
-        show_json(over)
-    elif over["state"] != "succeeded":
-        said = f"job {job} {over['state']}: {over['reason']}"
-        print(f"koala: {printable(said)}", file=sys.stderr)
-    return _code_of(over)
+        show_json(ended)
+    elif ended["state"] != "succeeded":
+        message = f"job {job} {ended['state']}: {ended['reason']}"
+        print(f"koala: {printable(message)}", file=sys.stderr)
+    return _code_of(ended)
 
 
 def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
     try:
-        transfers.follow(client, job, deadline)
+        transfers.follow_transfers(client, job, deadline)
     except CliError as error:
         if not error.is_passing:
             raise
@@ -56,7 +56,7 @@ def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
 def _print_output(client: Client, job: int, deadline: float | None) -> bool:
     """Print the output of a job until its end or ``deadline``; return whether the output was complete."""
     try:
-        with until(deadline):
+        with time_limit(deadline):
             _print_logs(client, job, follow=True, component=None)
         return bool(client.job(job)["state"] in FINAL)
     except TimeIsUp:
@@ -68,9 +68,9 @@ def _print_output(client: Client, job: int, deadline: float | None) -> bool:
 
 
 def _goes_on(jobs: list[int]) -> CliError:
-    named = " ".join(str(job) for job in jobs)
-    said = f"job {named} goes on" if len(jobs) == 1 else f"jobs {named} go on"
-    return CliError(said, Exit.INTERRUPTED, f"cancel with: koala cancel {named}")
+    ids = " ".join(str(job) for job in jobs)
+    message = f"job {ids} goes on" if len(jobs) == 1 else f"jobs {ids} go on"
+    return CliError(message, Exit.INTERRUPTED, f"cancel with: koala cancel {ids}")
 
 
 def _code_of(job: JobAnswer) -> int:
@@ -79,7 +79,7 @@ def _code_of(job: JobAnswer) -> int:
     return int(job["exit_code"]) if job["exit_code"] else Exit.FAILED
 
 
-def logs(
+def show_logs(
     job: Job,
     follow: Annotated[bool, Option("-f", "--follow", help="follow the output until the job ends")] = False,
     component: Annotated[int | None, Option(help="only this component")] = None,
@@ -102,16 +102,16 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
     """Print the output until the job has ended. Wait for an unreachable daemon, and report if output was missed."""
     absence, output = Absence(client), ProgramOutput(raw=raw)
     while True:
-        shown = False
+        has_output = False
         try:
             for piece in client.logs(job, True, component):
-                shown = True
+                has_output = True
                 output.write(piece)
             output.end()
             return
         except CliError as error:
             absence.tolerate(error)
-            if shown:
+            if has_output:
                 break  # a new stream would repeat the output from its beginning
         client.timeouts.sleep(RETRY_DELAY)
     client.wait(job, None)
@@ -125,21 +125,21 @@ def _print_logs(client: Client, job: int, follow: bool, component: int | None, r
     output.end()
 
 
-def wait(jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> int:
+def wait_for_jobs(jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> int:
     """Wait until jobs have ended; exit with the code of the first job that did not succeed."""
     client = daemon.client()
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        over = []
+        ended_jobs = []
         for job in jobs:
             with ProgressReporter(client, job, from_the_first=False):
-                over.append(client.wait(job, deadline))
+                ended_jobs.append(client.wait(job, deadline))
     except KeyboardInterrupt:
         raise _goes_on(jobs) from None
     if as_json:
-        show_json(over if len(over) > 1 else over[0])
+        show_json(ended_jobs if len(ended_jobs) > 1 else ended_jobs[0])
     else:
-        for ended in over:
+        for ended in ended_jobs:
             reason = f": {ended['reason']}" if ended["reason"] else ""
             print(printable(f"job {ended['id']} {ended['state']}{reason}"))
-    return next((code for ended in over if (code := _code_of(ended))), 0)
+    return next((code for ended in ended_jobs if (code := _code_of(ended))), 0)

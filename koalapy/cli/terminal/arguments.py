@@ -83,8 +83,8 @@ class Lazy:
 
     def load(self) -> Function | Group:
         module, _, attribute = self.where.partition(":")
-        found: Function | Group = getattr(import_module(module), attribute)
-        return found
+        command: Function | Group = getattr(import_module(module), attribute)
+        return command
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class _Choice(click.Choice[str]):
     """A parameter type for the texts of an enum, case-insensitive."""
 
     def __init__(self, kind: type[Enum]) -> None:
-        super().__init__([str(one.value) for one in kind], case_sensitive=False)
+        super().__init__([str(member.value) for member in kind], case_sensitive=False)
         self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -161,7 +161,7 @@ class Commands(_Refusing, click.Group):
     """A click group made from a ``Group``. It imports a subcommand on first use."""
 
     def __init__(self, name: str, group: Group) -> None:
-        own = click_command(name, group.default) if group.default else None
+        default = click_command(name, group.default) if group.default else None
         super().__init__(
             name,
             invoke_without_command=True,
@@ -169,9 +169,9 @@ class Commands(_Refusing, click.Group):
             short_help=group.help.split("\n\n")[0],
             epilog=group.epilog,
             context_settings=CONTEXT,
-            params=[*own.params] if own else [],
+            params=[*default.params] if default else [],
         )
-        self._below, self._own = group.commands, own
+        self._below, self._own = group.commands, default
         self.callback = self._alone
 
     def _alone(self, **values: Any) -> Any:
@@ -187,57 +187,57 @@ class Commands(_Refusing, click.Group):
         return list(self._below)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        found = self._below.get(name)
-        if isinstance(found, Lazy):
-            found = found.load()
-        if found is None:
+        command = self._below.get(name)
+        if isinstance(command, Lazy):
+            command = command.load()
+        if command is None:
             return None
-        return Commands(name, found) if isinstance(found, Group) else click_command(name, found)
+        return Commands(name, command) if isinstance(command, Group) else click_command(name, command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the subcommand. Pass it the options that precede it, or reject those that it does not have."""
-        name, command, rest = args[0], self.get_command(ctx, args[0]), args[1:]
+        name, command, remaining_args = args[0], self.get_command(ctx, args[0]), args[1:]
         if command is None:
             raise click.exceptions.NoSuchCommand(name, possibilities=self._below, ctx=ctx)
-        given = {
+        options = {
             option: value
             for option, value in ctx.params.items()
             if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE
         }
-        for option in given.keys() - {one.name for one in command.params}:
-            shown = next(one.opts[0] for one in self.params if one.name == option)
-            ctx.fail(f"{ctx.command_path} {name} has no option {shown}, which stands before it.")
-        ctx.default_map = {name: given}
-        return name, command, rest
+        for option in options.keys() - {parameter.name for parameter in command.params}:
+            flag = next(parameter.opts[0] for parameter in self.params if parameter.name == option)
+            ctx.fail(f"{ctx.command_path} {name} has no option {flag}, which stands before it.")
+        ctx.default_map = {name: options}
+        return name, command, remaining_args
 
 
 def click_command(name: str, run: Function) -> click.Command:
     """Create a click command from a function; its docstring is the help."""
-    found = list(_parameters(run))
-    takes_rest = any(isinstance(one.spec, Argument) and one.spec.rest for one in found)
-    about = inspect.getdoc(run) or ""
-    beside = [one.spec.beside for one in found if isinstance(one.spec, Option) and one.spec.beside is not None]
+    parameters = list(_list_parameters(run))
+    takes_rest = any(isinstance(parameter.spec, Argument) and parameter.spec.rest for parameter in parameters)
+    description = inspect.getdoc(run) or ""
+    companions = [parameter.spec.beside for parameter in parameters if isinstance(parameter.spec, Option) and parameter.spec.beside is not None]
     return _Refusing(
         name,
-        callback=_called(run, found),
-        params=[*(one.made() for one in found), *map(_beside, beside)],
-        help=about,
-        short_help=about.split("\n\n")[0],
+        callback=_make_callback(run, parameters),
+        params=[*(parameter.made() for parameter in parameters), *map(_companion_option, companions)],
+        help=description,
+        short_help=description.split("\n\n")[0],
         context_settings={**CONTEXT, "allow_interspersed_args": not takes_rest},
     )
 
 
-def _beside(option: Option) -> click.Option:
+def _companion_option(option: Option) -> click.Option:
     """Create an option that accompanies another one and sets its environment variable."""
 
-    def put(context: click.Context, _: click.Parameter, value: Any) -> None:
+    def set_variable(context: click.Context, _: click.Parameter, value: Any) -> None:
         if value is not None and not context.resilient_parsing:
             os.environ[option.envvar] = value
 
-    about: dict[str, Any] = {"help": option.help, "envvar": option.envvar, "show_envvar": True}
-    return _Option(list(option.names), expose_value=False, callback=put, **about)
+    properties: dict[str, Any] = {"help": option.help, "envvar": option.envvar, "show_envvar": True}
+    return _Option(list(option.names), expose_value=False, callback=set_variable, **properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,21 +257,21 @@ class _Parameter:
         if self.default is not None and not self.is_required:
             common["default"] = self.default.value if isinstance(self.default, Enum) else self.default
         if self.spec.completes:
-            common["shell_complete"] = partial(_complete, self.spec.completes)
+            common["shell_complete"] = partial(_complete_word, self.spec.completes)
         if isinstance(self.spec, Argument):
-            label = self.spec.metavar or _dashed(self.name).upper().removesuffix("S" if self.is_list else "")
+            label = self.spec.metavar or _to_dashes(self.name).upper().removesuffix("S" if self.is_list else "")
             if self.is_list:
                 return click.Argument([self.name], nargs=-1, metavar=f"{label}...", **common)
             return click.Argument([self.name], metavar=label, **common)
-        names = self.spec.names or (f"--{_dashed(self.name)}",)
+        names = self.spec.names or (f"--{_to_dashes(self.name)}",)
         if self.type is bool:
             common |= {"is_flag": True, "type": bool}
         elif self.type is int:
             common["metavar"] = "N"
         if issubclass(self.type, Enum) and len(self.type) > MAX_SHOWN_CHOICES:
-            choices = ", ".join(str(one.value) for one in self.type)
+            choices = ", ".join(str(member.value) for member in self.type)
             common |= {"metavar": self.name.upper(), "help": f"{self.spec.help}: {choices}"}
-        tells = self.default not in (None, "", False, True) and "default:" not in self.spec.help
+        shows_default = self.default not in (None, "", False, True) and "default:" not in self.spec.help
         return _Option(
             [self.name, *names],
             may_be_empty=self.spec.may_be_empty,
@@ -279,7 +279,7 @@ class _Parameter:
             hidden=self.spec.hidden,
             envvar=self.spec.envvar or None,
             show_envvar=True,
-            show_default=tells,
+            show_default=shows_default,
             **common,
         )
 
@@ -294,25 +294,25 @@ class _Parameter:
         return click.Path(path_type=Path) if self.type is Path else click.STRING
 
 
-def _parameters(run: Function) -> Iterator[_Parameter]:
-    for name, given in inspect.signature(run).parameters.items():
-        if is_dataclass(given.annotation):
-            for field in fields(given.annotation):
+def _list_parameters(run: Function) -> Iterator[_Parameter]:
+    for name, parameter in inspect.signature(run).parameters.items():
+        if is_dataclass(parameter.annotation):
+            for field in fields(parameter.annotation):
                 default = inspect.Parameter.empty if field.default is MISSING else field.default
-                yield _parameter(field.name, field.type, default, part_of=name)
-        elif get_origin(given.annotation) is Annotated and isinstance(many := get_args(given.annotation)[1], Options):
-            for option, annotation in many.of.items():
-                yield _parameter(option, annotation, None, part_of=name)
+                yield _make_parameter(field.name, field.type, default, part_of=name)
+        elif get_origin(parameter.annotation) is Annotated and isinstance(options := get_args(parameter.annotation)[1], Options):
+            for option, annotation in options.of.items():
+                yield _make_parameter(option, annotation, None, part_of=name)
         else:
-            yield _parameter(name, given.annotation, given.default)
+            yield _make_parameter(name, parameter.annotation, parameter.default)
 
 
-def _parameter(name: str, annotation: Any, default: Any, part_of: str = "") -> _Parameter:
+def _make_parameter(name: str, annotation: Any, default: Any, part_of: str = "") -> _Parameter:
     if get_origin(annotation) is not Annotated:
         raise TypeError(f"parameter {name} is not Annotated with an Option or Argument")
     kind, spec = get_args(annotation)
     if get_origin(kind) in (UnionType, Union):
-        kind = next(one for one in get_args(kind) if one is not NoneType)
+        kind = next(argument for argument in get_args(kind) if argument is not NoneType)
     is_list = get_origin(kind) is list
     is_required = default is inspect.Parameter.empty
     return _Parameter(
@@ -326,87 +326,87 @@ def _parameter(name: str, annotation: Any, default: Any, part_of: str = "") -> _
     )
 
 
-def _complete(what: str, context: click.Context, given: click.Parameter, incomplete: str) -> Any:
+def _complete_word(kind: str, context: click.Context, parameter: click.Parameter, incomplete: str) -> Any:
     from koalapy.cli.terminal import completion
 
-    return completion.complete(what, context, given, incomplete)
+    return completion.complete_word(kind, context, parameter, incomplete)
 
 
-def _dashed(name: str) -> str:
+def _to_dashes(name: str) -> str:
     return name.strip("_").replace("_", "-")
 
 
-def _called(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., int | None]:
+def _make_callback(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., int | None]:
     """Wrap ``run`` as a callback that gets the values of click by name."""
 
-    def call(**values: Any) -> int | None:
-        lists = {one.name for one in parameters if one.is_list}
+    def call_function(**values: Any) -> int | None:
+        lists = {parameter.name for parameter in parameters if parameter.is_list}
         # Click passes an empty list for an omitted one: use the default instead.
-        given = {name: (list(value) or None) if name in lists else value for name, value in values.items()}
-        wanted = inspect.signature(run).parameters
+        arguments = {name: (list(value) or None) if name in lists else value for name, value in values.items()}
+        signature_parameters = inspect.signature(run).parameters
         parts: dict[str, dict[str, Any]] = {}
-        for one in parameters:
-            if one.part_of:
-                parts.setdefault(one.part_of, {})[one.name] = given.pop(one.name)
-        return run(**given, **{name: wanted[name].annotation(**part) for name, part in parts.items()})
+        for parameter in parameters:
+            if parameter.part_of:
+                parts.setdefault(parameter.part_of, {})[parameter.name] = arguments.pop(parameter.name)
+        return run(**arguments, **{name: signature_parameters[name].annotation(**part) for name, part in parts.items()})
 
-    return call
+    return call_function
 
 
-def run(name: str, root: Group, words: Sequence[str], version: str, of_context: object = None) -> int:
+def run_command(name: str, root: Group, command_line: Sequence[str], version: str, of_context: object = None) -> int:
     """Run the command of a command line and return its exit code. Raise ``CliError`` for an invalid command line.
 
     ``of_context``: an object stored in the click context for the command.
     """
     commands = root_of(name, root, version)
-    if asked := os.environ.get(COMPLETION_VARIABLE):
+    if instruction := os.environ.get(COMPLETION_VARIABLE):
         from koalapy.cli.terminal import completion
 
-        completion.install()
-        return completion.shell_complete(commands, {"obj": of_context}, name, COMPLETION_VARIABLE, asked)
+        completion.install_shells()
+        return completion.shell_complete(commands, {"obj": of_context}, name, COMPLETION_VARIABLE, instruction)
     try:
-        with commands.make_context(name, list(words), obj=of_context) as context:
+        with commands.make_context(name, list(command_line), obj=of_context) as context:
             code = commands.invoke(context)
-    except click.exceptions.Exit as done:
-        return done.exit_code
+    except click.exceptions.Exit as exit_request:
+        return exit_request.exit_code
     except click.UsageError as error:
-        said, path = error.format_message(), error.ctx.command_path if error.ctx else name
-        said = said.removesuffix(".") if len(said) <= MAX_REFUSAL_LENGTH else f"{said[:MAX_REFUSAL_LENGTH]}…"
-        if said.endswith("?"):
-            raise CliError(f"{said} See {path} --help", Exit.USAGE) from error
-        raise CliError(said, Exit.USAGE, f"see {path} --help") from error
+        message, path = error.format_message(), error.ctx.command_path if error.ctx else name
+        message = message.removesuffix(".") if len(message) <= MAX_REFUSAL_LENGTH else f"{message[:MAX_REFUSAL_LENGTH]}…"
+        if message.endswith("?"):
+            raise CliError(f"{message} See {path} --help", Exit.USAGE) from error
+        raise CliError(message, Exit.USAGE, f"see {path} --help") from error
     return code if isinstance(code, int) else 0
 
 
 def root_of(name: str, root: Group, version: str) -> Commands:
     """Create the top-level command with all commands and its own options."""
     commands = Commands(name, root)
-    once: dict[str, Any] = {"is_eager": True, "expose_value": False}
-    version_text = _prints(lambda _: f"{name} {version}\n")
-    script = _prints(lambda shell: _completion(commands, name, shell))
-    shells, about = click.Choice(["bash", "zsh", "fish"]), "print the script for shell completion"
+    properties: dict[str, Any] = {"is_eager": True, "expose_value": False}
+    version_text = _make_printing_callback(lambda _: f"{name} {version}\n")
+    script = _make_printing_callback(lambda shell: _completion_script(commands, name, shell))
+    shells, description = click.Choice(["bash", "zsh", "fish"]), "print the script for shell completion"
     commands.params += [
-        click.Option(["--version"], is_flag=True, help="print the version", callback=version_text, **once),
-        click.Option(["--show-completion"], type=shells, help=about, callback=script, **once),
+        click.Option(["--version"], is_flag=True, help="print the version", callback=version_text, **properties),
+        click.Option(["--show-completion"], type=shells, help=description, callback=script, **properties),
     ]
     return commands
 
 
-def _prints(text: Callable[[Any], str]) -> Callable[[click.Context, click.Parameter, Any], None]:
+def _make_printing_callback(text: Callable[[Any], str]) -> Callable[[click.Context, click.Parameter, Any], None]:
     """Create the callback of an option that prints a text and ends the command."""
 
-    def show(context: click.Context, _: click.Parameter, value: Any) -> None:
+    def print_text(context: click.Context, _: click.Parameter, value: Any) -> None:
         if value and not context.resilient_parsing:
             click.echo(text(value), nl=False)
             context.exit()
 
-    return show
+    return print_text
 
 
-def _completion(commands: Commands, name: str, shell: str) -> str:
+def _completion_script(commands: Commands, name: str, shell: str) -> str:
     from koalapy.cli.terminal import completion
 
-    completion.install()
-    found = completion.get_completion_class(shell)
-    assert found is not None
-    return found(commands, {}, name, COMPLETION_VARIABLE).source()
+    completion.install_shells()
+    completion_class = completion.get_completion_class(shell)
+    assert completion_class is not None
+    return completion_class(commands, {}, name, COMPLETION_VARIABLE).source()

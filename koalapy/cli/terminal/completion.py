@@ -23,7 +23,7 @@ from click.shell_completion import (
 from koalapy.client.answers import ListedJob
 from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, printable
-from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, until
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, time_limit
 from koalapy.model.wording import format_nodes
 
 Offer = tuple[str, str]
@@ -37,91 +37,91 @@ PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+/-]*")
 """Words that need no quoting in any shell."""
 
 
-def complete(what: str, context: click.Context, given: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+def complete_word(kind: str, context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Return completions of a word; ``what`` is a key of ``OFFERS``, or ``files``."""
-    if what == "files":
+    if kind == "files":
         return [CompletionItem(incomplete, type="file")]
-    already = context.params.get(given.name or "") or ()
-    there = {str(one) for one in already} if isinstance(already, tuple) else set()
+    already = context.params.get(parameter.name or "") or ()
+    present = {str(offer) for offer in already} if isinstance(already, tuple) else set()
     try:
         timeouts = context.find_object(ClientTimeouts) or DEFAULT_TIMEOUTS
-        with context.scope(cleanup=False), until(time.monotonic() + timeouts.completion_s):
+        with context.scope(cleanup=False), time_limit(time.monotonic() + timeouts.completion_s):
             client = Client(context.params.get("url"), context.params.get("token"), timeouts=timeouts)
-            offered = [one for one in OFFERS[what](client, incomplete) if one[0].startswith(incomplete)]
+            offered = [offer for offer in OFFERS[kind](client, incomplete) if offer[0].startswith(incomplete)]
     except (CliError, TimeIsUp, KeyError, TypeError, ValueError):
         return []
     return [
-        CompletionItem(word, help=_help(told) or None)
-        for word, told in offered
-        if PLAIN_WORD.fullmatch(word) and word not in there
+        CompletionItem(text, help=_short_help(description) or None)
+        for text, description in offered
+        if PLAIN_WORD.fullmatch(text) and text not in present
     ]
 
 
-def _help(told: str) -> str:
+def _short_help(description: str) -> str:
     # Fish ends a description at a comma.
-    short = printable(told).replace(",", ";")
+    short = printable(description).replace(",", ";")
     return short if len(short) <= MAX_HELP_LENGTH else f"{short[: MAX_HELP_LENGTH - 1]}…"
 
 
-def _jobs(
+def _make_jobs_offer(
     list_jobs: Callable[..., tuple[list[ListedJob], bool]] = Client.jobs, **query: object
 ) -> Callable[[Client, str], Sequence[Offer]]:
     """Offer listed jobs of the caller, or of all users if none of the caller's jobs begins with the word."""
 
-    def offered(client: Client, incomplete: str) -> Sequence[Offer]:
+    def offer_jobs(client: Client, incomplete: str) -> Sequence[Offer]:
         for mine in (True, None):
-            found, _ = list_jobs(client, MAX_JOBS, mine=mine, **query)
-            if fitting := [_job(job) for job in found if str(job["id"]).startswith(incomplete)]:
+            jobs, _ = list_jobs(client, MAX_JOBS, mine=mine, **query)
+            if fitting := [_job_offer(job) for job in jobs if str(job["id"]).startswith(incomplete)]:
                 return fitting
         return []
 
-    return offered
+    return offer_jobs
 
 
-def _job(job: ListedJob) -> Offer:
-    whose = job["name"] or job["program"][:30]
-    return str(job["id"]), f"{job['state']}: {format_nodes(nodes_of(job['request']))} {whose} {job['owner']}"
+def _job_offer(job: ListedJob) -> Offer:
+    label = job["name"] or job["program"][:30]
+    return str(job["id"]), f"{job['state']}: {format_nodes(nodes_of(job['request']))} {label} {job['owner']}"
 
 
-def _clusters(client: Client, _: str) -> Iterable[Offer]:
+def _offer_clusters(client: Client, _: str) -> Iterable[Offer]:
     for cluster in client.clusters():
         yield cluster["name"], f"{cluster['state']}: {cluster['idle']} of {format_nodes(cluster['total'])} idle"
 
 
-def _policies(client: Client, _: str) -> Iterable[Offer]:
+def _offer_policies(client: Client, _: str) -> Iterable[Offer]:
     for policy in client.get("/api/v1/policies")["policies"]:
         yield policy["name"], policy["summary"]
 
 
-def _users(client: Client, _: str) -> Iterable[Offer]:
+def _offer_users(client: Client, _: str) -> Iterable[Offer]:
     """Offer the owners of unfinished jobs that the caller may see."""
     owners = {job["owner"] for job in client.jobs(1000, active=True)[0] if job["owner"]}
     return [(owner, "") for owner in sorted(owners | {client.get("/api/v1/whoami")["user"]})]
 
 
-def _replicas(client: Client, _: str) -> Iterable[Offer]:
-    found = client.get("/api/v1/replicas", limit=1000)["replicas"]
-    where: dict[str, list[str]] = {}
-    for replica in found:
-        where.setdefault(replica["name"], []).append(replica["cluster"])
-    return [(name, f"on {' '.join(clusters)}") for name, clusters in where.items()]
+def _offer_replicas(client: Client, _: str) -> Iterable[Offer]:
+    replicas = client.get("/api/v1/replicas", limit=1000)["replicas"]
+    clusters_by_name: dict[str, list[str]] = {}
+    for replica in replicas:
+        clusters_by_name.setdefault(replica["name"], []).append(replica["cluster"])
+    return [(name, f"on {' '.join(clusters)}") for name, clusters in clusters_by_name.items()]
 
 
-def _tokens(client: Client, _: str) -> Iterable[Offer]:
+def _offer_tokens(client: Client, _: str) -> Iterable[Offer]:
     for token in client.get("/api/v1/tokens")["tokens"]:
         yield str(token["id"]), f"{token['user']} {token['role']} {token['note']}"
 
 
 OFFERS: dict[str, Callable[[Client, str], Iterable[Offer]]] = {
-    "jobs": _jobs(),
-    "active jobs": _jobs(Client.unfinished_jobs),
-    "queued jobs": _jobs(state="queued"),
-    "held jobs": _jobs(state="held"),
-    "clusters": _clusters,
-    "policies": _policies,
-    "users": _users,
-    "replicas": _replicas,
-    "tokens": _tokens,
+    "jobs": _make_jobs_offer(),
+    "active jobs": _make_jobs_offer(Client.unfinished_jobs),
+    "queued jobs": _make_jobs_offer(state="queued"),
+    "held jobs": _make_jobs_offer(state="held"),
+    "clusters": _offer_clusters,
+    "policies": _offer_policies,
+    "users": _offer_users,
+    "replicas": _offer_replicas,
+    "tokens": _offer_tokens,
 }
 
 
@@ -132,15 +132,15 @@ class _Bash(BashComplete):
     source_template = BashComplete.source_template.replace("COMPREPLY+=($value)", 'COMPREPLY+=("$value")')
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        given, incomplete = super().get_completion_args()
-        words: list[str] = []
-        rest = iter(given)
-        for word in rest:
-            if word == "=" and words and words[-1].startswith("--") and (value := next(rest, None)) is not None:
-                words[-1] += f"={value}"
-            elif word != "=":
-                words.append(word)
-        return words, incomplete
+        split_words, incomplete = super().get_completion_args()
+        joined_words: list[str] = []
+        remaining = iter(split_words)
+        for part in remaining:
+            if part == "=" and joined_words and joined_words[-1].startswith("--") and (value := next(remaining, None)) is not None:
+                joined_words[-1] += f"={value}"
+            elif part != "=":
+                joined_words.append(part)
+        return joined_words, incomplete
 
 
 class _WholeWords(ShellComplete):
@@ -148,11 +148,11 @@ class _WholeWords(ShellComplete):
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
         option, equals, _ = incomplete.partition("=")
-        found = super().get_completions(args, incomplete)
+        items = super().get_completions(args, incomplete)
         if equals and option.startswith("--"):
-            for item in found:
+            for item in items:
                 item.value = f"{option}={item.value}"
-        return found
+        return items
 
 
 class _Zsh(_WholeWords, ZshComplete):
@@ -163,7 +163,7 @@ class _Fish(_WholeWords, FishComplete):
     """Completion for fish."""
 
 
-def install() -> None:
+def install_shells() -> None:
     """Register these completion classes with click."""
     for shell in (_Bash, _Zsh, _Fish):
         add_completion_class(shell)

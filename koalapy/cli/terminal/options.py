@@ -51,9 +51,9 @@ DAEMON = Daemon()
 """Default value of the parameter in signatures. The command line passes another object."""
 
 
-def refuse_together(**given: bool) -> None:
+def refuse_together(**flags: bool) -> None:
     """Raise ``CliError`` if two of the options are given, since one would be ignored."""
-    options = [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
+    options = [f"--{name.replace('_', '-')}" for name, is_given in flags.items() if is_given]
     if len(options) > 1:
         raise CliError(f"{options[1]} and {options[0]} cannot be given together", Exit.USAGE, "drop one")
 

@@ -44,17 +44,17 @@ class Progress(Block):
             self.draw([f"{self._prefix}{text}"] if text else [])
 
 
-def waiting_for(what: str) -> Progress:
+def waiting_for(activity: str) -> Progress:
     """Return a progress line with the text ``what`` and the elapsed time."""
     began = time.monotonic()
-    return Progress(lambda: f"{what}, {format_duration(time.monotonic() - began)}")
+    return Progress(lambda: f"{activity}, {format_duration(time.monotonic() - began)}")
 
 
 class Transfer:
     """The progress of a transfer as text: bytes so far, total size if known, and speed."""
 
-    def __init__(self, what: str, size: int | None = None) -> None:
-        self._what, self._size = what, size
+    def __init__(self, activity: str, size: int | None = None) -> None:
+        self._what, self._size = activity, size
         self._began, self.done = time.monotonic(), 0
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Transfer:
             yield piece
 
 
-class Counted:
+class CountingReader:
     """A readable file that counts the bytes read from it."""
 
     def __init__(self, file: IO[bytes], transfer: Transfer) -> None:
@@ -83,6 +83,6 @@ class Counted:
         self._transfer.done += len(piece)
         return piece
 
-    def seek(self, where: int) -> int:
-        self._transfer.done = where
-        return self._file.seek(where)
+    def seek(self, position: int) -> int:
+        self._transfer.done = position
+        return self._file.seek(position)

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NamedTuple, Self
 
-from koalapy.cli.terminal.width import can_redraw, cut, terminal_size
+from koalapy.cli.terminal.width import can_redraw, cut_text, terminal_size
 
 ERASE = "\r\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -72,7 +72,7 @@ class Block:
                 return
             if self.is_in_place:
                 columns, rows = terminal_size(sys.stderr) or (80, 24)
-                lines = fitting(lines, columns - 1, rows - 1)
+                lines = fit_lines(lines, columns - 1, rows - 1)
                 if lines != self._shown:
                     self._erase()
                     sys.stderr.write("\n".join(lines))
@@ -147,10 +147,10 @@ class Screen:
     def show(self, lines: Sequence[Line]) -> None:
         """Draw a page, cut to the size of the terminal."""
         columns, rows = self.size
-        texts = fitting([line.text for line in lines], columns, rows)
+        texts = fit_lines([line.text for line in lines], columns, rows)
         styles = [line.style for line in lines]
-        shown = [f"\x1b[{style}m{text}\x1b[0m" if style else text for text, style in zip(texts, styles, strict=False)]
-        _print("\x1b[H" + "\x1b[K\n".join(shown) + "\x1b[K\x1b[J")
+        styled = [f"\x1b[{style}m{text}\x1b[0m" if style else text for text, style in zip(texts, styles, strict=False)]
+        _write_output("\x1b[H" + "\x1b[K\n".join(styled) + "\x1b[K\x1b[J")
 
     def wait(self, seconds: float) -> list[str]:
         """Wait for ``wake``, a key, a resize or the timeout in seconds; return the pressed keys."""
@@ -163,7 +163,7 @@ class Screen:
             self._is_to_stop = False
             self._stop()
             return []
-        return _keys() if 0 in ready else []
+        return _read_keys() if 0 in ready else []
 
     def wake(self) -> None:
         """End ``wait``. Called from any thread."""
@@ -175,9 +175,9 @@ class Screen:
         """Control the terminal while the block runs."""
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        before = {number: signal.signal(number, _end) for number in ENDING}
-        before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, _nothing)
-        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._note_stop)
+        old_handlers = {number: signal.signal(number, _raise_ended) for number in ENDING}
+        old_handlers[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, _ignore_signal)
+        old_handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._note_stop)
         ended = 0
         try:
             self._take()
@@ -188,7 +188,7 @@ class Screen:
             try:
                 self._give_back()
             finally:
-                for number, handler in before.items():
+                for number, handler in old_handlers.items():
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(woken)
                 os.close(self._read)
@@ -201,12 +201,12 @@ class Screen:
         if self._reads_keys:
             self._before = termios.tcgetattr(0)
             tty.setcbreak(0)
-        _print(ENTER)
+        _write_output(ENTER)
 
     def _give_back(self) -> None:
         if self._before:
             termios.tcsetattr(0, termios.TCSADRAIN, self._before)
-        _print(LEAVE)
+        _write_output(LEAVE)
 
     def _note_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._is_to_stop = True
@@ -219,34 +219,34 @@ class Screen:
         self._take()
 
 
-def fitting(lines: Sequence[str], columns: int, rows: int) -> list[str]:
+def fit_lines(lines: Sequence[str], columns: int, rows: int) -> list[str]:
     """Cut lines to the size of the terminal. If lines are omitted, the last line gives their number."""
-    most = max(2, rows)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], f"and {len(lines) - most + 1} more lines"]
-    return [cut(line, columns, "~") for line in lines]
+    max_lines = max(2, rows)
+    if len(lines) > max_lines:
+        lines = [*lines[: max_lines - 1], f"and {len(lines) - max_lines + 1} more lines"]
+    return [cut_text(line, columns, "~") for line in lines]
 
 
-def _keys() -> list[str]:
+def _read_keys() -> list[str]:
     """Read the names of keys, and printable characters, from the terminal."""
     try:
-        read = os.read(0, 1024)
+        data = os.read(0, 1024)
     except OSError:  # the terminal is gone
-        read = b""
-    if not read:
+        data = b""
+    if not data:
         return ["q"]
-    if read.endswith(b"\x1b") and select.select([0], [], [], 0.05)[0]:
-        read += os.read(0, 1024)  # further bytes of an arrow key
+    if data.endswith(b"\x1b") and select.select([0], [], [], 0.05)[0]:
+        data += os.read(0, 1024)  # further bytes of an arrow key
     return [
-        KEYS.get(key, key) for key in KEY.findall(read.decode(errors="replace")) if key in KEYS or key.isprintable()
+        KEYS.get(key, key) for key in KEY.findall(data.decode(errors="replace")) if key in KEYS or key.isprintable()
     ]
 
 
-def _end(number: int, _frame: FrameType | None) -> None:
+def _raise_ended(number: int, _frame: FrameType | None) -> None:
     raise _Ended(number)
 
 
-def _nothing(_number: int, _frame: FrameType | None) -> None:
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
     """Ignore a signal; the wakeup pipe ends ``wait``."""
 
 
@@ -256,6 +256,6 @@ def _default_action(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-def _print(text: str) -> None:
+def _write_output(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()

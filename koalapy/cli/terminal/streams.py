@@ -16,10 +16,10 @@ class OutputLost(OSError):
 
 def without_control_codes(text: str) -> str:
     """Replace terminal codes: control characters by forms such as ``^[``, other unprintable characters by ``?``."""
-    return "".join(c if c.isprintable() or c in "\n\t\r" else _visible(c) for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t\r" else _caret_notation(c) for c in text)
 
 
-def _visible(control: str) -> str:
+def _caret_notation(control: str) -> str:
     code = ord(control)
     return f"^{chr(code ^ 0x40)}" if code < 0x20 or code == 0x7F else "?"
 
@@ -76,14 +76,14 @@ def open_standard_streams() -> None:
     sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     # Keep other objects: they belong to a test or to a program that imports this module.
     if sys.stdout is sys.__stdout__:
-        sys.stdout = _text(1, sys.stdout, "replace")
+        sys.stdout = _open_text_stream(1, sys.stdout, "replace")
     if sys.stderr is sys.__stderr__:
-        sys.stderr = _text(2, sys.stderr, "backslashreplace")
+        sys.stderr = _open_text_stream(2, sys.stderr, "backslashreplace")
 
 
-def _text(number: int, before: Any, errors: str) -> TextIOWrapper:
+def _open_text_stream(number: int, previous: Any, errors: str) -> TextIOWrapper:
     raw = _Stream(number, "w", closefd=False)
-    encoding = before.encoding if before is not None else "utf-8"
+    encoding = previous.encoding if previous is not None else "utf-8"
     # As in Python, a terminal and standard error are line-buffered.
     return TextIOWrapper(BufferedWriter(raw), encoding, errors, line_buffering=number == 2 or raw.isatty())
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from rich.cells import cell_len
 
-from koalapy.cli.clusters.gantt import chart
-from koalapy.cli.terminal.width import folded, left, terminal_size
+from koalapy.cli.clusters.gantt import draw_chart
+from koalapy.cli.terminal.width import fold_text, align_left, terminal_size
 from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob
 from koalapy.client.client import nodes_of
 from koalapy.client.errors import printable
@@ -23,7 +23,7 @@ INDENT = 4
 """Indentation in columns of continuation lines."""
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool = True) -> str:
+def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool = True) -> str:
     """Format a table. On a terminal, fold the last column within its width or below the others."""
     text = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(cell_len(row[column]) for row in text) for column in range(len(header))]
@@ -31,25 +31,25 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool
     start = sum(widths[:-1]) + 2 * len(widths[:-1])
     lines = []
     for row in text:
-        before = "  ".join([*(left(cell, most) for cell, most in zip(row[:-1], widths, strict=False)), ""])
+        prefix = "  ".join([*(align_left(cell, width) for cell, width in zip(row[:-1], widths, strict=False)), ""])
         if terminal is None or start + cell_len(row[-1]) <= terminal[0]:
-            lines.append(f"{before}{row[-1]}".rstrip())
+            lines.append(f"{prefix}{row[-1]}".rstrip())
             continue
-        beside = terminal[0] - start >= MIN_FOLDED_COLUMNS
-        margin = " " * (start if beside else INDENT)
-        parts = folded(row[-1], max(MIN_FOLDED_COLUMNS, terminal[0] - len(margin)))
-        lines += [before + parts.pop(0)] if beside else [before.rstrip()]
+        fits_beside = terminal[0] - start >= MIN_FOLDED_COLUMNS
+        margin = " " * (start if fits_beside else INDENT)
+        parts = fold_text(row[-1], max(MIN_FOLDED_COLUMNS, terminal[0] - len(margin)))
+        lines += [prefix + parts.pop(0)] if fits_beside else [prefix.rstrip()]
         lines += [margin + part for part in parts]
     return "\n".join(lines)
 
 
 def seconds_since(start: str, end: str | None) -> float:
     """Return the seconds from one time of the API to another, or to now if ``end`` is None."""
-    return _span(start, end or datetime.now(UTC).isoformat())
+    return _seconds_between(start, end or datetime.now(UTC).isoformat())
 
 
-def _span(start: str, end: str) -> float:
-    return max(0.0, (_moment(end) - _moment(start)).total_seconds())
+def _seconds_between(start: str, end: str) -> float:
+    return max(0.0, (_parse_time(end) - _parse_time(start)).total_seconds())
 
 
 def signed_duration(seconds: float | None) -> str:
@@ -61,11 +61,11 @@ def moment_text(moment: str | None) -> str:
     return moment.partition(".")[0].replace("T", " ") if moment else "-"
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def _reason(job: Job | ListedJob) -> str:
+def _job_reason(job: Job | ListedJob) -> str:
     return "-" if job["state"] in ("running", "succeeded") else job["reason"] or "-"
 
 
@@ -79,12 +79,12 @@ def _running_time(job: ListedJob) -> str:
 def queue_row(job: ListedJob) -> list[object]:
     """Return the cells of a job for the columns ``QUEUE``."""
     placed = job["components"] if job["state"] != "queued" else []
-    where = ",".join(f"{each['cluster']}:{each['size']}" for each in placed) or "-"
-    who = [job["id"], job["name"] or "-", job["owner"], job["priority"], job["state"]]
-    return [*who, nodes_of(job["request"]), _running_time(job), where, _reason(job)]
+    clusters = ",".join(f"{component['cluster']}:{component['size']}" for component in placed) or "-"
+    description = [job["id"], job["name"] or "-", job["owner"], job["priority"], job["state"]]
+    return [*description, nodes_of(job["request"]), _running_time(job), clusters, _job_reason(job)]
 
 
-def queue(jobs: Sequence[ListedJob], *, wide: bool = False) -> str:
+def queue_table(jobs: Sequence[ListedJob], *, wide: bool = False) -> str:
     """Return a table of jobs, in the style of squeue."""
     header, rows = list(QUEUE), [queue_row(job) for job in jobs]
     if wide:
@@ -93,39 +93,39 @@ def queue(jobs: Sequence[ListedJob], *, wide: bool = False) -> str:
             code = "-" if j["exit_code"] is None else j["exit_code"]
             home = j.get("home_site") or "-"
             row[-1:-1] = [j["submitted_at"], home, j["request"]["type"], j["policy"], j["restarts"], code]
-    return table(header, rows, fold=not wide)
+    return format_table(header, rows, fold=not wide)
 
 
 def cluster_row(cluster: Cluster) -> list[object]:
     """Return the cells of a cluster for the columns ``CLUSTERS``."""
-    shown: Mapping[str, object] = cluster
-    return [*(shown[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
+    fields: Mapping[str, object] = cluster
+    return [*(fields[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
 
 
-def _size(component: Component) -> str:
+def _component_size(component: Component) -> str:
     """Return a component's number of nodes, with the node class if it requested one."""
     return f"{component['size']} {component.get('node_class') or ''}".rstrip()
 
 
-def cluster(found: Cluster) -> str:
+def cluster_page(cluster: Cluster) -> str:
     """Return the page of a cluster: its row, its node classes and its uplink."""
-    parts, details = [clusters([found])], found["details"]
+    parts, details = [clusters_table([cluster])], cluster["details"]
     if classes := details.get("node_classes"):
         sizes = ["-" if c["memory"] is None else format_bytes(c["memory"]) for c in classes]
         rows = [
             [c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", size]
             for c, size in zip(classes, sizes, strict=True)
         ]
-        parts.append(table(["CLASS", "TOTAL", "IDLE", "POWER", "MEMORY"], rows))
+        parts.append(format_table(["CLASS", "TOTAL", "IDLE", "POWER", "MEMORY"], rows))
     if (uplink := details.get("uplink")) is not None:
         capacity = uplink["capacity"]
-        of = "; what it carries is not known" if capacity is None else f" of {format_bytes(capacity)}/s"
-        parts.append(f"uplink: {format_bytes(uplink['consumed'])}/s used{of}")
+        capacity_text = "; what it carries is not known" if capacity is None else f" of {format_bytes(capacity)}/s"
+        parts.append(f"uplink: {format_bytes(uplink['consumed'])}/s used{capacity_text}")
     return "\n\n".join(parts)
 
 
-def clusters(found: Sequence[Cluster]) -> str:
-    return table(CLUSTERS, [cluster_row(cluster) for cluster in found])
+def clusters_table(clusters: Sequence[Cluster]) -> str:
+    return format_table(CLUSTERS, [cluster_row(cluster) for cluster in clusters])
 
 
 def _cluster_reason(cluster: Cluster) -> str:
@@ -133,47 +133,47 @@ def _cluster_reason(cluster: Cluster) -> str:
     order = cluster["drained"]
     if order is None:
         return cluster["reason"] or "-"
-    since = format_time(_moment(order["at"]).timestamp(), datetime.now(UTC).timestamp())
-    said = f"since {since} UTC" + (f" by {order['by']}" if order["by"] else "")
-    said += f": {order['reason']}" if order["reason"] else ""
-    return said + (f"; also unusable after {cluster['errors']} errors" if cluster["unusable"] else "")
+    since = format_time(_parse_time(order["at"]).timestamp(), datetime.now(UTC).timestamp())
+    text = f"since {since} UTC" + (f" by {order['by']}" if order["by"] else "")
+    text += f": {order['reason']}" if order["reason"] else ""
+    return text + (f"; also unusable after {cluster['errors']} errors" if cluster["unusable"] else "")
 
 
-def metrics(found: Json) -> str:
+def metrics_page(answer: Json) -> str:
     """Return a page with the use of the clusters, and the wait times and outcomes of jobs."""
-    span = _span(found["start"], found["end"])
+    span = _seconds_between(answer["start"], answer["end"])
     used = [
         [
             *(c[name] for name in ("name", "total", "used", "background", "idle")),
             f"{c['node_seconds'] / 3600:.2f}",
             "-" if c["utilisation"] is None else f"{c['utilisation']:.1%}",
         ]
-        for c in found["clusters"]
+        for c in answer["clusters"]
     ]
     names = ("queue_time", "wait_time", "startup_overhead", "response_time", "start_delay")
-    waited = [[p, means["jobs"], *(_s(means[name]) for name in names)] for p, means in found["priorities"].items()]
-    ended = ", ".join(f"{found['ended'][state]} {state}" for state in ("succeeded", "failed", "cancelled"))
+    waited = [[p, means["jobs"], *(_format_seconds(means[name]) for name in names)] for p, means in answer["priorities"].items()]
+    ended = ", ".join(f"{answer['ended'][state]} {state}" for state in ("succeeded", "failed", "cancelled"))
     return "\n\n".join(
         [
-            f"The last {format_duration(span)}, until {found['end']}; NODES to IDLE are those of now.",
-            table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
-            table(["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited),
+            f"The last {format_duration(span)}, until {answer['end']}; NODES to IDLE are those of now.",
+            format_table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
+            format_table(["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited),
             "BACKGROUND: nodes of the clusters' own users. START-UP: from the placement to the program's start.\n"
             "START DELAY: how much later than first estimated jobs were to start.",
-            f"Jobs that ended: {ended}; {found['restarts']} restarts. Now: {found['queued']} queued, "
-            f"{found['active']} placed or running.",
+            f"Jobs that ended: {ended}; {answer['restarts']} restarts. Now: {answer['queued']} queued, "
+            f"{answer['active']} placed or running.",
         ]
     )
 
 
-def timeline(job: Job) -> str:
+def timeline_table(job: Job) -> str:
     """Return a table of the job's timeline, with times in seconds since the submission."""
     rows = []
     for entry in job["timeline"]:
-        at = seconds_since(job["submitted_at"], entry["at"])
-        where = "" if entry["cluster"] is None else f"{entry['cluster']}"
-        rows.append([f"+{at:.3f}s", entry["event"], where, entry["reason"]])
-    return table(["TIME", "EVENT", "CLUSTER", "WHAT"], rows)
+        elapsed = seconds_since(job["submitted_at"], entry["at"])
+        cluster = "" if entry["cluster"] is None else f"{entry['cluster']}"
+        rows.append([f"+{elapsed:.3f}s", entry["event"], cluster, entry["reason"]])
+    return format_table(["TIME", "EVENT", "CLUSTER", "WHAT"], rows)
 
 
 def job_page(
@@ -191,10 +191,10 @@ def job_page(
         ("policy", job["policy"]),
         ("command", " ".join(job["command"]) or "(one for each component)"),
         ("submitted", job["submitted_at"]),
-        ("queued", _s(job["queue_time"])),
-        ("start-up", _s(job["startup_overhead"])),
-        ("start delay", _s(job["start_delay"], " later than first estimated")),
-        ("in all", _s(job["response_time"])),
+        ("queued", _format_seconds(job["queue_time"])),
+        ("start-up", _format_seconds(job["startup_overhead"])),
+        ("start delay", _format_seconds(job["start_delay"], " later than first estimated")),
+        ("in all", _format_seconds(job["response_time"])),
         ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
         ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
     ]
@@ -202,17 +202,17 @@ def job_page(
     parts = ["\n".join(f"{name.rjust(width)}  {printable(value)}" for name, value in facts)]
     if job["components"]:
         rows = [
-            [c["index"], c["cluster"], _size(c), c["state"], c["lrm_job"] or "-", ",".join(c["hosts"]), c["error"]]
+            [c["index"], c["cluster"], _component_size(c), c["state"], c["lrm_job"] or "-", ",".join(c["hosts"]), c["error"]]
             for c in job["components"]
         ]
-        parts.append(table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))
+        parts.append(format_table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))
     if transfers:
         parts.append("\n".join(["files", *(f"  {line}" for line in transfers)]))
     if attempts:
         width = shutil.get_terminal_size().columns
         now = datetime.now(UTC).timestamp()
-        parts.append(chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
-    parts.append(timeline(job))
+        parts.append(draw_chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
+    parts.append(timeline_table(job))
     return "\n\n".join(parts)
 
 
@@ -220,5 +220,5 @@ def is_unicode() -> bool:
     return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf")
 
 
-def _s(seconds: float | None, more: str = "") -> str:
-    return "-" if seconds is None else f"{seconds:.3f} s{more}"
+def _format_seconds(seconds: float | None, suffix: str = "") -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s{suffix}"

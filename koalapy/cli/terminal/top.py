@@ -17,7 +17,7 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.cli.terminal.screen import BOLD, REVERSE, Line, Screen
 from koalapy.cli.terminal.watching import TICK_S, Feed
-from koalapy.cli.terminal.width import can_redraw, folded
+from koalapy.cli.terminal.width import can_redraw, fold_text
 from koalapy.client.answers import Alert, Cluster, ListedJob
 from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, Exit, printable
@@ -33,7 +33,7 @@ MAX_LINE_LENGTH = 2000
 """Maximum length of a line of output in characters."""
 
 
-def top(
+def show_top(
     everyone: Annotated[bool, Option("--all", help="show jobs of all users")] = False,
     limit: Annotated[int, Option(help="maximum number of waiting jobs, the newest", min=1, max=2000)] = 200,
     daemon: Daemon = DAEMON,
@@ -89,12 +89,12 @@ class Rows:
         """Return the header, and the rows around the cursor that fit ``height``."""
         chosen, self.shown = self.chosen, [str(row[0]) for row in rows]
         self.at = self.shown.index(chosen) if chosen in self.shown else min(self.at, max(0, len(rows) - 1))
-        header, *texts = tables.table(self.header, rows, fold=False).split("\n")
-        room = max(1, height - 1)
-        first = max(0, min(self.at - room // 2, len(texts) - room))
+        header, *texts = tables.format_table(self.header, rows, fold=False).split("\n")
+        row_count = max(1, height - 1)
+        first = max(0, min(self.at - row_count // 2, len(texts) - row_count))
         cursor = self.at if has_focus and rows else -1
         lines = [
-            Line(text, REVERSE if first + i == cursor else "") for i, text in enumerate(texts[first : first + room])
+            Line(text, REVERSE if first + i == cursor else "") for i, text in enumerate(texts[first : first + row_count])
         ]
         return [Line(header, BOLD), *lines]
 
@@ -131,8 +131,8 @@ class Top:
     def _look(self, client: Client) -> Grid:
         everyone, cluster = self._everyone, self._cluster
         clusters = client.clusters()
-        jobs, more = client.unfinished_jobs(self._limit, mine=None if everyone else True, cluster=cluster)
-        return Grid(clusters, jobs, more, client.alerts(), everyone, cluster)
+        jobs, has_more = client.unfinished_jobs(self._limit, mine=None if everyone else True, cluster=cluster)
+        return Grid(clusters, jobs, has_more, client.alerts(), everyone, cluster)
 
     def press(self, key: str) -> None:
         if self._job is not None:
@@ -179,36 +179,36 @@ class Top:
         """Return the page for a terminal of this size."""
         feed = self.feed if self._job is None or self._job.feed is None else self._job.feed
         now = datetime.now(UTC).strftime("%H:%M:%S UTC")
-        who = f"{self.whoami['user']}, {self.whoami['role']}"
-        live = f"koala top {self._client.url} {who} {now} {'live' if feed.is_live else 'every 2 s'}"
+        identity = f"{self.whoami['user']}, {self.whoami['role']}"
+        live = f"koala top {self._client.url} {identity} {now} {'live' if feed.is_live else 'every 2 s'}"
         stale = feed.staleness
         head = Line(stale.upper() if stale else printable(live), f"{BOLD};{REVERSE}" if stale else BOLD)
         if self._job is not None:
             keys = Line("Esc Back  o Output  j/k Scroll", BOLD)
             return [head, *self._job.lines(rows - 2), keys]
-        found = self.feed.latest
-        jobs = [row for job in found.jobs if self._word in " ".join(map(str, row := tables.queue_row(job))).lower()]
-        before = [head, *(Line(text, f"{BOLD};{REVERSE}") for text in alert_lines(found.alerts))]
-        clusters = [tables.cluster_row(cluster) for cluster in found.clusters]
-        before += self._clusters.lines(clusters, max(3, rows * 3 // 10), has_focus=self._focus is self._clusters)
-        before.append(Line(f"/{self._word}" if self._is_typing else self._about(found, len(jobs))))
-        chosen = next((job for job in found.jobs if str(job["id"]) == self._jobs.chosen), None)
-        reason = f"job {chosen['id']} is {chosen['state']}: {chosen['reason']}" if chosen and chosen["reason"] else ""
-        after = [Line(text) for text in folded(printable(reason), columns)[:MAX_REASON_LINES]] if reason else []
-        after.append(Line("q Quit  a All/mine  / Look for  Tab Clusters/jobs  Enter Open", BOLD))
-        self._page_rows = max(1, rows - len(before) - len(after) - 1)
-        return [*before, *self._jobs.lines(jobs, self._page_rows + 1, has_focus=self._focus is self._jobs), *after]
+        grid = self.feed.latest
+        jobs = [row for job in grid.jobs if self._word in " ".join(map(str, row := tables.queue_row(job))).lower()]
+        upper_lines = [head, *(Line(text, f"{BOLD};{REVERSE}") for text in alert_lines(grid.alerts))]
+        clusters = [tables.cluster_row(cluster) for cluster in grid.clusters]
+        upper_lines += self._clusters.lines(clusters, max(3, rows * 3 // 10), has_focus=self._focus is self._clusters)
+        upper_lines.append(Line(f"/{self._word}" if self._is_typing else self._about(grid, len(jobs))))
+        selected = next((job for job in grid.jobs if str(job["id"]) == self._jobs.chosen), None)
+        reason = f"job {selected['id']} is {selected['state']}: {selected['reason']}" if selected and selected["reason"] else ""
+        lower_lines = [Line(text) for text in fold_text(printable(reason), columns)[:MAX_REASON_LINES]] if reason else []
+        lower_lines.append(Line("q Quit  a All/mine  / Look for  Tab Clusters/jobs  Enter Open", BOLD))
+        self._page_rows = max(1, rows - len(upper_lines) - len(lower_lines) - 1)
+        return [*upper_lines, *self._jobs.lines(jobs, self._page_rows + 1, has_focus=self._focus is self._jobs), *lower_lines]
 
-    def _about(self, found: Grid, shown: int) -> str:
+    def _about(self, grid: Grid, job_count: int) -> str:
         """Describe which jobs are listed."""
-        text = "Jobs of all users" if found.everyone else f"Jobs of {self.whoami['user']}"
-        text += f" on {found.cluster}" if found.cluster else ""
+        text = "Jobs of all users" if grid.everyone else f"Jobs of {self.whoami['user']}"
+        text += f" on {grid.cluster}" if grid.cluster else ""
         text += f" with {self._word!r}" if self._word else ""
-        text += f": {shown}" + ("; more jobs wait, --limit shows them" if found.has_more else "")
-        waiting = sum(job["state"] in ("queued", "held") for job in found.jobs)
-        requested = sum(nodes_of(job["request"]) for job in found.jobs if job["state"] == "queued")
-        text += f" ({waiting} wait for {format_nodes(requested)})" if waiting and not found.has_more else ""
-        is_old = (found.everyone, found.cluster) != (self._everyone, self._cluster)
+        text += f": {job_count}" + ("; more jobs wait, --limit shows them" if grid.has_more else "")
+        waiting = sum(job["state"] in ("queued", "held") for job in grid.jobs)
+        requested = sum(nodes_of(job["request"]) for job in grid.jobs if job["state"] == "queued")
+        text += f" ({waiting} wait for {format_nodes(requested)})" if waiting and not grid.has_more else ""
+        is_old = (grid.everyone, grid.cluster) != (self._everyone, self._cluster)
         return printable(text + (" …" if is_old else ""))
 
 
@@ -265,12 +265,12 @@ class JobPage:
                 return partial("job {}: {}".format, self._number, error)
             raise
 
-        def page() -> str:
-            staged = transfers.lines(job, unicode=self._unicode)
-            shown = tables.job_page(job, attempts, MAX_ATTEMPTS, staged, unicode=self._unicode)
-            return shown if explanation is None else f"{explain.page(explanation)}\n\n{shown}"
+        def format_page() -> str:
+            staged = transfers.transfer_lines(job, unicode=self._unicode)
+            text = tables.job_page(job, attempts, MAX_ATTEMPTS, staged, unicode=self._unicode)
+            return text if explanation is None else f"{explain.format_explanation(explanation)}\n\n{text}"
 
-        return page
+        return format_page
 
     def press(self, key: str) -> None:
         """Scroll, or show the output."""
@@ -299,15 +299,15 @@ class JobPage:
             lines += ["", f"output, {printable(self._output_state)}", *map(_without_control_codes, list(self._output))]
         self._last_first = max(0, len(lines) - height)
         first = min(self._first, self._last_first)
-        shown = lines[first : first + max(0, height)]
-        return [Line(line) for line in shown + [""] * (height - len(shown))]
+        visible = lines[first : first + max(0, height)]
+        return [Line(line) for line in visible + [""] * (height - len(visible))]
 
     def _follow_output(self, client: Client, output: deque[str]) -> None:
         try:
             for piece in client.logs(self._number, True, None):
-                first, *others = piece.decode(errors="replace").split("\n")
+                first, *new_lines = piece.decode(errors="replace").split("\n")
                 output[-1] = (output[-1] + first)[-MAX_LINE_LENGTH:]
-                output.extend(line[:MAX_LINE_LENGTH] for line in others)
+                output.extend(line[:MAX_LINE_LENGTH] for line in new_lines)
                 self._wake()
             self._output_state = "all of it has come"
         except CliError as error:

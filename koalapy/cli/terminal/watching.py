@@ -10,7 +10,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from koalapy.cli.terminal.screen import Block, Line, Screen
 from koalapy.cli.terminal.width import can_redraw
-from koalapy.client.client import Client, events
+from koalapy.client.client import Client, read_events
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import format_duration
 
@@ -57,8 +57,8 @@ class Feed(Generic[T]):
         age = time.monotonic() - self.at
         if self.trouble is None and age <= STALE_AFTER_S:
             return ""
-        why = self.trouble.message if self.trouble is not None else "the daemon takes long to answer"
-        return printable(f"as it was {format_duration(age)} ago: {why}")
+        reason = self.trouble.message if self.trouble is not None else "the daemon takes long to answer"
+        return printable(f"as it was {format_duration(age)} ago: {reason}")
 
     def refresh(self) -> None:
         """Repeat the request as soon as the load of the daemon permits."""
@@ -94,15 +94,15 @@ class Feed(Generic[T]):
         if self.trouble is not None:
             return max(self._timeouts.min_look_pause_s, self.trouble.retry_after)
         took = max(0.0, self.at - self._asked)
-        least = self._timeouts.min_live_look_pause_s if self.is_live else self._timeouts.min_look_pause_s
-        return min(MAX_PAUSE_S, max(least, took / MAX_LOAD - took))
+        min_pause = self._timeouts.min_live_look_pause_s if self.is_live else self._timeouts.min_look_pause_s
+        return min(MAX_PAUSE_S, max(min_pause, took / MAX_LOAD - took))
 
     def _listen(self) -> None:
         """Wake ``_follow`` when the daemon announces a change."""
         client, last = self._client.another(), ""
         while not self._over.is_set():
             try:
-                for event in events(client.grid_events(last, SILENCE_S)):
+                for event in read_events(client.grid_events(last, SILENCE_S)):
                     self.is_live, last = True, event.get("id", last)
                     if event.get("event") == "changed" and json.loads(event["data"])["topics"]:
                         self._now.set()
@@ -118,10 +118,10 @@ class Feed(Generic[T]):
         self._now.set()
 
 
-def watch(client: Client, look: Callable[[Client], T], page: Callable[[T], str]) -> NoReturn:
+def watch_page(client: Client, look: Callable[[Client], T], page: Callable[[T], str]) -> NoReturn:
     """Show the result of ``look``, formatted by ``page``, until Ctrl-C. Without a terminal, print each changed page."""
     if not can_redraw(sys.stdout):
-        each_change(client, look, lambda _, found: print(f"{_heading()}\n{page(found)}\n", flush=True))
+        show_changes(client, look, lambda _, answer: print(f"{_heading()}\n{page(answer)}\n", flush=True))
     screen = Screen()
     feed = Feed(client, look, screen.wake)
     try:
@@ -137,18 +137,18 @@ def watch(client: Client, look: Callable[[Client], T], page: Callable[[T], str])
         print(f"{_heading()}\n{page(feed.latest)}")
 
 
-def each_change(client: Client, look: Callable[[Client], T], show: Callable[[T | None, T], None]) -> NoReturn:
+def show_changes(client: Client, look: Callable[[Client], T], show: Callable[[T | None, T], None]) -> NoReturn:
     """Call ``show`` with the previous and the current response whenever they differ, until Ctrl-C."""
     news = threading.Event()
     feed = Feed(client, look, news.set)
-    before: T | None = None
+    previous: T | None = None
     is_away = False
     while True:
         news.clear()
-        found, trouble = feed.latest, feed.trouble
-        if found != before:
-            show(before, found)
-            before = found
+        latest, trouble = feed.latest, feed.trouble
+        if latest != previous:
+            show(previous, latest)
+            previous = latest
         if feed.ended is not None:
             raise feed.ended
         if (trouble is not None) != is_away:

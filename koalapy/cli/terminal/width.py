@@ -10,30 +10,30 @@ WITHOUT_CURSOR = ("", "dumb", "unknown")
 """Values of ``TERM`` for terminals without cursor movement."""
 
 
-def left(text: str, columns: int) -> str:
+def align_left(text: str, columns: int) -> str:
     return text + " " * (columns - cell_len(text))
 
 
-def right(text: str, columns: int) -> str:
+def align_right(text: str, columns: int) -> str:
     return " " * (columns - cell_len(text)) + text
 
 
-def cut(text: str, columns: int, mark: str = "…") -> str:
+def cut_text(text: str, columns: int, mark: str = "…") -> str:
     """Cut a text to a number of columns. End a shortened text with a mark of one column."""
     if cell_len(text) <= columns:
         return text
     return (chop_cells(text, columns - 1)[0] if columns > 1 else "") + mark
 
 
-def folded(text: str, columns: int) -> list[str]:
+def fold_text(text: str, columns: int) -> list[str]:
     """Fold a text into lines of at most ``columns`` columns, at blanks if possible."""
     lines = [""]
-    for word in text.split(" "):
-        joined = f"{lines[-1]} {word}" if lines[-1] else word
+    for part in text.split(" "):
+        joined = f"{lines[-1]} {part}" if lines[-1] else part
         if cell_len(joined) <= columns:
             lines[-1] = joined
         else:
-            lines[-1:] = [line for line in (lines[-1], *(chop_cells(word, columns) or [word])) if line]
+            lines[-1:] = [line for line in (lines[-1], *(chop_cells(part, columns) or [part])) if line]
     return lines
 
 

@@ -12,7 +12,7 @@ import yaml
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.cli.terminal.progress import waiting_for
-from koalapy.cli.workload.report import write
+from koalapy.cli.workload.report import write_file
 from koalapy.client.errors import CliError, Exit
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.workload import generate as made_workloads
@@ -50,7 +50,7 @@ class RecipeOptions:
     ] = None
 
 
-def generate(
+def generate_workload(
     options: RecipeOptions,
     preset: Annotated[str | None, Option(help="workload of a paper: m05, s10-vi or s10-vii")] = None,
     trace: Annotated[
@@ -73,21 +73,21 @@ def generate(
     grid = GridSize(clusters_of(clusters)) if clusters is not None else _grid_of_daemon(daemon, recipe)
     with waiting_for(f"makes a workload{f' of {trace.name}' if trace else ''}"):
         if trace is None:
-            made = made_workloads.generate(recipe, grid, seed)
+            workload = workloads.generate(recipe, grid, seed)
         else:
-            made = made_workloads.from_trace(
+            workload = workloads.from_trace(
                 recipe, swf.read(trace), grid, seed, status=status, keep_zero=keep_zero, name=trace.name
             )
-    header = {"preset": preset, **made.header} if preset else made.header
-    text = "\n".join(plan.lines(plan.Workload(header, made.jobs))) + "\n"
+    header = {"preset": preset, **workload.header} if preset else workload.header
+    text = "\n".join(plan.lines(plan.Workload(header, workload.jobs))) + "\n"
     if output is None:
         sys.stdout.write(text)
     else:
-        write(output, text, Exit.USAGE, "give another -o")
-    span = f"{made.lasts:.0f} s" if made.lasts < 7200 else f"{made.lasts / 3600:.1f} h"
-    print(f"{len(made.jobs)} jobs over {span}{f' in {output}' if output else ''}", file=sys.stderr)
-    if left_out := made.header.get("trace", {}).get("left_out"):
-        reasons = ", ".join(f"{number} {why}" for why, number in left_out.items())
+        write_file(output, text, Exit.USAGE, "give another -o")
+    span = f"{workload.lasts:.0f} s" if workload.lasts < 7200 else f"{workload.lasts / 3600:.1f} h"
+    print(f"{len(workload.jobs)} jobs over {span}{f' in {output}' if output else ''}", file=sys.stderr)
+    if left_out := workload.header.get("trace", {}).get("left_out"):
+        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items())
         hint = "; --keep-zero keeps those of run time 0" if swf.ZERO in left_out else ""
         print(f"koala: of {trace} jobs are left out: {reasons}{hint}", file=sys.stderr)
 
@@ -95,13 +95,13 @@ def generate(
 def _grid_of_daemon(daemon: Daemon, recipe: Recipe) -> GridSize:
     """Return the daemon's grid; an empty one if the daemon is unreachable and the recipe needs none."""
     try:
-        found = daemon.client().get("/api/v1/clusters")["clusters"]
+        answer = daemon.client().get("/api/v1/clusters")["clusters"]
     except CliError as error:
         if recipe.rate is not None and recipe.scale is not None:
             return GridSize()
         hint = "give --clusters north:4,south:4; or start a daemon, or set KOALA_URL"
         raise CliError(f"the grid is unknown: {error.message}", error.code, hint) from error
-    return GridSize({cluster["name"]: cluster["total"] for cluster in found if cluster["total"]})
+    return GridSize({cluster["name"]: cluster["total"] for cluster in answer if cluster["total"]})
 
 
 def recipe_of(preset: str | None, options: RecipeOptions, *, is_trace: bool) -> Recipe:
@@ -110,20 +110,20 @@ def recipe_of(preset: str | None, options: RecipeOptions, *, is_trace: bool) -> 
         raise CliError(f"--preset is {preset!r}", Exit.USAGE, f"known: {', '.join(PRESETS)}")
     recipe = PRESETS[preset] if preset else DEFAULT
     readers: dict[str, Callable[[Any], Any]] = {
-        "sizes": lambda text: _numbers("--sizes", text),
-        "components": lambda text: _numbers("--components", text),
-        "priorities": lambda text: _weights("--priorities", text),
-        "applications": lambda text: _weights("--applications", text),
-        "arguments": _arguments,
-        "estimates": _estimates,
-        "run_times": _run_times,
-        "inputs": _names,
-        "fields": _fields,
+        "sizes": lambda text: _parse_numbers("--sizes", text),
+        "components": lambda text: _parse_numbers("--components", text),
+        "priorities": lambda text: _parse_weights("--priorities", text),
+        "applications": lambda text: _parse_weights("--applications", text),
+        "arguments": _parse_arguments,
+        "estimates": _parse_estimates,
+        "run_times": _parse_run_times,
+        "inputs": _parse_names,
+        "fields": _parse_fields,
     }
-    given = {field.name: getattr(options, field.name) for field in fields(options)}
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
     changes = {
         name: readers[name](value) if name in readers else value
-        for name, value in given.items()
+        for name, value in values.items()
         if value not in (None, [])
     }
     if "fields" in changes:
@@ -141,31 +141,31 @@ def recipe_of(preset: str | None, options: RecipeOptions, *, is_trace: bool) -> 
 
 def clusters_of(text: str) -> dict[str, int]:
     """Parse clusters and their sizes: ``north:4,south:4``."""
-    found = {}
+    sizes = {}
     for part in text.split(","):
         name, colon, nodes = part.strip().rpartition(":")
         if not colon or not name or not nodes.isdecimal() or int(nodes) < 1:
             raise CliError(f"--clusters is {text!r}", Exit.USAGE, "give names and nodes: --clusters north:4,south:4")
-        found[name] = int(nodes)
-    return found
+        sizes[name] = int(nodes)
+    return sizes
 
 
-def _numbers(option: str, text: str) -> tuple[int, ...]:
+def _parse_numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4") from None
 
 
-def _weights(option: str, text: str) -> tuple[tuple[str, float], ...]:
-    found = []
+def _parse_weights(option: str, text: str) -> tuple[tuple[str, float], ...]:
+    weights = []
     for part in text.split(","):
         name, colon, weight = part.strip().partition(":")
-        found.append((name, _number(option, text, weight) if colon else 1.0))
-    return tuple(found)
+        weights.append((name, _parse_number(option, text, weight) if colon else 1.0))
+    return tuple(weights)
 
 
-def _number(option: str, text: str, number: str) -> float:
+def _parse_number(option: str, text: str, number: str) -> float:
     try:
         return float(number)
     except ValueError:
@@ -174,50 +174,50 @@ def _number(option: str, text: str, number: str) -> float:
         ) from None
 
 
-def _pair(option: str, text: str, example: str) -> tuple[str, str]:
+def _split_pair(option: str, text: str, example: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give NAME=VALUE: {option} {example}")
     return name, value
 
 
-def _arguments(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    found = []
+def _parse_arguments(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    arguments = []
     for text in texts:
-        name, words = _pair("--arguments", text, "wave='--steps 400'")
+        name, command_line = _split_pair("--arguments", text, "wave='--steps 400'")
         try:
-            found.append((name, tuple(shlex.split(words))))
+            arguments.append((name, tuple(shlex.split(command_line))))
         except ValueError as error:
             raise CliError(f"--arguments is {text!r}: {error}", Exit.USAGE, "quote as for a shell") from None
-    return tuple(found)
+    return tuple(arguments)
 
 
-def _estimates(texts: list[str]) -> tuple[tuple[str, float], ...]:
-    pairs = [(text, *_pair("--estimate", text, "wave=6")) for text in texts]
-    return tuple((name, _number("--estimate", text, value)) for text, name, value in pairs)
+def _parse_estimates(texts: list[str]) -> tuple[tuple[str, float], ...]:
+    pairs = [(text, *_split_pair("--estimate", text, "wave=6")) for text in texts]
+    return tuple((name, _parse_number("--estimate", text, value)) for text, name, value in pairs)
 
 
-def _run_times(text: str) -> tuple[float, float]:
+def _parse_run_times(text: str) -> tuple[float, float]:
     low, dash, high = text.partition("-")
-    first = _number("--run-times", text, low)
-    return first, _number("--run-times", text, high) if dash else first
+    first = _parse_number("--run-times", text, low)
+    return first, _parse_number("--run-times", text, high) if dash else first
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
         raise CliError(f"--inputs is {text!r}", Exit.USAGE, "give logical names: --inputs a,b")
     return names
 
 
-def _fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
-    found = []
+def _parse_fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
+    pairs = []
     for text in texts:
-        name, value = _pair("--field", text, "claiming=incremental")
+        name, value = _split_pair("--field", text, "claiming=incremental")
         try:
-            found.append((name, load_yaml(value)))
+            pairs.append((name, load_yaml(value)))
         except DuplicateKey as error:
             raise CliError(f"--field is {text!r}: {error}", Exit.USAGE) from None
         except yaml.YAMLError:
             raise CliError(f"--field is {text!r}", Exit.USAGE, "write the value in YAML or JSON") from None
-    return tuple(found)
+    return tuple(pairs)

@@ -24,23 +24,23 @@ class Plots(StrEnum):
 PlotsOption = Annotated[Plots, Option("--plots", help="format of plots")]
 
 
-def report(
+def show_report(
     directories: Annotated[list[Path], Argument(metavar="DIR...", help="reports of runs; the first is the base")],
     output: Annotated[Path | None, Option("-o", "--output", help="directory for the report with plots")] = None,
     plots: PlotsOption = Plots.PNG,
     as_json: AsJson = False,
 ) -> None:
     """Show the report of a run again, or compare several: koala workload report wf.report fcm.report -o compared"""
-    found = [(directory.name or str(directory), load(directory)) for directory in directories]
+    reports = [(directory.name or str(directory), load_report(directory)) for directory in directories]
     if output is not None:
         make_folder(output)
-    if len(found) == 1:
-        name, shown = found[0]
-        text = save(output, shown, plots, name)
+    if len(reports) == 1:
+        name, answer = reports[0]
+        text = save_report(output, answer, plots, name)
     else:
-        shown, text = save_comparison(output, found, plots)
+        answer, text = save_comparison(output, reports, plots)
     if as_json:
-        show_json(shown)
+        show_json(answer)
     else:
         print(without_control_codes(text), end="")
 
@@ -52,45 +52,45 @@ def make_folder(folder: Path) -> None:
         raise CliError(f"cannot make {folder}: {error.strerror}", Exit.USAGE, "give another directory") from error
 
 
-def load(folder: Path) -> Json:
+def load_report(folder: Path) -> Json:
     """Read the report in a folder. Raise ``CliError`` if there is no valid report."""
     path = folder / "report.json"
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         hint = "give report directories of koala workload run"
         raise CliError(f"cannot read {path}: {error.strerror}", Exit.USAGE, hint) from error
     except ValueError as error:
         raise CliError(f"{path} is not JSON: {error}", Exit.USAGE, "run the workload again") from error
-    if not isinstance(told, dict) or told.get("koala_workload_report") != 1:
+    if not isinstance(report, dict) or report.get("koala_workload_report") != 1:
         raise CliError(f"{path} is not a report of koala workload run", Exit.USAGE, "run the workload again")
-    return told
+    return report
 
 
-def save(folder: Path | None, told: Json, form: Plots, name: str) -> str:
+def save_report(folder: Path | None, report: Json, form: Plots, name: str) -> str:
     """Return the page of one run. If a folder is given, write the page, ``report.json`` and the plots there."""
-    title = measures.label_of(told, name)
-    text = tables.report(told, f"Workload run: {title}")
+    title = measures.label_of(report, name)
+    text = tables.report(report, f"Workload run: {title}")
     if folder is not None:
-        write(folder / "report.json", json.dumps(told, indent=1) + "\n")
-        text = _page(text, folder, [(title, told)], form)
-        write(folder / "report.md", text)
+        write_file(folder / "report.json", json.dumps(report, indent=1) + "\n")
+        text = _add_plots(text, folder, [(title, report)], form)
+        write_file(folder / "report.md", text)
     return text
 
 
-def save_comparison(folder: Path | None, found: Sequence[tuple[str, Json]], form: Plots) -> tuple[Json, str]:
+def save_comparison(folder: Path | None, reports: Sequence[tuple[str, Json]], form: Plots) -> tuple[Json, str]:
     """Return the comparison of several runs as JSON and as a page. With a folder, write both and the plots there."""
-    told = measures.compare(found)
-    text = tables.comparison(told)
+    comparison = measures.compare(reports)
+    text = tables.comparison(comparison)
     if folder is not None:
-        runs = [(run["label"], report) for run, (_, report) in zip(told["runs"], found, strict=True)]
-        text = _page(text, folder, runs, form)
-        write(folder / "comparison.json", json.dumps(told, indent=1) + "\n")
-        write(folder / "comparison.md", text)
-    return told, text
+        runs = [(run["label"], report) for run, (_, report) in zip(comparison["runs"], reports, strict=True)]
+        text = _add_plots(text, folder, runs, form)
+        write_file(folder / "comparison.json", json.dumps(comparison, indent=1) + "\n")
+        write_file(folder / "comparison.md", text)
+    return comparison, text
 
 
-def _page(text: str, folder: Path, runs: Sequence[tuple[str, Json]], form: Plots) -> str:
+def _add_plots(text: str, folder: Path, runs: Sequence[tuple[str, Json]], form: Plots) -> str:
     """Write the plots and return the page with references to them."""
     if form is Plots.NONE:
         return text
@@ -103,7 +103,7 @@ def _page(text: str, folder: Path, runs: Sequence[tuple[str, Json]], form: Plots
     return text + "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
 
 
-def write(path: Path, text: str, code: Exit = Exit.FAILED, hint: str = "make room, or give another") -> None:
+def write_file(path: Path, text: str, code: Exit = Exit.FAILED, hint: str = "make room, or give another") -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

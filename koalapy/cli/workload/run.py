@@ -12,7 +12,7 @@ from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
 from koalapy.cli.terminal.progress import waiting_for
 from koalapy.cli.terminal.screen import Block
 from koalapy.cli.terminal.streams import without_control_codes
-from koalapy.cli.workload.report import Plots, PlotsOption, make_folder, save
+from koalapy.cli.workload.report import Plots, PlotsOption, make_folder, save_report
 from koalapy.client.answers import Json
 from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
@@ -45,7 +45,7 @@ class RunOptions:
     cancel_on_interrupt: Annotated[bool, Option("--cancel-on-interrupt", help="cancel its jobs on Ctrl-C")] = False
 
 
-def run(
+def run_workload(
     file: Annotated[Path, Argument(help="a workload, made with koala workload generate")],
     options: RunOptions,
     directory: Annotated[Path | None, Option(help="directory of the report; default: FILE.report")] = None,
@@ -68,15 +68,15 @@ def run(
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise CliError(f"cannot read {file}: {reason}", Exit.USAGE, "koala workload generate -o FILE") from error
     make_folder(folder)
-    rest = RestDaemon(client := daemon.client(), policy)
-    rest.check(options.background)
+    rest_daemon = RestDaemon(client := daemon.client(), policy)
+    rest_daemon.check(options.background)
     with ProgressDisplay() as display:
         sleep = client.timeouts.sleep
         report = Run(
-            workload, rest, Options(**asdict(options)), tell=display.tell, show=display.show, sleep=sleep
+            workload, rest_daemon, Options(**asdict(options)), tell=display.tell, show=display.show, sleep=sleep
         ).run()
     with waiting_for("writes the report"):
-        text = save(folder, report, plots, folder.name)
+        text = save_report(folder, report, plots, folder.name)
     if as_json:
         show_json({name: report[name] for name in ("run", "summary", "utilisation", "by_application", "by_size")})
     else:
@@ -85,14 +85,14 @@ def run(
     return ended_with(report)
 
 
-def ended_with(told: Json) -> Exit:
+def ended_with(report: Json) -> Exit:
     """Return the exit code of a report: interrupted, timed out, with failed jobs, or successful."""
-    reason = told["run"]["interrupted"]
+    reason = report["run"]["interrupted"]
     if reason == "interrupted":
         return Exit.INTERRUPTED
     if reason:
         return Exit.TIMEOUT if reason.startswith("not done") else Exit.UNREACHABLE
-    return Exit.OK if set(told["summary"]["states"]) <= {"succeeded"} else Exit.FAILED
+    return Exit.OK if set(report["summary"]["states"]) <= {"succeeded"} else Exit.FAILED
 
 
 @contextmanager
@@ -119,13 +119,13 @@ class RestDaemon:
 
     def check(self, background: float) -> None:
         """Raise ``CliError`` if the daemon is unreachable, or if it rejects the requested background load."""
-        found = self._client.clusters()
-        if not background or not found:
+        clusters = self._client.clusters()
+        if not background or not clusters:
             return
         try:
             # A daemon that accepts background load rejects zero nodes with an error for that field.
             nothing = {"nodes": 0, "seconds": 1}
-            self._client.post(f"/api/v1/clusters/{in_path(found[0]['name'])}/background", nothing)
+            self._client.post(f"/api/v1/clusters/{in_path(clusters[0]['name'])}/background", nothing)
         except CliError as error:
             if error.field != "nodes":
                 raise
@@ -141,13 +141,13 @@ class RestDaemon:
 
     @_translated_errors()
     def clusters(self) -> Sequence[Json]:
-        found: list[Json] = self._client.get("/api/v1/clusters")["clusters"]
-        return found
+        clusters: list[Json] = self._client.get("/api/v1/clusters")["clusters"]
+        return clusters
 
     @_translated_errors()
     def active(self) -> Mapping[int, str]:
-        found = [self._client.jobs(MAX_ACTIVE_JOBS, active=True, owner=owner)[0] for owner in sorted(self._owners)]
-        return {job["id"]: job["state"] for jobs in found for job in jobs}
+        listings = [self._client.jobs(MAX_ACTIVE_JOBS, active=True, owner=owner)[0] for owner in sorted(self._owners)]
+        return {job["id"]: job["state"] for jobs in listings for job in jobs}
 
     @_translated_errors()
     def job(self, job: int) -> Json:
@@ -155,13 +155,13 @@ class RestDaemon:
 
     @_translated_errors()
     def attempts(self, job: int) -> Sequence[Json]:
-        found: list[Json] = self._client.get(f"/api/v1/jobs/{job}/attempts")["attempts"]
-        return found
+        attempts: list[Json] = self._client.get(f"/api/v1/jobs/{job}/attempts")["attempts"]
+        return attempts
 
     @_translated_errors()
     def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
-        found = self._client.act("cancel", list(jobs), reason="the workload was interrupted")
-        return [str(one["problem"]["detail"]) for one in found if one["problem"]]
+        results = self._client.act("cancel", list(jobs), reason="the workload was interrupted")
+        return [str(result["problem"]["detail"]) for result in results if result["problem"]]
 
     @_translated_errors()
     def load(self, cluster: str, nodes: int, seconds: float) -> None:
