@@ -87,14 +87,21 @@ class Side:
 
     def __init__(self, world: MPI.Intracomm, partner: int, mark: int) -> None:
         self._world, self._partner = world, partner
-        self._data, self._buffer, self._empty = make_message(BANDWIDTH_BYTES, mark), bytearray(BANDWIDTH_BYTES), bytearray()
+        self._data, self._buffer, self._empty = (
+            make_message(BANDWIDTH_BYTES, mark),
+            bytearray(BANDWIDTH_BYTES),
+            bytearray(),
+        )
         self._seen: dict[int, bool] = {}
 
     def lead(self, max_rounds: int, budget: float) -> tuple[list[OneWay], bool]:
         """Measure both directions; return the results, and whether messages arrived unchanged."""
         rounds = sample_rounds(self._round, max_rounds, budget)
         self._world.Send(self._empty, self._partner, END)
-        directions = [one_way({size: [pair[direction] for pair in pairs] for size, pairs in rounds.items()}) for direction in (0, 1)]
+        directions = [
+            one_way({size: [pair[direction] for pair in pairs] for size, pairs in rounds.items()})
+            for direction in (0, 1)
+        ]
         return directions, all(self._seen.values())
 
     def follow(self) -> bool:

@@ -44,7 +44,11 @@ def minus_laplace(u: Grid, above: Grid, below: Grid, spacing: float) -> Grid:
 
 
 def conjugate_gradients(
-    apply: Callable[[Grid], Grid], dot: Callable[[Grid, Grid], float], right: Grid, tolerance: float, max_iterations: int
+    apply: Callable[[Grid], Grid],
+    dot: Callable[[Grid, Grid], float],
+    right: Grid,
+    tolerance: float,
+    max_iterations: int,
 ) -> tuple[Grid, int]:
     """Solve apply(u) = right until the residual has fallen by the factor ``tolerance``.
 
@@ -101,7 +105,8 @@ def main() -> int:
     u, iterations = conjugate_gradients(apply, dot, source_term(x, y), 1e-6, arguments.iterations)
     error = world.allreduce(float(np.abs(u - analytic_solution(x, y)).max()), op=MPI.MAX)
     took = time.perf_counter() - started
-    result = f"poisson: {arguments.grid} x {arguments.grid} points, {world.size} ranks, {iterations} iterations, {took:.2f} s"
+    size = f"{arguments.grid} x {arguments.grid} points"
+    result = f"poisson: {size}, {world.size} ranks, {iterations} iterations, {took:.2f} s"
     check = f"max error {error:.1e} <= {arguments.tolerance:.1e} against the analytic solution"
     return program.print_report(world, result, check, error <= arguments.tolerance, arguments.where)
 

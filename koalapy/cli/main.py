@@ -18,46 +18,46 @@ EPILOG = (
 KOALA = Group(
     "Run one parallel job on several clusters at the same time.",
     {
-        name: Lazy(where)
-        for name, where in {
-            "submit": "koalapy.cli.jobs.submit:submit",
-            "queue": "koalapy.cli.jobs.queue:queue",
-            "show": "koalapy.cli.jobs.jobs:show",
-            "logs": "koalapy.cli.jobs.waiting:logs",
-            "wait": "koalapy.cli.jobs.waiting:wait",
-            "cancel": "koalapy.cli.jobs.jobs:cancel",
-            "hold": "koalapy.cli.jobs.jobs:hold",
-            "release": "koalapy.cli.jobs.jobs:release",
-            "priority": "koalapy.cli.jobs.jobs:priority",
-            "explain": "koalapy.cli.jobs.explain:explain",
+        name: Lazy(target)
+        for name, target in {
+            "submit": "koalapy.cli.jobs.submit:submit_job",
+            "queue": "koalapy.cli.jobs.queue:list_jobs",
+            "show": "koalapy.cli.jobs.jobs:show_job",
+            "logs": "koalapy.cli.jobs.waiting:show_logs",
+            "wait": "koalapy.cli.jobs.waiting:wait_for_jobs",
+            "cancel": "koalapy.cli.jobs.jobs:cancel_jobs",
+            "hold": "koalapy.cli.jobs.jobs:hold_jobs",
+            "release": "koalapy.cli.jobs.jobs:release_jobs",
+            "priority": "koalapy.cli.jobs.jobs:change_priority",
+            "explain": "koalapy.cli.jobs.explain:explain_job",
             "what-if": "koalapy.cli.jobs.explain:what_if",
             "clusters": "koalapy.cli.clusters.grid:clusters_group",
-            "top": "koalapy.cli.terminal.top:top",
-            "alerts": "koalapy.cli.clusters.grid:alerts",
-            "metrics": "koalapy.cli.clusters.grid:metrics",
-            "history": "koalapy.cli.jobs.history:history",
+            "top": "koalapy.cli.terminal.top:show_top",
+            "alerts": "koalapy.cli.clusters.grid:list_alerts",
+            "metrics": "koalapy.cli.clusters.grid:show_metrics",
+            "history": "koalapy.cli.jobs.history:show_history",
             "sharing": "koalapy.cli.clusters.sharing:sharing_group",
             "network": "koalapy.cli.clusters.network:network_group",
             "advisor": "koalapy.cli.jobs.advisor:advisor_group",
             "replicas": "koalapy.cli.files.files:replicas_group",
-            "fetch": "koalapy.cli.files.files:fetch",
-            "dashboard": "koalapy.cli.daemon.dashboard:dashboard",
-            "login": "koalapy.cli.auth.login:login",
-            "logout": "koalapy.cli.auth.login:logout",
-            "whoami": "koalapy.cli.auth.login:whoami",
+            "fetch": "koalapy.cli.files.files:fetch_results",
+            "dashboard": "koalapy.cli.daemon.dashboard:open_dashboard",
+            "login": "koalapy.cli.auth.login:log_in",
+            "logout": "koalapy.cli.auth.login:log_out",
+            "whoami": "koalapy.cli.auth.login:show_identity",
             "token": "koalapy.cli.auth.token:token_group",
-            "limits": "koalapy.cli.auth.login:limits",
+            "limits": "koalapy.cli.auth.login:show_limits",
             "audit-log": "koalapy.cli.daemon.audit:audit_log",
-            "serve": "koalapy.cli.daemon.processes:serve",
-            "agent": "koalapy.cli.daemon.processes:agent",
-            "check": "koalapy.cli.daemon.processes:check",
+            "serve": "koalapy.cli.daemon.processes:start_daemon",
+            "agent": "koalapy.cli.daemon.processes:start_agent",
+            "check": "koalapy.cli.daemon.processes:check_host",
             "local-run": "koalapy.cli.daemon.processes:local_run",
-            "demo": "koalapy.cli.daemon.processes:demo",
-            "backup": "koalapy.cli.daemon.processes:backup",
-            "restore": "koalapy.cli.daemon.processes:restore",
+            "demo": "koalapy.cli.daemon.processes:show_demo",
+            "backup": "koalapy.cli.daemon.processes:back_up",
+            "restore": "koalapy.cli.daemon.processes:restore_data",
             "workload": "koalapy.cli.workload:workload_group",
-            "export": "koalapy.cli.daemon.record:export",
-            "replay": "koalapy.cli.daemon.record:replay",
+            "export": "koalapy.cli.daemon.record:export_record",
+            "replay": "koalapy.cli.daemon.record:replay_export",
         }.items()
     },
     epilog=EPILOG,
@@ -85,12 +85,12 @@ def _run(timeouts: ClientTimeouts) -> int:
     try:
         return run_command("koala", KOALA, sys.argv[1:], __version__, timeouts)
     except (CliError, KoalaError) as error:
-        refused = of_koala(error) if isinstance(error, KoalaError) else error
+        cli_error = of_koala(error) if isinstance(error, KoalaError) else error
         try:
-            print(f"koala: {refused}", file=sys.stderr)
+            print(f"koala: {cli_error}", file=sys.stderr)
         except OutputLost:  # only the exit code can report the error
             give_up_standard_streams()
-        return refused.code
+        return cli_error.code
 
 
 if __name__ == "__main__":

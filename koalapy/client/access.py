@@ -32,7 +32,9 @@ class Access:
         """``shown``: the token given by the user, if any; ``ca``: trusted certificates of the daemon, in PEM."""
         self.parts, self._timeouts, self.ca, self.token = _parse_url(url or DEFAULT_URL), timeouts, ca, ""
         if user_token:
-            self.token = check_showable(user_token, "KOALA_TOKEN" if os.environ.get("KOALA_TOKEN") == user_token else "--token")
+            self.token = check_showable(
+                user_token, "KOALA_TOKEN" if os.environ.get("KOALA_TOKEN") == user_token else "--token"
+            )
         self.pinned: Path | None = None
         """The certificate file of this account's own daemon, if the daemon must show exactly that certificate."""
         self._renews = False

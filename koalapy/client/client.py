@@ -201,7 +201,11 @@ class Client:
         began = False
         try:
             for is_first in (True, False):
-                with self.http.stream(path, query=query, timeout=timeout, headers=headers) as (status, response_headers, pieces):
+                with self.http.stream(path, query=query, timeout=timeout, headers=headers) as (
+                    status,
+                    response_headers,
+                    pieces,
+                ):
                     if status == HTTPStatus.UNAUTHORIZED and is_first and self._renewed():
                         continue
                     if status >= HTTPStatus.BAD_REQUEST:
@@ -247,7 +251,9 @@ class Client:
 
     def _unreachable(self, error: Exception) -> CliError:
         if explanation := explain_tls_error(error, urlsplit(self.url).hostname or ""):
-            return CliError(f"cannot connect to the daemon at {self.url}: {explanation[0]}", Exit.UNREACHABLE, explanation[1])
+            return CliError(
+                f"cannot connect to the daemon at {self.url}: {explanation[0]}", Exit.UNREACHABLE, explanation[1]
+            )
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 

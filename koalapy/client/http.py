@@ -77,8 +77,12 @@ class Connection:
         if proxy is None:
             return
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        create_proxy_connection = partial(_create_connection, url.scheme, via.hostname or "", via.port or PORTS["http"], trust)
-        self._new = partial(_create_tunnel, create_proxy_connection, host, port, _credential_header(via, "Proxy-Authorization"))
+        create_proxy_connection = partial(
+            _create_connection, url.scheme, via.hostname or "", via.port or PORTS["http"], trust
+        )
+        self._new = partial(
+            _create_tunnel, create_proxy_connection, host, port, _credential_header(via, "Proxy-Authorization")
+        )
 
     def show(self, headers: Mapping[str, str]) -> None:
         """Set the headers of all further requests."""

@@ -30,7 +30,9 @@ class SilentAgentsError(CliError):
     """No responding agent of this host belongs to the daemon, and some agents do not respond."""
 
 
-def find_login(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
+def find_login(
+    url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY
+) -> Login | None:
     """Return a login for the daemon at a URL, or without a URL for the only daemon; None if no agent belongs to it.
 
     Renew a login that is about to expire if possible. Raise ``CliError`` if the agent rejects the request for a login.

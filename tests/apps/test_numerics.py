@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.apps.allgather import is_right, make_pattern
-from koalapy.apps.poisson import conjugate_gradients, minus_laplace, analytic_solution, source_term
+from koalapy.apps.poisson import analytic_solution, conjugate_gradients, minus_laplace, source_term
 from koalapy.apps.prime import PRIME_COUNTS, count_between, count_by_sums, small_primes
 from koalapy.apps.program import rank_range
 from koalapy.apps.wave import closed_form, next_points

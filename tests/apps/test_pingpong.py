@@ -6,7 +6,16 @@ from tests.needs import MPI
 
 pytest.importorskip("mpi4py.MPI", reason=MPI.reason, exc_type=ImportError)
 
-from koalapy.apps.pingpong import BANDWIDTH_BYTES, LATENCY_BYTES, TURNS, Round, make_message, one_way, sample_rounds, run_turn
+from koalapy.apps.pingpong import (
+    BANDWIDTH_BYTES,
+    LATENCY_BYTES,
+    TURNS,
+    Round,
+    make_message,
+    one_way,
+    run_turn,
+    sample_rounds,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -20,7 +29,7 @@ def counted(*took: float) -> tuple[list[Round], list[Round]]:
         given.append((seconds, seconds))
         return given[-1]
 
-    return run_turn(once, most=50, budget=0.01), given
+    return run_turn(once, max_rounds=50, budget=0.01), given
 
 
 def test_the_first_message_of_a_turn_does_not_count() -> None:
@@ -31,7 +40,7 @@ def test_the_first_message_of_a_turn_does_not_count() -> None:
 
 
 def test_one_is_sent_though_there_is_no_time_for_more() -> None:
-    assert len(run_turn(lambda: (0.0, 0.0), most=50, budget=1e-12)) == 1
+    assert len(run_turn(lambda: (0.0, 0.0), max_rounds=50, budget=1e-12)) == 1
 
 
 def test_over_a_slow_link_the_first_message_is_all_there_is() -> None:
@@ -42,7 +51,7 @@ def test_over_a_slow_link_the_first_message_is_all_there_is() -> None:
         sent.append(size)
         return size / 125_000, size / 125_000  # 1 Mbit/s
 
-    found = sample_rounds(exchange, most=300, budget=0.5)
+    found = sample_rounds(exchange, max_rounds=300, budget=0.5)
     assert (found[LATENCY_BYTES], found[BANDWIDTH_BYTES]) == ([(0.524288,) * 2], [(8.388608,) * 2])
     assert sent.count(BANDWIDTH_BYTES) == sent.count(LATENCY_BYTES) == 1
     assert len(found[0]) >= TURNS

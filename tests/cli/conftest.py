@@ -149,7 +149,7 @@ def interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         said.append(line)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    monkeypatch.setattr(job_progress, "_report", report)
+    monkeypatch.setattr(job_progress, "_report_line", report)
     return said
 
 

@@ -253,7 +253,9 @@ def test_another_accounts_folder_is_not_believed(tmp_path: Path) -> None:
     with listening(folder / "a.sock", GREETING, ANSWER) as heard:
         assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock").message
         assert heard == []
-        assert agent_socket.contact_agents(agent_socket.find_sockets(folder), well_known=folder)[0][0].cluster == "north"
+        assert (
+            agent_socket.contact_agents(agent_socket.find_sockets(folder), well_known=folder)[0][0].cluster == "north"
+        )
         tmp_path.chmod(0o777)
         assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock", well_known=folder).message
 

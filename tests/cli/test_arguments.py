@@ -32,7 +32,7 @@ class Paint:
 def draw(
     paint: Paint,
     what: Annotated[str, Argument()],
-    words: Annotated[list[str] | None, Argument(rest=True)] = None,
+    words: Annotated[list[str] | None, Argument(takes_rest=True)] = None,
     size: Annotated[float, Option("-s", "--size")] = 1.0,
     shape: Annotated[list[Shape] | None, Option(envvar="TEST_SHAPE")] = None,
     fill: Annotated[bool, Option("--fill/--no-fill", help="inside")] = True,

@@ -48,7 +48,6 @@ def test_classes_and_the_uplink_stand_below_it() -> None:
 
 
 def test_a_components_nodes_are_told_with_their_class() -> None:
-    assert [tables._component_size(each) for each in ({"size": 2, "node_class": "fast"}, {"size": 2, "node_class": ""})] == [
-        "2 fast",
-        "2",
-    ]
+    assert [
+        tables._component_size(each) for each in ({"size": 2, "node_class": "fast"}, {"size": 2, "node_class": ""})
+    ] == ["2 fast", "2"]

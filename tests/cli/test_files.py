@@ -202,7 +202,10 @@ def test_an_archive_for_which_there_is_no_room_is_no_fault_of_the_files(tmp_path
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
     try:
-        with pytest.raises(CliError, match="cannot be written: file too large") as refused, pack_archive([str(tmp_path)]):
+        with (
+            pytest.raises(CliError, match="cannot be written: file too large") as refused,
+            pack_archive([str(tmp_path)]),
+        ):
             raise AssertionError("it was written")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -346,7 +349,7 @@ def test_of_a_file_that_does_not_come_to_its_end_nothing_is_left(
         if file.write(b"some") and "run.sh" in os.readlink(f"/proc/self/fd/{file.fileno()}"):
             raise end
 
-    monkeypatch.setattr("koalapy.cli.files.unpacking._copy", breaks)
+    monkeypatch.setattr("koalapy.cli.files.unpacking._copy_content", breaks)
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
     assert [path.name for path in (tmp_path / "x").rglob("*") if path.is_file()] == ["-a b"]
     assert (ended.code, ended.out) == ({KeyboardInterrupt: 130}.get(end, getattr(end, "code", 1)), "")  # type: ignore[call-overload]

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 import pytest
 
 from koalapy.cli.jobs import job_progress
-from koalapy.cli.jobs.job_progress import read_changes, progress_lines
+from koalapy.cli.jobs.job_progress import progress_lines, read_changes
 from koalapy.model.job import JobState, TimelineEntry
 from tests.cli.conftest import FAST, Koala, Server
 
@@ -61,7 +61,7 @@ def test_who_waits_for_a_queued_job_is_told_for_what(
 
 def test_the_wait_is_told_once_and_again_when_it_is_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     said: SimpleQueue[str] = SimpleQueue()
-    monkeypatch.setattr(job_progress, "_report", said.put)
+    monkeypatch.setattr(job_progress, "_report_line", said.put)
     wait = job_progress.WaitReporter(FAST)
 
     def now(state: str, reason: str = "", *, is_reported: bool = False) -> None:
@@ -83,11 +83,11 @@ def test_the_wait_is_told_once_and_again_when_it_is_for_something_else(monkeypat
 
 def test_one_that_runs_at_once_is_said_nothing_of(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(job_progress, "_report", said.append)
+    monkeypatch.setattr(job_progress, "_report_line", said.append)
     wait = job_progress.WaitReporter()
     wait.update({"id": 7, "state": "queued", "reason": "new"}, is_reported=False)
     wait.update({"id": 7, "state": "running", "reason": ""}, is_reported=False)
-    wait._after.function()
+    wait._timer.function()
     wait.close()
     assert said == []
 

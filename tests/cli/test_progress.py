@@ -96,7 +96,7 @@ def test_nothing_is_drawn_over_what_a_job_prints(standard_error: StandardError) 
 
 def test_bytes_are_counted_that_come_and_go() -> None:
     got = Transfer("fetches")
-    assert b"".join(got.counted(iter([b"abc", b"", b"de"]))) == b"abcde"
+    assert b"".join(got.count_bytes(iter([b"abc", b"", b"de"]))) == b"abcde"
     assert str(got).startswith("fetches: 5 bytes")
     sent = Transfer("sends", 4000)
     file = CountingReader(io.BytesIO(b"x" * 4000), sent)
@@ -105,7 +105,7 @@ def test_bytes_are_counted_that_come_and_go() -> None:
     assert str(sent).startswith("sends: 1 KB of 4 KB (25%), ")
     file.seek(0)
     assert str(sent) == "sends: 0 bytes of 4 KB (0%)"
-    assert len(file.read(9999)) == sent.done == 4000
+    assert len(file.read(9999)) == sent.transferred == 4000
     assert str(Transfer("sends", 0)) == "sends: 0 bytes of 0 bytes"
 
 

@@ -43,9 +43,9 @@ def test_program_output_keeps_control_codes_from_terminals_only(
     monkeypatch.setattr("sys.stdout", screen := Screen(is_terminal=is_terminal))
     output, data = ProgramOutput(raw=raw), HOSTILE.encode() + "é".encode()
     for at in range(len(data)):
-        output.write(data[at : at + 1])
-    output.write(b"\xc3")
-    output.end()
+        output.write_piece(data[at : at + 1])
+    output.write_piece(b"\xc3")
+    output.finish()
     expected = f"{SHOWN}é\ufffd".encode() if is_terminal and not raw else data + b"\xc3"
     assert screen.shown() == expected
 

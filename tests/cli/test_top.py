@@ -38,12 +38,12 @@ class Opened:
 
     @property
     def page(self) -> str:
-        return "\n".join(line.text for line in self.top.lines(*self.size))
+        return "\n".join(line.text for line in self.top.page_lines(*self.size))
 
-    def press(self, *keys: str) -> None:
+    def press_keys(self, *keys: str) -> None:
         for key in keys:
-            self.top.lines(*self.size)
-            self.top.press(key)
+            self.top.page_lines(*self.size)
+            self.top.press_key(key)
 
     def shows(self, *texts: str, without: str = "") -> str:
         """Wait until the page has these texts."""
@@ -84,14 +84,14 @@ def test_cursor_stays_on_its_job_when_others_come(koala: Koala, server: Server) 
         submitted(koala, f"job-{number}")
     with opened(server) as top:
         top.shows("job-0")
-        top.press("j", "down")
+        top.press_keys("j", "down")
         koala("hold", "3", "--reason", "mine")
         top.shows("job 3 is held: mine")
         submitted(koala, "newer")
         top.shows("newer", "job 3 is held: mine")
         koala("cancel", "3")
         top.shows(without="job-2")
-        top.press("end")
+        top.press_keys("end")
         top.shows("job 1 is queued")
 
 
@@ -100,21 +100,21 @@ def test_page_of_a_job_shows_what_it_waits_for_and_its_output(koala: Koala, serv
     submitted(koala, "runs", "start", "its words", "\x1b[2J\x07")
     with opened(server, size=(100, 70)) as top:
         top.shows("waits")
-        top.press("j", "enter")
+        top.press_keys("j", "enter")
         top.shows("job 1 waits: too few idle nodes", "submitted", "+0.", without="All/mine")
         koala("hold", "1", "--reason", "later")
         top.shows("held: later")
-        top.press("escape", "k", "enter")
+        top.press_keys("escape", "k", "enter")
         top.shows("start its words")
-        top.press("o")
+        top.press_keys("o")
         shown = top.shows("output, as it comes", "its words ?[2J?")
         assert "\x1b" not in shown
         top.size = (100, 12)
-        top.press("G")
+        top.press_keys("G")
         top.shows("its words ?[2J?", without="command")
-        top.press("home")
+        top.press_keys("home")
         top.shows("command", without="output, ")
-        top.press("q")
+        top.press_keys("q")
         top.shows("All/mine")
 
 
@@ -123,15 +123,15 @@ def test_jobs_are_chosen_by_word_and_cluster_and_owner(koala: Koala, server: Ser
     submitted(koala, "beta")
     with opened(server) as top:
         top.shows("alpha", "Jobs of all users: 2")
-        top.press("/", *"ALX", "erase", "P", "enter")
+        top.press_keys("/", *"ALX", "erase", "P", "enter")
         top.shows("Jobs of all users with 'alp': 1", without="beta")
-        top.press("enter")
+        top.press_keys("enter")
         top.shows("job 1 waits")
-        top.press("escape", "escape")
+        top.press_keys("escape", "escape")
         top.shows("beta")
-        top.press("tab", "enter")
+        top.press_keys("tab", "enter")
         top.shows("Jobs of all users on north: ")
-        top.press("enter", "a")
+        top.press_keys("enter", "a")
         top.shows("Jobs of ada: ", without="on north: ")
 
 
@@ -147,7 +147,7 @@ def test_top_with_more_waiting_jobs_than_the_limit_says_so(koala: Koala, server:
 def test_top_on_a_small_terminal_is_no_error(koala: Koala, server: Server, size: tuple[int, int]) -> None:
     submitted(koala, "first")
     with opened(server, size=size) as top:
-        top.press("enter")
+        top.press_keys("enter")
         top.size = WIDE
         top.shows("job 1")
 
@@ -168,9 +168,9 @@ def test_daemon_that_is_away_leaves_the_last_page_with_its_age(koala: Koala, ser
         top.shows("first")
         server.end()
         top.shows("AS IT WAS 0:", "NO DAEMON ANSWERS", "first")
-        top.press("enter")
+        top.press_keys("enter")
         top.shows("no daemon answers at")
-        top.press("escape")
+        top.press_keys("escape")
         server.start()
         top.shows("koala top http", "first", without="AS IT WAS")
 
@@ -193,9 +193,9 @@ def test_jobs_of_others_are_shown_to_users_without_details(koala: Koala, server:
     server.start()
     with opened(server, token=EVE) as top:
         top.shows("running", without="secret")
-        top.press("enter")
+        top.press_keys("enter")
         top.shows("job 1: only its owner and operators see more")
-        top.press("o")
+        top.press_keys("o")
         assert "secret" not in top.shows("output, ")
 
 

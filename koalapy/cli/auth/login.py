@@ -67,7 +67,9 @@ def show_identity(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
         return
     until = f", until {moment_text(identity['expires_at'])}" if identity["expires_at"] else ""
     groups = f", in {', '.join(identity['groups'])}" if identity["groups"] else ""
-    print(printable(f"{identity['user']}, {identity['role']}{groups}, known by {identity['how']}{until}, at {client.url}"))
+    print(
+        printable(f"{identity['user']}, {identity['role']}{groups}, known by {identity['how']}{until}, at {client.url}")
+    )
 
 
 def _expiry_text(login: Login) -> str:

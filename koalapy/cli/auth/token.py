@@ -5,7 +5,7 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, refuse_together, show_json
-from koalapy.cli.terminal.tables import moment_text, format_table
+from koalapy.cli.terminal.tables import format_table, moment_text
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.identity import Role
@@ -60,7 +60,14 @@ def list_tokens(
 def _token_row(token: Json, *, every: bool) -> list[object]:
     times = ["created_at", "expires_at", "last_used_at", *(["revoked_at"] if every else [])]
     moments = [moment_text(token[name]) for name in times]
-    return [token["id"], token["user"], token["role"], token["created_by"], *moments, token["note"] or token["how"] or "-"]
+    return [
+        token["id"],
+        token["user"],
+        token["role"],
+        token["created_by"],
+        *moments,
+        token["note"] or token["how"] or "-",
+    ]
 
 
 def revoke_tokens(
@@ -76,4 +83,6 @@ def revoke_tokens(
         print(printable(f"token {token['id']} of {token['user']} is revoked"))
 
 
-token_group = Group("Create, list and revoke tokens.", {"create": create_token, "list": list_tokens, "revoke": revoke_tokens})
+token_group = Group(
+    "Create, list and revoke tokens.", {"create": create_token, "list": list_tokens, "revoke": revoke_tokens}
+)

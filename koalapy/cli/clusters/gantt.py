@@ -6,7 +6,7 @@ from datetime import datetime
 
 from rich.cells import cell_len
 
-from koalapy.cli.terminal.width import cut_text, align_left
+from koalapy.cli.terminal.width import align_left, cut_text
 from koalapy.client.answers import Attempt, AttemptComponent, Job
 from koalapy.client.errors import printable
 from koalapy.model.wording import format_time
@@ -43,9 +43,9 @@ STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A state from ``start`` to ``end``, in seconds since the epoch; ``what`` is a key of ``MEANINGS``."""
+    """A state from ``start`` to ``end``, in seconds since the epoch; ``state`` is a key of ``MEANINGS``."""
 
-    what: str
+    state: str
     start: float
     end: float
 
@@ -72,11 +72,13 @@ def draw_chart(
     margin = max(cell_len(label) for label in (origin, *(row.label for row in rows))) + 2
     columns = max(MIN_COLUMNS, width - margin)
     scale = Scale(start, end, columns)
-    lines = [origin.ljust(margin) + scale.labels(), " " * margin + scale.ruler(marks)]
+    lines = [origin.ljust(margin) + scale.format_labels(), " " * margin + scale.draw_ruler(marks)]
     for row in rows:
-        lane = _draw_lane(row.phases, scale, marks) if row.phases else cut_text(printable(row.text), columns, marks["cut"])
+        lane = (
+            _draw_lane(row.phases, scale, marks) if row.phases else cut_text(printable(row.text), columns, marks["cut"])
+        )
         lines.append(align_left(row.label, margin) + lane)
-    lines += ["", *_legend_lines((phase.what for row in rows for phase in row.phases), margin + columns, marks)]
+    lines += ["", *_legend_lines((phase.state for row in rows for phase in row.phases), margin + columns, marks)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -92,10 +94,10 @@ class Scale:
         self._span = max(end - start, 0.001)
         self.columns = columns
 
-    def column(self, timestamp: float) -> int:
+    def column_of(self, timestamp: float) -> int:
         return min(self.columns, max(0, round((timestamp - self._start) / self._span * self.columns)))
 
-    def _ticks(self) -> Iterable[tuple[int, float]]:
+    def _iterate_ticks(self) -> Iterable[tuple[int, float]]:
         """Yield the column of each tick, and its time in seconds since the start of the chart."""
         step = next((s for s in STEPS if s * self.columns >= TICK_COLUMNS * self._span), self._span)
         number = 0
@@ -103,16 +105,16 @@ class Scale:
             yield column, number * step
             number += 1
 
-    def labels(self) -> str:
+    def format_labels(self) -> str:
         line = ""
-        for column, seconds in self._ticks():
+        for column, seconds in self._iterate_ticks():
             label = _format_elapsed(seconds)
             if len(line) < column + (column == 0) and column + len(label) <= self.columns:
                 line = line.ljust(column) + label
         return line
 
-    def ruler(self, marks: dict[str, str]) -> str:
-        ticks = {column for column, _ in self._ticks()}
+    def draw_ruler(self, marks: dict[str, str]) -> str:
+        ticks = {column for column, _ in self._iterate_ticks()}
         line = [marks["tick"] if column in ticks else marks["rule"] for column in range(self.columns)]
         return marks["begin"] + "".join(line[1:])
 
@@ -141,7 +143,11 @@ def _chart_span(job: Job, attempts: Sequence[Attempt], limit: int, now: float) -
     submitted = _to_timestamp(job["submitted_at"]) or 0.0
     hidden, charted = attempts[: -limit or None], attempts[-limit:]
     start = max([submitted, *_attempt_times(hidden)]) if len(attempts) > limit else submitted
-    times = [start, *_attempt_times(charted), *(timestamp for entry in job["timeline"] if (timestamp := _to_timestamp(entry["at"])) is not None)]
+    times = [
+        start,
+        *_attempt_times(charted),
+        *(timestamp for entry in job["timeline"] if (timestamp := _to_timestamp(entry["at"])) is not None),
+    ]
     return start, max([*times, now] if job["ended_at"] is None else times)
 
 
@@ -160,7 +166,7 @@ def _queue_phases(job: Job, start: float, end: float) -> list[Phase]:
     for (since, state), (until, _) in zip(entries, [*entries[1:], (end, "")], strict=True):
         if state not in ("queued", "held") or until <= max(since, start):
             continue
-        if phases and phases[-1].what == state and phases[-1].end == since:
+        if phases and phases[-1].state == state and phases[-1].end == since:
             phases[-1] = replace(phases[-1], end=until)
         else:
             phases.append(Phase(state, max(since, start), until))
@@ -182,13 +188,17 @@ def _attempt_rows(job: Job, attempts: Sequence[Attempt], limit: int, end: float,
         begun = _to_timestamp(attempt["placed_at"]) or 0.0
         for predecessor, component in zip([None, *components[:-1]], components, strict=True):
             stands_in = predecessor is not None and predecessor["rank"] == component["rank"]
-            since = (_to_timestamp(predecessor["ended_at"]) or begun) if predecessor is not None and stands_in else begun
+            since = (
+                (_to_timestamp(predecessor["ended_at"]) or begun) if predecessor is not None and stands_in else begun
+            )
             phases = _component_phases(component, attempt, since, attempt_end)
             rows.append(Row(_lane_label(component, stands_in, mark), phases))
     return rows
 
 
-def _component_phases(component: AttemptComponent, attempt: Attempt, begun: float, attempt_end: float | None) -> list[Phase]:
+def _component_phases(
+    component: AttemptComponent, attempt: Attempt, begun: float, attempt_end: float | None
+) -> list[Phase]:
     """Return at least one phase of a component, in order."""
     claimed, submitted = _to_timestamp(component["claimed_at"]), _to_timestamp(component["submitted_at"])
     ended = _to_timestamp(component["ended_at"]) or attempt_end or begun
@@ -214,7 +224,9 @@ def _component_phases(component: AttemptComponent, attempt: Attempt, begun: floa
 def _lane_label(component: AttemptComponent, stands_in: bool, mark: str) -> str:
     """Return the label of a lane, for example ``  2 north:4 (for 0)``. Cut a long name."""
     prefix, suffix = f"  {component['index']} ", f":{component['size']}" + f" (for {component['rank']})" * stands_in
-    return prefix + cut_text(printable(component["cluster"]), MAX_LABEL_COLUMNS - len(prefix) - len(suffix), mark) + suffix
+    return (
+        prefix + cut_text(printable(component["cluster"]), MAX_LABEL_COLUMNS - len(prefix) - len(suffix), mark) + suffix
+    )
 
 
 # From phases to text
@@ -228,15 +240,15 @@ def _draw_lane(phases: Sequence[Phase], scale: Scale, marks: dict[str, str]) -> 
     edges = []
     free = 0
     for phase in phases:
-        first = max(free, scale.column(phase.start))
-        free = max(first + 1, scale.column(phase.end))
+        first = max(free, scale.column_of(phase.start))
+        free = max(first + 1, scale.column_of(phase.end))
         edges.append((first, free))
     lane = [" "] * scale.columns
     room = scale.columns
     for phase, (first, last) in reversed(list(zip(phases, edges, strict=True))):
         last = min(last, room)
         room = min(first, last - 1)
-        lane[room:last] = marks[phase.what] * (last - room)
+        lane[room:last] = marks[phase.state] * (last - room)
     return "".join(lane)
 
 

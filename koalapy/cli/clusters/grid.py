@@ -106,7 +106,13 @@ def show_metrics(
 clusters_group = Group(
     "List clusters, or act on one.\n\nUSED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own "
     "users have, past the scheduler.",
-    {"clear": clear_errors, "drain": drain_cluster, "lost": declare_lost, "resume": resume_cluster, "show": show_cluster},
+    {
+        "clear": clear_errors,
+        "drain": drain_cluster,
+        "lost": declare_lost,
+        "resume": resume_cluster,
+        "show": show_cluster,
+    },
     default=list_clusters,
 )
 

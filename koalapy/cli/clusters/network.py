@@ -48,7 +48,10 @@ def format_matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], c
     first = max(cell_len(row[0]) for row in rows)
     width = max([MIN_COLUMN_WIDTH, *(cell_len(cell) for row in rows for cell in row[1:])])
     columns_per_part = len(clusters) if columns is None else max(1, (columns - first) // (width + 2))
-    parts = [range(start, min(start + columns_per_part, len(clusters) + 1)) for start in range(1, len(clusters) + 1, columns_per_part or 1)]
+    parts = [
+        range(start, min(start + columns_per_part, len(clusters) + 1))
+        for start in range(1, len(clusters) + 1, columns_per_part or 1)
+    ]
     blocks = []
     for part in parts or [range(0)]:
         joined = ["".join(f"  {align_right(row[column], width)}" for column in part) for row in rows]
@@ -203,7 +206,7 @@ def _follow_measurements(client: Client, started: Json, deadline: float | None, 
                 raise CliError(
                     f"timeout: not measured: {unmeasured}", Exit.TIMEOUT, "the measurements continue; see koala network"
                 )
-            reporter.look([link for link in links if (link["one"], link["other"]) in waiting])
+            reporter.update([link for link in links if (link["one"], link["other"]) in waiting])
             client.timeouts.sleep(POLL_INTERVAL_S)
 
 
@@ -215,7 +218,7 @@ class _Reporter:
         self._job = 0
         self._wait: WaitReporter | None = None
 
-    def look(self, links: list[Json]) -> None:
+    def update(self, links: list[Json]) -> None:
         job = next((link["under_way"]["job"] for link in links if link["under_way"] and link["under_way"]["job"]), 0)
         if job != self._job:
             self.close()
@@ -249,9 +252,7 @@ def _request_result(client: Client, link: Json, since: str) -> Json | None:
 
 def show_history(
     cluster: Annotated[str, Argument(help="a cluster", completes="clusters")],
-    peer: Annotated[
-        str, Argument(help="another cluster, or the same for the network within it", completes="clusters")
-    ],
+    peer: Annotated[str, Argument(help="another cluster, or the same for the network within it", completes="clusters")],
     limit: Annotated[int, Option(help="maximum number of rows", min=1, max=1000)] = 20,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
@@ -276,5 +277,7 @@ def _link_name(link: Json) -> str:
 
 
 network_group = Group(
-    "Show or measure the network between clusters.", {"measure": measure_links, "history": show_history}, default=show_network
+    "Show or measure the network between clusters.",
+    {"measure": measure_links, "history": show_history},
+    default=show_network,
 )

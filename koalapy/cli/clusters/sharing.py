@@ -5,7 +5,7 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
-from koalapy.cli.terminal.tables import signed_duration, format_table
+from koalapy.cli.terminal.tables import format_table, signed_duration
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import format_duration, format_list
@@ -47,7 +47,10 @@ def _parse_day(text: str) -> date:
 def _format_comparison(comparison: Json) -> str:
     sites: list[Json] = comparison["sites"]
     worse = format_list([site["site"] for site in sites if site["verdict"] == "worse"])
-    parts = [ANSWERS[comparison["every_site"]].format(worse=worse), format_table(HEADER, [_site_row(site) for site in sites])]
+    parts = [
+        ANSWERS[comparison["every_site"]].format(worse=worse),
+        format_table(HEADER, [_site_row(site) for site in sites]),
+    ]
     if comparison["exclusions"]:
         lines = [
             f"  {group['count']} {group['reason']}: {format_list([str(job) for job in group['jobs']], group['count'])}"

@@ -43,7 +43,9 @@ def _write_redirect_page(address: str) -> Path:
             raise OSError("the account has no home")
         descriptor = open_own_folder(folder, make=True)
         try:
-            text = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(address)}"><title>koala</title>\n'
+            text = (
+                f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(address)}"><title>koala</title>\n'
+            )
             os.close(write_private_file(PAGE, descriptor, text))
         finally:
             os.close(descriptor)

@@ -87,7 +87,9 @@ def _run_daemon(directory: Path, keep: bool) -> Iterator[str]:
             raise CliError(
                 f"the daemon did not start: {log_lines[-1] if log_lines else 'it printed nothing'}", Exit.FAILED
             )
-        _print_line(f"A daemon serves {announcement[2]} (ready after {time.monotonic() - started:.1f} s, data in {directory})")
+        _print_line(
+            f"A daemon serves {announcement[2]} (ready after {time.monotonic() - started:.1f} s, data in {directory})"
+        )
         yield announcement[2]
         finished = True
         if keep:
@@ -148,7 +150,7 @@ def _run_job(client: Client) -> Job:
     printed_count = 0
 
     def get_ended_job() -> Job | None:
-        nonlocal shown
+        nonlocal printed_count
         now = client.job(job["id"])
         for entry in now["timeline"][printed_count:]:
             elapsed = tables.seconds_since(now["submitted_at"], entry["at"])
@@ -188,7 +190,11 @@ def _processes_of(directory: Path) -> list[int]:
     """Return the processes with the demo's directory in their environment or command line."""
     needle = str(directory)
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [p for p in pids if p != os.getpid() and needle in _read_process_file(p, "cmdline") + _read_process_file(p, "environ")]
+    return [
+        p
+        for p in pids
+        if p != os.getpid() and needle in _read_process_file(p, "cmdline") + _read_process_file(p, "environ")
+    ]
 
 
 def _read_process_file(pid: int, file_name: str) -> str:

@@ -113,7 +113,7 @@ def check_host(
 def local_run(
     cluster: Annotated[str, Argument(help="an embedded cluster", completes="clusters")],
     nodes: Annotated[int, Argument(help="number of nodes")],
-    command: Annotated[list[str], Argument(help="the program and its arguments", rest=True)],
+    command: Annotated[list[str], Argument(help="the program and its arguments", takes_rest=True)],
     user: Annotated[str | None, Option(help="name of the local user; default: you")] = None,
     daemon: Daemon = DAEMON,
 ) -> int:
@@ -131,7 +131,9 @@ def local_run(
     return run_as_local_user(local, nodes, command, user or getpass.getuser(), environment, Path.cwd())
 
 
-def show_demo(keep: Annotated[bool, Option("--keep", help="keep the daemon running and print its address")] = False) -> int:
+def show_demo(
+    keep: Annotated[bool, Option("--keep", help="keep the daemon running and print its address")] = False,
+) -> int:
     """Run one MPI program as a single job on two embedded clusters, from beginning to end."""
     from koalapy.cli.daemon.demo import run_demo
 

@@ -36,7 +36,7 @@ def export_record(
     """
     pieces = daemon.client().text("/api/v1/record", {"since": since, "until": until})
     if output is None:
-        ProgramOutput().copy(pieces)
+        ProgramOutput().write_all(pieces)
         return
     if not output.name or output.is_dir():
         raise CliError(f"{output} is a folder", Exit.USAGE, "give a file: --output day.gz")
@@ -46,7 +46,7 @@ def export_record(
     got = Transfer(f"writes {output}")
     try:
         with Progress(lambda: str(got)), _open_output(incoming, is_new=is_new, packed=output.suffix == ".gz") as file:
-            for piece in got.counted(pieces):
+            for piece in got.count_bytes(pieces):
                 file.write(piece)
         if is_new:
             incoming.rename(output)

@@ -61,8 +61,15 @@ def _progress_text(job: Job, component: Component, unicode: bool) -> str:
 
 def _format_share(staged: int, size: int) -> str:
     """Return two sizes as text: ``120 of 200 MB``, or each with its unit if the units differ."""
-    (staged_number, staged_unit), (total_number, total_unit) = format_bytes(staged).split(" "), format_bytes(size).split(" ")
-    return f"{staged_number} of {total_number} {total_unit}" if staged_unit == total_unit else f"{staged_number} {staged_unit} of {total_number} {total_unit}"
+    (staged_number, staged_unit), (total_number, total_unit) = (
+        format_bytes(staged).split(" "),
+        format_bytes(size).split(" "),
+    )
+    return (
+        f"{staged_number} of {total_number} {total_unit}"
+        if staged_unit == total_unit
+        else f"{staged_number} {staged_unit} of {total_number} {total_unit}"
+    )
 
 
 def _format_speed(size: int, seconds: float) -> str:
@@ -87,7 +94,9 @@ def follow_transfers(client: Client, job: int, deadline: float | None = None) ->
                 block.draw(transfer_lines(answer, unicode=False))
             elif sys.stderr.isatty():
                 block.draw([printable(f"{answer['state']}: {answer['reason']}")])
-            is_staging = any(component["staging_since"] and not component["staged_at"] for component in answer["components"])
+            is_staging = any(
+                component["staging_since"] and not component["staged_at"] for component in answer["components"]
+            )
             if answer["state"] not in UNDER_WAY or not has_transfers(answer) or not (is_waiting or is_staging):
                 return
             if deadline is not None and time.monotonic() >= deadline:

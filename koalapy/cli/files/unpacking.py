@@ -27,19 +27,19 @@ class _Pieces(RawIOBase):
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
-        self._held = b""
+        self._pending = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._held:
+        while not self._pending:
             piece = next(self._pieces, None)
             if piece is None:
                 return 0
-            self._held = piece
-        size = min(len(buffer), len(self._held))
-        buffer[:size], self._held = self._held[:size], self._held[size:]
+            self._pending = piece
+        size = min(len(buffer), len(self._pending))
+        buffer[:size], self._pending = self._pending[:size], self._pending[size:]
         return size
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
-from koalapy.cli.terminal.tables import signed_duration, format_table
+from koalapy.cli.terminal.tables import format_table, signed_duration
 from koalapy.client.answers import Json
 from koalapy.model.wording import format_duration
 
@@ -65,7 +65,11 @@ def record_table(predictions: Sequence[Json]) -> str:
     rows = [
         [
             *(prediction["job"], prediction["at"], prediction["application"] or "-", prediction["clusters"]),
-            *(_format_seconds(prediction["predicted"]), _format_seconds(prediction["actual"]), _format_value(prediction["error"], "+.0%")),
+            *(
+                _format_seconds(prediction["predicted"]),
+                _format_seconds(prediction["actual"]),
+                _format_value(prediction["error"], "+.0%"),
+            ),
             prediction["reason"],
         ]
         for prediction in predictions

@@ -7,7 +7,7 @@ from koalapy.cli.jobs.submission import command_for, in_terms_of_options
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, print_answer
 from koalapy.cli.terminal.progress import waiting_for
-from koalapy.cli.terminal.tables import moment_text, format_table
+from koalapy.cli.terminal.tables import format_table, moment_text
 from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, printable
@@ -54,9 +54,18 @@ def what_if(
 
 
 def _format_forecast(forecast: Json) -> str:
-    outcomes = [("as it is", forecast["as_it_is"]), *([("changed", forecast["changed"])] if forecast["changed"] else [])]
+    outcomes = [
+        ("as it is", forecast["as_it_is"]),
+        *([("changed", forecast["changed"])] if forecast["changed"] else []),
+    ]
     rows = [
-        [label, _format_count(outcome["started"]), format_interval(outcome["mean_wait"]), format_interval(outcome["mean_response"]), outcome["draws"]]
+        [
+            label,
+            _format_count(outcome["started"]),
+            format_interval(outcome["mean_wait"]),
+            format_interval(outcome["mean_response"]),
+            outcome["draws"],
+        ]
         for label, outcome in outcomes
     ]
     parts = [format_table(("", "START", "MEAN WAIT", "UNTIL THEY END", "SIMULATIONS"), rows)]
@@ -68,7 +77,11 @@ def _format_forecast(forecast: Json) -> str:
 
     def start_text(job: Json | None) -> str:
         return (
-            "-" if job is None else f"not in {format_days(horizon)}" if job["starts"] is None else format_interval(job["starts"])
+            "-"
+            if job is None
+            else f"not in {format_days(horizon)}"
+            if job["starts"] is None
+            else format_interval(job["starts"])
         )
 
     head = ("JOB", "STARTS IN", *(("CHANGED",) if later else ()), "RUN TIME BY")
@@ -178,7 +191,9 @@ def _list_facts(explanation: Json) -> list[tuple[str, str]]:
         facts.append(("why there", explanation["placement"]["reason"]))
     facts += [("note", note) for note in explanation["notes"]]
     if explanation["position"] is not None:
-        ahead = "the head of its queue" if explanation["ahead"] == 0 else f"{explanation['ahead']} before it in its queue"
+        ahead = (
+            "the head of its queue" if explanation["ahead"] == 0 else f"{explanation['ahead']} before it in its queue"
+        )
         facts.append(("position", f"{explanation['position']}, {ahead}"))
     if explanation["job"] is not None:
         facts.append(("tries", str(explanation["tries"])))

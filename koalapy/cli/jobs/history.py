@@ -35,7 +35,7 @@ def show_history(
     first = datetime.now(UTC).date() - timedelta(days=min(days, MAX_DAYS) - 1)
     query: Json = {"by": by.value, "step": step.value, "first": first.isoformat()} | ({"name": name} if name else {})
     if as_csv or as_swf:
-        ProgramOutput().copy(client.text("/api/v1/history", query | {"format": "csv" if as_csv else "swf"}))
+        ProgramOutput().write_all(client.text("/api/v1/history", query | {"format": "csv" if as_csv else "swf"}))
         return
     print_answer(client.get("/api/v1/history", **query), as_json, _format_history)
 
@@ -43,7 +43,9 @@ def show_history(
 def _format_history(answer: Json) -> str:
     rows = format_table(HEADER, [_history_row(line) for line in answer["lines"]])
     retention = "for good" if answer["jobs_keep"] is None else f"for {format_duration(answer['jobs_keep'])}"
-    return f"{rows}\n\nKnown since {answer['since'] or 'today'}. Days are kept for good, jobs {retention} after their end."
+    return (
+        f"{rows}\n\nKnown since {answer['since'] or 'today'}. Days are kept for good, jobs {retention} after their end."
+    )
 
 
 def _history_row(line: Json) -> list[object]:

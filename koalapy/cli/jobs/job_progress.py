@@ -29,11 +29,13 @@ class ProgressReporter:
         """``from_the_first``: also report earlier changes; ``in_place``: on a terminal, also show the cause and the
         duration of the wait in one line that is redrawn."""
         self._client, self._job, self._from_the_first = client.another(), job, from_the_first
-        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread = threading.Thread(target=self._follow_job, daemon=True)
         self._over = threading.Event()
         self._timeouts = client.timeouts
         self._wait = WaitReporter(self._timeouts)
-        self._line = Progress(self._wait.moment if in_place else lambda: "", plain=False, timeouts=self._timeouts)
+        self._line = Progress(
+            self._wait.describe_wait if in_place else lambda: "", plain=False, timeouts=self._timeouts
+        )
 
     def __enter__(self) -> "ProgressReporter":
         self._thread.start()
@@ -47,7 +49,7 @@ class ProgressReporter:
         if error is None:
             self._thread.join(self._timeouts.last_report_s)
 
-    def _follow(self) -> None:
+    def _follow_job(self) -> None:
         last_entry = 0
         skip = not self._from_the_first
         while True:
@@ -77,9 +79,9 @@ class WaitReporter:
         self._is_silent = True
         self._job: Job | None = None
         self._reported = ""
-        self._after = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
-        self._after.daemon = True
-        self._after.start()  # start it last: it may call back immediately
+        self._timer = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
+        self._timer.daemon = True
+        self._timer.start()  # start it last: it may call back immediately
 
     def update(self, job: Job, *, is_reported: bool) -> None:
         """Store the changed job and report its wait. ``is_reported``: the reason was printed already."""
@@ -91,9 +93,9 @@ class WaitReporter:
                 self._report_wait()
 
     def close(self) -> None:
-        self._after.cancel()
+        self._timer.cancel()
 
-    def moment(self) -> str:
+    def describe_wait(self) -> str:
         """Return the state of a waiting job, the duration of its wait and the cause; empty for a running job."""
         with self._lock:
             job = self._job

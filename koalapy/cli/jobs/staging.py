@@ -96,7 +96,9 @@ def list_entries(paths: Sequence[str]) -> list[Entry]:
             earlier = entries.setdefault(entry.name, entry)
             if earlier is not entry and not (entry.is_folder and earlier.is_folder):
                 raise CliError(
-                    f"--stage: {earlier.path} and {entry.path} would both be {entry.name}", Exit.USAGE, "rename one of them"
+                    f"--stage: {earlier.path} and {entry.path} would both be {entry.name}",
+                    Exit.USAGE,
+                    "rename one of them",
                 )
     if not any(not entry.is_folder for entry in entries.values()):
         raise CliError("--stage: there are no files", Exit.USAGE, "name files, or folders with files in them")
@@ -113,7 +115,9 @@ def _walk_entries(path: str, name: str, argument: str, parents: tuple[tuple[int,
     except OSError as error:
         location = "" if path == argument else f" {path}:"
         hint = "name files and folders that you can read"
-        raise CliError(f"--stage {argument}:{location} {(error.strerror or str(error)).lower()}", Exit.USAGE, hint) from error
+        raise CliError(
+            f"--stage {argument}:{location} {(error.strerror or str(error)).lower()}", Exit.USAGE, hint
+        ) from error
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
         raise CliError(f"--stage {argument}: {path} is not a file or folder", Exit.USAGE, "leave it out")
     if not is_utf8(name):
@@ -128,7 +132,9 @@ def _walk_entries(path: str, name: str, argument: str, parents: tuple[tuple[int,
     if here in parents:
         raise CliError(f"--stage {argument}: {path} is a link to one of its parents", Exit.USAGE, "remove the link")
     for entry in entries:
-        yield from _walk_entries(os.path.join(path, entry), f"{name}/{entry}" if name else entry, argument, (*parents, here))
+        yield from _walk_entries(
+            os.path.join(path, entry), f"{name}/{entry}" if name else entry, argument, (*parents, here)
+        )
 
 
 def _write_members(entries: Sequence[Entry], file: BinaryIO) -> None:

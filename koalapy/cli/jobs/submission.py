@@ -130,7 +130,9 @@ def brings_files(body: Json) -> bool:
     """Return whether the job transfers files, so that programs start in separate folders."""
     request = body.get("request")
     components = request.get("components") if isinstance(request, dict) else None
-    component_inputs = [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
+    component_inputs = (
+        [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
+    )
     return any([body.get("inputs"), body.get("bundle"), body.get("stage"), body.get("collect"), *component_inputs])
 
 

@@ -21,7 +21,9 @@ from koalapy.model.wording import format_nodes
 def submit_job(
     request: submission.RequestOptions,
     job: Annotated[Json, Options(JOB_OPTIONS)],
-    command: Annotated[list[str] | None, Argument(help="the program and its arguments, after --", rest=True)] = None,
+    command: Annotated[
+        list[str] | None, Argument(help="the program and its arguments, after --", takes_rest=True)
+    ] = None,
     file: Annotated[
         Path | None, Option("-f", "--file", help="job file in YAML or JSON, - for standard input; options override it")
     ] = None,

@@ -106,8 +106,8 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
         try:
             for piece in client.logs(job, True, component):
                 has_output = True
-                output.write(piece)
-            output.end()
+                output.write_piece(piece)
+            output.finish()
             return
         except CliError as error:
             absence.tolerate(error)
@@ -121,8 +121,8 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
 def _print_logs(client: Client, job: int, follow: bool, component: int | None, raw: bool = False) -> None:
     output = ProgramOutput(raw=raw)
     for piece in client.logs(job, follow, component):
-        output.write(piece)
-    output.end()
+        output.write_piece(piece)
+    output.finish()
 
 
 def wait_for_jobs(jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> int:

@@ -40,7 +40,7 @@ class Option:
     """An option ``--name VALUE`` or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite.
 
     ``completes``: kind of the values for completion, a key of ``koalapy.cli.terminal.completion.OFFERS``.
-    ``beside``: an option added to every command with this one. Its value is stored in its environment variable.
+    ``companion``: an option added to every command with this one. Its value is stored in its environment variable.
     ``may_be_empty``: accept the empty text. By default it is rejected, as it usually means an unset shell variable.
     """
 
@@ -52,37 +52,37 @@ class Option:
         min: float | None = None,
         max: float | None = None,
         hidden: bool = False,
-        beside: Option | None = None,
+        companion: Option | None = None,
         completes: str = "",
         may_be_empty: bool = False,
     ) -> None:
         self.names, self.help, self.envvar, self.hidden, self.min, self.max = names, help, envvar, hidden, min, max
-        self.beside, self.completes, self.may_be_empty = beside, completes, may_be_empty
+        self.companion, self.completes, self.may_be_empty = companion, completes, may_be_empty
 
 
 class Argument:
-    """A positional argument. ``rest``: later arguments are not parsed as options."""
+    """A positional argument. ``takes_rest``: later arguments are not parsed as options."""
 
-    def __init__(self, *, help: str = "", metavar: str = "", rest: bool = False, completes: str = "") -> None:
-        self.help, self.metavar, self.rest = help, metavar, rest
-        self.completes = "files" if rest else completes
+    def __init__(self, *, help: str = "", metavar: str = "", takes_rest: bool = False, completes: str = "") -> None:
+        self.help, self.metavar, self.takes_rest = help, metavar, takes_rest
+        self.completes = "files" if takes_rest else completes
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options by name, each ``Annotated[type | None, Option(…)]``, passed to the function as one mapping."""
 
-    of: Mapping[str, Any]
+    by_name: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
     """A command or group in a module that is imported on first use: ``module:attribute``."""
 
-    where: str
+    target: str
 
-    def load(self) -> Function | Group:
-        module, _, attribute = self.where.partition(":")
+    def load_command(self) -> Function | Group:
+        module, _, attribute = self.target.partition(":")
         command: Function | Group = getattr(import_module(module), attribute)
         return command
 
@@ -171,25 +171,25 @@ class Commands(_Refusing, click.Group):
             context_settings=CONTEXT,
             params=[*default.params] if default else [],
         )
-        self._below, self._own = group.commands, default
-        self.callback = self._alone
+        self._subcommands, self._default = group.commands, default
+        self.callback = self._run_default
 
-    def _alone(self, **values: Any) -> Any:
+    def _run_default(self, **values: Any) -> Any:
         context = click.get_current_context()
         if context.invoked_subcommand is not None:
             return None
-        if self._own is None or self._own.callback is None:
+        if self._default is None or self._default.callback is None:
             click.echo(context.get_help())
             return None
-        return self._own.callback(**values)
+        return self._default.callback(**values)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._below)
+        return list(self._subcommands)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        command = self._below.get(name)
+        command = self._subcommands.get(name)
         if isinstance(command, Lazy):
-            command = command.load()
+            command = command.load_command()
         if command is None:
             return None
         return Commands(name, command) if isinstance(command, Group) else click_command(name, command)
@@ -200,7 +200,7 @@ class Commands(_Refusing, click.Group):
         """Return the subcommand. Pass it the options that precede it, or reject those that it does not have."""
         name, command, remaining_args = args[0], self.get_command(ctx, args[0]), args[1:]
         if command is None:
-            raise click.exceptions.NoSuchCommand(name, possibilities=self._below, ctx=ctx)
+            raise click.exceptions.NoSuchCommand(name, possibilities=self._subcommands, ctx=ctx)
         options = {
             option: value
             for option, value in ctx.params.items()
@@ -216,13 +216,17 @@ class Commands(_Refusing, click.Group):
 def click_command(name: str, run: Function) -> click.Command:
     """Create a click command from a function; its docstring is the help."""
     parameters = list(_list_parameters(run))
-    takes_rest = any(isinstance(parameter.spec, Argument) and parameter.spec.rest for parameter in parameters)
+    takes_rest = any(isinstance(parameter.spec, Argument) and parameter.spec.takes_rest for parameter in parameters)
     description = inspect.getdoc(run) or ""
-    companions = [parameter.spec.beside for parameter in parameters if isinstance(parameter.spec, Option) and parameter.spec.beside is not None]
+    companions = [
+        parameter.spec.companion
+        for parameter in parameters
+        if isinstance(parameter.spec, Option) and parameter.spec.companion is not None
+    ]
     return _Refusing(
         name,
         callback=_make_callback(run, parameters),
-        params=[*(parameter.made() for parameter in parameters), *map(_companion_option, companions)],
+        params=[*(parameter.to_click() for parameter in parameters), *map(_companion_option, companions)],
         help=description,
         short_help=description.split("\n\n")[0],
         context_settings={**CONTEXT, "allow_interspersed_args": not takes_rest},
@@ -252,8 +256,12 @@ class _Parameter:
     spec: Option | Argument
     part_of: str
 
-    def made(self) -> click.Parameter:
-        common: dict[str, Any] = {"type": self._type(), "required": self.is_required, "help": self.spec.help or None}
+    def to_click(self) -> click.Parameter:
+        common: dict[str, Any] = {
+            "type": self._click_type(),
+            "required": self.is_required,
+            "help": self.spec.help or None,
+        }
         if self.default is not None and not self.is_required:
             common["default"] = self.default.value if isinstance(self.default, Enum) else self.default
         if self.spec.completes:
@@ -283,7 +291,7 @@ class _Parameter:
             **common,
         )
 
-    def _type(self) -> click.ParamType[Any]:
+    def _click_type(self) -> click.ParamType[Any]:
         minimum, maximum = (self.spec.min, self.spec.max) if isinstance(self.spec, Option) else (None, None)
         if self.type is float:
             return _Float(minimum, maximum)
@@ -300,8 +308,10 @@ def _list_parameters(run: Function) -> Iterator[_Parameter]:
             for field in fields(parameter.annotation):
                 default = inspect.Parameter.empty if field.default is MISSING else field.default
                 yield _make_parameter(field.name, field.type, default, part_of=name)
-        elif get_origin(parameter.annotation) is Annotated and isinstance(options := get_args(parameter.annotation)[1], Options):
-            for option, annotation in options.of.items():
+        elif get_origin(parameter.annotation) is Annotated and isinstance(
+            options := get_args(parameter.annotation)[1], Options
+        ):
+            for option, annotation in options.by_name.items():
                 yield _make_parameter(option, annotation, None, part_of=name)
         else:
             yield _make_parameter(name, parameter.annotation, parameter.default)
@@ -371,7 +381,9 @@ def run_command(name: str, root: Group, command_line: Sequence[str], version: st
         return exit_request.exit_code
     except click.UsageError as error:
         message, path = error.format_message(), error.ctx.command_path if error.ctx else name
-        message = message.removesuffix(".") if len(message) <= MAX_REFUSAL_LENGTH else f"{message[:MAX_REFUSAL_LENGTH]}…"
+        message = (
+            message.removesuffix(".") if len(message) <= MAX_REFUSAL_LENGTH else f"{message[:MAX_REFUSAL_LENGTH]}…"
+        )
         if message.endswith("?"):
             raise CliError(f"{message} See {path} --help", Exit.USAGE) from error
         raise CliError(message, Exit.USAGE, f"see {path} --help") from error

@@ -28,7 +28,7 @@ from koalapy.model.wording import format_nodes
 
 Offer = tuple[str, str]
 """A completion and its description."""
-__all__ = ["complete", "get_completion_class", "install", "shell_complete"]
+__all__ = ["complete_word", "get_completion_class", "install_shells", "shell_complete"]
 MAX_JOBS = 100
 """Maximum number of offered jobs, the newest ones."""
 MAX_HELP_LENGTH = 60
@@ -37,7 +37,9 @@ PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+/-]*")
 """Words that need no quoting in any shell."""
 
 
-def complete_word(kind: str, context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+def complete_word(
+    kind: str, context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
     """Return completions of a word; ``what`` is a key of ``OFFERS``, or ``files``."""
     if kind == "files":
         return [CompletionItem(incomplete, type="file")]
@@ -136,7 +138,12 @@ class _Bash(BashComplete):
         joined_words: list[str] = []
         remaining = iter(split_words)
         for part in remaining:
-            if part == "=" and joined_words and joined_words[-1].startswith("--") and (value := next(remaining, None)) is not None:
+            if (
+                part == "="
+                and joined_words
+                and joined_words[-1].startswith("--")
+                and (value := next(remaining, None)) is not None
+            ):
                 joined_words[-1] += f"={value}"
             elif part != "=":
                 joined_words.append(part)

@@ -22,7 +22,7 @@ ABOUT_CA_FILE = "PEM file with the authority of the daemon's certificate"
 CA = Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)
 ABOUT_URL = f"URL of the daemon; default: {DEFAULT_URL}"
 AsJson = Annotated[bool, Option("--json", help="print JSON")]
-Url = Annotated[str | None, Option("--url", envvar="KOALA_URL", help=ABOUT_URL, beside=CA)]
+Url = Annotated[str | None, Option("--url", envvar="KOALA_URL", help=ABOUT_URL, companion=CA)]
 Watch = Annotated[bool, Option("--watch", help="show changes until Ctrl-C")]
 Job = Annotated[int, Argument(help="the job's id", completes="jobs")]
 Jobs = Annotated[list[int], Argument(help="ids of jobs", completes="active jobs")]

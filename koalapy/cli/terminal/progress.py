@@ -30,14 +30,14 @@ class Progress(Block):
     def __enter__(self) -> Self:
         super().__enter__()
         if self._is_used:
-            threading.Thread(target=self._run, daemon=True).start()
+            threading.Thread(target=self._redraw, daemon=True).start()
         return self
 
     def end(self) -> None:
         self._stopped.set()
         super().end()
 
-    def _run(self) -> None:
+    def _redraw(self) -> None:
         pause = self._delay
         while not self._stopped.wait(pause):
             pause, text = self._interval, printable(self._describe())
@@ -54,21 +54,21 @@ class Transfer:
     """The progress of a transfer as text: bytes so far, total size if known, and speed."""
 
     def __init__(self, activity: str, size: int | None = None) -> None:
-        self._what, self._size = activity, size
-        self._began, self.done = time.monotonic(), 0
+        self._activity, self._size = activity, size
+        self._began, self.transferred = time.monotonic(), 0
 
     def __str__(self) -> str:
         passed = time.monotonic() - self._began
-        speed = f", {format_bytes(int(self.done / passed))}/s" if self.done and passed > 0 else ""
+        speed = f", {format_bytes(int(self.transferred / passed))}/s" if self.transferred and passed > 0 else ""
         if self._size is None:
-            return f"{self._what}: {format_bytes(self.done)}{speed}"
-        percent = f" ({min(1.0, self.done / self._size):.0%})" if self._size else ""
-        return f"{self._what}: {format_bytes(self.done)} of {format_bytes(self._size)}{percent}{speed}"
+            return f"{self._activity}: {format_bytes(self.transferred)}{speed}"
+        percent = f" ({min(1.0, self.transferred / self._size):.0%})" if self._size else ""
+        return f"{self._activity}: {format_bytes(self.transferred)} of {format_bytes(self._size)}{percent}{speed}"
 
-    def counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    def count_bytes(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces and count their bytes."""
         for piece in pieces:
-            self.done += len(piece)
+            self.transferred += len(piece)
             yield piece
 
 
@@ -80,9 +80,9 @@ class CountingReader:
 
     def read(self, size: int = -1) -> bytes:
         piece = self._file.read(size)
-        self._transfer.done += len(piece)
+        self._transfer.transferred += len(piece)
         return piece
 
     def seek(self, position: int) -> int:
-        self._transfer.done = position
+        self._transfer.transferred = position
         return self._file.seek(position)

@@ -52,7 +52,7 @@ class Block:
 
     def __init__(self, *, leaves_lines: bool = False) -> None:
         self.is_in_place, self._leaves_lines = can_redraw(sys.stderr), leaves_lines
-        self._shown: list[str] = []
+        self._drawn: list[str] = []
         self._is_over = False
 
     def __enter__(self) -> Self:
@@ -60,9 +60,9 @@ class Block:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._leaves_lines and self.is_in_place and self._shown:
+        if self._leaves_lines and self.is_in_place and self._drawn:
             print(file=sys.stderr, flush=True)
-            self._shown = []
+            self._drawn = []
         self.end()
         Block._current = self._outer
 
@@ -73,34 +73,34 @@ class Block:
             if self.is_in_place:
                 columns, rows = terminal_size(sys.stderr) or (80, 24)
                 lines = fit_lines(lines, columns - 1, rows - 1)
-                if lines != self._shown:
-                    self._erase()
+                if lines != self._drawn:
+                    self._erase_lines()
                     sys.stderr.write("\n".join(lines))
             else:
-                sys.stderr.writelines(f"{line}\n" for line in lines if line not in self._shown)
+                sys.stderr.writelines(f"{line}\n" for line in lines if line not in self._drawn)
             sys.stderr.flush()
-            self._shown = list(lines)
+            self._drawn = list(lines)
 
     def end(self) -> None:
         """Erase the lines and ignore later calls of ``draw``."""
         with Block._lock:
             self._is_over = True
-            self._erase()
+            self._erase_lines()
 
-    def _erase(self) -> None:
-        if self.is_in_place and self._shown:
+    def _erase_lines(self) -> None:
+        if self.is_in_place and self._drawn:
             with suppress(OSError):
-                up = f"\x1b[{len(self._shown) - 1}A" if len(self._shown) > 1 else ""
+                up = f"\x1b[{len(self._drawn) - 1}A" if len(self._drawn) > 1 else ""
                 sys.stderr.write(f"\r{up}\x1b[J")
                 sys.stderr.flush()
-            self._shown = []
+            self._drawn = []
 
     @staticmethod
     def report(line: str) -> None:
         """Print a line on standard error above the drawn lines."""
         with Block._lock:
             if Block._current is not None:
-                Block._current._erase()
+                Block._current._erase_lines()
             print(line, file=sys.stderr, flush=True)
 
     @staticmethod
@@ -128,7 +128,7 @@ class _Ended(BaseException):
 
 
 class Screen:
-    """A full-screen page. For the main thread only, except ``wake``.
+    """A full-screen page. For the main thread only, except ``end_wait``.
 
     The terminal is restored at the end, and while the command is suspended by Ctrl-Z.
     """
@@ -136,7 +136,7 @@ class Screen:
     def __init__(self, *, reads_keys: bool = False) -> None:
         self._read, self._write = -1, -1
         self._reads_keys = reads_keys
-        self._before: list[Any] = []
+        self._old_mode: list[Any] = []
         self._is_to_stop = False
 
     @property
@@ -144,7 +144,7 @@ class Screen:
         """Return the columns and rows of the terminal."""
         return terminal_size(sys.stdout) or (80, 24)
 
-    def show(self, lines: Sequence[Line]) -> None:
+    def draw_page(self, lines: Sequence[Line]) -> None:
         """Draw a page, cut to the size of the terminal."""
         columns, rows = self.size
         texts = fit_lines([line.text for line in lines], columns, rows)
@@ -152,8 +152,8 @@ class Screen:
         styled = [f"\x1b[{style}m{text}\x1b[0m" if style else text for text, style in zip(texts, styles, strict=False)]
         _write_output("\x1b[H" + "\x1b[K\n".join(styled) + "\x1b[K\x1b[J")
 
-    def wait(self, seconds: float) -> list[str]:
-        """Wait for ``wake``, a key, a resize or the timeout in seconds; return the pressed keys."""
+    def wait_for_input(self, seconds: float) -> list[str]:
+        """Wait for ``end_wait``, a key, a resize or the timeout in seconds; return the pressed keys."""
         sources = [self._read, *([0] if self._reads_keys else [])]
         ready = select.select(sources, [], [], seconds)[0]
         with suppress(BlockingIOError):
@@ -161,17 +161,17 @@ class Screen:
                 os.read(self._read, 4096)
         if self._is_to_stop:
             self._is_to_stop = False
-            self._stop()
+            self._suspend()
             return []
         return _read_keys() if 0 in ready else []
 
-    def wake(self) -> None:
-        """End ``wait``. Called from any thread."""
+    def end_wait(self) -> None:
+        """End ``wait_for_input``. Called from any thread."""
         with suppress(OSError):  # the pipe is full, or closed
             os.write(self._write, b"\0")
 
     @contextmanager
-    def open(self) -> Iterator["Screen"]:
+    def open_screen(self) -> Iterator["Screen"]:
         """Control the terminal while the block runs."""
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -180,13 +180,13 @@ class Screen:
         old_handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._note_stop)
         ended = 0
         try:
-            self._take()
+            self._take_terminal()
             yield self
         except _Ended as end:
             ended = end.number
         finally:
             try:
-                self._give_back()
+                self._restore_terminal()
             finally:
                 for number, handler in old_handlers.items():
                     signal.signal(number, handler)
@@ -197,26 +197,26 @@ class Screen:
         if ended:
             _default_action(ended)
 
-    def _take(self) -> None:
+    def _take_terminal(self) -> None:
         if self._reads_keys:
-            self._before = termios.tcgetattr(0)
+            self._old_mode = termios.tcgetattr(0)
             tty.setcbreak(0)
         _write_output(ENTER)
 
-    def _give_back(self) -> None:
-        if self._before:
-            termios.tcsetattr(0, termios.TCSADRAIN, self._before)
+    def _restore_terminal(self) -> None:
+        if self._old_mode:
+            termios.tcsetattr(0, termios.TCSADRAIN, self._old_mode)
         _write_output(LEAVE)
 
     def _note_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._is_to_stop = True
 
-    def _stop(self) -> None:
-        self._give_back()
+    def _suspend(self) -> None:
+        self._restore_terminal()
         _default_action(signal.SIGTSTP)
         # The shell has resumed the command.
         signal.signal(signal.SIGTSTP, self._note_stop)
-        self._take()
+        self._take_terminal()
 
 
 def fit_lines(lines: Sequence[str], columns: int, rows: int) -> list[str]:
@@ -247,7 +247,7 @@ def _raise_ended(number: int, _frame: FrameType | None) -> None:
 
 
 def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
-    """Ignore a signal; the wakeup pipe ends ``wait``."""
+    """Ignore a signal; the wakeup pipe ends ``wait_for_input``."""
 
 
 def _default_action(number: int) -> None:

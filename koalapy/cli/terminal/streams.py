@@ -31,22 +31,22 @@ class ProgramOutput:
         """``raw``: keep control codes on a terminal."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() and not raw else None
 
-    def write(self, piece: bytes) -> None:
+    def write_piece(self, piece: bytes) -> None:
         """Write a piece. An incomplete last character is written with the next piece."""
         Block.end_all()
-        self._put(piece, is_last=False)
+        self._put_piece(piece, is_last=False)
 
-    def copy(self, pieces: Iterable[bytes]) -> None:
+    def write_all(self, pieces: Iterable[bytes]) -> None:
         """Write all pieces and end the output."""
         for piece in pieces:
-            self.write(piece)
-        self.end()
+            self.write_piece(piece)
+        self.finish()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Write the remaining bytes of an incomplete last character."""
-        self._put(b"", is_last=True)
+        self._put_piece(b"", is_last=True)
 
-    def _put(self, piece: bytes, *, is_last: bool) -> None:
+    def _put_piece(self, piece: bytes, *, is_last: bool) -> None:
         if self._decoder is None:
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()

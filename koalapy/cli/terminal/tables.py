@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from rich.cells import cell_len
 
 from koalapy.cli.clusters.gantt import draw_chart
-from koalapy.cli.terminal.width import fold_text, align_left, terminal_size
+from koalapy.cli.terminal.width import align_left, fold_text, terminal_size
 from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob
 from koalapy.client.client import nodes_of
 from koalapy.client.errors import printable
@@ -151,13 +151,18 @@ def metrics_page(answer: Json) -> str:
         for c in answer["clusters"]
     ]
     names = ("queue_time", "wait_time", "startup_overhead", "response_time", "start_delay")
-    waited = [[p, means["jobs"], *(_format_seconds(means[name]) for name in names)] for p, means in answer["priorities"].items()]
+    waited = [
+        [p, means["jobs"], *(_format_seconds(means[name]) for name in names)]
+        for p, means in answer["priorities"].items()
+    ]
     ended = ", ".join(f"{answer['ended'][state]} {state}" for state in ("succeeded", "failed", "cancelled"))
     return "\n\n".join(
         [
             f"The last {format_duration(span)}, until {answer['end']}; NODES to IDLE are those of now.",
             format_table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
-            format_table(["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited),
+            format_table(
+                ["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited
+            ),
             "BACKGROUND: nodes of the clusters' own users. START-UP: from the placement to the program's start.\n"
             "START DELAY: how much later than first estimated jobs were to start.",
             f"Jobs that ended: {ended}; {answer['restarts']} restarts. Now: {answer['queued']} queued, "
@@ -202,7 +207,15 @@ def job_page(
     parts = ["\n".join(f"{name.rjust(width)}  {printable(value)}" for name, value in facts)]
     if job["components"]:
         rows = [
-            [c["index"], c["cluster"], _component_size(c), c["state"], c["lrm_job"] or "-", ",".join(c["hosts"]), c["error"]]
+            [
+                c["index"],
+                c["cluster"],
+                _component_size(c),
+                c["state"],
+                c["lrm_job"] or "-",
+                ",".join(c["hosts"]),
+                c["error"],
+            ]
             for c in job["components"]
         ]
         parts.append(format_table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))

@@ -45,13 +45,13 @@ def show_top(
     if not (sys.stdin.isatty() and can_redraw(sys.stdout) and can_redraw(sys.stderr)):
         raise CliError("koala top needs a terminal", Exit.USAGE, "use koala queue --watch instead")
     screen = Screen(reads_keys=True)
-    view = Top(daemon.client(), everyone=everyone, limit=limit, wake=screen.wake)
+    view = Top(daemon.client(), everyone=everyone, limit=limit, wake=screen.end_wait)
     try:
-        with screen.open():
+        with screen.open_screen():
             while not view.is_over:
-                screen.show(view.lines(*screen.size))
-                for key in screen.wait(TICK_S):
-                    view.press(key)
+                screen.draw_page(view.page_lines(*screen.size))
+                for key in screen.wait_for_input(TICK_S):
+                    view.press_key(key)
     except KeyboardInterrupt:
         pass
     finally:
@@ -77,32 +77,33 @@ class Rows:
     """A table with a cursor that follows its row. Rows are identified by their first cells."""
 
     header: Sequence[str]
-    shown: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
     """First cells of the rows, in order."""
-    at: int = 0
+    position: int = 0
 
     @property
-    def chosen(self) -> str:
-        return self.shown[self.at] if self.shown else ""
+    def selected(self) -> str:
+        return self.ids[self.position] if self.ids else ""
 
-    def lines(self, rows: Sequence[Sequence[object]], height: int, *, has_focus: bool) -> list[Line]:
+    def page_lines(self, rows: Sequence[Sequence[object]], height: int, *, has_focus: bool) -> list[Line]:
         """Return the header, and the rows around the cursor that fit ``height``."""
-        chosen, self.shown = self.chosen, [str(row[0]) for row in rows]
-        self.at = self.shown.index(chosen) if chosen in self.shown else min(self.at, max(0, len(rows) - 1))
+        chosen, self.ids = self.selected, [str(row[0]) for row in rows]
+        self.position = self.ids.index(chosen) if chosen in self.ids else min(self.position, max(0, len(rows) - 1))
         header, *texts = tables.format_table(self.header, rows, fold=False).split("\n")
         row_count = max(1, height - 1)
-        first = max(0, min(self.at - row_count // 2, len(texts) - row_count))
-        cursor = self.at if has_focus and rows else -1
+        first = max(0, min(self.position - row_count // 2, len(texts) - row_count))
+        cursor = self.position if has_focus and rows else -1
         lines = [
-            Line(text, REVERSE if first + i == cursor else "") for i, text in enumerate(texts[first : first + row_count])
+            Line(text, REVERSE if first + i == cursor else "")
+            for i, text in enumerate(texts[first : first + row_count])
         ]
         return [Line(header, BOLD), *lines]
 
-    def move(self, key: str, page: int) -> None:
-        last = len(self.shown) - 1
+    def move_cursor(self, key: str, page: int) -> None:
+        last = len(self.ids) - 1
         steps = {"down": 1, "j": 1, "up": -1, "k": -1, "page down": page, "page up": -page, "home": -last, "end": last}
         steps |= {"g": -last, "G": last}
-        self.at = max(0, min(self.at + steps.get(key, 0), last))
+        self.position = max(0, min(self.position + steps.get(key, 0), last))
 
 
 class Top:
@@ -110,14 +111,14 @@ class Top:
 
     def __init__(self, client: Client, *, everyone: bool, limit: int, wake: Callable[[], None]) -> None:
         self._client, self._everyone, self._limit, self._wake = client, everyone, limit, wake
-        self._cluster, self._word, self._is_typing = "", "", False
+        self._cluster, self._pattern, self._is_typing = "", "", False
         self._clusters, self._jobs = Rows(tables.CLUSTERS), Rows(tables.QUEUE)
         self._focus, self._page_rows = self._jobs, 10
         self._job: JobPage | None = None
         self._has_quit = False
         self._unicode = tables.is_unicode()
         self.whoami = client.get("/api/v1/whoami")
-        self.feed: Feed[Grid] = Feed(client, self._look, wake)
+        self.feed: Feed[Grid] = Feed(client, self._request_data, wake)
 
     @property
     def is_over(self) -> bool:
@@ -128,54 +129,54 @@ class Top:
         if self._job is not None:
             self._job.close()
 
-    def _look(self, client: Client) -> Grid:
+    def _request_data(self, client: Client) -> Grid:
         everyone, cluster = self._everyone, self._cluster
         clusters = client.clusters()
         jobs, has_more = client.unfinished_jobs(self._limit, mine=None if everyone else True, cluster=cluster)
         return Grid(clusters, jobs, has_more, client.alerts(), everyone, cluster)
 
-    def press(self, key: str) -> None:
+    def press_key(self, key: str) -> None:
         if self._job is not None:
             if key in ("escape", "q"):
                 self._job.close()
                 self._job = None
             else:
-                self._job.press(key)
+                self._job.press_key(key)
         elif self._is_typing:
-            self._type(key)
+            self._type_key(key)
         elif key == "q":
             self._has_quit = True
         elif key == "tab":
             self._focus = self._clusters if self._focus is self._jobs else self._jobs
-        elif key == "enter" and self._focus is self._jobs and self._jobs.chosen:
-            self._job = JobPage(self._client, int(self._jobs.chosen), self._wake, unicode=self._unicode)
+        elif key == "enter" and self._focus is self._jobs and self._jobs.selected:
+            self._job = JobPage(self._client, int(self._jobs.selected), self._wake, unicode=self._unicode)
         elif key in ("enter", "a", "escape"):
             self._choose_jobs(key)
         elif key == "/":
             self._is_typing = True
         else:
-            self._focus.move(key, self._page_rows)
+            self._focus.move_cursor(key, self._page_rows)
 
     def _choose_jobs(self, key: str) -> None:
         """Change the owner or the cluster of the listed jobs."""
         if key == "a":
             self._everyone = not self._everyone
         elif key == "escape":
-            self._word = self._cluster = ""
+            self._pattern = self._cluster = ""
         elif self._focus is self._clusters:
-            self._cluster = "" if self._cluster == self._clusters.chosen else self._clusters.chosen
+            self._cluster = "" if self._cluster == self._clusters.selected else self._clusters.selected
         self.feed.refresh()
 
-    def _type(self, key: str) -> None:
+    def _type_key(self, key: str) -> None:
         if key in ("enter", "escape"):
             self._is_typing = False
-            self._word = self._word if key == "enter" else ""
+            self._pattern = self._pattern if key == "enter" else ""
         elif key == "erase":
-            self._word = self._word[:-1]
+            self._pattern = self._pattern[:-1]
         elif len(key) == 1:
-            self._word += key.lower()
+            self._pattern += key.lower()
 
-    def lines(self, columns: int, rows: int) -> list[Line]:
+    def page_lines(self, columns: int, rows: int) -> list[Line]:
         """Return the page for a terminal of this size."""
         feed = self.feed if self._job is None or self._job.feed is None else self._job.feed
         now = datetime.now(UTC).strftime("%H:%M:%S UTC")
@@ -185,25 +186,37 @@ class Top:
         head = Line(stale.upper() if stale else printable(live), f"{BOLD};{REVERSE}" if stale else BOLD)
         if self._job is not None:
             keys = Line("Esc Back  o Output  j/k Scroll", BOLD)
-            return [head, *self._job.lines(rows - 2), keys]
+            return [head, *self._job.page_lines(rows - 2), keys]
         grid = self.feed.latest
-        jobs = [row for job in grid.jobs if self._word in " ".join(map(str, row := tables.queue_row(job))).lower()]
+        jobs = [row for job in grid.jobs if self._pattern in " ".join(map(str, row := tables.queue_row(job))).lower()]
         upper_lines = [head, *(Line(text, f"{BOLD};{REVERSE}") for text in alert_lines(grid.alerts))]
         clusters = [tables.cluster_row(cluster) for cluster in grid.clusters]
-        upper_lines += self._clusters.lines(clusters, max(3, rows * 3 // 10), has_focus=self._focus is self._clusters)
-        upper_lines.append(Line(f"/{self._word}" if self._is_typing else self._about(grid, len(jobs))))
-        selected = next((job for job in grid.jobs if str(job["id"]) == self._jobs.chosen), None)
-        reason = f"job {selected['id']} is {selected['state']}: {selected['reason']}" if selected and selected["reason"] else ""
-        lower_lines = [Line(text) for text in fold_text(printable(reason), columns)[:MAX_REASON_LINES]] if reason else []
+        upper_lines += self._clusters.page_lines(
+            clusters, max(3, rows * 3 // 10), has_focus=self._focus is self._clusters
+        )
+        upper_lines.append(Line(f"/{self._pattern}" if self._is_typing else self._describe_jobs(grid, len(jobs))))
+        selected = next((job for job in grid.jobs if str(job["id"]) == self._jobs.selected), None)
+        reason = (
+            f"job {selected['id']} is {selected['state']}: {selected['reason']}"
+            if selected and selected["reason"]
+            else ""
+        )
+        lower_lines = (
+            [Line(text) for text in fold_text(printable(reason), columns)[:MAX_REASON_LINES]] if reason else []
+        )
         lower_lines.append(Line("q Quit  a All/mine  / Look for  Tab Clusters/jobs  Enter Open", BOLD))
         self._page_rows = max(1, rows - len(upper_lines) - len(lower_lines) - 1)
-        return [*upper_lines, *self._jobs.lines(jobs, self._page_rows + 1, has_focus=self._focus is self._jobs), *lower_lines]
+        return [
+            *upper_lines,
+            *self._jobs.page_lines(jobs, self._page_rows + 1, has_focus=self._focus is self._jobs),
+            *lower_lines,
+        ]
 
-    def _about(self, grid: Grid, job_count: int) -> str:
+    def _describe_jobs(self, grid: Grid, job_count: int) -> str:
         """Describe which jobs are listed."""
         text = "Jobs of all users" if grid.everyone else f"Jobs of {self.whoami['user']}"
         text += f" on {grid.cluster}" if grid.cluster else ""
-        text += f" with {self._word!r}" if self._word else ""
+        text += f" with {self._pattern!r}" if self._pattern else ""
         text += f": {job_count}" + ("; more jobs wait, --limit shows them" if grid.has_more else "")
         waiting = sum(job["state"] in ("queued", "held") for job in grid.jobs)
         requested = sum(nodes_of(job["request"]) for job in grid.jobs if job["state"] == "queued")
@@ -232,11 +245,11 @@ class JobPage:
         self._output_state = "as it comes"
         self._first, self._last_first = 0, 0
         self._is_closed = False
-        Thread(target=self._open, daemon=True).start()
+        Thread(target=self._open_feed, daemon=True).start()
 
-    def _open(self) -> None:
+    def _open_feed(self) -> None:
         try:
-            self.feed = Feed(self._client, self._look, self._wake)
+            self.feed = Feed(self._client, self._request_data, self._wake)
         except CliError as error:
             self._failure = str(error)
         if self._is_closed:
@@ -248,7 +261,7 @@ class JobPage:
         if self.feed is not None:
             self.feed.close()
 
-    def _look(self, client: Client) -> Callable[[], str]:
+    def _request_data(self, client: Client) -> Callable[[], str]:
         """Request the job and return a function that formats the page for the current time.
 
         If the daemon rejects the request because of this job, the page is the error message.
@@ -272,7 +285,7 @@ class JobPage:
 
         return format_page
 
-    def press(self, key: str) -> None:
+    def press_key(self, key: str) -> None:
         """Scroll, or show the output."""
         if key == "o":
             if self._output is None:
@@ -292,7 +305,7 @@ class JobPage:
         steps |= {"home": -sys.maxsize, "g": -sys.maxsize}
         self._first = max(0, min(self._first, self._last_first) + steps[key]) if key in steps else self._first
 
-    def lines(self, height: int) -> list[Line]:
+    def page_lines(self, height: int) -> list[Line]:
         """Return ``height`` lines of the page from the scroll position."""
         lines = (self._failure if self.feed is None else self.feed.latest()).split("\n")
         if self._output is not None:

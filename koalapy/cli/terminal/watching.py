@@ -38,9 +38,9 @@ class Feed(Generic[T]):
         """Send the first request and raise its ``CliError``. ``wake`` is called after each later response or error."""
         self._client, self._look, self._wake = client.another(), look, wake
         self._timeouts = client.timeouts
-        self._asked = time.monotonic()
+        self._requested_at = time.monotonic()
         self.latest = look(self._client)
-        self.at = time.monotonic()
+        self.received_at = time.monotonic()
         self.trouble: CliError | None = None
         """The error of the last request; None if it succeeded."""
         self.ended: CliError | None = None
@@ -48,13 +48,13 @@ class Feed(Generic[T]):
         self.is_live = False
         """Whether the daemon announces changes."""
         self._now, self._over = threading.Event(), threading.Event()
-        for thread in (self._follow, self._listen):
+        for thread in (self._repeat_request, self._listen_for_changes):
             threading.Thread(target=thread, daemon=True).start()
 
     @property
     def staleness(self) -> str:
         """Return why the latest response is outdated; empty if it is current."""
-        age = time.monotonic() - self.at
+        age = time.monotonic() - self.received_at
         if self.trouble is None and age <= STALE_AFTER_S:
             return ""
         reason = self.trouble.message if self.trouble is not None else "the daemon takes long to answer"
@@ -68,16 +68,16 @@ class Feed(Generic[T]):
         self._over.set()
         self._now.set()
 
-    def _follow(self) -> None:
-        while not self._over.wait(self._pause()):
+    def _repeat_request(self) -> None:
+        while not self._over.wait(self._min_pause()):
             self._now.wait(MAX_PAUSE_S if self.is_live and self.trouble is None else 0)
             self._now.clear()
             if self._over.is_set():
                 return
-            self._asked = time.monotonic()
+            self._requested_at = time.monotonic()
             try:
                 self.latest, self.trouble = self._look(self._client), None
-                self.at = time.monotonic()
+                self.received_at = time.monotonic()
             except CliError as error:
                 self.trouble = error
                 if not error.is_passing:
@@ -89,16 +89,16 @@ class Feed(Generic[T]):
             if self.ended is not None:
                 self.close()
 
-    def _pause(self) -> float:
+    def _min_pause(self) -> float:
         """Return the minimum time until the next request in seconds."""
         if self.trouble is not None:
             return max(self._timeouts.min_look_pause_s, self.trouble.retry_after)
-        took = max(0.0, self.at - self._asked)
+        took = max(0.0, self.received_at - self._requested_at)
         min_pause = self._timeouts.min_live_look_pause_s if self.is_live else self._timeouts.min_look_pause_s
         return min(MAX_PAUSE_S, max(min_pause, took / MAX_LOAD - took))
 
-    def _listen(self) -> None:
-        """Wake ``_follow`` when the daemon announces a change."""
+    def _listen_for_changes(self) -> None:
+        """Wake ``_repeat_request`` when the daemon announces a change."""
         client, last = self._client.another(), ""
         while not self._over.is_set():
             try:
@@ -123,14 +123,14 @@ def watch_page(client: Client, look: Callable[[Client], T], page: Callable[[T], 
     if not can_redraw(sys.stdout):
         show_changes(client, look, lambda _, answer: print(f"{_heading()}\n{page(answer)}\n", flush=True))
     screen = Screen()
-    feed = Feed(client, look, screen.wake)
+    feed = Feed(client, look, screen.end_wait)
     try:
-        with screen.open():
+        with screen.open_screen():
             while feed.ended is None:
                 stale = feed.staleness
                 head = f"A{stale[1:]}; still watching." if stale else f"{_heading()}, live; Ctrl-C ends."
-                screen.show([Line(head), *map(Line, page(feed.latest).splitlines())])
-                screen.wait(TICK_S)
+                screen.draw_page([Line(head), *map(Line, page(feed.latest).splitlines())])
+                screen.wait_for_input(TICK_S)
         raise feed.ended
     finally:
         feed.close()

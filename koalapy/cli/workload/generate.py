@@ -15,7 +15,7 @@ from koalapy.cli.terminal.progress import waiting_for
 from koalapy.cli.workload.report import write_file
 from koalapy.client.errors import CliError, Exit
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
-from koalapy.workload import generate as made_workloads
+from koalapy.workload import generate as workloads
 from koalapy.workload import plan, swf
 from koalapy.workload.recipe import DEFAULT, PRESETS, GridSize, Recipe, form_for
 

@@ -73,7 +73,12 @@ def run_workload(
     with ProgressDisplay() as display:
         sleep = client.timeouts.sleep
         report = Run(
-            workload, rest_daemon, Options(**asdict(options)), tell=display.tell, show=display.show, sleep=sleep
+            workload,
+            rest_daemon,
+            Options(**asdict(options)),
+            tell=display.print_message,
+            show=display.draw_progress,
+            sleep=sleep,
         ).run()
     with waiting_for("writes the report"):
         text = save_report(folder, report, plots, folder.name)
@@ -191,10 +196,10 @@ class ProgressDisplay(Block):
         super().__init__()
         self._next_s = 0.0
 
-    def tell(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         Block.report(f"koala: {printable(text)}")
 
-    def show(self, progress: Progress) -> None:
+    def draw_progress(self, progress: Progress) -> None:
         if self.is_in_place or progress.seconds >= self._next_s:
             self._next_s = progress.seconds + PLAIN_INTERVAL_S
             self.draw([line_of(progress)])
