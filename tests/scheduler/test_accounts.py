@@ -1,4 +1,4 @@
-"""Jobs go where their owner has an account, and nowhere else; what is said of the others."""
+"""Placement of jobs on clusters where their owner has an account, and the reasons given otherwise."""
 
 from itertools import product
 
@@ -31,30 +31,30 @@ ACCOUNTS = Accounts(Users(MAPPED, ["west"]), dict.fromkeys(("north", "south", "w
 ELIGIBILITY = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), ACCOUNTS)
 
 
-def ask(request: Request, view: GridView, owner: str) -> Placement | Refusal:
+def evaluate_request(request: Request, view: GridView, owner: str) -> Placement | Refusal:
     job = JobSpec(request, ("true",), owner=owner)
     return PolicyCalls(ELIGIBILITY).evaluate(builtin_policies().resolve("", request), job, view)
 
 
-def test_a_job_goes_where_its_owner_has_an_account() -> None:
+def test_placement_uses_clusters_with_owner_account() -> None:
     view = grid(north=2, south=3)
-    assert {c.cluster for c in ask(flexible(5), view, "alice").components} == {"north", "south"}  # type: ignore[union-attr]
-    assert {c.cluster for c in ask(flexible(2), view, "bob").components} == {"north"}  # type: ignore[union-attr]
-    refused = "needs 3 nodes; 2 are idle (north 2); its owner may not use south"
-    assert summary(ask(flexible(3), view, "bob")) == refused
-    assert summary(ask(fixed(north=1, south=1), view, "bob")) == "its owner may not use south"
+    assert {c.cluster for c in evaluate_request(flexible(5), view, "alice").components} == {"north", "south"}  # type: ignore[union-attr]
+    assert {c.cluster for c in evaluate_request(flexible(2), view, "bob").components} == {"north"}  # type: ignore[union-attr]
+    reason = "needs 3 nodes; 2 are idle (north 2); its owner may not use south"
+    assert summary(evaluate_request(flexible(3), view, "bob")) == reason
+    assert summary(evaluate_request(fixed(north=1, south=1), view, "bob")) == "its owner may not use south"
 
 
-def test_who_may_use_the_same_clusters_waits_together() -> None:
-    """Or a scan would ask for each owner."""
+def test_demands_of_owners_with_equal_clusters_are_equal() -> None:
+    """Otherwise a scan would evaluate the policy for each owner."""
     demands = {o: ELIGIBILITY.demands(JobSpec(flexible(1), ("true",), owner=o)) for o in ("alice", "bob", "carol", "d")}
     assert demands["bob"] == demands["carol"] != demands["alice"] != demands["d"]
-    everywhere = Eligibility({"north": ClusterProfile()}, ACCOUNTS)
-    assert everywhere.demands(JobSpec(flexible(1), ("true",), owner="alice")) == Demands(closed=frozenset({"west"})), (
-        "accounts know of clusters that the grid has not"
+    north_only = Eligibility({"north": ClusterProfile()}, ACCOUNTS)
+    assert north_only.demands(JobSpec(flexible(1), ("true",), owner="alice")) == Demands(closed=frozenset({"west"})), (
+        "accounts exist for clusters outside the grid"
     )
-    service = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), Accounts())
-    assert service.demands(JobSpec(flexible(1), ("true",), owner="alice")) == ()
+    without_accounts = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), Accounts())
+    assert without_accounts.demands(JobSpec(flexible(1), ("true",), owner="alice")) == ()
 
 
 requests = st.one_of(
@@ -66,46 +66,46 @@ requests = st.one_of(
 
 @pytest.mark.evidence("U16", "C1")
 @given(request=requests, view=grids(), owner=st.sampled_from(["alice", "bob", "dave", "dave@west", "dave@north"]))
-def test_no_component_goes_where_its_owner_has_no_account(request: Request, view: GridView, owner: str) -> None:
-    answer = ask(request, view, owner)
+def test_placement_avoids_clusters_without_owner_account(request: Request, view: GridView, owner: str) -> None:
+    answer = evaluate_request(request, view, owner)
     job = JobSpec(request, ("true",), owner=owner)
     closed = ACCOUNTS.closed_to(owner)
     if isinstance(answer, Placement):
         assert closed.isdisjoint(component.cluster for component in answer.components)
         assert ELIGIBILITY.may_run_on(job, frozenset(c.cluster for c in answer.components), view)
-    told = PolicyCalls(ELIGIBILITY).explain(builtin_policies().resolve("", request), job, view)
-    assert isinstance(answer, Refusal) or not told
-    for name in closed & {reason.cluster for reason in told}:
-        (reason,) = (each for each in told if each.cluster == name)
+    reasons = PolicyCalls(ELIGIBILITY).explain(builtin_policies().resolve("", request), job, view)
+    assert isinstance(answer, Refusal) or not reasons
+    for name in closed & {reason.cluster for reason in reasons}:
+        (reason,) = (reason for reason in reasons if reason.cluster == name)
         assert "account" in reason.reason or view.get(name) is None or str(view.get(name).state) in reason.reason  # type: ignore[union-attr]
-    for one, other in product(closed, NAMES):
-        assert not ELIGIBILITY.may_run_on(job, frozenset({one, other}), view)
+    for closed_name, other in product(closed, NAMES):
+        assert not ELIGIBILITY.may_run_on(job, frozenset({closed_name, other}), view)
 
 
-def world() -> World:
+def create_world() -> World:
     return World({"north": 4, "south": 4}, accounts=ACCOUNTS)
 
 
-def test_a_job_waits_and_the_reason_names_the_account() -> None:
-    grid = world()
+def test_waiting_reason_names_missing_account() -> None:
+    grid = create_world()
     grid.sites["north"].add_local_user(3)
     grid.settle()
     job = grid.submit(flexible(2), owner="bob", launcher=Launcher.PROCESSES)
     assert grid.state(job) is JobState.QUEUED
     assert grid.queries.waiting_reason(grid.job(job)).endswith("; its owner may not use south")
-    told = explain(grid.queries, grid.job(job), [], grid.now)
-    assert [c.reason for c in told.clusters if c.cluster == "south"] == ["bob has no account on south"]
-    dry = explain_submission(grid.queries, grid.job(job).spec, grid.now)
-    assert [c.reason for c in dry.clusters if c.cluster == "south"] == ["bob has no account on south"]
-    other = grid.submit(flexible(2), owner="alice", launcher=Launcher.PROCESSES)
+    explanation = explain(grid.queries, grid.job(job), [], grid.now)
+    assert [c.reason for c in explanation.clusters if c.cluster == "south"] == ["bob has no account on south"]
+    dry_run = explain_submission(grid.queries, grid.job(job).spec, grid.now)
+    assert [c.reason for c in dry_run.clusters if c.cluster == "south"] == ["bob has no account on south"]
+    eligible_job = grid.submit(flexible(2), owner="alice", launcher=Launcher.PROCESSES)
     grid.advance(30)
-    assert grid.state(other) is JobState.SUCCEEDED
+    assert grid.state(eligible_job) is JobState.SUCCEEDED
     assert grid.state(job) is JobState.QUEUED
 
 
 @pytest.mark.evidence("U16")
 @pytest.mark.parametrize(
-    ("owner", "request_", "field", "said"),
+    ("owner", "request_", "field", "expected"),
     [
         ("bob", fixed(south=1), "request.components[0].cluster", "is south, but bob has no account on south"),
         ("dave", flexible(1), "owner", "owner is dave, who may use no cluster of this grid"),
@@ -114,13 +114,15 @@ def test_a_job_waits_and_the_reason_names_the_account() -> None:
         ("alice@north", fixed(north=1), "owner", "alice@north, who may use no cluster"),
     ],
 )
-def test_what_can_never_run_is_refused_at_once(owner: str, request_: Request, field: str, said: str) -> None:
+def test_submission_without_usable_account_is_rejected(
+    owner: str, request_: Request, field: str, expected: str
+) -> None:
     error = refusal(spec(request_, owner=owner), GRID, ACCOUNTS)
-    assert (error.field, said in error.message) == (field, True), error.message
+    assert (error.field, expected in error.message) == (field, True), error.message
     assert error.hint
 
 
-def test_the_way_out_names_the_setting() -> None:
+def test_rejection_hint_names_accounts_setting() -> None:
     error = refusal(spec(fixed(south=1), owner="bob"), GRID, ACCOUNTS)
     assert isinstance(error, UsageError)
     assert error.hint == ("name north, or have the grid's administrators give bob an account in users.bob.accounts")

@@ -1,4 +1,4 @@
-"""From a placement to an open barrier, and the way back."""
+"""Claims: from a placement to the open barrier, and failed claims."""
 
 import pytest
 
@@ -10,11 +10,11 @@ from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import START_DELAY, World
 
-BOTH = pytest.mark.parametrize("launcher", list(Launcher))
+BOTH_LAUNCHERS = pytest.mark.parametrize("launcher", list(Launcher))
 
 
-@BOTH
-def test_a_gang_over_two_clusters_from_its_submission_to_its_end(launcher: Launcher) -> None:
+@BOTH_LAUNCHERS
+def test_claim_gang_on_two_clusters_runs_to_success(launcher: Launcher) -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), launcher=launcher)
     assert world.state(job) is JobState.CLAIMING
@@ -41,18 +41,23 @@ def test_a_gang_over_two_clusters_from_its_submission_to_its_end(launcher: Launc
         ("Forget", "1.1.0"),
         ("Forget", "1.1.1"),
     ]
-    done = world.job(job)
-    assert (done.submitted_at, done.placed_at, done.started_at, done.ended_at) == (0, 0, START_DELAY, START_DELAY + 10)
-    assert (done.exit_code, done.restarts, done.generation, done.claiming_tries) == (0, 0, 1, 1)
+    finished = world.job(job)
+    assert (finished.submitted_at, finished.placed_at, finished.started_at, finished.ended_at) == (
+        0,
+        0,
+        START_DELAY,
+        START_DELAY + 10,
+    )
+    assert (finished.exit_code, finished.restarts, finished.generation, finished.claiming_tries) == (0, 0, 1, 1)
     assert world.reasons(job, "claiming") == ["4 on north, 2 on south"]
     check_nothing_remains(world)
 
 
-def test_the_barrier_stays_shut_until_the_last_component_is_claimed() -> None:
+def test_barrier_opens_after_last_component_is_claimed() -> None:
     world = World({"north": 4, "south": 4}, manual=True)
-    _reach_all(world)
+    reach_all_agents(world)
     job = world.submit(nonfixed(4, 4))
-    _reach_all(world)
+    reach_all_agents(world)
     world.sites["north"].report_claimed("1.1.0")
     world.deliver("north")
     assert world.state(job) is JobState.CLAIMING
@@ -64,8 +69,8 @@ def test_the_barrier_stays_shut_until_the_last_component_is_claimed() -> None:
     assert hosts == [tuple(f"{name}-{n}" for n in range(4)) for name in ("north", "south")]
 
 
-def test_local_users_are_faster() -> None:
-    """The grid said idle, but somebody else was at the cluster's own queue before us."""
+def test_claim_lost_to_local_users_is_requeued() -> None:
+    """The cluster reports idle nodes for which a local user is already queued."""
     world = World({"north": 4, "south": 4}, Rules(claim_grace=10))
     world.sites["south"].add_local_user(2)  # not yet reported
     first = world.submit(fixed(north=2, south=4))
@@ -77,10 +82,10 @@ def test_local_users_are_faster() -> None:
     assert world.state(first) is JobState.QUEUED
     assert world.reasons(first, "requeued") == ["claim-failed: local users of south were faster"]
     assert [kind for kind, _ in world.commands(first)] == ["Submit", "Submit", "Stop", "Stop", "Forget", "Forget"]
-    assert world.state(second) is JobState.RUNNING, "its nodes are free for others at once"
+    assert world.state(second) is JobState.RUNNING, "its nodes are available at once"
     assert world.queries.grid["south"].health.errors == 0
     assert world.job(first).restarts == 0
-    assert world.job(first).queue_seq < world.job(second).queue_seq, "back where it stood"
+    assert world.job(first).queue_seq < world.job(second).queue_seq, "it keeps its queue position"
     world.sites["south"].remove_local_user("user-1")
     world.advance(60)
     assert world.state(first) is JobState.SUCCEEDED
@@ -88,14 +93,14 @@ def test_local_users_are_faster() -> None:
     check_nothing_remains(world)
 
 
-def test_a_claim_that_a_resource_manager_in_trouble_does_not_start_is_no_try() -> None:
+def test_claim_during_resource_manager_problem_counts_no_try() -> None:
     world = World({"north": 4}, Rules(claim_grace=10))
     world.sites["north"].add_local_user(1)  # not yet reported
     job = world.submit(fixed(north=4), max_claiming_tries=1)
     world.sites["north"].set_problem("slurmctld does not answer")
     world.advance(60)
-    waits = world.job(job)
-    assert (waits.state, waits.generation, waits.claiming_tries) == (JobState.QUEUED, 1, 0)
+    queued_job = world.job(job)
+    assert (queued_job.state, queued_job.generation, queued_job.claiming_tries) == (JobState.QUEUED, 1, 0)
     world.sites["north"].set_problem("")
     world.advance(60)
     assert world.state(job) is JobState.QUEUED, "the local user is still there"
@@ -105,8 +110,8 @@ def test_a_claim_that_a_resource_manager_in_trouble_does_not_start_is_no_try() -
     check_nothing_remains(world)
 
 
-def test_a_failed_claim_makes_room_that_is_used_at_once() -> None:
-    """A runner that never had nodes gives back a promise, which no report of its cluster would show as growth."""
+def test_claim_failed_nodes_are_used_at_once() -> None:
+    """A component without nodes returns promised nodes, which no cluster report would show."""
     world = World({"north": 4}, Rules(claim_grace=10, scan_interval=1000))
     world.sites["north"].add_local_user(1)
     first = world.submit(fixed(north=4))
@@ -117,7 +122,7 @@ def test_a_failed_claim_makes_room_that_is_used_at_once() -> None:
     assert (world.state(first), world.state(second)) == (JobState.QUEUED, JobState.RUNNING)
 
 
-def test_a_runner_that_waits_only_for_a_moment_is_no_failed_claim() -> None:
+def test_claim_short_wait_for_nodes_is_not_failed() -> None:
     world = World({"north": 4})
     world.sites["north"].add_local_user(2)
     job = world.submit(fixed(north=4))
@@ -128,9 +133,9 @@ def test_a_runner_that_waits_only_for_a_moment_is_no_failed_claim() -> None:
     assert world.job(job).generation == 1
 
 
-def test_nodes_that_never_report_are_given_up_after_the_barrier_timeout() -> None:
+def test_barrier_timeout_names_silent_cluster() -> None:
     world = World({"north": 4, "south": 4}, Rules(barrier_timeout=60), manual=True)
-    _reach_all(world)
+    reach_all_agents(world)
     job = world.submit(fixed(north=4, south=4))
     world.run_commands("north")
     world.sites["north"].report_claimed("1.1.0")
@@ -140,9 +145,9 @@ def test_nodes_that_never_report_are_given_up_after_the_barrier_timeout() -> Non
     assert world.job(job).ending is None
     world.now = 60.0
     world.step()
-    assert not world.reasons(job, "error"), "they may have reported, and the word of it be on its way"
+    assert not world.reasons(job, "error"), "their report may be in transit"
     world.step([ClusterConfirmed("north", 60.0), ClusterConfirmed("south", 59.9)])
-    assert not world.reasons(job, "error"), "that was before"
+    assert not world.reasons(job, "error"), "the confirmation is older than the deadline"
     world.step([ClusterConfirmed("south", 60.0)])
     assert world.reasons(job, "error") == ["its nodes had not all reported after 60 s"]
     assert {n: world.queries.grid[n].health.errors for n in ("north", "south")} == {"north": 0, "south": 1}
@@ -153,17 +158,17 @@ def test_nodes_that_never_report_are_given_up_after_the_barrier_timeout() -> Non
     check_nothing_remains(world)
 
 
-def test_runners_that_run_and_are_silent_were_not_overtaken_by_local_users() -> None:
-    """They have their nodes, as the cluster says: something is wrong with it."""
+def test_claim_silent_running_component_fails_at_barrier_timeout() -> None:
+    """The cluster reports that the component has its nodes, so local users are not the reason."""
     world = World({"north": 4}, Rules(claim_grace=10, barrier_timeout=60), manual=True)
-    _reach_all(world)
+    reach_all_agents(world)
     job = world.submit(fixed(north=4))
-    _reach_all(world)
+    reach_all_agents(world)
     for world.now in (10.0, 20.0, 59.0):
         world.step()
         world.sites["north"].send_report(world.sites["north"].current_report())
         world.step([ClusterConfirmed("north", world.now)])
-        _reach_all(world)
+        reach_all_agents(world)
         assert "claim-failed" not in world.timeline_events(job)
         assert world.state(job) is JobState.CLAIMING
     world.now = 60.0
@@ -172,55 +177,54 @@ def test_runners_that_run_and_are_silent_were_not_overtaken_by_local_users() -> 
     assert world.queries.grid["north"].health.errors == 1
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_nodes_that_were_promised_are_waited_for_and_are_no_error_of_the_cluster(restarted: bool) -> None:
-    """A resource manager may keep a job that is stopping for ever, as where its node is gone."""
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_claim_waits_for_promised_nodes_without_cluster_error(is_restarted: bool) -> None:
+    """A resource manager may never end a job that is stopping, such as when its node is lost."""
     world = World({"north": 4}, Rules(claim_grace=10, barrier_timeout=60))
     site = world.sites["north"]
-    held = world.submit(fixed(north=2), run_time=1e6)
+    preempted_job = world.submit(fixed(north=2), run_time=1e6)
     world.advance(1)
-    site.stuck_components.update(world.tokens(held))
+    site.stuck_components.update(world.tokens(preempted_job))
     site.add_local_user(1)  # not yet reported
     job = world.submit(fixed(north=3), priority=Priority.HIGH)
     world.advance(5)
-    if restarted:
+    if is_restarted:
         world.restart()
         world.connect("north")
     world.advance(40)
-    assert world.job(held).ending is JobState.QUEUED, "preempted"
-    assert world.state(job) is JobState.CLAIMING, "they may be free any moment"
+    assert world.job(preempted_job).ending is JobState.QUEUED, "preempted"
+    assert world.state(job) is JobState.CLAIMING, "the nodes may be released at any time"
     assert world.job(job).generation == 1
     world.advance(20)
     assert world.reasons(job, "requeued") == ["claim-failed: north does not let go of 2 nodes"]
     assert (world.queries.grid["north"].health.errors, world.job(job).restarts) == (0, 0)
     site.stuck_components.clear()
-    site.end_component(world.tokens(held)[0])
+    site.end_component(world.tokens(preempted_job)[0])
     site.remove_local_user("user-1")
     world.advance(60)
-    assert (world.state(held), world.state(job)) == (JobState.RUNNING, JobState.SUCCEEDED)
+    assert (world.state(preempted_job), world.state(job)) == (JobState.RUNNING, JobState.SUCCEEDED)
 
 
-def test_nodes_that_leave_for_others_do_not_prolong_a_claim() -> None:
-    """On a busy cluster some are leaving at any moment, or for ever: a runner that was promised idle ones has nothing
-    to do with them."""
+def test_claim_of_idle_nodes_is_not_prolonged_by_leaving_jobs() -> None:
+    """On a busy cluster jobs leave at any time; a component promised idle nodes does not depend on them."""
     world = World({"north": 8}, Rules(claim_grace=10, barrier_timeout=60))
     site = world.sites["north"]
-    others = [world.submit(fixed(north=2), run_time=1e6) for _ in range(2)]
+    running_jobs = [world.submit(fixed(north=2), run_time=1e6) for _ in range(2)]
     world.advance(1)
-    site.stuck_components.update(token for other in others for token in world.tokens(other))
-    world.cancel(others[0])
+    site.stuck_components.update(token for other in running_jobs for token in world.tokens(other))
+    world.cancel(running_jobs[0])
     site.add_local_user(2)  # not yet reported
     job = world.submit(fixed(north=3))
     world.advance(5)
     assert world.queries.grid["north"].leaving == 2
-    world.cancel(others[1])
+    world.cancel(running_jobs[1])
     world.advance(6)
     assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
     assert (world.queries.grid["north"].health.errors, world.job(job).restarts) == (0, 0)
 
 
-def test_a_runner_that_is_still_queued_at_the_barrier_is_nobodys_error() -> None:
-    """Whoever has longer patience with local users than with the barrier."""
+def test_barrier_timeout_with_queued_component_blames_no_cluster() -> None:
+    """The claim grace is longer than the barrier timeout."""
     world = World({"north": 4, "south": 4}, Rules(claim_grace=200, barrier_timeout=60))
     user = world.sites["south"].add_local_user(2)  # not yet reported
     job = world.submit(fixed(north=4, south=4))
@@ -234,12 +238,12 @@ def test_a_runner_that_is_still_queued_at_the_barrier_is_nobodys_error() -> None
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_the_last_component_comes_in_while_another_is_out_of_sight() -> None:
-    """All are claimed, but one of them cannot be reached: the barrier opens when it can."""
+def test_barrier_opens_when_disconnected_component_returns() -> None:
+    """All components are claimed, but one cluster is disconnected."""
     world = World({"north": 4, "south": 4}, Rules(barrier_timeout=60), manual=True)
-    _reach_all(world)
+    reach_all_agents(world)
     job = world.submit(fixed(north=4, south=4))
-    _reach_all(world)
+    reach_all_agents(world)
     world.sites["north"].report_claimed("1.1.0")
     world.deliver("north")
     world.disconnect("north")
@@ -258,11 +262,11 @@ def test_the_last_component_comes_in_while_another_is_out_of_sight() -> None:
     check_nothing_remains(world)
 
 
-def test_a_cluster_that_stays_away_during_the_claim_gets_the_blame() -> None:
+def test_barrier_timeout_blames_disconnected_cluster() -> None:
     world = World({"north": 4, "south": 4}, Rules(barrier_timeout=60), manual=True)
-    _reach_all(world)
+    reach_all_agents(world)
     job = world.submit(fixed(north=4, south=4))
-    _reach_all(world)
+    reach_all_agents(world)
     world.sites["north"].report_claimed("1.1.0")
     world.deliver("north")
     world.disconnect("north")
@@ -276,12 +280,12 @@ def test_a_cluster_that_stays_away_during_the_claim_gets_the_blame() -> None:
     assert {n: world.queries.grid[n].health.errors for n in ("north", "south")} == {"north": 1, "south": 0}
     world.run_commands("south")
     world.deliver("south")
-    assert world.state(job) is JobState.QUEUED, "the barrier never opened: nothing of it can run in north"
+    assert world.state(job) is JobState.QUEUED, "the barrier never opened, so no program can run in north"
 
 
-def test_a_component_that_breaks_as_it_comes_in_keeps_the_barrier_shut() -> None:
+def test_barrier_component_broken_when_claimed_keeps_it_closed() -> None:
     world = World({"north": 4}, manual=True)
-    _reach_all(world)
+    reach_all_agents(world)
     job = world.submit(fixed(north=4))
     world.step(
         [
@@ -294,17 +298,17 @@ def test_a_component_that_breaks_as_it_comes_in_keeps_the_barrier_shut() -> None
     assert world.job(job).ending is JobState.QUEUED
 
 
-def test_a_program_that_is_not_launched_in_time_is_the_infrastructures_fault() -> None:
+def test_launch_timeout_is_infrastructure_error() -> None:
     world = World({"north": 4}, Rules(barrier_timeout=60), manual=True)
-    _reach_all(world)
+    reach_all_agents(world)
     job = world.submit(fixed(north=4))
-    _reach_all(world)
+    reach_all_agents(world)
     world.sites["north"].report_claimed("1.1.0")
     world.deliver("north")
     assert world.state(job) is JobState.STARTING
     world.now = 60.0
     world.step()
-    assert not world.reasons(job, "error"), "nobody has said so"
+    assert not world.reasons(job, "error"), "the agent has not confirmed"
     world.step([ClusterConfirmed("north", 60.0)])
     assert world.reasons(job, "error") == ["the program was not launched within 60 s"]
     assert world.queries.grid["north"].health.errors == 1
@@ -315,8 +319,8 @@ def test_a_program_that_is_not_launched_in_time_is_the_infrastructures_fault() -
     assert world.job(job).restarts == 1
 
 
-@BOTH
-def test_after_a_success_components_end_by_themselves_or_are_told_to(launcher: Launcher) -> None:
+@BOTH_LAUNCHERS
+def test_success_components_end_or_are_stopped(launcher: Launcher) -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), run_time=5, launcher=launcher, lingers=launcher is Launcher.OPENMPI)
     world.advance(5.5)
@@ -330,7 +334,7 @@ def test_after_a_success_components_end_by_themselves_or_are_told_to(launcher: L
     check_nothing_remains(world)
 
 
-def test_components_of_one_job_may_share_a_cluster() -> None:
+def test_claim_components_of_one_job_share_cluster() -> None:
     world = World({"north": 8})
     job = world.submit(nonfixed(3, 3, 2))
     assert world.queries.grid["north"].available == 0
@@ -339,8 +343,8 @@ def test_components_of_one_job_may_share_a_cluster() -> None:
     assert world.queries.grid["north"].available == 8
 
 
-def test_plain_processes_of_different_length_all_have_to_end_well() -> None:
-    """The head component may be done long before the others."""
+def test_success_requires_all_processes_to_end() -> None:
+    """The head component may end long before the others."""
     world = World({"north": 4, "south": 4})
     job = world.submit(nonfixed(4, 2), run_time=(1.0, 30.0))
     world.advance(10)
@@ -354,7 +358,7 @@ def test_plain_processes_of_different_length_all_have_to_end_well() -> None:
     assert world.job(job).restarts == 0
 
 
-def test_walltime_counts_from_the_launch_and_ends_the_job() -> None:
+def test_walltime_exceeded_since_launch_fails_job() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), run_time=100, walltime=30)
     world.advance(30)
@@ -367,8 +371,8 @@ def test_walltime_counts_from_the_launch_and_ends_the_job() -> None:
     check_nothing_remains(world)
 
 
-def test_walltime_of_a_job_out_of_sight_waits_for_word_of_it() -> None:
-    """Its program may have ended well in time."""
+def test_walltime_of_disconnected_job_waits_for_report() -> None:
+    """Its program may have ended in time."""
     world = World({"north": 4})
     job = world.submit(fixed(north=4), run_time=20, walltime=30)
     world.advance(10)
@@ -379,7 +383,7 @@ def test_walltime_of_a_job_out_of_sight_waits_for_word_of_it() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_deadlines_of_jobs_that_are_over_are_not_kept_until_they_come() -> None:
+def test_timers_of_finished_jobs_are_removed() -> None:
     world = World({"north": 4})
     for _ in range(200):
         world.submit(fixed(north=4), run_time=1, walltime=1e6)
@@ -389,8 +393,8 @@ def test_deadlines_of_jobs_that_are_over_are_not_kept_until_they_come() -> None:
     assert wakeup is None or wakeup < world.now + 1e5
 
 
-def _reach_all(world: World) -> None:
-    """Bring everybody up to date in a world where nothing happens by itself."""
+def reach_all_agents(world: World) -> None:
+    """Deliver all messages and commands in manual mode."""
     for name, site in world.sites.items():
         world.deliver(name)
         world.run_commands(name)

@@ -1,4 +1,4 @@
-"""A daemon whose clock is behind that of the one before waits for nothing longer than that one would have."""
+"""Restored times of jobs when the daemon's clock is behind that of its predecessor."""
 
 from dataclasses import fields, replace
 
@@ -15,13 +15,13 @@ from koalapy.scheduler.scheduler import Scheduler, corrected
 from koalapy.scheduler.state import SchedulerState
 
 RULES = Rules(restart_pause_max=60.0)
-BEFORE, NOW = 7200.0, 3600.0
+OLD_NOW, NOW = 7200.0, 3600.0
 """The clock was set back by an hour between two daemons."""
 SPEC = JobSpec(FlexibleRequest(1), ("true",))
 PLANNED = ("start_estimate", "claim_at", "retry_at")
 
 
-def restored(job: Job) -> Scheduler:
+def restore_job(job: Job) -> Scheduler:
     scheduler = Scheduler(
         SchedulerState(RULES, builtin_policies(), [ClusterStatus("north")]), nonces=iter("abc").__next__
     )
@@ -29,41 +29,43 @@ def restored(job: Job) -> Scheduler:
     return scheduler
 
 
-def moments(thing: Job | Attempt | Component) -> list[float]:
-    """Everything that has happened."""
-    times = [f.name for f in fields(thing) if f.name.endswith(("_at", "_since")) and f.name not in PLANNED]
-    return [at for name in times if (at := getattr(thing, name)) is not None]
+def past_times(entity: Job | Attempt | Component) -> list[float]:
+    """Return all times of an entity that are in the past."""
+    times = [f.name for f in fields(entity) if f.name.endswith(("_at", "_since")) and f.name not in PLANNED]
+    return [time for name in times if (time := getattr(entity, name)) is not None]
 
 
-def test_a_paused_job_waits_for_no_longer_than_any_pause() -> None:
-    scheduler = restored(Job(1, SPEC, BEFORE, queue_seq=1, generation=2, restarts=2, retry_at=BEFORE + 8.0))
-    found = scheduler.queries.job(1)
-    assert found is not None
-    assert found.retry_at is not None
-    assert found.retry_at <= NOW + RULES.restart_pause_max
-    scheduler.step([], found.retry_at)
-    again = scheduler.queries.job(1)
-    assert again is not None
-    assert again.retry_at is None, "it is back in its queue"
+def test_retry_pause_is_at_most_maximum_after_clock_change() -> None:
+    scheduler = restore_job(Job(1, SPEC, OLD_NOW, queue_seq=1, generation=2, restarts=2, retry_at=OLD_NOW + 8.0))
+    job = scheduler.queries.job(1)
+    assert job is not None
+    assert job.retry_at is not None
+    assert job.retry_at <= NOW + RULES.restart_pause_max
+    scheduler.step([], job.retry_at)
+    retried_job = scheduler.queries.job(1)
+    assert retried_job is not None
+    assert retried_job.retry_at is None, "it is back in its queue"
 
 
-def test_a_claim_is_tried_when_it_would_have_been() -> None:
-    attempt = Attempt(1, (Component(0, "north", 1),), BEFORE, start_estimate=BEFORE + 40.0, claim_at=BEFORE + 30.0)
-    scheduler = restored(Job(1, SPEC, BEFORE, JobState.CLAIMING, generation=1, attempt=attempt))
-    found = scheduler.queries.job(1)
-    assert found is not None
-    assert found.attempt is not None
-    assert (found.attempt.claim_at, found.attempt.start_estimate) == (NOW + 30.0, NOW + 40.0)
+def test_claim_time_keeps_distance_after_clock_change() -> None:
+    attempt = Attempt(1, (Component(0, "north", 1),), OLD_NOW, start_estimate=OLD_NOW + 40.0, claim_at=OLD_NOW + 30.0)
+    scheduler = restore_job(Job(1, SPEC, OLD_NOW, JobState.CLAIMING, generation=1, attempt=attempt))
+    job = scheduler.queries.job(1)
+    assert job is not None
+    assert job.attempt is not None
+    assert (job.attempt.claim_at, job.attempt.start_estimate) == (NOW + 30.0, NOW + 40.0)
 
 
-def test_a_walltime_counts_from_now_at_the_latest() -> None:
+def test_walltime_starts_at_restore_after_clock_change() -> None:
     component = Component(0, "north", 1, ComponentState.RUNNING, hosts=("a",))
-    attempt = Attempt(1, (component,), BEFORE, barrier_at=BEFORE, launched_at=BEFORE)
-    scheduler = restored(Job(1, replace(SPEC, walltime=90.0), BEFORE, JobState.RUNNING, generation=1, attempt=attempt))
-    found = scheduler.queries.job(1)
-    assert found is not None
-    assert found.attempt is not None
-    assert found.attempt.launched_at == NOW
+    attempt = Attempt(1, (component,), OLD_NOW, barrier_at=OLD_NOW, launched_at=OLD_NOW)
+    scheduler = restore_job(
+        Job(1, replace(SPEC, walltime=90.0), OLD_NOW, JobState.RUNNING, generation=1, attempt=attempt)
+    )
+    job = scheduler.queries.job(1)
+    assert job is not None
+    assert job.attempt is not None
+    assert job.attempt.launched_at == NOW
 
 
 times = st.none() | st.floats(0.0, 1e5)
@@ -83,25 +85,27 @@ attempts = st.builds(
 
 
 @given(attempts, times, times)
-def test_nothing_has_happened_later_than_now_and_nothing_changes_where_no_clock_was_set(
-    attempt: Attempt, at: float | None, retry: float | None
+def test_corrected_times_are_in_past_and_unchanged_without_clock_change(
+    attempt: Attempt, time: float | None, retry_at: float | None
 ) -> None:
-    job = Job(1, SPEC, attempt.placed_at, attempt=attempt, placed_at=at, started_at=at, ended_at=at, retry_at=retry)
-    found = corrected(job, NOW, RULES.restart_pause_max)
-    assert found.attempt is not None
-    for thing in (found, found.attempt, *found.attempt.components):
-        assert all(moment <= NOW for moment in moments(thing))
-    assert found.retry_at is None or found.retry_at <= NOW + RULES.restart_pause_max
-    if attempt.claim_at is not None and found.attempt.claim_at is not None:
-        ahead = attempt.claim_at - attempt.placed_at
-        assert found.attempt.claim_at - found.attempt.placed_at == pytest.approx(ahead)
+    job = Job(
+        1, SPEC, attempt.placed_at, attempt=attempt, placed_at=time, started_at=time, ended_at=time, retry_at=retry_at
+    )
+    corrected_job = corrected(job, NOW, RULES.restart_pause_max)
+    assert corrected_job.attempt is not None
+    for entity in (corrected_job, corrected_job.attempt, *corrected_job.attempt.components):
+        assert all(time <= NOW for time in past_times(entity))
+    assert corrected_job.retry_at is None or corrected_job.retry_at <= NOW + RULES.restart_pause_max
+    if attempt.claim_at is not None and corrected_job.attempt.claim_at is not None:
+        distance = attempt.claim_at - attempt.placed_at
+        assert corrected_job.attempt.claim_at - corrected_job.attempt.placed_at == pytest.approx(distance)
     assert corrected(job, 1e6, RULES.restart_pause_max) == job
 
 
-def test_every_moment_of_a_job_is_looked_at() -> None:
-    """A field that is added is to be thought of."""
-    known = {name for thing in (Job, Attempt, Component) for name in (f.name for f in fields(thing))}
-    assert {name for name in known if name.endswith(("_at", "_since"))} == {
+def test_correction_covers_all_time_fields() -> None:
+    """Fail for a new time field, which must be considered in the correction."""
+    field_names = {name for entity in (Job, Attempt, Component) for name in (f.name for f in fields(entity))}
+    assert {name for name in field_names if name.endswith(("_at", "_since"))} == {
         "submitted_at",
         "placed_at",
         "started_at",

@@ -1,4 +1,4 @@
-"""Clusters that allow only some others in their jobs: no job ever has two that do not allow each other."""
+"""Clusters that allow only certain others in their jobs (``coallocate_with``)."""
 
 from contextlib import suppress
 from itertools import combinations
@@ -43,27 +43,27 @@ Profiles = dict[str, ClusterProfile]
 
 
 def allows_pairwise(names: frozenset[str], profiles: Profiles, launcher: Launcher) -> bool:
-    """State the rule by itself."""
-    for one, other in combinations(sorted(names), 2):
-        for a, b in ((one, other), (other, one)):
+    """Apply the rule to each pair, independent of the implementation."""
+    for first, second in combinations(sorted(names), 2):
+        for a, b in ((first, second), (second, first)):
             if profiles[a].coallocate_with is not None and b not in (profiles[a].coallocate_with or ()):
                 return False
-        if launcher is Launcher.OPENMPI and profiles[one].mpi.series != profiles[other].mpi.series:
+        if launcher is Launcher.OPENMPI and profiles[first].mpi.series != profiles[second].mpi.series:
             return False
     return True
 
 
 def policies_for(request: Request) -> list[str]:
-    registry, found = builtin_policies(), []
+    registry, names = builtin_policies(), []
     for name in registry.names():
         with suppress(UsageError):
             registry.resolve(name, request)
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 @given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), st.data())
-def test_placement_by_any_policy_has_only_clusters_that_allow_each_other(
+def test_placement_has_only_clusters_that_allow_each_other(
     request: Request, view: GridView, profiles: Profiles, launcher: Launcher, data: st.DataObject
 ) -> None:
     spec = JobSpec(
@@ -79,17 +79,17 @@ def test_placement_by_any_policy_has_only_clusters_that_allow_each_other(
 
 
 @given(st.sets(st.sampled_from(NAMES), min_size=1), grids(), drawn_profiles, st.sampled_from(Launcher))
-def test_eligibility_allows_clusters_together_exactly_if_each_pair_does(
+def test_eligibility_equals_pairwise_permission(
     names: set[str], view: GridView, profiles: Profiles, launcher: Launcher
 ) -> None:
-    """This is what a component's new place is held against while nodes are claimed."""
+    """Claims use this check for the new cluster of a component."""
     spec = JobSpec(flexible(1), ("true",), launcher=launcher)
     expected = allows_pairwise(frozenset(names), profiles, launcher)
     assert Eligibility(profiles, Accounts()).may_run_on(spec, frozenset(names), view) == expected
 
 
 @given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher))
-def test_request_that_could_be_placed_on_the_empty_grid_is_not_refused_at_submission(
+def test_submission_placeable_request_is_accepted(
     request: Request, view: GridView, profiles: Profiles, launcher: Launcher
 ) -> None:
     empty = grid(**{cluster.name: cluster.total for cluster in view})
@@ -109,18 +109,16 @@ def test_request_that_could_be_placed_on_the_empty_grid_is_not_refused_at_submis
 
 
 @given(drawn_profiles, st.booleans())
-def test_largest_sets_are_all_sets_of_clusters_that_allow_each_other_and_have_no_larger_one(
-    profiles: Profiles, one_series: bool
-) -> None:
+def test_largest_sets_are_maximal_allowed_sets(profiles: Profiles, one_series: bool) -> None:
     launcher = Launcher.OPENMPI if one_series else Launcher.PROCESSES
     subsets = [frozenset(names) for size in range(1, len(NAMES) + 1) for names in combinations(NAMES, size)]
     allowed = [names for names in subsets if allows_pairwise(names, profiles, launcher)]
-    expected = {names for names in allowed if not any(names < other for other in allowed)}
-    found = list(find_largest_sets(profiles, one_series=one_series))
-    assert (len(found), set(found)) == (len(expected), expected)
+    expected = {names for names in allowed if not any(names < larger for larger in allowed)}
+    largest_sets = list(find_largest_sets(profiles, one_series=one_series))
+    assert (len(largest_sets), set(largest_sets)) == (len(expected), expected)
 
 
-def test_pair_is_allowed_only_if_both_clusters_name_the_other() -> None:
+def test_pair_needs_permission_of_both_clusters() -> None:
     profiles = {"a": ClusterProfile(coallocate_with=("b",)), "b": ClusterProfile(), "c": ClusterProfile()}
     assert may_share_job("a", "b", profiles)
     assert not may_share_job("a", "c", profiles)
@@ -128,7 +126,7 @@ def test_pair_is_allowed_only_if_both_clusters_name_the_other() -> None:
     assert may_share_job("a", "a", profiles)
 
 
-def test_fixed_request_for_clusters_that_do_not_allow_each_other_is_refused_by_its_field() -> None:
+def test_fixed_request_with_incompatible_clusters_is_rejected() -> None:
     limits = Limits(
         [ClusterLimits("north", 4, ClusterProfile(coallocate_with=())), ClusterLimits("south", 4)], builtin_policies()
     )
@@ -140,7 +138,7 @@ def test_fixed_request_for_clusters_that_do_not_allow_each_other_is_refused_by_i
         assert error.value.hint == "name clusters that allow each other in coallocate_with"
 
 
-def test_request_larger_than_any_clusters_that_share_jobs_is_refused_at_submission() -> None:
+def test_request_larger_than_allowed_sets_is_rejected() -> None:
     limits = Limits(
         [ClusterLimits("north", 4, ClusterProfile(coallocate_with=())), ClusterLimits("south", 3)], builtin_policies()
     )
@@ -150,7 +148,7 @@ def test_request_larger_than_any_clusters_that_share_jobs_is_refused_at_submissi
     assert "not on clusters that may share a job (north 4; south 3); coallocate_with keeps" in error.value.message
 
 
-def test_explanation_names_the_clusters_that_may_share_a_job() -> None:
+def test_explanation_names_clusters_that_may_share_job() -> None:
     profiles = {
         "east": ClusterProfile(),
         "north": ClusterProfile(coallocate_with=("south",)),
@@ -166,20 +164,20 @@ def test_explanation_names_the_clusters_that_may_share_a_job() -> None:
     assert reasons["north"].endswith("; only south may share a job with it")
 
 
-def test_setting_with_an_unknown_cluster_is_refused_by_its_field() -> None:
+def test_setting_with_unknown_cluster_is_rejected() -> None:
     settings = Settings(clusters={"north": {"coallocate_with": ["sout"]}, "south": {}})  # type: ignore[arg-type]
     with pytest.raises(UsageError) as error:
         settings.check_coallocation()
     assert error.value.field == "clusters.north.coallocate_with[0]"
 
 
-def test_setting_with_too_many_sets_of_clusters_is_refused() -> None:
-    """Each of twelve clusters refuses one other: 2^6 = 64 sets; another pair doubles them."""
+def test_setting_with_too_many_sets_is_rejected() -> None:
+    """Six pairs that exclude each other give 2^6 = 64 sets; another pair doubles them."""
 
     def pairs(count: int) -> Settings:
         names = [f"c{number:02}" for number in range(2 * count)]
         clusters = {
-            name: {"coallocate_with": [other for i, other in enumerate(names) if i // 2 != n // 2]}
+            name: {"coallocate_with": [partner for i, partner in enumerate(names) if i // 2 != n // 2]}
             for n, name in enumerate(names)
         }
         return Settings(clusters=clusters)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Clusters that go away and come back, agents that say things twice or late, daemons that die."""
+"""Disconnected clusters, repeated or late messages of agents, and restarts of the daemon."""
 
 import pytest
 
@@ -12,12 +12,12 @@ from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
-LAUNCHERS = pytest.mark.parametrize("launcher", list(Launcher))
-TIMES = pytest.mark.parametrize("now", [0.0, 1e9 + 0.1, 1.7e9 + 0.7])
+BOTH_LAUNCHERS = pytest.mark.parametrize("launcher", list(Launcher))
+CLOCK_TIMES = pytest.mark.parametrize("now", [0.0, 1e9 + 0.1, 1.7e9 + 0.7])
 
 
-@TIMES
-def test_a_cluster_that_goes_away_makes_its_jobs_unknown_and_their_return_makes_them_run(now: float) -> None:
+@CLOCK_TIMES
+def test_disconnect_makes_job_unknown_until_reconnect(now: float) -> None:
     world = World({"north": 4, "south": 4}, Rules(unreachable_after=5), now=now)
     job = world.submit(flexible(6), run_time=60)
     world.advance(1)
@@ -43,8 +43,8 @@ def test_a_cluster_that_goes_away_makes_its_jobs_unknown_and_their_return_makes_
 
 
 @pytest.mark.parametrize("now", [0.0, 1.7e9 + 0.25])
-def test_a_deadline_that_has_no_exact_number_is_met_all_the_same(now: float) -> None:
-    """The scheduler is woken at the very moment, and may not find it a hair too early."""
+def test_disconnect_deadline_without_exact_float_is_met(now: float) -> None:
+    """A wakeup must not be an instant too early for its deadline."""
     world = World({"north": 4}, Rules(unreachable_after=5.3), now=now, lease=564.3)
     job = world.submit(fixed(north=4), run_time=2000)
     world.advance(1)
@@ -55,8 +55,8 @@ def test_a_deadline_that_has_no_exact_number_is_met_all_the_same(now: float) -> 
     assert world.state(job) is JobState.QUEUED
 
 
-def test_who_is_away_is_watched_once_a_second_at_most() -> None:
-    """However soon it counts as out of reach."""
+def test_disconnect_watch_wakes_at_most_once_a_second() -> None:
+    """A short ``unreachable_after`` does not increase the rate."""
     world = World({"north": 4}, Rules(unreachable_after=0.001))
     world.disconnect("north")
     wakeups = 0
@@ -66,7 +66,7 @@ def test_who_is_away_is_watched_once_a_second_at_most() -> None:
     assert wakeups <= 21
 
 
-def test_nothing_is_placed_where_nobody_answers() -> None:
+def test_placement_avoids_disconnected_cluster() -> None:
     world = World({"north": 4})
     world.disconnect("north")
     job = world.submit(fixed(north=1))
@@ -76,7 +76,7 @@ def test_nothing_is_placed_where_nobody_answers() -> None:
     assert world.state(job) is JobState.CLAIMING
 
 
-def test_a_short_absence_is_nobodys_business() -> None:
+def test_disconnect_shorter_than_limit_is_ignored() -> None:
     world = World({"north": 4}, Rules(unreachable_after=5))
     job = world.submit(fixed(north=4), run_time=60)
     world.advance(1)
@@ -92,7 +92,7 @@ def test_a_short_absence_is_nobodys_business() -> None:
     assert world.state(job) is JobState.UNKNOWN
 
 
-def test_a_program_that_ends_out_of_sight_is_taken_up_afterwards() -> None:
+def test_program_end_during_disconnect_is_received_later() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4), run_time=20)
     world.advance(1)
@@ -104,9 +104,9 @@ def test_a_program_that_ends_out_of_sight_is_taken_up_afterwards() -> None:
     check_nothing_remains(world)
 
 
-@TIMES
-@LAUNCHERS
-def test_job_of_silent_cluster_is_started_elsewhere_once_its_lease_is_over(launcher: Launcher, now: float) -> None:
+@CLOCK_TIMES
+@BOTH_LAUNCHERS
+def test_disconnect_longer_than_lease_restarts_job_elsewhere(launcher: Launcher, now: float) -> None:
     world = World({"north": 4, "south": 4}, now=now, lease=560.0)
     job = world.submit(flexible(4), run_time=2000, launcher=launcher)
     world.advance(1)
@@ -116,18 +116,18 @@ def test_job_of_silent_cluster_is_started_elsewhere_once_its_lease_is_over(launc
     world.advance(2)
     assert world.reasons(job, "error") == ["not heard of for 596 s, and its lease is over"]
     assert (world.job(job).generation, world.state(job)) == (2, JobState.RUNNING)
-    old = world.sites["north"]
-    assert old.in_phase("running") == []
+    lost_site = world.sites["north"]
+    assert lost_site.in_phase("running") == []
     world.connect("north")
-    assert not old.runners
+    assert not lost_site.runners
     assert world.sent[-1] == ForgetComponent("north", "1.1.0")
     world.advance(3000)
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
     check_nothing_remains(world)
 
 
-def test_a_stray_is_told_to_end_once_however_often_it_is_heard_of() -> None:
-    """An agent answers an order it knows with a status: an order for each status would never end."""
+def test_stray_component_is_stopped_once() -> None:
+    """An agent answers a repeated stop with a status: a stop for each status would never end."""
     world = World({"north": 4})
     for _ in range(5):
         world.step([Reported("north", ComponentStatus("7.1.0", ComponentState.RUNNING))])
@@ -137,26 +137,26 @@ def test_a_stray_is_told_to_end_once_however_often_it_is_heard_of() -> None:
     assert [type(c) for c in world.sent] == [StopComponent, ForgetComponent, StopComponent]
 
 
-def test_what_a_cluster_makes_up_is_answered_within_bounds() -> None:
+def test_stray_components_are_limited_per_cluster() -> None:
     world = World({"north": 4, "south": 4})
 
-    def hear(cluster: str, token: str, state: str = "running") -> int:
-        before = len(world.sent)
+    def report_and_count_stops(cluster: str, token: str, state: str = "running") -> int:
+        old_count = len(world.sent)
         world.step([Reported(cluster, ComponentStatus(token, ComponentState(state)))])
-        return sum(isinstance(command, StopComponent) for command in world.sent[before:])
+        return sum(isinstance(command, StopComponent) for command in world.sent[old_count:])
 
     many = [
         Reported("north", ComponentStatus(f"{job}.1.0", ComponentState.RUNNING))
         for job in range(1000, 997 + MAX_STRAYS)
     ]
     world.step(many)
-    assert [hear("north", f"{job}.1.0") for job in range(100, 106)] == [1, 1, 1, 0, 0, 0]
-    assert hear("south", "105.1.0") == 1, "others are not kept waiting"
-    assert hear("north", "101.1.0", "ended") == 0
-    assert [hear("north", f"{job}.1.0") for job in (104, 105)] == [1, 0]
+    assert [report_and_count_stops("north", f"{job}.1.0") for job in range(100, 106)] == [1, 1, 1, 0, 0, 0]
+    assert report_and_count_stops("south", "105.1.0") == 1, "other clusters are not affected"
+    assert report_and_count_stops("north", "101.1.0", "ended") == 0
+    assert [report_and_count_stops("north", f"{job}.1.0") for job in (104, 105)] == [1, 0]
 
 
-def test_a_stray_is_told_again_when_its_cluster_comes_back() -> None:
+def test_stray_component_is_stopped_again_after_reconnect() -> None:
     world = World({"north": 4}, manual=True)
     world.deliver("north")
     for _ in range(2):
@@ -165,25 +165,25 @@ def test_a_stray_is_told_again_when_its_cluster_comes_back() -> None:
 
 
 @pytest.mark.parametrize("token", ["nonsense", "1.1.9", "1.1.-1", "1.2.0", "9.1.0"])
-def test_a_stranger_changes_nothing(token: str) -> None:
+def test_report_for_invalid_token_changes_no_job(token: str) -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4))
-    before = world.job(job)
+    old_job = world.job(job)
     world.step([Reported("north", ComponentStatus(token, ComponentState.CLAIMED, hosts=("evil",) * 4))])
-    assert world.job(job) is before
+    assert world.job(job) is old_job
     assert world.sent[-1] == StopComponent("north", token, "not of a live attempt", stray=True)
 
 
-def test_a_cluster_cannot_speak_for_another() -> None:
+def test_report_of_wrong_cluster_changes_no_job() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(fixed(north=4))
-    before = world.job(job)
+    old_job = world.job(job)
     world.step([Reported("south", ComponentStatus("1.1.0", ComponentState.ENDED, error="no", infrastructure=True))])
-    assert world.job(job) is before
+    assert world.job(job) is old_job
     assert world.queries.grid["north"].available == 0
 
 
-def test_late_word_of_an_old_attempt() -> None:
+def test_report_of_old_attempt_changes_no_job() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4))
     world.settle()
@@ -191,16 +191,16 @@ def test_late_word_of_an_old_attempt() -> None:
     world.sites["north"].end_component("1.1.0")
     world.settle()
     assert world.job(job).generation == 2
-    now = world.job(job)
+    current_job = world.job(job)
     for state in (ComponentState.WAITING, ComponentState.CLAIMED, ComponentState.RUNNING):
         world.step([Reported("north", ComponentStatus("1.1.0", state, error="late", infrastructure=True))])
     world.step([Reported("north", ComponentStatus("1.1.0", ComponentState.ENDED, program_exit=1))])
-    assert world.job(job) is now
+    assert world.job(job) is current_job
     assert [type(c) for c in world.sent[-2:]] == [StopComponent, ForgetComponent]
 
 
-@LAUNCHERS
-def test_everything_said_twice_changes_nothing(launcher: Launcher) -> None:
+@BOTH_LAUNCHERS
+def test_report_repeated_changes_nothing(launcher: Launcher) -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), launcher=launcher)
     for _ in range(30):
@@ -222,8 +222,8 @@ def test_everything_said_twice_changes_nothing(launcher: Launcher) -> None:
     ]
 
 
-def test_a_running_gang_is_not_started_again_while_a_part_of_it_may_still_run() -> None:
-    """South breaks while nobody can see north: two attempts of one job must never run at once."""
+def test_restart_waits_for_disconnected_part() -> None:
+    """South fails while north is disconnected: two attempts must never run at once."""
     world = World({"north": 4, "south": 4})
     job = world.submit(fixed(north=2, south=2), run_time=2000)
     world.advance(1)
@@ -241,7 +241,7 @@ def test_a_running_gang_is_not_started_again_while_a_part_of_it_may_still_run() 
     check_nothing_remains(world)
 
 
-def test_a_running_gang_is_started_again_once_its_other_part_counts_as_lost() -> None:
+def test_restart_after_disconnected_part_is_lost() -> None:
     world = World({"north": 4, "south": 4, "west": 4}, lease=560.0)
     job = world.submit(flexible(8), run_time=2000)
     world.advance(1)
@@ -251,13 +251,13 @@ def test_a_running_gang_is_started_again_once_its_other_part_counts_as_lost() ->
     world.sites["south"].end_component("1.1.1")
     world.advance(600)
     assert (world.job(job).generation, world.state(job)) == (2, JobState.RUNNING)
-    assert world.queries.grid["north"].health.errors == 0, "one failure, one error"
+    assert world.queries.grid["north"].health.errors == 0, "one failure counts one error"
 
 
 # Inventories
 
 
-def test_a_cluster_that_forgot_a_component_has_lost_it() -> None:
+def test_inventory_without_component_means_lost() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), run_time=60)
     world.advance(1)
@@ -270,8 +270,8 @@ def test_a_cluster_that_forgot_a_component_has_lost_it() -> None:
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
 
 
-def test_what_is_not_in_an_inventory_that_is_not_whole_may_be_there_all_the_same() -> None:
-    """Its agent has no record of it, and its resource manager does not answer yet."""
+def test_inventory_incomplete_keeps_missing_component() -> None:
+    """The agent has no record of it and the resource manager does not answer yet."""
     world = World({"north": 4, "south": 4}, Rules(unreachable_after=5))
     job = world.submit(flexible(6), run_time=60)
     world.advance(1)
@@ -286,7 +286,7 @@ def test_what_is_not_in_an_inventory_that_is_not_whole_may_be_there_all_the_same
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
 
 
-def test_what_only_the_whole_inventory_lacks_is_lost_then() -> None:
+def test_inventory_complete_reveals_lost_component() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), run_time=60)
     world.advance(1)
@@ -299,7 +299,7 @@ def test_what_only_the_whole_inventory_lacks_is_lost_then() -> None:
     assert world.queries.grid["south"].health.errors == 1
 
 
-def test_a_cluster_that_was_never_told_has_lost_nothing() -> None:
+def test_inventory_before_submission_is_no_loss() -> None:
     world = World({"north": 4, "south": 4}, manual=True)
     for name in world.sites:
         world.deliver(name)
@@ -316,7 +316,7 @@ def test_a_cluster_that_was_never_told_has_lost_nothing() -> None:
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
 
 
-def test_a_gang_with_two_lost_components_in_one_cluster_fails_once() -> None:
+def test_inventory_with_two_lost_components_fails_once() -> None:
     world = World({"north": 6})
     job = world.submit(nonfixed(2, 2, 2), run_time=60)
     world.advance(1)
@@ -330,14 +330,14 @@ def test_a_gang_with_two_lost_components_in_one_cluster_fails_once() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_a_stop_that_did_not_arrive_is_told_again() -> None:
+def test_stop_lost_in_transit_is_sent_again() -> None:
     world = World({"north": 4, "south": 4}, Rules(unreachable_after=5))
     job = world.submit(flexible(6), run_time=1000)
     world.advance(1)
     world.disconnect("south")
     world.cancel(job)
     world.settle()
-    assert not world.state(job).is_final, "south may be back in a moment"
+    assert not world.state(job).is_final, "south may reconnect soon"
     world.advance(5)
     assert world.state(job) is JobState.CANCELLED
     assert world.sites["south"].in_phase("running") == ["1.1.1"]
@@ -348,29 +348,29 @@ def test_a_stop_that_did_not_arrive_is_told_again() -> None:
 
 # Restarts of the daemon
 
-MOMENTS = {"just placed": 0.0, "running": 5.0, "the last moments": 10.0, "ended": 11.0}
+RESTART_TIMES = {"placed": 0.0, "running": 5.0, "ending": 10.0, "ended": 11.0}
 
 
-@pytest.mark.parametrize("away", [0.0, 3.0, 30.0])
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
-@LAUNCHERS
-def test_a_daemon_that_dies_is_not_missed(launcher: Launcher, moment: float, away: float) -> None:
+@pytest.mark.parametrize("disconnected_s", [0.0, 3.0, 30.0])
+@pytest.mark.parametrize("restart_time", RESTART_TIMES.values(), ids=RESTART_TIMES.keys())
+@BOTH_LAUNCHERS
+def test_restart_of_daemon_keeps_jobs(launcher: Launcher, restart_time: float, disconnected_s: float) -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), launcher=launcher)
-    if moment:
-        world.advance(moment)
+    if restart_time:
+        world.advance(restart_time)
     world.restart()
-    world.advance(away)
+    world.advance(disconnected_s)
     for name in world.sites:
         world.connect(name)
     world.advance(30)
-    done = world.job(job)
-    assert (done.state, done.restarts, done.generation) == (JobState.SUCCEEDED, 0, 1)
+    finished = world.job(job)
+    assert (finished.state, finished.restarts, finished.generation) == (JobState.SUCCEEDED, 0, 1)
     assert world.timeline_events(job).count("claimed") == 2
     check_nothing_remains(world)
 
 
-def test_queues_survive_in_order() -> None:
+def test_restart_of_daemon_keeps_queue_order() -> None:
     world = World({"north": 4})
     first = world.submit(fixed(north=4), run_time=20)
     waiting = [world.submit(fixed(north=n)) for n in (3, 4, 2)]
@@ -388,11 +388,11 @@ def test_queues_survive_in_order() -> None:
     ]
     starts = [world.job(job).started_at or 0 for job in (waiting[0], waiting[2])]
     assert starts == sorted(starts)
-    late = world.submit(fixed(north=1))
-    assert world.job(late).queue_seq > max(world.job(job).queue_seq for job in waiting)
+    new_job = world.submit(fixed(north=1))
+    assert world.job(new_job).queue_seq > max(world.job(job).queue_seq for job in waiting)
 
 
-def test_an_overtaken_claim_is_still_a_failed_claim_after_a_restart() -> None:
+def test_restart_of_daemon_keeps_failed_claim_reason() -> None:
     world = World({"north": 4}, Rules(claim_grace=10))
     world.sites["north"].add_local_user(1)
     job = world.submit(fixed(north=4))
@@ -404,7 +404,7 @@ def test_an_overtaken_claim_is_still_a_failed_claim_after_a_restart() -> None:
     assert world.queries.grid["north"].health.errors == 0
 
 
-def test_a_claim_is_not_given_up_while_nobody_can_say_whether_it_came_through() -> None:
+def test_claim_is_kept_while_cluster_is_disconnected() -> None:
     world = World({"north": 4}, Rules(claim_grace=10))
     user = world.sites["north"].add_local_user(1)
     job = world.submit(fixed(north=4))
@@ -418,7 +418,7 @@ def test_a_claim_is_not_given_up_while_nobody_can_say_whether_it_came_through() 
 
 
 @pytest.mark.parametrize("ending", [JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED, JobState.QUEUED])
-def test_an_attempt_that_was_ending_ends_after_a_restart(ending: JobState) -> None:
+def test_restart_of_daemon_finishes_ending_attempt(ending: JobState) -> None:
     world = World({"north": 4, "south": 4}, manual=True)
     for name in world.sites:
         world.deliver(name)
@@ -445,7 +445,7 @@ def test_an_attempt_that_was_ending_ends_after_a_restart(ending: JobState) -> No
     check_nothing_remains(world)
 
 
-def test_a_component_that_is_lost_while_its_job_ends_is_not_waited_for() -> None:
+def test_lost_component_of_ending_job_is_not_awaited() -> None:
     world = World({"north": 4, "south": 4}, manual=True)
     for name in world.sites:
         world.deliver(name)
@@ -467,14 +467,14 @@ def test_a_component_that_is_lost_while_its_job_ends_is_not_waited_for() -> None
     assert [parse_token(t)[0] for t in world.tokens(job)] == [1, 1]
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool) -> None:
-    """It was started anew while its resource manager hangs."""
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_report_of_agent_without_data_keeps_nodes(is_restarted: bool) -> None:
+    """The agent restarted while its resource manager hangs."""
     world = World({"north": 4})
     job = world.submit(fixed(north=3), run_time=1e6)
     world.advance(1)
     world.disconnect("north")
-    if restarted:
+    if is_restarted:
         world.restart()
         world.queries.grid["north"].total = 4  # as it is stored
     world.step([Reported("north", ClusterReport(0, 0, 0, 0, frozenset(), "not answering"))])
@@ -485,15 +485,15 @@ def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool)
     assert (cluster.total, cluster.used, cluster.state_reason, world.state(job)) == (4, 3, "", JobState.RUNNING)
 
 
-@pytest.mark.parametrize("told", ["in an inventory", "by a long silence"])
-def test_what_is_found_lost_at_one_moment_is_one_error(told: str) -> None:
+@pytest.mark.parametrize("source", ["inventory", "silence"])
+def test_losses_at_one_time_count_one_error(source: str) -> None:
     world = World({"north": 6}, Rules(error_threshold=3, unreachable_after=5), lease=29.0)
     jobs = [world.submit(fixed(north=2), run_time=1000) for _ in range(3)]
     world.advance(1)
     world.disconnect("north")
     for job in jobs:
         world.sites["north"].lose_component(f"{job}.1.0")
-    if told == "by a long silence":
+    if source == "silence":
         world.advance(61)
     world.connect("north")
     cluster = world.queries.grid["north"]
@@ -502,4 +502,4 @@ def test_what_is_found_lost_at_one_moment_is_one_error(told: str) -> None:
     world.disconnect("north")
     world.sites["north"].lose_component("1.2.0")
     world.connect("north")
-    assert cluster.health.errors == 2, "another moment is another one"
+    assert cluster.health.errors == 2, "a later loss counts separately"

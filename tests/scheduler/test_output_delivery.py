@@ -1,4 +1,4 @@
-"""Components that have given back their nodes and still send results and output."""
+"""Components that have released their nodes and still deliver results and output."""
 
 import pytest
 
@@ -11,64 +11,64 @@ from tests.scheduler.requests import fixed
 from tests.scheduler.world import World
 
 
-def running(world: World) -> tuple[int, str]:
+def submit_running_job(world: World) -> tuple[int, str]:
     job = world.submit(fixed(north=4), run_time=1e6)
     world.advance(1)
     assert world.state(job) is JobState.RUNNING
     return job, world.tokens(job)[0]
 
 
-def delivers(token: str, **more: object) -> Reported:
-    return Reported("north", ComponentStatus(token, ComponentState.DELIVERING, **more))  # type: ignore[arg-type]
+def delivering_report(token: str, **fields: object) -> Reported:
+    return Reported("north", ComponentStatus(token, ComponentState.DELIVERING, **fields))  # type: ignore[arg-type]
 
 
-def test_a_job_is_final_when_its_output_is_there_and_its_nodes_are_free_before() -> None:
+def test_delivery_frees_nodes_before_job_is_final() -> None:
     world = World({"north": 4})
-    job, token = running(world)
-    effects = world.scheduler.step([delivers(token, program_exit=3)], world.now)
+    job, token = submit_running_job(world)
+    effects = world.scheduler.step([delivering_report(token, program_exit=3)], world.now)
     assert not [c for c in effects.commands if isinstance(c, StopComponent | ForgetComponent)]
     assert not world.queries.grid["north"].live
     assert (effects.jobs[job].state, effects.jobs[job].ending) == (JobState.RUNNING, JobState.FAILED)
-    again = world.scheduler.step([delivers(token, program_exit=3)], world.now + 5)
-    assert not again.commands
+    repeated = world.scheduler.step([delivering_report(token, program_exit=3)], world.now + 5)
+    assert not repeated.commands
     effects = world.scheduler.step(
         [Reported("north", ComponentStatus(token, ComponentState.ENDED, program_exit=3))], world.now + 9
     )
     assert ForgetComponent("north", token) in effects.commands
-    over = effects.jobs[job]
-    assert (over.state, over.exit_code) == (JobState.FAILED, 3)
-    assert over.attempt is not None
-    assert over.attempt.components[0].ended_at == world.now, "the nodes were free then"
+    finished = effects.jobs[job]
+    assert (finished.state, finished.exit_code) == (JobState.FAILED, 3)
+    assert finished.attempt is not None
+    assert finished.attempt.components[0].ended_at == world.now, "nodes are released when delivery starts"
     assert not [entry for entry in effects.timeline if entry.event == "output-missing"]
 
 
-def test_what_is_missing_is_in_the_timeline() -> None:
+def test_delivery_missing_output_is_in_timeline() -> None:
     world = World({"north": 4})
-    job, token = running(world)
+    job, token = submit_running_job(world)
     missing = "the last 5 bytes: the daemon took nothing for 300 s"
     ended = Reported("north", ComponentStatus(token, ComponentState.ENDED, program_exit=3, missing=missing))
     effects = world.scheduler.step([ended], world.now)
-    said = [(e.job, e.component, e.reason) for e in effects.timeline if e.event == "output-missing"]
-    assert said == [(job, 0, f"of its output there is missing {missing}")]
+    entries = [(e.job, e.component, e.reason) for e in effects.timeline if e.event == "output-missing"]
+    assert entries == [(job, 0, f"of its output there is missing {missing}")]
 
 
-def test_a_job_that_is_tried_again_does_not_wait_for_its_old_output() -> None:
+def test_delivery_does_not_delay_restarted_job() -> None:
     world = World({"north": 4})
-    job, token = running(world)
-    lost = delivers(token, error="the runner ended without a word", infrastructure=True)
-    effects = world.scheduler.step([lost], world.now)
+    job, token = submit_running_job(world)
+    failure = delivering_report(token, error="the runner ended without a word", infrastructure=True)
+    effects = world.scheduler.step([failure], world.now)
     assert effects.jobs[job].state is JobState.QUEUED
     assert not world.queries.grid["north"].delivering
-    after = world.scheduler.step([delivers(token)], world.now)
-    assert not after.commands, "it is neither stopped nor forgotten before it has told all"
+    after = world.scheduler.step([delivering_report(token)], world.now)
+    assert not after.commands, "it is neither stopped nor forgotten before its delivery ends"
     after = world.scheduler.step([Reported("north", ComponentStatus(token, ComponentState.ENDED))], world.now)
     assert after.commands == [ForgetComponent("north", token)]
 
 
-def test_a_cluster_that_goes_away_is_not_waited_for_and_that_is_told() -> None:
+def test_delivery_of_unreachable_cluster_ends_with_timeline_entry() -> None:
     world = World({"north": 4}, Rules(unreachable_after=5))
-    job, token = running(world)
-    world.apply_effects(world.scheduler.step([delivers(token, program_exit=0)], world.now))
+    job, token = submit_running_job(world)
+    world.apply_effects(world.scheduler.step([delivering_report(token, program_exit=0)], world.now))
     world.disconnect("north")
     world.advance(4)
     assert world.state(job) is JobState.RUNNING
@@ -79,12 +79,12 @@ def test_a_cluster_that_goes_away_is_not_waited_for_and_that_is_told() -> None:
     ]
 
 
-def test_results_that_are_not_waited_for_are_told_too() -> None:
+def test_delivery_of_unreachable_results_is_in_timeline() -> None:
     world = World({"north": 4}, Rules(unreachable_after=5))
     job = world.submit(fixed(north=4), run_time=1e6, collect=("*",))
     world.advance(1)
     (token,) = world.tokens(job)
-    world.apply_effects(world.scheduler.step([delivers(token, program_exit=0)], world.now))
+    world.apply_effects(world.scheduler.step([delivering_report(token, program_exit=0)], world.now))
     world.disconnect("north")
     world.advance(6)
     assert world.state(job) is JobState.SUCCEEDED
@@ -93,12 +93,12 @@ def test_results_that_are_not_waited_for_are_told_too() -> None:
     ]
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_an_agent_that_knows_nothing_of_it_any_more_ends_it(restarted: bool) -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_delivery_unknown_to_agent_ends(is_restarted: bool) -> None:
     world = World({"north": 4})
-    job, token = running(world)
-    world.apply_effects(world.scheduler.step([delivers(token, program_exit=0)], world.now))
-    if restarted:
+    job, token = submit_running_job(world)
+    world.apply_effects(world.scheduler.step([delivering_report(token, program_exit=0)], world.now))
+    if is_restarted:
         world.restart()
         assert not world.queries.grid["north"].live
         attempt = world.job(job).attempt

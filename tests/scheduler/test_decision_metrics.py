@@ -1,4 +1,4 @@
-"""What is counted of decisions: why jobs were not placed, why claims and attempts failed."""
+"""Metrics of decisions: reasons for failed placements, claims and attempts."""
 
 from collections import Counter
 from functools import cached_property
@@ -19,7 +19,7 @@ from tests.scheduler.world import World
 
 
 class Counting(World):
-    """With what the daemon counts."""
+    """A simulated grid that records the daemon's metrics."""
 
     @cached_property
     def instruments(self) -> Instruments:
@@ -30,39 +30,39 @@ class Counting(World):
         return super().apply_effects(effects)
 
 
-def test_what_goes_well_is_counted_once() -> None:
+def test_metrics_successful_jobs_are_counted_once() -> None:
     world = Counting({"north": 4, "south": 4})
     world.submit(flexible(6))
     world.submit(fixed(south=1), priority=Priority.HIGH)
     world.submit(fixed(south=1), internal=True)
     world.advance(60)
-    counted = world.instruments
-    assert counted.submitted == {Priority.LOW: 1, Priority.HIGH: 1}
-    assert counted.ended == {(JobState.SUCCEEDED, priority): 1 for priority in Priority}
-    assert sum(counted.placements.values()) == 2
-    assert sum(count for (_, several), count in counted.placements.items() if several) == 1
-    assert counted.claims == {"north": 1, "south": 3}, "the daemon's own claim nodes as others do"
-    assert (counted.requeued, counted.preemptions) == (0, 0)
-    assert not counted.claims_failed
-    assert not counted.attempts_failed
+    instruments = world.instruments
+    assert instruments.submitted == {Priority.LOW: 1, Priority.HIGH: 1}
+    assert instruments.ended == {(JobState.SUCCEEDED, priority): 1 for priority in Priority}
+    assert sum(instruments.placements.values()) == 2
+    assert sum(count for (_, several), count in instruments.placements.items() if several) == 1
+    assert instruments.claims == {"north": 1, "south": 3}, "internal jobs claim nodes, too"
+    assert (instruments.requeued, instruments.preemptions) == (0, 0)
+    assert not instruments.claims_failed
+    assert not instruments.attempts_failed
 
 
-def test_too_few_nodes_and_no_cluster() -> None:
+def test_metrics_count_placement_without_enough_nodes() -> None:
     world = Counting({"north": 4})
     world.submit(fixed(north=4), run_time=1e6)
     world.advance(1)
-    before = Counter(world.instruments.refusals)
+    initial_counts = Counter(world.instruments.refusals)
     world.submit(flexible(2))
-    assert world.instruments.refusals[RefusalKind.NODES] > before[RefusalKind.NODES]
+    assert world.instruments.refusals[RefusalKind.NODES] > initial_counts[RefusalKind.NODES]
     world.disconnect("north")
     world.advance(1)
     assert world.queries.grid["north"].state is ClusterState.UNREACHABLE
 
 
 @pytest.mark.parametrize("mode", ["scan", "head", "fcfs"])
-def test_an_owners_limit_is_told_apart(mode: QueueMode) -> None:
-    allowed = limits(UserLimits(nodes=2))
-    world = Counting({"north": 8}, Rules(queue=mode, scan_interval=10), limits=allowed)
+def test_metrics_owner_limit_is_counted_separately(mode: QueueMode) -> None:
+    owner_limits = limits(UserLimits(nodes=2))
+    world = Counting({"north": 8}, Rules(queue=mode, scan_interval=10), limits=owner_limits)
     for _ in range(2):
         world.submit(flexible(2), owner="ada", run_time=1e6)
     world.advance(25)
@@ -70,7 +70,7 @@ def test_an_owners_limit_is_told_apart(mode: QueueMode) -> None:
     assert set(+world.instruments.refusals) == {RefusalKind.LIMIT}
 
 
-def test_local_users_who_are_faster() -> None:
+def test_metrics_claim_lost_to_local_users_is_counted() -> None:
     world = Counting({"north": 4, "south": 4}, Rules(claim_grace=10))
     world.sites["south"].add_local_user(2)  # not yet reported
     job = world.submit(fixed(north=2, south=4))
@@ -80,12 +80,12 @@ def test_local_users_who_are_faster() -> None:
     assert (world.instruments.requeued, sum(world.instruments.attempts_failed.values())) == (1, 0)
 
 
-def test_nodes_that_are_kept_and_who_made_room() -> None:
+def test_metrics_preemption_and_kept_nodes_are_counted() -> None:
     world = Counting({"north": 4}, Rules(claim_grace=10, barrier_timeout=60))
     site = world.sites["north"]
-    held = world.submit(fixed(north=2), run_time=1e6)
+    preempted_job = world.submit(fixed(north=2), run_time=1e6)
     world.advance(1)
-    site.stuck_components.update(world.tokens(held))
+    site.stuck_components.update(world.tokens(preempted_job))
     site.add_local_user(1)  # not yet reported
     world.submit(fixed(north=3), priority=Priority.HIGH)
     world.advance(65)
@@ -93,7 +93,7 @@ def test_nodes_that_are_kept_and_who_made_room() -> None:
     assert world.instruments.preemptions == 1
 
 
-def test_who_made_room_for_one_at_its_home_site() -> None:
+def test_metrics_reclaim_at_home_site_is_counted() -> None:
     world = Counting({"north": 4}, Rules(sharing="feasible"))
     world.submit(fixed(north=4), run_time=1e6)
     world.advance(1)
@@ -103,7 +103,7 @@ def test_who_made_room_for_one_at_its_home_site() -> None:
 
 
 @pytest.mark.parametrize("launcher", list(Launcher))
-def test_a_node_that_is_lost(launcher: Launcher) -> None:
+def test_metrics_lost_node_counts_cluster_failure(launcher: Launcher) -> None:
     world = Counting({"north": 4, "south": 4})
     job = world.submit(flexible(6), launcher=launcher)
     world.advance(5)
@@ -113,7 +113,7 @@ def test_a_node_that_is_lost(launcher: Launcher) -> None:
     assert world.instruments.attempts_failed == {(cluster, AttemptFailure.CLUSTER): 1}
 
 
-def test_nodes_that_are_given_back_too_early() -> None:
+def test_metrics_early_end_is_counted() -> None:
     world = Counting({"north": 4})
     world.submit(fixed(north=4))
     world.settle()
@@ -122,7 +122,7 @@ def test_nodes_that_are_given_back_too_early() -> None:
     assert world.instruments.attempts_failed[("north", AttemptFailure.ENDED_EARLY)] >= 1
 
 
-def test_a_cluster_that_is_never_heard_of_again() -> None:
+def test_metrics_silent_cluster_counts_lost_attempt() -> None:
     world = Counting({"north": 4}, lease=29.0)
     job = world.submit(fixed(north=4), run_time=1e6)
     world.advance(5)
@@ -132,7 +132,7 @@ def test_a_cluster_that_is_never_heard_of_again() -> None:
     assert world.instruments.attempts_failed == {("north", AttemptFailure.LOST): 1}
 
 
-def test_a_program_that_fails_is_nobodys_failure_but_its_own() -> None:
+def test_metrics_program_failure_counts_no_attempt_failure() -> None:
     world = Counting({"north": 4})
     world.submit(fixed(north=1), code=3)
     world.advance(60)
