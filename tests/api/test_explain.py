@@ -24,7 +24,7 @@ async def test_a_waiting_job_is_explained(open_api: Open, body: Json) -> None:
     assert "its agent has not connected yet" in found["clusters"][0]["reason"]
 
 
-async def test_a_finished_job_is_explained_by_its_end(open_api: Open, body: Json) -> None:
+async def test_explanation_of_finished_job_is_its_end(open_api: Open, body: Json) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body)
     await api.post("/api/v1/jobs/1/cancel", json={"reason": "enough"})

@@ -1,4 +1,4 @@
-"""Clusters that say their nodes are idle and do not give them, and those that are only busy (docs/adr/0012)."""
+"""Clusters that report idle nodes but do not allocate them, and clusters that are only busy (docs/adr/0012)."""
 
 from itertools import pairwise
 
@@ -18,49 +18,49 @@ from tests.scheduler.world import World
 RULES = Rules(claim_grace=10)
 
 
-def with_hole(hole: int = 16, other: int = 8, rules: Rules = RULES) -> World:
-    """One cluster says that all its nodes are idle, and starts nothing; the other is as it should be."""
-    world = World({"hole": hole, "other": other}, rules)
+def create_world_with_hole(hole_size: int = 16, other_size: int = 8, rules: Rules = RULES) -> World:
+    """Create a black-hole cluster, which reports idle nodes and starts nothing, and a normal one."""
+    world = World({"hole": hole_size, "other": other_size}, rules)
     world.sites["hole"].is_black_hole = True
     return world
 
 
-def tries_on(world: World, cluster: str, *jobs: JobId) -> list[float]:
-    """When components were handed to a cluster."""
-    wanted = jobs or tuple(world.jobs)
-    told = [e for e in world.timeline if e.job in wanted and e.event == "claiming" and f" on {cluster}" in e.reason]
-    return [entry.at for entry in told]
+def submission_times(world: World, cluster: str, *jobs: JobId) -> list[float]:
+    """Return the times at which components were submitted to a cluster."""
+    job_ids = jobs or tuple(world.jobs)
+    entries = [e for e in world.timeline if e.job in job_ids and e.event == "claiming" and f" on {cluster}" in e.reason]
+    return [entry.at for entry in entries]
 
 
-def test_one_after_the_other_jobs_go_where_nodes_are_given() -> None:
-    world = with_hole()
+def test_doubt_sends_single_jobs_to_working_cluster() -> None:
+    world = create_world_with_hole()
     for _ in range(50):
         job = world.submit(flexible(4), run_time=20)
         while not world.state(job).is_final:
             world.advance(5)
         assert world.state(job) is JobState.SUCCEEDED
-    tries = tries_on(world, "hole")
-    assert len(tries) <= 7, "fifty without a doubt"
-    gaps = [after - before for before, after in pairwise(tries)]
-    assert gaps == sorted(gaps), "ever more rarely"
+    tries = submission_times(world, "hole")
+    assert len(tries) <= 7, "without doubt there would be fifty"
+    gaps = [later - earlier for earlier, later in pairwise(tries)]
+    assert gaps == sorted(gaps), "pauses between tries grow"
     check_nothing_remains(world)
 
 
-def test_a_full_queue_loses_one_claim_at_a_time_after_the_first_ones() -> None:
-    world = with_hole()
+def test_doubt_limits_failed_claims_of_full_queue() -> None:
+    world = create_world_with_hole()
     jobs = [world.submit(flexible(1), run_time=20) for _ in range(100)]
     world.advance(11)
-    first = len(tries_on(world, "hole"))
-    assert first == 16, "nobody knew"
+    first_count = len(submission_times(world, "hole"))
+    assert first_count == 16, "all nodes are claimed before the first failure"
     world.advance(600)
     assert all(world.state(job) is JobState.SUCCEEDED for job in jobs)
-    assert len(tries_on(world, "hole")) - first <= 4
+    assert len(submission_times(world, "hole")) - first_count <= 4
     check_nothing_remains(world)
 
 
-def test_the_doubt_is_of_nodes_and_not_of_the_cluster() -> None:
-    """Three of the four that were claimed may well be there."""
-    world = with_hole(other=1)
+def test_doubt_concerns_nodes_and_not_cluster() -> None:
+    """A claim for four nodes failed; three of them may be available."""
+    world = create_world_with_hole(other_size=1)
     world.submit(fixed(hole=4))
     world.advance(11)
     cluster = world.queries.grid["hole"]
@@ -68,18 +68,18 @@ def test_the_doubt_is_of_nodes_and_not_of_the_cluster() -> None:
     assert cluster.status_text == (
         f"has 13 idle nodes in doubt until 00:00:{10 + DOUBT_PAUSE:.0f}: a claim for 4 nodes was in vain"
     )
-    smaller = world.submit(fixed(hole=3))
-    assert world.state(smaller) is JobState.CLAIMING
+    smaller_job = world.submit(fixed(hole=3))
+    assert world.state(smaller_job) is JobState.CLAIMING
 
 
-def test_pauses_double_up_to_a_bound_and_a_claim_that_holds_ends_the_doubt() -> None:
-    world = with_hole(other=0)
+def test_doubt_pauses_double_until_claim_succeeds() -> None:
+    world = create_world_with_hole(other_size=0)
     job = world.submit(flexible(16), run_time=5)
     world.advance(4 * 3600)
-    tries = tries_on(world, "hole", job)
-    pauses = [round(after - before - 10) for before, after in pairwise(tries)]
+    tries = submission_times(world, "hole", job)
+    pauses = [round(later - earlier - 10) for earlier, later in pairwise(tries)]
     expected = [min(DOUBT_PAUSE * 2.0**n, MAX_DOUBT_PAUSE) for n in range(len(pauses))]
-    assert pauses == [pytest.approx(each, abs=2) for each in expected]
+    assert pauses == [pytest.approx(pause, abs=2) for pause in expected]
     assert MAX_DOUBT_PAUSE in expected
     world.sites["hole"].end_black_hole()
     world.advance(MAX_DOUBT_PAUSE + 30)
@@ -87,13 +87,13 @@ def test_pauses_double_up_to_a_bound_and_a_claim_that_holds_ends_the_doubt() -> 
     cluster = world.queries.grid["hole"]
     assert (cluster.doubt, cluster.evidence.consecutive_failures, cluster.available) == (None, 0, 16)
     world.sites["hole"].is_black_hole = True
-    again = world.submit(flexible(16))
+    second_job = world.submit(flexible(16))
     world.advance(12 + DOUBT_PAUSE)
-    assert len(tries_on(world, "hole", again)) == 2, "it begins anew"
+    assert len(submission_times(world, "hole", second_job)) == 2, "the pauses start again"
 
 
-def test_a_cluster_that_is_only_busy_is_believed() -> None:
-    """It says so: what its local users give back is offered at once."""
+def test_doubt_does_not_arise_on_busy_cluster() -> None:
+    """The cluster reports its local users; nodes that they release are offered at once."""
     world = World({"north": 8}, RULES)
     site = world.sites["north"]
     for _ in range(5):
@@ -110,27 +110,27 @@ def test_a_cluster_that_is_only_busy_is_believed() -> None:
         assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_idle_nodes_behind_a_wide_local_job_are_in_doubt_until_somebody_takes_them() -> None:
-    """A strict queue: the local job waits for all nodes, and nobody gets those that are idle meanwhile."""
+def test_doubt_of_nodes_behind_wide_local_job_ends_with_allocation() -> None:
+    """In a strict queue the local job waits for all nodes, and nodes stay idle meanwhile."""
     world = World({"north": 8, "south": 2}, RULES)
     site = world.sites["north"]
-    first = site.add_local_user(2)
+    first_user = site.add_local_user(2)
     world.settle()
     site.add_local_user(8)
     job = world.submit(fixed(north=4), run_time=5)
     world.advance(11)
     cluster = world.queries.grid["north"]
     assert (cluster.idle, cluster.available) == (6, 3)
-    site.remove_local_user(first)
+    site.remove_local_user(first_user)
     effects = world.step([Reported("north", site.current_report())])
-    assert cluster.doubt is None, "all eight are taken: these were there"
-    assert "north" in effects.clusters, "operators are shown that"
+    assert cluster.doubt is None, "all eight nodes are allocated"
+    assert "north" in effects.clusters, "operators are informed"
     site.remove_local_user("user-2")
     world.settle()
     assert (cluster.available, world.state(job)) == (4, JobState.CLAIMING)
 
 
-def test_a_runner_behind_our_own_wide_one_proves_nothing() -> None:
+def test_doubt_does_not_arise_behind_own_wide_job() -> None:
     world = World({"north": 8}, RULES)
     world.sites["north"].add_local_user(4)  # not yet reported
     wide = world.submit(fixed(north=6), run_time=5)
@@ -143,8 +143,8 @@ def test_a_runner_behind_our_own_wide_one_proves_nothing() -> None:
     assert {world.state(job) for job in (wide, narrow)} == {JobState.SUCCEEDED}
 
 
-def test_a_smaller_claim_that_holds_says_nothing_of_larger_ones() -> None:
-    world = with_hole(other=0)
+def test_doubt_is_not_ended_by_smaller_claim() -> None:
+    world = create_world_with_hole(other_size=0)
     job = world.submit(flexible(16), run_time=5)
     world.advance(11)
     world.sites["hole"].end_black_hole()
@@ -158,34 +158,34 @@ def test_a_smaller_claim_that_holds_says_nothing_of_larger_ones() -> None:
     assert (cluster.doubt, cluster.evidence.consecutive_failures) == (None, 0)
 
 
-def test_who_waits_is_told_of_the_doubt_and_an_operator_ends_it() -> None:
-    world = with_hole(other=2)
+def test_doubt_is_explained_and_cleared_by_operator() -> None:
+    world = create_world_with_hole(other_size=2)
     job = world.submit(fixed(hole=16), run_time=5)
     world.advance(11)
-    found = explain(world.queries, world.job(job), [e for e in world.timeline if e.job == job], world.now)
-    (cluster,) = found.clusters
+    explanation = explain(world.queries, world.job(job), [e for e in world.timeline if e.job == job], world.now)
+    (cluster,) = explanation.clusters
     assert cluster.idle == 15
     assert "hole has 1 idle node in doubt until 00:00:40" in cluster.reason
-    assert found.suffices == ("hole giving nodes that it says are idle, which is tried again",)
+    assert explanation.suffices == ("hole giving nodes that it says are idle, which is tried again",)
     world.sites["hole"].end_black_hole()
     world.step([ClusterCleared("hole")])
     world.advance(10)
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_nobody_is_preempted_for_nodes_in_doubt() -> None:
-    world = with_hole(hole=4, other=4)
+def test_doubt_of_nodes_prevents_preemption() -> None:
+    world = create_world_with_hole(hole_size=4, other_size=4)
     low = world.submit(fixed(other=4), run_time=200)
     high = world.submit(flexible(8), run_time=5, priority=Priority.HIGH)
     world.advance(12)
-    assert len(world.reasons(low, "preempted")) == 1, "once, before that was known"
+    assert len(world.reasons(low, "preempted")) == 1, "only before the first failed claim"
     assert world.state(high) is JobState.QUEUED
     world.advance(DOUBT_PAUSE / 2)
     assert (world.state(low), len(world.reasons(low, "preempted"))) == (JobState.RUNNING, 1)
 
 
-def test_a_restart_forgets_and_learns_anew_by_one_claim() -> None:
-    world = with_hole()
+def test_doubt_is_learned_again_after_restart() -> None:
+    world = create_world_with_hole()
     job = world.submit(flexible(8), run_time=1000)
     world.advance(15)
     assert world.state(job) is JobState.RUNNING
@@ -194,17 +194,17 @@ def test_a_restart_forgets_and_learns_anew_by_one_claim() -> None:
         world.connect(name)
     assert world.queries.grid["hole"].doubt is None
     world.cancel(job)
-    others = [world.submit(flexible(8), run_time=20) for _ in range(3)]
+    later_jobs = [world.submit(flexible(8), run_time=20) for _ in range(3)]
     world.advance(120)
-    assert all(world.state(other) is JobState.SUCCEEDED for other in others)
-    assert len(tries_on(world, "hole", *others)) <= 4
+    assert all(world.state(other) is JobState.SUCCEEDED for other in later_jobs)
+    assert len(submission_times(world, "hole", *later_jobs)) <= 4
 
 
-def test_nodes_that_a_preempted_job_does_not_give_back_are_promised_to_nobody_again() -> None:
+def test_kept_nodes_of_preempted_job_are_not_promised_again() -> None:
     world = World({"north": 4, "south": 4}, Rules(claim_grace=10, barrier_timeout=60))
-    held = [world.submit(fixed(**{name: 4}), run_time=1e6) for name in world.sites]
+    running_jobs = [world.submit(fixed(**{name: 4}), run_time=1e6) for name in world.sites]
     world.advance(1)
-    world.sites["north"].stuck_components.update(world.tokens(held[0]))
+    world.sites["north"].stuck_components.update(world.tokens(running_jobs[0]))
     high = world.submit(nonfixed(4), run_time=5, priority=Priority.HIGH)
     assert "north" in world.reasons(high, "claiming")[0]
     world.advance(70)
@@ -212,19 +212,23 @@ def test_nodes_that_a_preempted_job_does_not_give_back_are_promised_to_nobody_ag
     assert world.state(high) is JobState.SUCCEEDED, "in south"
 
 
-@given(sizes=st.lists(st.integers(1, 8), min_size=5, max_size=30), hole=st.integers(1, 20), mended=st.integers(1, 400))
-def test_holes_keep_nobody_from_nodes_elsewhere_and_are_used_again_when_mended(
-    sizes: list[int], hole: int, mended: int
+@given(
+    sizes=st.lists(st.integers(1, 8), min_size=5, max_size=30),
+    hole_size=st.integers(1, 20),
+    repaired_at=st.integers(1, 400),
+)
+def test_doubt_never_blocks_other_clusters_and_ends_after_repair(
+    sizes: list[int], hole_size: int, repaired_at: int
 ) -> None:
-    world = with_hole(hole, 8)
+    world = create_world_with_hole(hole_size, 8)
     jobs = [world.submit(flexible(size, max_components=1), run_time=10) for size in sizes]
-    world.advance(mended)
+    world.advance(repaired_at)
     world.sites["hole"].end_black_hole()
     world.advance(60 * len(jobs) + 60)
     assert all(world.state(job) is JobState.SUCCEEDED for job in jobs)
-    waves = 16 + sum(sizes)  # at first as many as it has nodes; then ever fewer
-    assert len(tries_on(world, "hole")) <= waves + len(sizes)
-    last = world.submit(fixed(hole=hole), run_time=1)
+    first_claims = 16 + sum(sizes)  # upper bound of claims before doubt arises
+    assert len(submission_times(world, "hole")) <= first_claims + len(sizes)
+    last_job = world.submit(fixed(hole=hole_size), run_time=1)
     world.advance(MAX_DOUBT_PAUSE + 60)
-    assert world.state(last) is JobState.SUCCEEDED
+    assert world.state(last_job) is JobState.SUCCEEDED
     check_nothing_remains(world)

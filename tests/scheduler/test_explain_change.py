@@ -1,4 +1,4 @@
-"""The change that ``explain`` offers is placed, also where others wait for the nodes that the job gives up."""
+"""The smallest change that ``explain`` offers can be placed, also while other jobs wait."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
 
-def follow(world: World, job: JobId) -> JobId | None:
-    """Cancel a job and submit the change that is offered for it; return the new job."""
+def submit_change(world: World, job: JobId) -> JobId | None:
+    """Cancel a job and submit its smallest change; return the new job, or None without a change."""
     change = explain(world.queries, world.job(job), [], world.now).smallest_change
     if change is None:
         return None
@@ -22,24 +22,24 @@ def follow(world: World, job: JobId) -> JobId | None:
     return world.submit_together([change.spec])[0]
 
 
-def test_a_change_does_not_need_the_jobs_own_reservation() -> None:
+def test_change_ignores_reservation_of_job_itself() -> None:
     world = World({"c0": 12, "c1": 12})
     world.submit(fixed(c0=7), run_time=1e5)
     world.submit(fixed(c1=12), run_time=2400.0)
-    wide = world.submit(flexible(17, min_size=6))
-    other = world.submit(nonfixed(12), run_time=1e4)
+    wide_job = world.submit(flexible(17, min_size=6))
+    later_job = world.submit(nonfixed(12), run_time=1e4)
     world.advance(2600)
-    assert world.queries.reservation == wide
-    change = explain(world.queries, world.job(wide), [], world.now).smallest_change
+    assert world.queries.reservation == wide_job
+    change = explain(world.queries, world.job(wide_job), [], world.now).smallest_change
     assert change is not None
-    assert change.text == "ask for 5 nodes", "the 12 nodes of c1 go to the job behind it"
-    changed = follow(world, wide)
+    assert change.text == "ask for 5 nodes", "the 12 nodes of c1 go to the later job"
+    changed = submit_change(world, wide_job)
     assert changed is not None
     assert world.state(changed).is_active
-    assert world.state(other).is_active
+    assert world.state(later_job).is_active
 
 
-requests = st.one_of(
+drawn_requests = st.one_of(
     st.builds(flexible, st.integers(1, 14), st.integers(1, 1), st.none() | st.integers(1, 2)),
     st.builds(lambda sizes: nonfixed(*sizes), st.lists(st.integers(1, 6), min_size=1, max_size=3)),
     st.builds(lambda north, south: fixed(north=north, south=south), st.integers(1, 7), st.integers(1, 7)),
@@ -48,14 +48,14 @@ requests = st.one_of(
 
 @given(
     jobs=st.lists(
-        st.tuples(requests, st.sampled_from(Priority), st.sampled_from([200.0, 1e5])), min_size=2, max_size=8
+        st.tuples(drawn_requests, st.sampled_from(Priority), st.sampled_from([200.0, 1e5])), min_size=2, max_size=8
     ),
     queue=st.sampled_from(["scan", "head", "fcfs"]),
     patience=st.sampled_from([None, 100.0]),
     seconds=st.sampled_from([1.0, 60.0, 300.0]),
     data=st.data(),
 )
-def test_the_smallest_change_is_placed_though_others_wait(
+def test_change_is_placed_while_others_wait(
     jobs: Sequence[tuple[Request, Priority, float]],
     queue: str,
     patience: float | None,
@@ -71,5 +71,5 @@ def test_the_smallest_change_is_placed_though_others_wait(
     world.advance(seconds)
     queued = [job for job in submitted if world.state(job) is JobState.QUEUED]
     if queued:
-        changed = follow(world, data.draw(st.sampled_from(queued)))
+        changed = submit_change(world, data.draw(st.sampled_from(queued)))
         assert changed is None or world.state(changed).is_active, world.queries.waiting_reason(world.job(changed))

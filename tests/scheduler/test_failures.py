@@ -1,4 +1,4 @@
-"""Whose fault was it, and what follows."""
+"""Failures of programs and infrastructure, restarts, and errors of clusters."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def break_component(world: World, token: str, error: str = "node lost") -> None:
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("launcher", list(Launcher))
-def test_a_gang_dies_as_one_and_is_tried_again(launcher: Launcher, index: int) -> None:
+def test_failed_component_restarts_whole_job(launcher: Launcher, index: int) -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), launcher=launcher)
     world.advance(5)
@@ -33,10 +33,10 @@ def test_a_gang_dies_as_one_and_is_tried_again(launcher: Launcher, index: int) -
     assert world.reasons(job, "requeued") == [f"infrastructure-failure: {cluster}: node lost (restart 1 of 10)"]
     assert ("Stop", f"1.1.{1 - index}") in world.commands(job)
     assert world.queries.grid[cluster].health.errors == 1
-    assert world.state(job) is JobState.CLAIMING, "tried again at once"
+    assert world.state(job) is JobState.CLAIMING, "restarted at once"
     world.advance(30)
-    done = world.job(job)
-    assert (done.state, done.restarts, done.generation, done.exit_code) == (JobState.SUCCEEDED, 1, 2, 0)
+    finished = world.job(job)
+    assert (finished.state, finished.restarts, finished.generation, finished.exit_code) == (JobState.SUCCEEDED, 1, 2, 0)
     assert world.queries.grid[cluster].health.errors == 0, "a success resets the count"
     check_nothing_remains(world)
 
@@ -44,29 +44,27 @@ def test_a_gang_dies_as_one_and_is_tried_again(launcher: Launcher, index: int) -
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("launcher", list(Launcher))
 @pytest.mark.parametrize("other_fails_first", [False, True])
-def test_memory_limit_of_a_component_fails_its_job_and_blames_no_cluster(
-    launcher: Launcher, index: int, other_fails_first: bool
-) -> None:
+def test_memory_limit_fails_job_without_cluster_error(launcher: Launcher, index: int, other_fails_first: bool) -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), launcher=launcher)
     world.advance(5)
-    token, other = world.job(job).token(index), world.job(job).token(1 - index)
-    site, other_site = world.site_of(token), world.site_of(other)
+    token, other_token = world.job(job).token(index), world.job(job).token(1 - index)
+    site, other_site = world.site_of(token), world.site_of(other_token)
     if other_fails_first:
-        other_site.fail_component(other, "the MPI daemon was lost")
+        other_site.fail_component(other_token, "the MPI daemon was lost")
         world.deliver(other_site.name)
         assert world.job(job).ending is JobState.QUEUED
     site.exceed_memory_limit(token)
     world.settle()
     world.advance(60)
-    done = world.job(job)
-    assert (done.state, done.generation, done.exit_code) == (JobState.FAILED, 1, None)
-    assert done.reason == f"{site.name}: memory limit exceeded"
+    finished = world.job(job)
+    assert (finished.state, finished.generation, finished.exit_code) == (JobState.FAILED, 1, None)
+    assert finished.reason == f"{site.name}: memory limit exceeded"
     assert [world.queries.grid[name].health.errors for name in ("north", "south")] == [0, 0]
     check_nothing_remains(world)
 
 
-def test_memory_limit_after_the_program_told_its_exit_code_is_the_reason() -> None:
+def test_memory_limit_after_exit_code_is_reason() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4), launcher=Launcher.PROCESSES)
     world.advance(5)
@@ -76,13 +74,13 @@ def test_memory_limit_after_the_program_told_its_exit_code_is_the_reason() -> No
     world.deliver("north")
     site.exceed_memory_limit(token)
     world.settle()
-    done = world.job(job)
-    assert (done.state, done.restarts, done.exit_code) == (JobState.FAILED, 0, None)
-    assert done.reason == "north: memory limit exceeded"
+    finished = world.job(job)
+    assert (finished.state, finished.restarts, finished.exit_code) == (JobState.FAILED, 0, None)
+    assert finished.reason == "north: memory limit exceeded"
     check_nothing_remains(world)
 
 
-def test_a_failure_during_the_claim() -> None:
+def test_failure_during_claim_restarts_job() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6))
     break_component(world, "1.1.1", "the resource manager refused")
@@ -91,7 +89,7 @@ def test_a_failure_during_the_claim() -> None:
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
 
 
-def test_a_component_that_ends_without_a_word_during_the_claim() -> None:
+def test_component_end_during_claim_is_error() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4))
     world.settle()
@@ -101,8 +99,8 @@ def test_a_component_that_ends_without_a_word_during_the_claim() -> None:
 
 
 @pytest.mark.parametrize(("launcher", "restarts"), [(Launcher.OPENMPI, 0), (Launcher.PROCESSES, 1)])
-def test_a_component_that_ends_without_its_exit_code(launcher: Launcher, restarts: int) -> None:
-    """Under Open MPI only the head has one to tell; of plain processes each."""
+def test_component_end_without_exit_code_restarts_processes_only(launcher: Launcher, restarts: int) -> None:
+    """Under Open MPI only the head reports an exit code; with plain processes each component does."""
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), launcher=launcher)
     world.advance(5)
@@ -111,7 +109,7 @@ def test_a_component_that_ends_without_its_exit_code(launcher: Launcher, restart
     assert world.job(job).restarts == restarts
 
 
-def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
+def test_consecutive_errors_make_cluster_unusable_until_cleared() -> None:
     world = World({"north": 4, "south": 2}, Rules(error_threshold=3, restart_pause=0))
     job = world.submit(fixed(north=4))
     for _ in range(3):
@@ -121,9 +119,9 @@ def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
     assert cluster.state_reason == "3 errors in a row, the last: no fork"
     assert world.state(job) is JobState.QUEUED
     assert "unusable" in world.queries.waiting_reason(world.job(job)) or "north" in world.job(job).reason
-    other = world.submit(flexible(2))
+    other_job = world.submit(flexible(2))
     world.advance(20)
-    assert world.state(other) is JobState.SUCCEEDED, "the other cluster serves on"
+    assert world.state(other_job) is JobState.SUCCEEDED, "the other cluster still accepts jobs"
     assert world.state(job) is JobState.QUEUED
     world.step([ClusterCleared("north")])
     assert (cluster.state, cluster.health.errors, cluster.state_reason) == (ClusterState.USABLE, 0, "")
@@ -132,7 +130,7 @@ def test_errors_in_a_row_make_a_cluster_unusable_until_it_is_cleared() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_running_jobs_go_on_where_a_cluster_became_unusable_and_do_not_mend_it() -> None:
+def test_unusable_cluster_keeps_running_jobs_and_stays_unusable() -> None:
     world = World({"north": 4}, Rules(error_threshold=1, probation=False))
     running = world.submit(fixed(north=2), run_time=50)
     broken = world.submit(fixed(north=2))
@@ -145,21 +143,21 @@ def test_running_jobs_go_on_where_a_cluster_became_unusable_and_do_not_mend_it()
 
 
 @pytest.mark.parametrize("launcher", list(Launcher))
-def test_a_programs_own_failure_is_the_jobs_result(launcher: Launcher) -> None:
+def test_program_failure_is_result_of_job(launcher: Launcher) -> None:
     world = World({"north": 4, "south": 4})
     world.queries.grid["north"].health.errors = 2
     job = world.submit(flexible(6), code=3, launcher=launcher)
     world.advance(30)
-    done = world.job(job)
-    assert (done.state, done.exit_code, done.reason) == (JobState.FAILED, 3, "the program exited with 3")
-    assert (done.restarts, done.generation) == (0, 1)
+    finished = world.job(job)
+    assert (finished.state, finished.exit_code, finished.reason) == (JobState.FAILED, 3, "the program exited with 3")
+    assert (finished.restarts, finished.generation) == (0, 1)
     assert all(world.queries.grid[name].health.errors == 0 for name in world.sites), (
-        "its clusters carried it to its end"
+        "the job ran to its end on these clusters"
     )
     check_nothing_remains(world)
 
 
-def test_the_cluster_may_say_why_a_program_failed() -> None:
+def test_failure_reason_includes_cluster_error() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4))
     world.advance(1)
@@ -169,10 +167,10 @@ def test_the_cluster_may_say_why_a_program_failed() -> None:
 
 
 @pytest.mark.parametrize("launcher", list(Launcher))
-def test_a_program_killed_by_a_lost_node_is_restarted(launcher: Launcher) -> None:
-    """The head tells 137 before the other cluster tells why."""
+def test_program_killed_by_lost_node_is_restarted(launcher: Launcher) -> None:
+    """The head reports 137 before the other cluster reports the lost node."""
     world = World({"north": 4, "south": 4}, manual=True)
-    job = start_by_hand(world, launcher)
+    job = start_manually(world, launcher)
     world.sites["north"].exit_program("1.1.0", 137)
     world.deliver("north")
     assert world.job(job).ending is JobState.FAILED
@@ -184,7 +182,7 @@ def test_a_program_killed_by_a_lost_node_is_restarted(launcher: Launcher) -> Non
     assert (world.state(job), world.job(job).restarts, world.job(job).exit_code) == (JobState.SUCCEEDED, 1, 0)
 
 
-def test_once_a_failure_is_settled_it_stands() -> None:
+def test_failure_of_finished_job_is_final() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6), code=137)
     world.advance(30)
@@ -194,9 +192,9 @@ def test_once_a_failure_is_settled_it_stands() -> None:
     assert (world.state(job), world.job(job).exit_code) == (JobState.FAILED, 137)
 
 
-def test_an_error_told_twice_counts_once() -> None:
+def test_error_reported_twice_counts_once() -> None:
     world = World({"north": 4, "south": 4}, manual=True)
-    job = start_by_hand(world, Launcher.PROCESSES)
+    job = start_manually(world, Launcher.PROCESSES)
     world.sites["south"].fail_component("1.1.1", "node lost")
     for _ in range(3):
         world.sites["south"].report_component("1.1.1")
@@ -205,9 +203,9 @@ def test_an_error_told_twice_counts_once() -> None:
     assert world.job(job).restarts == 1
 
 
-def test_a_success_that_was_told_stands_against_what_its_end_looks_like() -> None:
+def test_success_reported_outweighs_later_errors() -> None:
     world = World({"north": 4, "south": 4}, manual=True)
-    job = start_by_hand(world, Launcher.OPENMPI)
+    job = start_manually(world, Launcher.OPENMPI)
     world.sites["north"].exit_program("1.1.0", 0)
     world.sites["south"].fail_component("1.1.1", "its runner ended without a word")
     for name in world.sites:
@@ -217,7 +215,7 @@ def test_a_success_that_was_told_stands_against_what_its_end_looks_like() -> Non
     assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
 
 
-def test_the_deadlines_of_an_attempt_end_with_it() -> None:
+def test_attempt_end_removes_its_deadlines() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4), run_time=25, walltime=30)
     world.advance(20)
@@ -228,24 +226,24 @@ def test_the_deadlines_of_an_attempt_end_with_it() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_a_job_that_is_tried_again_has_not_started() -> None:
+def test_restarted_job_has_no_start_time() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=4), run_time=25)
     world.advance(5)
     first = world.job(job)
     break_component(world, world.tokens(job)[0])
-    again = world.job(job)
-    assert (again.state, again.generation, again.started_at) == (JobState.CLAIMING, 2, None)
+    restarted = world.job(job)
+    assert (restarted.state, restarted.generation, restarted.started_at) == (JobState.CLAIMING, 2, None)
     world.advance(1)
     started = world.job(job).started_at
     assert started is not None
     assert started > first.started_at  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("own", "restarts"), [(None, 2), (0, 0), (1, 1)])
-def test_a_job_is_given_up_after_max_restarts(own: int | None, restarts: int) -> None:
+@pytest.mark.parametrize(("job_limit", "restarts"), [(None, 2), (0, 0), (1, 1)])
+def test_restarts_exhausted_job_fails(job_limit: int | None, restarts: int) -> None:
     world = World({"north": 4}, Rules(max_restarts=2, restart_pause=0, error_threshold=99))
-    job = world.submit(fixed(north=4), max_restarts=own)
+    job = world.submit(fixed(north=4), max_restarts=job_limit)
     while not world.state(job).is_final:
         break_component(world, world.tokens(job)[0])
         assert world.job(job).generation <= restarts + 1
@@ -256,8 +254,8 @@ def test_a_job_is_given_up_after_max_restarts(own: int | None, restarts: int) ->
     check_nothing_remains(world)
 
 
-def start_by_hand(world: World, launcher: Launcher) -> int:
-    """A job of 4 nodes on north (its head) and 2 on south, running, in a world where nothing happens by itself."""
+def start_manually(world: World, launcher: Launcher) -> int:
+    """Run a job of 4 nodes on north (its head) and 2 on south in a manual world."""
     for name in world.sites:
         world.deliver(name)
     job = world.submit(fixed(north=4, south=2), launcher=launcher)

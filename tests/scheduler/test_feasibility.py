@@ -1,4 +1,4 @@
-"""The idle_test that saves asking a policy: it never turns away what any policy would place."""
+"""The capacity check before a policy is evaluated never excludes a placeable job."""
 
 import pytest
 from hypothesis import given
@@ -16,21 +16,21 @@ from tests.scheduler.requests import fixed, flexible, nonfixed
 POLICIES = builtin_policies()
 
 on_named_clusters = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 5), min_size=1).map(lambda s: fixed(**s))
-requests: st.SearchStrategy[Request] = st.one_of(
+drawn_requests: st.SearchStrategy[Request] = st.one_of(
     st.integers(1, 14).flatmap(
-        # More than the total as the least of a component is refused at submission.
+        # A minimum component size above the total is rejected at submission.
         lambda total: st.builds(
             flexible, st.just(total), st.integers(1, min(4, total)), st.sampled_from([None, None, 1, 2, 3])
         )
     ),
-    st.sampled_from([((6,), (4, 2)), ((3, 3), (2, 2, 2)), ((5, 1),)]).map(lambda ways: flexible(6, split=ways)),
+    st.sampled_from([((6,), (4, 2)), ((3, 3), (2, 2, 2)), ((5, 1),)]).map(lambda options: flexible(6, split=options)),
     st.lists(st.integers(1, 5), min_size=1, max_size=5).map(lambda sizes: nonfixed(*sizes)),
     on_named_clusters,
 )
 
 
-@given(request=requests, view=linked(grids()))
-def test_what_a_policy_places_is_never_turned_away(request: Request, view: GridView) -> None:
+@given(request=drawn_requests, view=linked(grids()))
+def test_feasibility_never_excludes_placeable_request(request: Request, view: GridView) -> None:
     for name in POLICIES.names():
         try:
             policy = POLICIES.resolve(name, request)
@@ -41,7 +41,7 @@ def test_what_a_policy_places_is_never_turned_away(request: Request, view: GridV
 
 
 @given(request=on_named_clusters, view=grids())
-def test_for_fixed_requests_the_glance_is_exact(request: Request, view: GridView) -> None:
+def test_feasibility_of_fixed_request_is_exact(request: Request, view: GridView) -> None:
     fits = IdleSummary(view).may_fit(needs_of(request))
     assert fits == isinstance(POLICIES.resolve("", request).place(request, view), Placement)
 
@@ -55,12 +55,12 @@ def test_for_fixed_requests_the_glance_is_exact(request: Request, view: GridView
         (fixed(north=4, south=2), Needs(6, 4, wanted=(("north", 4), ("south", 2)))),
     ],
 )
-def test_needs(request_: Request, needs: Needs) -> None:
+def test_needs_of_request(request_: Request, needs: Needs) -> None:
     assert needs_of(request_) == needs
 
 
-def test_components_that_share_a_cluster_need_their_slots_there() -> None:
-    """Seven idle nodes have room for one component of four, and three idle ones for none."""
+def test_feasibility_counts_slots_per_cluster() -> None:
+    """Seven idle nodes offer one slot of four nodes, three idle ones none."""
     south = ClusterView("south", 8, 3)
     assert not IdleSummary(GridView((ClusterView("north", 8, 7), south))).may_fit(needs_of(nonfixed(4, 4)))
     assert IdleSummary(GridView((ClusterView("north", 8, 8), south))).may_fit(needs_of(nonfixed(4, 4)))

@@ -1,4 +1,4 @@
-"""Claiming before the job start time: the JCT series, T, L, re-placement, and the barrier (semantics 5)."""
+"""Incremental claiming before the job start time: JCT series, T, L, re-placement and barrier (semantics 5)."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -19,30 +19,30 @@ from tests.scheduler.world import START_DELAY, World
 
 GRID = {"north": 4, "south": 4, "files": 0}
 LINKS = {(a, b): Link(0.001, 100.0) for a in GRID for b in GRID if a < b}
-"""100 bytes a second: a file of 1600 bytes takes 16 s."""
+"""100 bytes per second: a file of 1600 bytes takes 16 s."""
 
 
 def with_input(request: Any, size: int = 1600, sites: tuple[str, ...] = ("files",)) -> Any:
-    """The request with an input file for each component, which lies on a cluster without nodes."""
+    """Return the request with an input file per component, stored on a cluster without nodes."""
     components = tuple(replace(c, inputs=(InputFile(f"f{i}", size, sites),)) for i, c in enumerate(request.components))
     return FixedRequest(components) if isinstance(request, FixedRequest) else NonFixedRequest(components)
 
 
-def incremental(**rules: Any) -> Rules:
+def incremental_rules(**rules: Any) -> Rules:
     return Rules(claiming=ClaimingMode.INCREMENTAL, **rules)
 
 
-def world_of(rules: Rules, lease: float = DEFAULT_LEASE) -> World:
+def create_world(rules: Rules, lease: float = DEFAULT_LEASE) -> World:
     return World(GRID, rules, links=LINKS, lease=lease)
 
 
-def tries(world: World, job: int) -> list[float]:
-    """When a job was claimed for without starting, or started, anything."""
+def claim_times(world: World, job: int) -> list[float]:
+    """Return the times of all claim tries of a job."""
     return [e.at for e in world.timeline if e.job == job and e.event in ("claim-try", "claiming")]
 
 
-def test_a_job_without_inputs_is_claimed_for_at_once() -> None:
-    world = world_of(incremental())
+def test_claim_without_inputs_is_immediate() -> None:
+    world = create_world(incremental_rules())
     job = world.submit(nonfixed(2, 2))
     attempt = world.job(job).attempt
     assert attempt is not None
@@ -50,9 +50,9 @@ def test_a_job_without_inputs_is_claimed_for_at_once() -> None:
     assert world.state(job) is JobState.CLAIMING
 
 
-def test_claiming_begins_at_the_first_jct_and_the_barrier_opens_at_the_jst() -> None:
+def test_claim_starts_at_first_jct_and_barrier_opens_at_jst() -> None:
     """JCT0 = JPT + L * FTT with L = 0.75 and FTT = 16 s."""
-    world = world_of(incremental())
+    world = create_world(incremental_rules())
     job = world.submit(with_input(fixed(north=2, south=3)))
     attempt = world.job(job).attempt
     assert attempt is not None
@@ -61,13 +61,13 @@ def test_claiming_begins_at_the_first_jct_and_the_barrier_opens_at_the_jst() -> 
     assert {c.state for c in attempt.components} == {ComponentState.PLACED}
     assert {(c.file_site, c.transfer_time) for c in attempt.components} == {("files", 16)}
     world.advance(11)
-    assert world.commands(job) == [], "nothing holds nodes while files are on their way"
+    assert world.commands(job) == [], "no nodes are held during the transfer"
     assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())
     world.advance(2)
     assert world.state(job) is JobState.CLAIMING
     assert all(site.in_phase("claimed") for name, site in world.sites.items() if name != "files")
     world.advance(2.9)
-    assert world.state(job) is JobState.CLAIMING, "it waits at the barrier for its files"
+    assert world.state(job) is JobState.CLAIMING, "the barrier waits for the files"
     world.advance(0.2)
     assert world.job(job).started_at == 16
     world.advance(20)
@@ -75,26 +75,26 @@ def test_claiming_begins_at_the_first_jct_and_the_barrier_opens_at_the_jst() -> 
     check_nothing_remains(world)
 
 
-def test_the_jct_series_of_the_paper() -> None:
+def test_claim_tries_follow_jct_series() -> None:
     """JCT(n+1) = JCT(n) + L * (JST - JCT(n)), until it is within epsilon of the JST; then L is lowered."""
-    world = world_of(incremental(event_driven=False, scan_interval=1000, claim_epsilon=0.05))
+    world = create_world(incremental_rules(event_driven=False, scan_interval=1000, claim_epsilon=0.05))
     job = world.submit(with_input(fixed(north=4, south=4)))
     world.sites["south"].add_local_user(1)
     world.advance(15.999)
-    assert tries(world, job) == [12, 15, 15.75, 15.9375]
+    assert claim_times(world, job) == [12, 15, 15.75, 15.9375]
     assert world.job(job).claiming_tries == 4
     assert world.state(job) is JobState.QUEUED
     assert world.reasons(job, "requeued") == ["claim-failed: no room on south before its start time"]
     assert world.job(job).claim_factor == 0.625
     assert world.job(job).restarts == 0
     assert all(cluster.available == cluster.reported_idle for cluster in world.queries.grid.clusters()), (
-        "all is given back"
+        "all nodes are returned"
     )
     check_nothing_remains(world)
 
 
-def test_components_that_can_start_hold_their_nodes_from_the_first_try_on() -> None:
-    world = world_of(incremental(claim_epsilon=0.05))
+def test_claim_keeps_started_components_between_tries() -> None:
+    world = create_world(incremental_rules(claim_epsilon=0.05))
     job = world.submit(with_input(fixed(north=4, south=4)))
     user = world.sites["south"].add_local_user(1)
     world.advance(14)
@@ -108,25 +108,25 @@ def test_components_that_can_start_hold_their_nodes_from_the_first_try_on() -> N
     assert world.job(job).started_at == 16
 
 
-def test_atomic_is_t_of_one() -> None:
-    """Nothing is started before everything can be."""
-    for rules in (Rules(claim_epsilon=0.05), incremental(claim_threshold=1.0, claim_epsilon=0.05)):
-        world = world_of(rules)
+def test_atomic_claiming_equals_threshold_one() -> None:
+    """No component starts before all of them can."""
+    for rules in (Rules(claim_epsilon=0.05), incremental_rules(claim_threshold=1.0, claim_epsilon=0.05)):
+        world = create_world(rules)
         job = world.submit(with_input(fixed(north=4, south=4)))
         user = world.sites["south"].add_local_user(1)
         world.advance(14)
         assert world.state(job) is JobState.PLACED
         assert world.commands(job) == []
-        assert world.queries.grid["north"].available == 4, "others may have them"
+        assert world.queries.grid["north"].available == 4, "the nodes stay available"
         world.sites["south"].remove_local_user(user)
         world.advance(30)
         assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_a_fraction_below_t_starts_nothing() -> None:
+def test_claim_below_threshold_starts_nothing() -> None:
     world = World(
         {"a": 1, "b": 1, "c": 1, "files": 0},
-        incremental(claim_threshold=0.5, claim_epsilon=0.01),
+        incremental_rules(claim_threshold=0.5, claim_epsilon=0.01),
         links={("files", name): Link(None, 100.0) for name in "abc"},
     )
     job = world.submit(with_input(fixed(a=1, b=1, c=1)))
@@ -138,32 +138,32 @@ def test_a_fraction_below_t_starts_nothing() -> None:
     assert len(world.commands(job)) == 2, "two of three are not"
 
 
-def test_a_jobs_own_threshold_goes_before_the_rules() -> None:
-    world = world_of(Rules(claim_epsilon=0.05))
+def test_claim_threshold_of_job_overrides_rules() -> None:
+    world = create_world(Rules(claim_epsilon=0.05))
     job = world.submit(with_input(fixed(north=4, south=4)), claim_threshold=0.5)
-    other = world.submit(with_input(fixed(north=4)), claiming=ClaimingMode.ATOMIC)
+    atomic_job = world.submit(with_input(fixed(north=4)), claiming=ClaimingMode.ATOMIC)
     world.sites["south"].add_local_user(1)
     world.advance(14)
     assert world.state(job) is JobState.CLAIMING
-    assert world.state(other) is JobState.PLACED
+    assert world.state(atomic_job) is JobState.PLACED
 
 
-def test_a_component_without_room_is_re_placed() -> None:
-    """Its own cluster was taken by local users; another has room, and the file is there in time."""
+def test_component_without_capacity_is_re_placed() -> None:
+    """Its cluster was taken by local users; another has capacity and receives the file in time."""
     grid = {"north": 4, "south": 4, "west": 4, "files": 0}
     links = {
         ("files", "north"): Link(None, 100.0),
         ("files", "south"): Link(None, 100.0),
         ("files", "west"): Link(None, 1e6),
     }
-    world = World(grid, incremental(), links=links)
+    world = World(grid, incremental_rules(), links=links)
     job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
-    before = [c.cluster for c in world.job(job).attempt.gang]  # type: ignore[union-attr]
-    assert before == ["north", "south"]
+    first_clusters = [c.cluster for c in world.job(job).attempt.gang]  # type: ignore[union-attr]
+    assert first_clusters == ["north", "south"]
     world.sites["south"].add_local_user(1)
     world.advance(13)
-    moved = world.job(job).attempt.gang[1]  # type: ignore[union-attr]
-    assert (moved.cluster, moved.file_site, moved.transfer_time) == ("west", "files", 0.0016)
+    re_placed = world.job(job).attempt.gang[1]  # type: ignore[union-attr]
+    assert (re_placed.cluster, re_placed.file_site, re_placed.transfer_time) == ("west", "files", 0.0016)
     assert world.reasons(job, "re-placed") == ["south had no room"]
     world.advance(30)
     assert world.state(job) is JobState.SUCCEEDED
@@ -171,11 +171,11 @@ def test_a_component_without_room_is_re_placed() -> None:
     check_nothing_remains(world)
 
 
-def test_no_re_placement_whose_file_would_come_too_late_and_none_of_a_fixed_component() -> None:
+def test_component_is_not_re_placed_if_late_or_fixed() -> None:
     grid = {"north": 4, "south": 4, "west": 4, "files": 0}
     links = {("files", name): Link(None, 100.0) for name in ("north", "south", "west")}
     for request in (nonfixed(4, 4), fixed(north=4, south=4)):
-        world = World(grid, incremental(claim_epsilon=0.05), links=links)
+        world = World(grid, incremental_rules(claim_epsilon=0.05), links=links)
         job = world.submit(with_input(request))
         world.sites["south"].add_local_user(1)
         world.advance(15.5)
@@ -183,24 +183,24 @@ def test_no_re_placement_whose_file_would_come_too_late_and_none_of_a_fixed_comp
         assert [c.cluster for c in world.job(job).attempt.gang] == ["north", "south"]  # type: ignore[union-attr]
 
 
-def test_a_component_is_re_placed_while_its_runner_waits_in_the_lrm() -> None:
-    """Overtaken by local users after it was started: the old runner is ended, and another component stands in."""
+def test_component_queued_behind_local_users_is_re_placed() -> None:
+    """The waiting component is stopped and superseded by another."""
     grid = {"north": 4, "south": 4, "west": 4, "files": 0}
     links = {("files", name): Link(None, 10.0) for name in ("north", "south")} | {("files", "west"): Link(None, 1e6)}
-    world = World(grid, incremental(claim_grace=5), links=links, manual=True)
+    world = World(grid, incremental_rules(claim_grace=5), links=links, manual=True)
     for name in grid:
         world.deliver(name)
     job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
     assert world.job(job).attempt.start_estimate == 160  # type: ignore[union-attr]
-    world.sites["south"].add_local_user(1)  # nobody has told yet
+    world.sites["south"].add_local_user(1)  # not yet reported
     world.start_automation()
     world.now = 120.0
     world.step()
     world.run_commands("south")
     world.deliver("south")
     world.advance(4)
-    old = world.job(job).attempt.components[1]  # type: ignore[union-attr]
-    assert (old.cluster, old.state) == ("south", ComponentState.WAITING)
+    queued_component = world.job(job).attempt.components[1]  # type: ignore[union-attr]
+    assert (queued_component.cluster, queued_component.state) == ("south", ComponentState.WAITING)
     world.advance(200)
     attempt = world.job(job).attempt
     assert attempt is not None
@@ -212,8 +212,8 @@ def test_a_component_is_re_placed_while_its_runner_waits_in_the_lrm() -> None:
     check_nothing_remains(world)
 
 
-def test_l_is_lowered_to_its_bound_and_no_further() -> None:
-    world = world_of(incremental(scan_interval=20))
+def test_claim_factor_is_lowered_to_minimum() -> None:
+    world = create_world(incremental_rules(scan_interval=20))
     user = world.sites["south"].add_local_user(0)
     job = world.submit(with_input(fixed(north=4, south=4)))
     factors = []
@@ -227,14 +227,14 @@ def test_l_is_lowered_to_its_bound_and_no_further() -> None:
         assert world.state(job) is JobState.PLACED
     world.sites["south"].remove_local_user(user)
     assert factors == [0.625, 0.5, 0.375, 0.25, 0.25, 0.25]
-    done = world.job(job)
-    assert done.attempt is not None
-    assert done.first_start_estimate == 16
-    assert done.attempt.start_estimate == 16 * 7
+    job_at_end = world.job(job)
+    assert job_at_end.attempt is not None
+    assert job_at_end.first_start_estimate == 16
+    assert job_at_end.attempt.start_estimate == 16 * 7
 
 
-def test_a_job_that_may_be_claimed_for_only_so_often_fails() -> None:
-    world = world_of(incremental())
+def test_claiming_tries_exhausted_job_fails() -> None:
+    world = create_world(incremental_rules())
     job = world.submit(with_input(fixed(north=4, south=4)), max_claiming_tries=2)
     world.sites["south"].add_local_user(1)
     world.advance(15.5)
@@ -246,14 +246,14 @@ def test_a_job_that_may_be_claimed_for_only_so_often_fails() -> None:
 # A cluster that is not there to be claimed for
 
 
-class Gone:
-    """A cluster takes nothing, for one reason or another, and comes back."""
+class UnavailableCluster:
+    """A cluster that becomes unavailable for a given cause, and available again."""
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    def __init__(self, cause: str) -> None:
+        self.cause = cause
 
-    def goes(self, world: World) -> None:
-        match self.why:
+    def make_unavailable(self, world: World) -> None:
+        match self.cause:
             case "disconnected":
                 world.disconnect("south")
             case "the daemon restarts":
@@ -266,8 +266,8 @@ class Gone:
                 world.sites["south"].set_problem("slurmctld does not answer")
         world.settle()
 
-    def returns(self, world: World) -> None:
-        match self.why:
+    def make_available(self, world: World) -> None:
+        match self.cause:
             case "drained":
                 world.step([ClusterResumed("south")])
             case "its resource manager hangs":
@@ -277,78 +277,78 @@ class Gone:
         world.settle()
 
 
-GONE = ["disconnected", "the daemon restarts", "drained", "its resource manager hangs"]
+CAUSES = ["disconnected", "the daemon restarts", "drained", "its resource manager hangs"]
 
 
-@pytest.mark.parametrize("why", GONE)
+@pytest.mark.parametrize("cause", CAUSES)
 @given(
     mode=st.sampled_from(ClaimingMode),
     request=st.sampled_from([fixed(south=4), fixed(north=4, south=4), fixed(north=2, south=3)]),
-    at=st.integers(0, 11),
-    away=st.sampled_from([1, 5, 30, 100]),
+    unavailable_at=st.integers(0, 11),
+    unavailable_s=st.sampled_from([1, 5, 30, 100]),
 )
-def test_a_claim_for_which_a_cluster_is_not_there_is_no_try(
-    why: str, mode: ClaimingMode, request: FixedRequest, at: int, away: float
+def test_claim_for_unavailable_cluster_counts_no_try(
+    cause: str, mode: ClaimingMode, request: FixedRequest, unavailable_at: int, unavailable_s: float
 ) -> None:
-    """The job waits as one does that comes while the cluster is away; whoever is overtaken then has used up its try."""
+    """The job waits as one submitted while the cluster is unavailable. A later claim uses its only try."""
     rules = Rules(claiming=mode, max_claiming_tries=1, scan_interval=5, barrier_timeout=20)
-    world, gone = world_of(rules), Gone(why)
+    world, cluster = create_world(rules), UnavailableCluster(cause)
     job = world.submit(with_input(request))
-    world.advance(at)
-    gone.goes(world)
-    world.advance(away)
+    world.advance(unavailable_at)
+    cluster.make_unavailable(world)
+    world.advance(unavailable_s)
     assert not world.state(job).is_final
     assert world.job(job).claiming_tries <= 1
-    assert world.job(job).generation <= 2, "it is not placed before the cluster is back"
-    gone.returns(world)
+    assert world.job(job).generation <= 2, "it is not placed before the cluster is available"
+    cluster.make_available(world)
     world.advance(120)
     assert world.state(job) is JobState.SUCCEEDED
     assert (world.job(job).claiming_tries, world.job(job).restarts) == (1, 0)
     check_nothing_remains(world)
 
 
-@given(why=st.sampled_from(GONE), mode=st.sampled_from(ClaimingMode), overtaken=st.integers(1, 3))
-def test_whom_a_cluster_was_away_for_has_all_its_tries_left(why: str, mode: ClaimingMode, overtaken: int) -> None:
-    rules = Rules(claiming=mode, max_claiming_tries=overtaken, scan_interval=5, barrier_timeout=20, claim_epsilon=5)
-    world, gone = world_of(rules), Gone(why)
+@given(cause=st.sampled_from(CAUSES), mode=st.sampled_from(ClaimingMode), max_tries=st.integers(1, 3))
+def test_claim_after_unavailability_has_all_tries(cause: str, mode: ClaimingMode, max_tries: int) -> None:
+    rules = Rules(claiming=mode, max_claiming_tries=max_tries, scan_interval=5, barrier_timeout=20, claim_epsilon=5)
+    world, cluster = create_world(rules), UnavailableCluster(cause)
     job = world.submit(with_input(fixed(south=4)))
-    gone.goes(world)
+    cluster.make_unavailable(world)
     world.advance(30)
-    waits = world.job(job)
-    assert (waits.state, waits.claiming_tries, waits.claim_factor) == (JobState.QUEUED, 0, None)
+    waiting_job = world.job(job)
+    assert (waiting_job.state, waiting_job.claiming_tries, waiting_job.claim_factor) == (JobState.QUEUED, 0, None)
     assert world.reasons(job, "requeued") == ["claim-failed: south cannot be used"]
-    gone.returns(world)
-    for number in range(1, overtaken + 1):
+    cluster.make_available(world)
+    for number in range(1, max_tries + 1):
         assert world.state(job) is JobState.PLACED
         user = world.sites["south"].add_local_user(1)
         world.advance(16)
         assert world.job(job).claiming_tries == number
-        assert world.state(job) is (JobState.QUEUED if number < overtaken else JobState.FAILED)
+        assert world.state(job) is (JobState.QUEUED if number < max_tries else JobState.FAILED)
         world.sites["south"].remove_local_user(user)
         world.settle()
-    assert world.job(job).reason == f"not claimed in {overtaken} tries: no room on south"
+    assert world.job(job).reason == f"not claimed in {max_tries} tries: no room on south"
 
 
-@pytest.mark.parametrize("when", [5.0, 13.0])
-def test_a_cluster_drained_while_it_is_claimed_for(when: float) -> None:
-    """Before its JCT a component there cannot start; after it has started, it goes on."""
-    world = world_of(incremental())
+@pytest.mark.parametrize("drained_at", [5.0, 13.0])
+def test_claim_on_drained_cluster_continues_if_started(drained_at: float) -> None:
+    """Before its JCT a component cannot start there; a started component continues."""
+    world = create_world(incremental_rules())
     job = world.submit(with_input(fixed(north=4, south=4)))
-    world.advance(when)
+    world.advance(drained_at)
     world.step([ClusterDrained("south", "ops", "disks")])
-    world.advance(16 - when)
-    if when < 12:
+    world.advance(16 - drained_at)
+    if drained_at < 12:
         assert world.state(job) is JobState.QUEUED
         world.step([ClusterResumed("south")])
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
 
 
-@pytest.mark.parametrize("when", [5.0, 12.05, 13.0, 15.5])
-def test_a_cluster_lost_while_it_is_claimed_for(when: float) -> None:
-    world = world_of(incremental(), lease=1.0)
+@pytest.mark.parametrize("lost_at", [5.0, 12.05, 13.0, 15.5])
+def test_claim_on_lost_cluster_is_requeued(lost_at: float) -> None:
+    world = create_world(incremental_rules(), lease=1.0)
     job = world.submit(with_input(fixed(north=4, south=4)))
-    world.advance(when)
+    world.advance(lost_at)
     world.disconnect("south")
     world.advance(50)
     assert world.state(job) is JobState.QUEUED
@@ -358,11 +358,11 @@ def test_a_cluster_lost_while_it_is_claimed_for(when: float) -> None:
     check_nothing_remains(world)
 
 
-@pytest.mark.parametrize("when", [5.0, 12.05, 13.0, 15.5])
-def test_a_job_cancelled_while_it_is_claimed_for(when: float) -> None:
-    world = world_of(incremental())
+@pytest.mark.parametrize("cancelled_at", [5.0, 12.05, 13.0, 15.5])
+def test_claim_cancelled_job_returns_all_nodes(cancelled_at: float) -> None:
+    world = create_world(incremental_rules())
     job = world.submit(with_input(fixed(north=4, south=4)))
-    world.advance(when)
+    world.advance(cancelled_at)
     world.cancel(job)
     world.settle()
     assert world.state(job) is JobState.CANCELLED
@@ -370,11 +370,11 @@ def test_a_job_cancelled_while_it_is_claimed_for(when: float) -> None:
     check_nothing_remains(world)
 
 
-@pytest.mark.parametrize("when", [5.0, 13.0, 15.5])
-def test_a_daemon_that_dies_while_a_job_is_claimed_for_goes_on_with_it(when: float) -> None:
-    world = world_of(incremental())
+@pytest.mark.parametrize("restarted_at", [5.0, 13.0, 15.5])
+def test_claim_continues_after_daemon_restart(restarted_at: float) -> None:
+    world = create_world(incremental_rules())
     job = world.submit(with_input(fixed(north=4, south=4)))
-    world.advance(when)
+    world.advance(restarted_at)
     world.restart()
     for name in world.sites:
         world.connect(name)
@@ -385,66 +385,66 @@ def test_a_daemon_that_dies_while_a_job_is_claimed_for_goes_on_with_it(when: flo
     check_nothing_remains(world)
 
 
-@given(factor=st.floats(0.05, 0.95), transfer=st.integers(2, 10_000), epsilon=st.floats(0.01, 5))
-def test_jcts_rise_to_the_jst_and_never_pass_it(factor: float, transfer: int, epsilon: float) -> None:
-    rules = incremental(
+@given(factor=st.floats(0.05, 0.95), transfer_s=st.integers(2, 10_000), epsilon=st.floats(0.01, 5))
+def test_claim_tries_approach_start_time(factor: float, transfer_s: int, epsilon: float) -> None:
+    rules = incremental_rules(
         claim_factor=factor,
         claim_factor_min=min(0.01, factor),
         claim_epsilon=epsilon,
         scan_interval=1e6,
         event_driven=False,
     )
-    world = world_of(rules)
-    job = world.submit(with_input(fixed(north=4, south=4), size=transfer * 100))
+    world = create_world(rules)
+    job = world.submit(with_input(fixed(north=4, south=4), size=transfer_s * 100))
     world.sites["south"].add_local_user(4)
-    world.advance(transfer + 1)
-    times = tries(world, job)
-    assert times[0] == pytest.approx(factor * transfer)
-    assert all(a < b <= transfer for a, b in pairwise(times))
-    for before, after in pairwise(times):
-        assert after == pytest.approx(before + factor * (transfer - before))
-    assert (1 - factor) * (transfer - times[-1]) < epsilon
+    world.advance(transfer_s + 1)
+    times = claim_times(world, job)
+    assert times[0] == pytest.approx(factor * transfer_s)
+    assert all(a < b <= transfer_s for a, b in pairwise(times))
+    for earlier, later in pairwise(times):
+        assert later == pytest.approx(earlier + factor * (transfer_s - earlier))
+    assert (1 - factor) * (transfer_s - times[-1]) < epsilon
     assert world.state(job) is JobState.QUEUED
 
 
-@pytest.mark.parametrize("trusted", [True, False])
-def test_one_component_at_a_time_is_re_placed_on_a_cluster_on_probation(trusted: bool) -> None:
-    """Two have no room where they are, and one cluster has room for both, which is being tried again."""
+@pytest.mark.parametrize("on_probation", [True, False])
+def test_re_placement_on_probation_is_one_component_at_a_time(on_probation: bool) -> None:
+    """Two components lack capacity, and one cluster on probation could take both."""
     names = ("north", "south", "west", "files")
     links = {("files", name): Link(None, 100.0) for name in names[:2]} | {("files", "west"): Link(None, 1e6)}
-    world = World({"north": 4, "south": 4, "west": 8, "files": 0}, incremental(), links=links)
+    world = World({"north": 4, "south": 4, "west": 8, "files": 0}, incremental_rules(), links=links)
     world.step([ClusterDrained("west")])
     job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
     for name in names[:2]:
         world.sites[name].add_local_user(4)
     world.step([ClusterResumed("west")])
-    for name in names if not trusted else ("west",):
+    for name in names if not on_probation else ("west",):
         cluster = world.queries.grid[name]
         cluster.health.unusable = cluster.health.probation = True
     world.advance(12.05)
-    moved = [c.cluster for c in world.job(job).attempt.gang if c.cluster == "west"]  # type: ignore[union-attr]
-    assert len(moved) == (1 if trusted else 2)
+    re_placed = [c.cluster for c in world.job(job).attempt.gang if c.cluster == "west"]  # type: ignore[union-attr]
+    assert len(re_placed) == (1 if on_probation else 2)
 
 
-def test_re_placement_assumes_a_bandwidth_where_none_is_known() -> None:
+def test_re_placement_assumes_bandwidth_of_unknown_links() -> None:
     grid = {"north": 4, "south": 4, "west": 4, "files": 0}
     links = {("files", name): Link(None, 100.0) for name in ("north", "south")}
-    for assumed, site in ((1000.0, "west"), (200.0, "south")):
-        world = World(grid, incremental(assumed_bandwidth=assumed), links=links)
+    for bandwidth, site in ((1000.0, "west"), (200.0, "south")):
+        world = World(grid, incremental_rules(assumed_bandwidth=bandwidth), links=links)
         world.step([ClusterDrained("west")])
         job = world.submit(with_input(nonfixed(4, 4)), policy="worst-fit")
         world.step([ClusterResumed("west")])
         world.sites["south"].add_local_user(1)
         world.advance(12.05)
-        moved = world.job(job).attempt.gang[1]  # type: ignore[union-attr]
-        assert moved.cluster == site, "within the four seconds that are left"
+        re_placed = world.job(job).attempt.gang[1]  # type: ignore[union-attr]
+        assert re_placed.cluster == site, "the transfer must end within four seconds"
         if site == "west":
-            assert (moved.file_site, moved.transfer_time) == ("files", 1.6)
+            assert (re_placed.file_site, re_placed.transfer_time) == ("files", 1.6)
 
 
-def test_claims_are_given_up_when_the_next_try_would_not_be_later_than_this_one() -> None:
-    """So late that a clock's number tells no two moments apart that are less than an eighth of a second apart."""
-    world = World(GRID, incremental(claim_factor=0.01, claim_factor_min=0.01), links=LINKS, now=1e15)
+def test_claim_ends_when_next_try_is_not_later() -> None:
+    """At this time float precision is an eighth of a second."""
+    world = World(GRID, incremental_rules(claim_factor=0.01, claim_factor_min=0.01), links=LINKS, now=1e15)
     job = world.submit(with_input(fixed(north=4, south=4), size=10_000))
     world.sites["south"].add_local_user(1)
     world.advance(99)

@@ -7,7 +7,7 @@ from koalapy.model.job import JobState
 from koalapy.model.reports import ClusterReport
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible
-from tests.scheduler.test_explain import why
+from tests.scheduler.test_explain import explain_job
 from tests.scheduler.test_node_classes import ClassedWorld, HalfFast
 from tests.scheduler.world import World
 
@@ -57,7 +57,7 @@ def test_who_needs_more_than_is_idle_waits_and_keeps_nobody_else_from_being_plac
     world.advance(1)
     states = [world.state(job) for job in (large, holder, same, small)]
     assert states == [JobState.QUEUED, JobState.RUNNING, JobState.QUEUED, JobState.RUNNING]
-    assert why(world, large).headline == "needs 2 nodes with 128 GB of memory; idle with that are north 0 of 2"
+    assert explain_job(world, large).headline == "needs 2 nodes with 128 GB of memory; idle with that are north 0 of 2"
     world.advance(25)
     assert (world.state(large), world.state(same)) == (JobState.QUEUED, JobState.RUNNING)
 
@@ -74,10 +74,10 @@ def test_who_keeps_links_free_waits_until_they_are() -> None:
     world.advance(10)
     states = [world.state(job) for job in (sender, careful, careless)]
     assert states == [JobState.RUNNING, JobState.QUEUED, JobState.RUNNING]
-    assert why(world, careful).headline.startswith("needs 8 nodes")
+    assert explain_job(world, careful).headline.startswith("needs 8 nodes")
     world.cancel(careless)
     world.advance(5)
-    assert "every split saturates an uplink: north's uplink admits" in why(world, careful).headline
+    assert "every split saturates an uplink: north's uplink admits" in explain_job(world, careful).headline
     world.advance(60)
     assert world.state(careful) is JobState.RUNNING
 
