@@ -292,15 +292,20 @@ async def test_list_jobs_by_name_of_other_user_finds_nothing(api: Api) -> None:
     await api.submit_as("ada")
     await api.submit_as("bob", name="mine")
 
-    async def ids(user: str, **query: Any) -> list[int]:
+    async def list_ids(user: str, **query: Any) -> list[int]:
         answer = await api.send_as(user, "GET", "/api/v1/jobs", params=query)
         assert answer.status_code == 200, answer.text
         return [job["id"] for job in answer.json()["jobs"]]
 
-    assert await ids("bob") == [2, 1]
-    assert await ids("bob", name=BODY["name"]) == []
-    assert await ids("bob", name="mine") == await ids("bob", mine=True) == await ids("bob", owner="bob") == [2]
-    assert await ids("director", name=BODY["name"]) == await ids("director", owner="ada") == [1]
+    assert await list_ids("bob") == [2, 1]
+    assert await list_ids("bob", name=BODY["name"]) == []
+    assert (
+        await list_ids("bob", name="mine")
+        == await list_ids("bob", mine=True)
+        == await list_ids("bob", owner="bob")
+        == [2]
+    )
+    assert await list_ids("director", name=BODY["name"]) == await list_ids("director", owner="ada") == [1]
     forbidden = await api.send_as("bob", "GET", "/api/v1/jobs", params={"owner": "ada"})
     unknown_owner = await api.send_as("bob", "GET", "/api/v1/jobs", params={"owner": "eve"})
     assert [answer.status_code for answer in (forbidden, unknown_owner)] == [403, 403]
@@ -513,13 +518,13 @@ async def test_bundle_of_other_user_is_not_found_by_digest(api: Api) -> None:
 
 
 async def test_advisor_hides_applications_of_other_users(api: Api) -> None:
-    async def names(user: str) -> list[str]:
+    async def list_applications(user: str) -> list[str]:
         answer = await api.send_as(user, "GET", "/api/v1/advisor")
         return [entry["application"] for entry in answer.json()["applications"]]
 
-    assert await names("bob") == []
-    assert await names("director") == ["wave"]
+    assert await list_applications("bob") == []
+    assert await list_applications("director") == ["wave"]
     await api.submit_as("bob", application="wave")
-    assert await names("bob") == ["wave"]
-    assert await names("ada") == []
+    assert await list_applications("bob") == ["wave"]
+    assert await list_applications("ada") == []
     assert (await api.send_as("bob", "GET", "/api/v1/advisor/record")).json() == {"record": [], "coverage": []}

@@ -52,7 +52,7 @@ async def test_request_limit_per_user_leaves_capacity_for_others() -> None:
 
     shares = UserRequestLimiter(app, 3 * MAX_USER_FRACTION)
 
-    async def ask(user: str) -> int:
+    async def request_events(user: str) -> int:
         async def identified_app(scope: Scope, receive: Receive, send: Send) -> None:
             if user:
                 set_identity(scope, Identity(user, Role.USER, "a test"))
@@ -63,28 +63,28 @@ async def test_request_limit_per_user_leaves_capacity_for_others() -> None:
         ) as client:
             return (await client.get("/api/v1/events")).status_code
 
-    streams = [asyncio.create_task(ask("mallory")) for _ in range(3)]
+    streams = [asyncio.create_task(request_events("mallory")) for _ in range(3)]
     for _ in streams:
         await begun.acquire()
-    assert await ask("mallory") == 429, "the share of one user is used up"
-    other_requests = [asyncio.create_task(ask(user)) for user in ("ada", "bob", "", "", "", "")]
+    assert await request_events("mallory") == 429, "the share of one user is used up"
+    other_requests = [asyncio.create_task(request_events(user)) for user in ("ada", "bob", "", "", "", "")]
     for _ in other_requests:
         await begun.acquire()
     finish.set()
     assert await asyncio.gather(*streams, *other_requests) == [200] * 9
-    assert await ask("mallory") == 200
+    assert await request_events("mallory") == 200
 
 
 @pytest.mark.parametrize("first", [b"", b'{"request":'])
 async def test_body_not_completed_in_time_returns_408(open_api: Open, first: bytes) -> None:
     api = limit_requests(await open_api())
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def send_slowly() -> AsyncIterator[bytes]:
         yield first
         await asyncio.Event().wait()
 
     headers = {"content-type": "application/json"}
-    answer = await api.post("/api/v1/jobs", content=pieces(), headers=headers)
+    answer = await api.post("/api/v1/jobs", content=send_slowly(), headers=headers)
     assert (answer.status_code, answer.json()["status"]) == (408, 408)
     assert "not complete within 0.1 seconds" in answer.json()["detail"]
 

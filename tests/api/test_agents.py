@@ -196,13 +196,13 @@ async def test_agent_closes_connection_on_frame_too_large(monkeypatch: pytest.Mo
     """A compromised daemon must not exhaust the memory of an agent."""
     close_code: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def flood(connection: ServerConnection) -> None:
+    async def send_large_frame(connection: ServerConnection) -> None:
         await connection.recv()
         await connection.send("[" + " " * MAX_FRAME_SIZE + "]")
         await connection.wait_closed()
         close_code.done() or close_code.set_result(str(connection.close_code))
 
-    async with ws_serve(flood, "127.0.0.1", 0) as server:
+    async with ws_serve(send_large_frame, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         hello = Hello(cluster="north", version="1", lrm="local", host="h", pid=1)
         uplink = Uplink(f"ws://127.0.0.1:{port}/", "of north", lambda: hello)

@@ -20,11 +20,11 @@ class AgentStub:
     """Records requests and starts every background job, or raises its fault."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str, Json]] = []
+        self.requests: list[tuple[str, str, Json]] = []
         self.fault: Exception | None = None
 
     async def ask(self, cluster: str, kind: str, payload: dict[str, object], timeout: float = 30.0) -> Json:
-        self.asked.append((cluster, kind, payload))
+        self.requests.append((cluster, kind, payload))
         if self.fault is not None:
             raise self.fault
         return {"stopped": 2} if kind == "background-stop" else {"name": "local-1", "lrm_job": "7"}
@@ -49,7 +49,7 @@ async def test_background_load_is_started_and_stopped_by_agent(api: httpx2.Async
     assert (started.status_code, started.json()) == (201, {"name": "local-1", "lrm_job": "7"})
     stopped = await api.delete(PATH)
     assert (stopped.status_code, stopped.json()) == (200, {"stopped": 2})
-    assert agent.asked == [("north", "background", {"nodes": 3, "seconds": 60.0}), ("north", "background-stop", {})]
+    assert agent.requests == [("north", "background", {"nodes": 3, "seconds": 60.0}), ("north", "background-stop", {})]
     BackgroundStarted.model_validate(started.json())
 
 
@@ -66,7 +66,7 @@ async def test_background_load_disabled_by_setting_returns_403(agent: AgentStub)
             )
             assert "background_load: true" in problem["hint"]
             assert answer.headers["content-type"] == "application/problem+json"
-    assert agent.asked == []
+    assert agent.requests == []
 
 
 async def test_start_background_with_wrong_order_returns_422_naming_the_field(
@@ -78,7 +78,7 @@ async def test_start_background_with_wrong_order_returns_422_naming_the_field(
             answer = await api.post(PATH, json=ORDER | {field: value})
             assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
             assert answer.json()["hint"]
-    assert agent.asked == []
+    assert agent.requests == []
 
 
 async def test_background_request_with_invalid_form_is_rejected(api: httpx2.AsyncClient) -> None:

@@ -1,4 +1,4 @@
-"""Who goes away takes the work on his answer with him, and others have their turn: real sockets on loopback."""
+"""Cancelling work of disconnected clients, over real sockets on loopback."""
 
 import asyncio
 import contextlib
@@ -32,12 +32,12 @@ WHAT_IF = (
 )
 SHARING = b"GET /api/v1/sharing HTTP/1.1\r\nHost: here\r\n\r\n"
 PAGE = b"GET /page HTTP/1.1\r\nHost: here\r\n\r\n"
-SECONDS = 60.0
-"""Half of what the work may take by itself, and far more than any of this takes."""
+TIMEOUT_S = 60.0
+"""Half the time limit of the work, and far more than any step of these tests takes."""
 
 
 class Work:
-    """Never comes to its end by itself."""
+    """Work that runs until it is cancelled."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Queue[None] = asyncio.Queue()
@@ -49,37 +49,37 @@ class Work:
             await asyncio.Event().wait()
         finally:
             self.ended.put_nowait(None)
-        raise AssertionError("it was never to go on")
+        raise AssertionError("the work went on")
 
 
-def forecasts(work: Work) -> APIRouter:
+def make_forecasts_router(work: Work) -> APIRouter:
     service = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
-    return forecasts_router(service, None)  # type: ignore[arg-type]  # for other routes
+    return forecasts_router(service, None)  # type: ignore[arg-type]  # used by other routes only
 
 
-def sharing(work: Work) -> APIRouter:
+def make_sharing_router(work: Work) -> APIRouter:
     queries, clock = queries_at(50.0), Clock()
     history = memory_stores().history
     return sharing_router(Sharing(history, queries, clock, work), History(history, clock, queries.jobs))
 
 
-def page(work: Work) -> APIRouter:
-    """As the dashboard's pages are made, one at a time."""
+def make_page_router(work: Work) -> APIRouter:
+    """Return a route that builds pages as the dashboard does, one at a time."""
     router, cache, one_at_a_time = APIRouter(), PageCache(Changes()), asyncio.Lock()
 
-    async def make() -> bytes:
+    async def make_page() -> bytes:
         async with one_at_a_time:
             await work()
 
     @router.get("/page")
     async def show(request: Request) -> Any:
-        return await cancel_on_disconnect(request, cache.get("page", make))
+        return await cancel_on_disconnect(request, cache.get("page", make_page))
 
     return router
 
 
 @contextlib.asynccontextmanager
-async def served(router: APIRouter) -> AsyncIterator[int]:
+async def serve_router(router: APIRouter) -> AsyncIterator[int]:
     app = FastAPI()
     app.include_router(router)
     add_error_handlers(app)
@@ -91,39 +91,39 @@ async def served(router: APIRouter) -> AsyncIterator[int]:
     try:
         yield listener.getsockname()[1]
     finally:
-        server.should_exit = server.force_exit = True  # where it failed, somebody is still served
+        server.should_exit = server.force_exit = True  # after a failure, a client is still being served
         await running
 
 
-async def ask(port: int, request: bytes) -> asyncio.StreamWriter:
+async def send_request(port: int, request: bytes) -> asyncio.StreamWriter:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     return writer
 
 
 @pytest.mark.parametrize(
-    ("router", "request_"), [(forecasts, WHAT_IF), (sharing, SHARING), (page, PAGE)], ids=["what-if", "sharing", "page"]
+    ("router", "request_"),
+    [(make_forecasts_router, WHAT_IF), (make_sharing_router, SHARING), (make_page_router, PAGE)],
+    ids=["what-if", "sharing", "page"],
 )
-async def test_the_next_one_does_not_wait_for_what_nobody_asks_for_any_more(
-    router: Callable[[Work], APIRouter], request_: bytes
-) -> None:
+async def test_work_is_cancelled_when_client_disconnects(router: Callable[[Work], APIRouter], request_: bytes) -> None:
     work = Work()
-    async with served(router(work)) as port, asyncio.timeout(SECONDS):
+    async with serve_router(router(work)) as port, asyncio.timeout(TIMEOUT_S):
         for _ in range(2):
-            asker = await ask(port, request_)
+            client = await send_request(port, request_)
             await work.begun.get()
-            asker.close()
+            client.close()
             await work.ended.get()
 
 
-async def test_who_goes_away_takes_a_page_from_no_other_who_waits_for_it() -> None:
+async def test_page_for_other_clients_survives_disconnect() -> None:
     cache, ready = PageCache(Changes()), asyncio.Event()
 
-    async def make() -> bytes:
+    async def make_page() -> bytes:
         await ready.wait()
         return b"page"
 
-    first, second = (asyncio.create_task(cache.get("page", make)) for _ in range(2))
+    first, second = (asyncio.create_task(cache.get("page", make_page)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.wait([first])
@@ -131,9 +131,9 @@ async def test_who_goes_away_takes_a_page_from_no_other_who_waits_for_it() -> No
     assert await second == b"page"
 
 
-async def test_work_ends_with_who_waits_for_it() -> None:
-    """As when a token is revoked."""
-    work, request = Work(), Request({"type": "http"}, _never)
+async def test_work_is_cancelled_with_its_waiting_request() -> None:
+    """A revoked token cancels the waiting request in this way."""
+    work, request = Work(), Request({"type": "http"}, wait_forever)
     waiting = asyncio.create_task(cancel_on_disconnect(request, work()))
     await work.begun.get()
     waiting.cancel()
@@ -143,20 +143,20 @@ async def test_work_ends_with_who_waits_for_it() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_what_is_wrong_with_the_work_or_the_request_is_told() -> None:
-    async def fails() -> None:
+async def test_cancel_on_disconnect_raises_errors_of_work_and_request() -> None:
+    async def raise_busy() -> None:
         raise BusyError("too long", retry_after=1.0)
 
     with pytest.raises(BusyError):
-        await cancel_on_disconnect(Request({"type": "http"}, _never), fails())
+        await cancel_on_disconnect(Request({"type": "http"}, wait_forever), raise_busy())
 
-    async def too_large() -> NoReturn:
+    async def raise_too_large() -> NoReturn:
         raise HTTPException(413)
 
     with pytest.raises(HTTPException):
-        await cancel_on_disconnect(Request({"type": "http"}, too_large), Work()())
+        await cancel_on_disconnect(Request({"type": "http"}, raise_too_large), Work()())
 
 
-async def _never() -> NoReturn:
+async def wait_forever() -> NoReturn:
     await asyncio.Event().wait()
-    raise AssertionError("nobody is to come")
+    raise AssertionError("the wait ended")

@@ -1,4 +1,4 @@
-"""What the API says of itself is made beside the loop."""
+"""The OpenAPI document and its page are built in a thread."""
 
 import asyncio
 from threading import Event
@@ -17,28 +17,28 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-async def test_who_asks_first_what_the_api_is_keeps_nobody_else_waiting() -> None:
-    """It takes half a second of processor time, and no token: the scheduler stood still meanwhile."""
-    loop, begun, goes_on = asyncio.get_running_loop(), asyncio.Event(), Event()
-    at_once: list[int] = []
-    under_way: set[object] = set()
+async def test_api_document_is_built_once_in_thread() -> None:
+    """Building takes half a second of processor time and needs no token; it must not block the scheduler."""
+    loop, begun, proceed = asyncio.get_running_loop(), asyncio.Event(), Event()
+    concurrent_builds: list[int] = []
+    running_builds: set[object] = set()
 
     def document() -> dict[str, Any]:
-        under_way.add(me := object())
-        at_once.append(len(under_way))
+        running_builds.add(build := object())
+        concurrent_builds.append(len(running_builds))
         loop.call_soon_threadsafe(begun.set)
-        assert goes_on.wait(60), "only the loop ends this"
-        under_way.remove(me)
+        assert proceed.wait(60), "the loop was blocked"
+        running_builds.remove(build)
         return DOCUMENT
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.include_router(docs_router(document))
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://koala") as client:
-        asked = [asyncio.create_task(client.get(path)) for path in ("/openapi.json", "/docs", "/openapi.json")]
+        requests = [asyncio.create_task(client.get(path)) for path in ("/openapi.json", "/docs", "/openapi.json")]
         await begun.wait()
-        goes_on.set()
-        answers = await asyncio.gather(*asked)
+        proceed.set()
+        answers = await asyncio.gather(*requests)
     assert [answer.status_code for answer in answers] == [200, 200, 200]
     assert answers[0].json() == DOCUMENT
     assert "<h1>koalapy 1</h1>" in answers[1].text
-    assert at_once == [1, 1, 1], "many that ask at once take one thread"
+    assert concurrent_builds == [1, 1, 1], "concurrent requests share one thread"

@@ -1,4 +1,4 @@
-"""Replicas, bundles and results over HTTP: whatever is sent, the answer says what is wrong with it."""
+"""REST routes of replicas, bundles and results, and their error messages."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ NORTH = {"Authorization": "Bearer north's"}
 SOUTH = {"Authorization": "Bearer south's"}
 
 
-async def added(api: httpx2.AsyncClient, name: str, cluster: str, path: str) -> httpx2.Response:
+async def add_replica(api: httpx2.AsyncClient, name: str, cluster: str, path: str) -> httpx2.Response:
     return await api.post("/api/v1/replicas", json={"name": name, "cluster": cluster, "path": path})
 
 
@@ -32,12 +32,12 @@ def sites() -> Sites:
 # Replicas
 
 
-async def test_a_replica_is_shown_as_it_is(open_api: Open, sites: Sites) -> None:
+async def test_add_replica_returns_its_entry(open_api: Open, sites: Sites) -> None:
     api = await open_api(sites=sites)
-    answer = await added(api, "climate/m", "north", "/m")
-    shown = answer.json()
+    answer = await add_replica(api, "climate/m", "north", "/m")
+    replica = answer.json()
     assert answer.status_code == 201
-    assert {name: shown[name] for name in ("name", "cluster", "path", "size", "checksum", "parts", "state")} == {
+    assert {name: replica[name] for name in ("name", "cluster", "path", "size", "checksum", "parts", "state")} == {
         "name": "climate/m",
         "cluster": "north",
         "path": "/m",
@@ -46,9 +46,9 @@ async def test_a_replica_is_shown_as_it_is(open_api: Open, sites: Sites) -> None
         "parts": None,
         "state": "good",
     }
-    assert (await added(api, "f", "north", "/f")).json()["parts"] == 2
+    assert (await add_replica(api, "f", "north", "/f")).json()["parts"] == 2
     page = (await api.get("/api/v1/replicas", params={"name": "climate/m"})).json()
-    assert page == {"replicas": [shown], "next": None}
+    assert page == {"replicas": [replica], "next": None}
 
 
 NAMES = [
@@ -65,44 +65,44 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_strange_names_go_all_the_way(open_api: Open, sites: Sites, name: str) -> None:
+async def test_replica_with_unusual_name_is_usable(open_api: Open, sites: Sites, name: str) -> None:
     api = await open_api(sites=sites)
-    assert (await added(api, name, "north", "/m")).status_code == 201
+    assert (await add_replica(api, name, "north", "/m")).status_code == 201
     assert [r["name"] for r in (await api.get("/api/v1/replicas", params={"name": name})).json()["replicas"]] == [name]
     verified = await api.post("/api/v1/replicas/verify", json={"name": name, "cluster": "north"})
     assert [(r["state"], r["problem"]) for r in verified.json()["replicas"]] == [("good", "")]
-    gone = await api.delete("/api/v1/replicas", params={"name": name})
-    assert [r["name"] for r in gone.json()["replicas"]] == [name]
+    deleted = await api.delete("/api/v1/replicas", params={"name": name})
+    assert [r["name"] for r in deleted.json()["replicas"]] == [name]
     assert (await api.get("/api/v1/replicas")).json() == {"replicas": [], "next": None}
 
 
-async def test_the_catalogue_comes_in_pages(open_api: Open, sites: Sites) -> None:
+async def test_list_replicas_returns_pages(open_api: Open, sites: Sites) -> None:
     api = await open_api(sites=sites)
     expected = [(name, cluster) for name in sorted([*NAMES, "m"]) for cluster in ("north", "south")]
     for name, cluster in reversed(expected):
-        await added(api, name, cluster, "/m")
+        await add_replica(api, name, cluster, "/m")
     for limit in (1, 2, 3, len(expected), 1000):
-        found, path = [], f"/api/v1/replicas?limit={limit}"
+        replicas, path = [], f"/api/v1/replicas?limit={limit}"
         while path:
             page = (await api.get(path)).json()
             assert len(page["replicas"]) == limit or page["next"] is None
-            found += [(r["name"], r["cluster"]) for r in page["replicas"]]
+            replicas += [(r["name"], r["cluster"]) for r in page["replicas"]]
             path = page["next"]
-        assert found == expected
+        assert replicas == expected
     first = (await api.get("/api/v1/replicas?name=m&limit=1")).json()
     assert [r["cluster"] for r in first["replicas"]] == ["north"]
     second = (await api.get(first["next"])).json()
     assert ([r["cluster"] for r in second["replicas"]], second["next"]) == (["south"], None)
 
 
-async def test_pages_bear_changes_between_them(open_api: Open, sites: Sites) -> None:
+async def test_replica_pages_tolerate_changes_between_requests(open_api: Open, sites: Sites) -> None:
     api = await open_api(sites=sites)
     for name in "bdf":
-        await added(api, name, "north", "/m")
+        await add_replica(api, name, "north", "/m")
     first = (await api.get("/api/v1/replicas?limit=2")).json()
     await api.delete("/api/v1/replicas?name=d")
     for name in "aceg":
-        await added(api, name, "north", "/m")
+        await add_replica(api, name, "north", "/m")
     second = (await api.get(first["next"])).json()
     assert [r["name"] for r in second["replicas"]] == ["e", "f"]
     assert [r["name"] for r in (await api.get(second["next"])).json()["replicas"]] == ["g"]
@@ -129,7 +129,7 @@ async def test_pages_bear_changes_between_them(open_api: Open, sites: Sites) -> 
         ([], 422, "body"),
     ],
 )
-async def test_a_wrong_order_is_refused_by_its_field(
+async def test_replica_request_with_invalid_field_is_rejected(
     open_api: Open, sites: Sites, order: Json, status: int, field: str
 ) -> None:
     sites.content |= {
@@ -137,7 +137,7 @@ async def test_a_wrong_order_is_refused_by_its_field(
         ("south", "/other"): b"other",
     }
     api = await open_api(sites=sites)
-    await added(api, "m", "north", "/m")
+    await add_replica(api, "m", "north", "/m")
     answer = await api.post("/api/v1/replicas", json=order)
     assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
     assert answer.headers["content-type"] == "application/problem+json"
@@ -145,9 +145,9 @@ async def test_a_wrong_order_is_refused_by_its_field(
     assert len((await api.get("/api/v1/replicas")).json()["replicas"]) == 1
 
 
-async def test_a_cluster_out_of_reach_is_to_be_asked_later(open_api: Open, sites: Sites) -> None:
+async def test_add_replica_on_unreachable_cluster_returns_503(open_api: Open, sites: Sites) -> None:
     sites.away = {"north"}
-    answer = await added(await open_api(sites=sites), "m", "north", "/m")
+    answer = await add_replica(await open_api(sites=sites), "m", "north", "/m")
     assert (answer.status_code, answer.json()["detail"]) == (503, "north is out of reach")
 
 
@@ -181,13 +181,13 @@ OWN = {"type": "nonfixed", "components": [{"size": 1, "inputs": [{"flie": "m"}]}
         ({"application": "a\nb"}, "application", "leave them out"),
     ],
 )
-async def test_a_wrong_submission_is_refused_by_its_field(
+async def test_submission_with_invalid_file_field_is_rejected(
     open_api: Open, sites: Sites, change: Json, field: str, hint: str
 ) -> None:
     api = await open_api(sites=sites)
-    await added(api, "m", "north", "/m")
-    await added(api, "f", "north", "/f")
-    await added(api, "mesh", "north", "/m")
+    await add_replica(api, "m", "north", "/m")
+    await add_replica(api, "f", "north", "/f")
+    await add_replica(api, "mesh", "north", "/m")
     body = {"request": PAIR, "command": ["true"]} | change
     for path in ("jobs", "explain"):
         answer = await api.post(f"/api/v1/{path}", json=body)
@@ -197,46 +197,46 @@ async def test_a_wrong_submission_is_refused_by_its_field(
 
 
 @pytest.mark.parametrize("request_", [PAIR, SIX])
-async def test_a_shown_job_with_files_submitted_again_asks_for_the_same(
-    open_api: Open, sites: Sites, request_: Json
-) -> None:
+async def test_job_with_files_can_be_resubmitted_from_view(open_api: Open, sites: Sites, request_: Json) -> None:
     api = await open_api(sites=sites)
-    await added(api, "climate/m", "north", "/m")
-    await added(api, "f", "north", "/f")
+    await add_replica(api, "climate/m", "north", "/m")
+    await add_replica(api, "f", "north", "/f")
     bundle = (await api.post("/api/v1/bundles", content=ARCHIVE)).json()["id"]
     inputs: list[Json] = [{"file": "climate/m", "as": "mesh"}]
     inputs += [{"file": "f", "distribution": "partitioned"}] if request_ is PAIR else []
     files = {"inputs": inputs, "bundle": bundle, "collect": ["out/*"], "communication": 0.25}
     files |= {"per_node_bandwidth": 25e6}
     body = {"request": request_, "command": ["python", "-m", "wave"], **files}
+    body |= {"walltime": "1h30m", "environment": {"A": "b"}}
     first = (await api.post("/api/v1/jobs", json=body)).json()
+    assert first["walltime"] == 5400
     assert first["application"] == "wave"
     if request_ is PAIR:
         assert [c["inputs"][1] for c in first["request"]["components"]] == [
             {"file": "f", "part": "a", "as": "f"},
             {"file": "f", "part": "b", "as": "f"},
         ]
-    again = {name: first[name] for name in JobSubmission.model_fields}
-    second = await api.post("/api/v1/jobs", json=again)
+    submission = {name: first[name] for name in JobSubmission.model_fields}
+    second = await api.post("/api/v1/jobs", json=submission)
     assert second.status_code == 201, second.text
-    assert {name: second.json()[name] for name in again} == again
+    assert {name: second.json()[name] for name in submission} == submission
 
 
-async def test_a_key_is_for_one_submission_whatever_becomes_of_the_catalogue(open_api: Open, sites: Sites) -> None:
+async def test_idempotency_key_survives_removed_replica(open_api: Open, sites: Sites) -> None:
     api = await open_api(sites=sites)
-    await added(api, "m", "north", "/m")
+    await add_replica(api, "m", "north", "/m")
     body = {"request": SIX, "command": ["true"], "inputs": [{"file": "m"}]}
     key = {"Idempotency-Key": "k"}
     assert (await api.post("/api/v1/jobs", json=body, headers=key)).status_code == 201
     await api.delete("/api/v1/replicas", params={"name": "m"})
-    again = await api.post("/api/v1/jobs", json=body, headers=key)
-    assert (again.status_code, again.json()["id"]) == (200, 1)
+    repeated = await api.post("/api/v1/jobs", json=body, headers=key)
+    assert (repeated.status_code, repeated.json()["id"]) == (200, 1)
 
 
 # Bundles
 
 
-async def test_a_bundle_is_uploaded_once(open_api: Open) -> None:
+async def test_bundle_is_uploaded_once(open_api: Open) -> None:
     api = await open_api()
     path = f"/api/v1/bundles/{sha(ARCHIVE)}"
     missing = await api.get(path)
@@ -250,13 +250,13 @@ async def test_a_bundle_is_uploaded_once(open_api: Open) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"#!/bin/sh", ARCHIVE[:3000], archive_of({"../x": b""})])
-async def test_a_bad_bundle_is_refused(open_api: Open, body: bytes) -> None:
+async def test_upload_invalid_bundle_returns_422(open_api: Open, body: bytes) -> None:
     answer = await (await open_api()).post("/api/v1/bundles", content=body)
     assert (answer.status_code, answer.json()["field"]) == (422, "body")
     assert "tar" in answer.json()["hint"]
 
 
-async def test_a_bundle_with_a_name_that_is_no_utf8_is_refused_by_that_name(open_api: Open) -> None:
+async def test_bundle_with_name_not_utf8_is_rejected(open_api: Open) -> None:
     api = await open_api()
     for body in (archive_of(GOOD | {"data/caf\udce9": b""}), archive_of({"d\udcff": None} | GOOD)):
         answer = await api.post("/api/v1/bundles", content=body)
@@ -265,7 +265,7 @@ async def test_a_bundle_with_a_name_that_is_no_utf8_is_refused_by_that_name(open
         assert "rename" in answer.json()["hint"]
 
 
-async def test_a_bundle_that_does_not_say_how_large_it_is_may_not_be_larger(open_api: Open) -> None:
+async def test_bundle_of_undeclared_size_is_limited(open_api: Open) -> None:
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -279,7 +279,7 @@ async def test_a_bundle_that_does_not_say_how_large_it_is_may_not_be_larger(open
     assert sent < 3 * BUNDLE_LIMIT
 
 
-async def test_bundles_for_which_there_is_no_room_are_refused_with_the_way_out(open_api: Open) -> None:
+async def test_upload_bundle_beyond_quota_returns_507(open_api: Open) -> None:
     api = await open_api()
     large = [archive_of({name: bytes(BUNDLE_LIMIT - 20_000)}) for name in "abc"]
     answers = [await api.post("/api/v1/bundles", content=pieces(data, 100_000)) for data in large]
@@ -288,11 +288,11 @@ async def test_bundles_for_which_there_is_no_room_are_refused_with_the_way_out(o
     assert (problem["title"], problem["field"]) == ("Insufficient Storage", "body")
     assert "bundles_quota is 4.19 MB" in problem["detail"]
     assert "operator to raise bundles_quota" in problem["hint"]
-    assert (await api.post("/api/v1/bundles", content=large[0])).status_code == 507, "who sends asks for it before"
+    assert (await api.post("/api/v1/bundles", content=large[0])).status_code == 507, "an upload reserves space again"
     assert (await api.get(f"/api/v1/bundles/{sha(large[0])}")).status_code == 200
 
 
-async def test_an_upload_that_does_not_go_on_is_ended(open_api: Open) -> None:
+async def test_stalled_bundle_upload_returns_408(open_api: Open) -> None:
     async def stalls() -> AsyncIterator[bytes]:
         yield ARCHIVE[:1000]
         await asyncio.Event().wait()
@@ -301,20 +301,20 @@ async def test_an_upload_that_does_not_go_on_is_ended(open_api: Open) -> None:
     assert (answer.status_code, answer.json()["field"], answer.json()["hint"]) == (408, "body", "send it again")
 
 
-# What agents do
+# Routes of agents
 
 
-async def test_an_agent_downloads_a_bundle_and_goes_on_after_a_cut(open_api: Open) -> None:
+async def test_agent_resumes_bundle_download(open_api: Open) -> None:
     api = await open_api(tokens=["secret"])
     await api.post("/api/v1/bundles", content=ARCHIVE, headers={"Authorization": "Bearer secret"})
     path = f"/api/v1/agents/north/bundles/{sha(ARCHIVE)}"
     assert (await api.get(path, headers=NORTH)).content == ARCHIVE
-    rest = await api.get(path, headers=NORTH | {"Range": "bytes=1000-"})
-    assert (rest.status_code, rest.content) == (206, ARCHIVE[1000:])
-    over = await api.get(path, headers=NORTH | {"Range": f"bytes={len(ARCHIVE)}-"})
-    assert over.status_code == 416
-    elsewhere = await api.get(path.replace("north", "south"), headers=SOUTH)
-    assert elsewhere.status_code == 404, "no job there has it"
+    remaining = await api.get(path, headers=NORTH | {"Range": "bytes=1000-"})
+    assert (remaining.status_code, remaining.content) == (206, ARCHIVE[1000:])
+    past_end = await api.get(path, headers=NORTH | {"Range": f"bytes={len(ARCHIVE)}-"})
+    assert past_end.status_code == 416
+    other_cluster = await api.get(path.replace("north", "south"), headers=SOUTH)
+    assert other_cluster.status_code == 404, "no job of that cluster has this bundle"
     missing = await api.get("/api/v1/agents/north/bundles/..%2F..%2Fkoala.db", headers=NORTH)
     assert missing.status_code == 404
 
@@ -324,7 +324,7 @@ async def test_an_agent_downloads_a_bundle_and_goes_on_after_a_cut(open_api: Ope
     ("cluster", "headers", "status"),
     [("north", {}, 401), ("north", SOUTH, 401), ("west", NORTH, 401), ("nowhere", NORTH, 404)],
 )
-async def test_only_the_clusters_own_agent_is_let_in(open_api: Open, cluster: str, headers: Json, status: int) -> None:
+async def test_agent_routes_require_token_of_cluster(open_api: Open, cluster: str, headers: Json, status: int) -> None:
     api = await open_api()
     await api.post("/api/v1/bundles", content=ARCHIVE)
     path = f"/api/v1/agents/{cluster}"
@@ -332,7 +332,7 @@ async def test_only_the_clusters_own_agent_is_let_in(open_api: Open, cluster: st
     assert (await api.put(f"{path}/results/1.1.0", headers=headers, content=ARCHIVE)).status_code == status
 
 
-async def test_results_are_only_those_of_components(open_api: Open, body: Json) -> None:
+async def test_results_of_unknown_component_are_rejected(open_api: Open, body: Json) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body | {"collect": ["*"]})
     for token in ("1.1.0", "9.1.0", "x", "..%2F1", f"{10**20}.1.0", f"1.{10**20}.0"):

@@ -1,4 +1,4 @@
-"""What the API tells of what will become of jobs."""
+"""REST routes of forecasts and what-if questions."""
 
 from typing import Any
 
@@ -9,43 +9,43 @@ from tests.serving import Open
 WIDE = {"request": {"type": "flexible", "total_size": 3}, "command": ["program"]}
 
 
-async def test_nobody_waits_and_nothing_is_changed(open_api: Open) -> None:
-    found = (await (await open_api()).post("/api/v1/what-if", json={})).json()
-    assert found["changed"] is None
-    assert (found["as_it_is"]["jobs"], found["as_it_is"]["mean_wait"]) == ([], None)
+async def test_what_if_without_jobs_changes_nothing(open_api: Open) -> None:
+    answer = (await (await open_api()).post("/api/v1/what-if", json={})).json()
+    assert answer["changed"] is None
+    assert (answer["as_it_is"]["jobs"], answer["as_it_is"]["mean_wait"]) == ([], None)
 
 
-async def test_a_job_that_waits_is_foretold(open_api: Open) -> None:
-    """No cluster is connected, so that it starts only with one that is added."""
+async def test_forecast_of_waiting_job_depends_on_capacity(open_api: Open) -> None:
+    """No cluster is connected, so the job starts only on an added one."""
     api = await open_api()
     job = (await api.post("/api/v1/jobs", json=WIDE)).json()["id"]
-    found = (await api.post("/api/v1/what-if", json={"add": ["west=4"], "rules": ["queue=fcfs"]})).json()
-    (as_it_is,), (changed,) = found["as_it_is"]["jobs"], found["changed"]["jobs"]
+    answer = (await api.post("/api/v1/what-if", json={"add": ["west=4"], "rules": ["queue=fcfs"]})).json()
+    (as_it_is,), (changed,) = answer["as_it_is"]["jobs"], answer["changed"]["jobs"]
     assert (as_it_is["job"], as_it_is["state"], as_it_is["starts"], as_it_is["not_run"]) == (job, "queued", None, 1.0)
     assert changed["starts"] == {"low": 0.0, "middle": 0.0, "high": 0.0}
     assert (await api.get(f"/api/v1/jobs/{job}/forecast")).json() == {"ready": True, "expected": as_it_is}
 
 
-async def test_a_look_ahead_is_as_far_as_it_is_told(open_api: Open) -> None:
+async def test_what_if_uses_requested_horizon(open_api: Open) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=WIDE)
     question = {"add": ["west=4"], "horizon": "24h"}
-    found = (await api.post("/api/v1/what-if", json=question)).json()
-    assert [found[way]["horizon"] for way in ("as_it_is", "changed")] == [86_400.0] * 2
-    assert [found[way]["started"]["middle"] for way in ("as_it_is", "changed")] == [0, 1]
-    # What is told of single jobs looks as far ahead as ever.
-    told = (await api.get("/api/v1/jobs/1/forecast")).json()
-    assert told["expected"]["not_run"] == 1.0
-    refused = await api.post("/api/v1/what-if", json={"policy": "fixed"})
-    assert (refused.status_code, refused.json()["field"]) == (422, "policy"), "it places no flexible request"
+    answer = (await api.post("/api/v1/what-if", json=question)).json()
+    assert [answer[variant]["horizon"] for variant in ("as_it_is", "changed")] == [86_400.0] * 2
+    assert [answer[variant]["started"]["middle"] for variant in ("as_it_is", "changed")] == [0, 1]
+    # Forecasts of single jobs keep their own horizon.
+    forecast = (await api.get("/api/v1/jobs/1/forecast")).json()
+    assert forecast["expected"]["not_run"] == 1.0
+    rejected = await api.post("/api/v1/what-if", json={"policy": "fixed"})
+    assert (rejected.status_code, rejected.json()["field"]) == (422, "policy"), "this policy places no flexible request"
 
 
-async def test_what_is_no_horizon_is_told_what_one_is(open_api: Open) -> None:
+async def test_what_if_with_invalid_horizon_is_rejected(open_api: Open) -> None:
     api = await open_api()
     for text in ("soon", "-1s"):
-        told = (await api.post("/api/v1/what-if", json={"horizon": text})).json()
-        assert told["detail"] == f"horizon is '{text}', no duration"
-        assert told["hint"] == "give seconds, or units with each number: 90m, 1h30m, 1:30:00"
+        problem = (await api.post("/api/v1/what-if", json={"horizon": text})).json()
+        assert problem["detail"] == f"horizon is '{text}', no duration"
+        assert problem["hint"] == "give seconds, or units with each number: 90m, 1h30m, 1:30:00"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,6 @@ async def test_what_is_no_horizon_is_told_what_one_is(open_api: Open) -> None:
         ({"horizon": True}, "horizon"),
     ],
 )
-async def test_a_change_that_cannot_be_is_refused_by_its_field(open_api: Open, body: Any, field: str) -> None:
-    told = await (await open_api()).post("/api/v1/what-if", json=body)
-    assert (told.status_code, told.json()["field"]) == (422, field), told.text
+async def test_what_if_with_invalid_change_is_rejected(open_api: Open, body: Any, field: str) -> None:
+    answer = await (await open_api()).post("/api/v1/what-if", json=body)
+    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text

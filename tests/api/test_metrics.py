@@ -1,4 +1,4 @@
-"""What ``/metrics`` tells, to whom, and that nobody makes it grow."""
+"""The Prometheus metrics of ``/metrics``, their access and their bounded number."""
 
 import asyncio
 import re
@@ -25,29 +25,29 @@ from tests.serving import Open, serving
 
 Json = dict[str, Any]
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-OTHERS = {"process_cpu_seconds", "process_virtual_memory_bytes", "process_resident_memory_bytes"} | {
+PROCESS_METRICS = {"process_cpu_seconds", "process_virtual_memory_bytes", "process_resident_memory_bytes"} | {
     "process_start_time_seconds",
     "process_open_fds",
     "process_max_fds",
 }
 
 
-async def scraped(api: httpx2.AsyncClient) -> str:
+async def scrape_metrics(api: httpx2.AsyncClient) -> str:
     answer = await api.get("/metrics")
     assert answer.status_code == 200
     return answer.text
 
 
 def value_of(text: str, sample: str, **labels: str) -> float:
-    """The sum over what has these labels."""
-    found = [
-        each.value
+    """Return the sum of a sample over all series with these labels."""
+    values = [
+        metric.value
         for family in text_string_to_metric_families(text)
-        for each in family.samples
-        if each.name == sample and labels.items() <= each.labels.items()
+        for metric in family.samples
+        if metric.name == sample and labels.items() <= metric.labels.items()
     ]
-    assert found, f"there is no {sample} with {labels}"
-    return sum(found)
+    assert values, f"there is no {sample} with {labels}"
+    return sum(values)
 
 
 def test_metrics_page_shows_type_labels_and_meaning() -> None:
@@ -64,31 +64,31 @@ def test_metrics_page_explains_each_label_value(values: type[StrEnum]) -> None:
     assert [value for value in values if not any(re.match(rf"\| `{value}` \| .{{4,}} \|$", row) for row in rows)] == []
 
 
-def test_what_is_told_of_the_process_is_on_the_page() -> None:
-    assert all(f"`{name}" in PAGE for name in OTHERS)
+def test_documentation_lists_process_metrics() -> None:
+    assert all(f"`{name}" in PAGE for name in PROCESS_METRICS)
 
 
-async def test_it_is_for_who_shows_a_token(tmp_path: Path) -> None:
+async def test_metrics_require_token(tmp_path: Path) -> None:
     people = {"of-ada": Identity("ada", Role.USER, "a test")}
     async with serving(tmp_path / "koala.db", [], Rules(), users=people) as api:
         refused = await api.get("/metrics")
         assert (refused.status_code, "koala_" in refused.text) == (401, False)
         wrong = await api.get("/metrics", headers={"Authorization": "Bearer another"})
         assert wrong.status_code == 401
-        shown = await api.get("/metrics", headers={"Authorization": "Bearer of-ada"})
-        assert shown.status_code == 200
-        assert shown.headers["content-type"].startswith("text/plain; version=0.0.4")
+        answer = await api.get("/metrics", headers={"Authorization": "Bearer of-ada"})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-async def test_a_setting_opens_it_and_nothing_else(tmp_path: Path) -> None:
+async def test_open_metrics_setting_opens_metrics_only(tmp_path: Path) -> None:
     people = {"of-ada": Identity("ada", Role.USER, "a test")}
     async with serving(tmp_path / "koala.db", [], Rules(), users=people, open_metrics=True) as api:
-        assert "koala_jobs" in await scraped(api)
+        assert "koala_jobs" in await scrape_metrics(api)
         assert (await api.get("/api/v1/metrics")).status_code == 401
         assert (await api.post("/metrics", json={})).status_code == 401
 
 
-async def test_it_speaks_openmetrics_to_who_asks_for_it(open_api: Open) -> None:
+async def test_metrics_support_openmetrics_format(open_api: Open) -> None:
     api = await open_api()
     answer = await api.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
@@ -97,21 +97,21 @@ async def test_it_speaks_openmetrics_to_who_asks_for_it(open_api: Open) -> None:
 
 @pytest.mark.processes
 @needs(PROMETHEUS)
-async def test_promtool_finds_nothing_wrong(open_api: Open) -> None:
+async def test_promtool_accepts_metrics(open_api: Open) -> None:
     api = await open_api()
-    text = await scraped(api)
+    text = await scrape_metrics(api)
     checked = await asyncio.to_thread(
         subprocess.run, ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stderr, checked.stdout) == (0, "", "")
 
 
-async def test_what_happens_is_counted(open_api: Open, body: Json) -> None:
+async def test_metrics_count_jobs_requests_and_writes(open_api: Open, body: Json) -> None:
     api = await open_api()
     for priority in ("low", "high", "high"):
         assert (await api.post("/api/v1/jobs", json=body | {"priority": priority})).status_code == 201
     await api.post("/api/v1/jobs/1/hold")
-    text = await scraped(api)
+    text = await scrape_metrics(api)
     assert value_of(text, "koala_jobs", state="queued", priority="high") == 2
     assert value_of(text, "koala_jobs", state="held", priority="low") == 1
     assert value_of(text, "koala_jobs_submitted_total") == 3
@@ -120,7 +120,7 @@ async def test_what_happens_is_counted(open_api: Open, body: Json) -> None:
     assert value_of(text, "koala_events_total", kind="JobSubmitted") == 3
     await api.post("/api/v1/jobs/cancel", json={"jobs": [1, 2]})
     await api.post("/api/v1/jobs/1/hold")
-    text = await scraped(api)
+    text = await scrape_metrics(api)
     assert value_of(text, "koala_jobs_ended_total", state="cancelled") == 2
     assert value_of(text, "koala_http_requests_total", route="/api/v1/jobs", method="POST", status="201") == 3
     assert value_of(text, "koala_http_request_seconds_count", route="/api/v1/jobs") == 3
@@ -128,17 +128,17 @@ async def test_what_happens_is_counted(open_api: Open, body: Json) -> None:
     assert value_of(text, "koala_round_seconds_count") >= value_of(text, "koala_database_seconds_count", kind="write")
 
 
-async def test_nobody_makes_it_grow(open_api: Open, body: Json) -> None:
-    """By jobs, names, owners, paths, or methods of his own."""
+async def test_metrics_do_not_grow_with_user_input(open_api: Open, body: Json) -> None:
+    """Jobs, names, owners, paths and methods are chosen by users."""
     api = await open_api()
 
-    async def series() -> int:
-        families = text_string_to_metric_families(await scraped(api))
+    async def count_series() -> int:
+        families = text_string_to_metric_families(await scrape_metrics(api))
         return sum(len(family.samples) for family in families)
 
     async def attack(tag: str) -> None:
-        own = {"name": f"name-{tag}", "owner": f"owner-{tag}", "application": f"app-{tag}"}
-        await api.post("/api/v1/jobs", json=body | own)
+        fields = {"name": f"name-{tag}", "owner": f"owner-{tag}", "application": f"app-{tag}"}
+        await api.post("/api/v1/jobs", json=body | fields)
         await api.get(f"/api/v1/jobs/{tag}")
         await api.get(f"/{tag}")
         await api.get(f"/api/v1/jobs?name={tag}")
@@ -147,12 +147,12 @@ async def test_nobody_makes_it_grow(open_api: Open, body: Json) -> None:
         await api.get("/healthz", headers={"Host": tag})
         await api.get("/metrics", headers={"Accept": f"text/{tag}"})
 
-    await series()
+    await count_series()
     await attack("a")
-    before = await series()
+    series_count = await count_series()
     for number in range(30):
         await attack(f"b{number}")
-    assert await series() == before
+    assert await count_series() == series_count
 
 
 async def test_scrapes_within_the_interval_compute_the_figures_once(monkeypatch: pytest.MonkeyPatch) -> None:

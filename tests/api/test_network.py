@@ -1,4 +1,4 @@
-"""What the API tells of the network, and who is refused."""
+"""REST routes of the network."""
 
 from typing import Any
 
@@ -7,11 +7,11 @@ import pytest
 from tests.serving import Open
 
 
-async def test_every_link_is_told_with_how_it_is_known(open_api: Open) -> None:
+async def test_network_lists_every_link_with_state(open_api: Open) -> None:
     api = await open_api()
-    told = (await api.get("/api/v1/network")).json()
+    network = (await api.get("/api/v1/network")).json()
     nothing = {"kind": None, "at": None, "tried_at": None, "error": "", "under_way": None}
-    assert told == {
+    assert network == {
         "clusters": ["north", "south"],
         "links": [
             {
@@ -46,13 +46,13 @@ async def test_every_link_is_told_with_how_it_is_known(open_api: Open) -> None:
     }
 
 
-async def test_clusters_that_are_away_are_not_measured_and_it_is_said_why(open_api: Open) -> None:
+async def test_measure_unreachable_clusters_reports_reason(open_api: Open) -> None:
     api = await open_api()
     answer = await api.post("/api/v1/network/measure", json={"pairs": [["south", "north"]]})
     assert answer.status_code == 202
-    (asked,) = answer.json()["links"]
-    assert (asked["one"], asked["other"], asked["job"]) == ("north", "south", None)
-    assert asked["reason"] == "north is unreachable: its agent has not connected yet"
+    (rejected,) = answer.json()["links"]
+    assert (rejected["one"], rejected["other"], rejected["job"]) == ("north", "south", None)
+    assert rejected["reason"] == "north is unreachable: its agent has not connected yet"
     assert answer.json()["since"].endswith("Z")
     for order in (None, {}, {"clusters": None, "pairs": None}):
         all_links = (await api.post("/api/v1/network/measure", json=order)).json()["links"]
@@ -86,7 +86,7 @@ async def test_clusters_that_are_away_are_not_measured_and_it_is_said_why(open_a
         ([], "body", "send JSON"),
     ],
 )
-async def test_a_strange_order_is_refused_by_its_field(open_api: Open, order: Any, field: str, hint: str) -> None:
+async def test_measure_with_invalid_order_returns_422(open_api: Open, order: Any, field: str, hint: str) -> None:
     answer = await (await open_api()).post("/api/v1/network/measure", json=order)
     assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
     assert answer.json()["hint"].startswith(hint)

@@ -1,4 +1,4 @@
-"""What the API says of itself is what it does: a tour through every operation, each answer held against its schema."""
+"""The OpenAPI document, and the answers of every operation checked against it."""
 
 import base64
 import hashlib
@@ -11,7 +11,6 @@ import pytest
 from pydantic import BaseModel
 
 from koalapy.api.fields import Output, Problem
-from koalapy.api.job_views import JobSubmission
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites, sha
 from tests.serving import BUNDLE_LIMIT, Open
@@ -26,47 +25,47 @@ TEXTS_AND_ARCHIVES = (
     "application/x-tar",
     "application/x-ndjson",
 )
-"""What is no single JSON value."""
+"""Content types of answers that are not a single JSON value."""
 
 
-def answers(*kinds: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """These, and all that are made of them."""
+def iterate_models(*kinds: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield these models and all their subclasses."""
     for kind in kinds:
         yield kind
-        yield from answers(*kind.__subclasses__())
+        yield from iterate_models(*kind.__subclasses__())
 
 
-class Declared:
-    """The OpenAPI document, asked about answers."""
+class DeclaredAnswers:
+    """Checks answers against the OpenAPI document and records the operations."""
 
     def __init__(self, document: Json) -> None:
         self.document = document
-        self.seen: set[str] = set()
+        self.checked_operations: set[str] = set()
         self._paths = {re.compile(re.sub(r"\{\w+\}", "[^/]+", path)): ops for path, ops in document["paths"].items()}
 
     async def check(self, answer: httpx2.Response) -> None:
         await answer.aread()
         request = answer.request
         method = request.method.lower()
-        there = (ops for path, ops in self._paths.items() if path.fullmatch(request.url.path))
-        operation = next(ops[method] for ops in there if method in ops)
-        self.seen.add(operation["operationId"])
-        where = f"{operation['operationId']} {answer.status_code}: {answer.text}"
-        assert str(answer.status_code) in operation["responses"], where
+        candidates = (ops for path, ops in self._paths.items() if path.fullmatch(request.url.path))
+        operation = next(ops[method] for ops in candidates if method in ops)
+        self.checked_operations.add(operation["operationId"])
+        message = f"{operation['operationId']} {answer.status_code}: {answer.text}"
+        assert str(answer.status_code) in operation["responses"], message
         declared = operation["responses"][str(answer.status_code)]
         kind = answer.headers["content-type"].partition(";")[0]
-        assert kind in declared["content"], where
-        assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
+        assert kind in declared["content"], message
+        assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, message
         if kind not in TEXTS_AND_ARCHIVES:
             name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
-            model = next(kind for kind in answers(Output, Problem) if kind.__name__ == name)
+            model = next(kind for kind in iterate_models(Output, Problem) if kind.__name__ == name)
             model.model_validate_json(answer.content, strict=True)
 
 
-async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
+async def test_every_answer_conforms_to_document(open_api: Open, body: Json) -> None:
     sites = Sites({("north", "/m"): b"mesh", ("south", "/m"): b"mash", ("north", "/f"): {"a": b"1", "b": b"2"}})
     api = await open_api(placement_queue_limit=4, sites=sites)
-    declared = Declared((await api.get("/openapi.json")).json())
+    declared = DeclaredAnswers((await api.get("/openapi.json")).json())
     api.event_hooks = {"response": [declared.check]}
     coupled = {
         "type": "fixed",
@@ -92,8 +91,8 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
     ]
     assert statuses == [201, 200, 409, 201, 201, 422, 201, 429]
     assert (await api.get("/api/v1/jobs", params={"limit": 2})).json()["next"]
-    shown = (await api.get("/api/v1/jobs/2")).json()
-    assert shown["request"] == coupled
+    job = (await api.get("/api/v1/jobs/2")).json()
+    assert job["request"] == coupled
     assert (await api.get("/api/v1/jobs/3")).json()["request"] == nonfixed
     for path in (
         "/jobs/1",
@@ -166,7 +165,7 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         "/history?by=x",
     ):
         await api.get(f"/api/v1{path}")
-    await _files(api, sites)
+    await request_files(api, sites)
     for order in (None, {"user": "bob", "role": "user", "expires": "8h", "note": "CI"}, {"role": "god"}):
         await api.post("/api/v1/tokens", json=order)
     for path in ("/tokens", "/tokens?all=true&user=bob", "/tokens?x=1", "/limits", "/limits?user=bob", "/limits?x=1"):
@@ -179,12 +178,12 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.get(f"/api/v1{path}")
     for path in ("/login-codes", "/login-codes?x=1", "/logout", "/logout?x=1"):
         await api.post(f"/api/v1{path}")
-    known = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
-    assert declared.seen == known
+    operations = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
+    assert declared.checked_operations == operations
 
 
-async def _files(api: Any, sites: Sites) -> None:
-    """The part of the tour that goes to files."""
+async def request_files(api: Any, sites: Sites) -> None:
+    """Request every operation on replicas, bundles and results."""
     for order in (
         {"name": "m", "cluster": "north", "path": "/m"},
         {"name": "m", "cluster": "south", "path": "/m"},
@@ -210,12 +209,12 @@ async def _files(api: Any, sites: Sites) -> None:
     for query in ("name=m&cluster=north", "name=m", ""):
         await api.delete(f"/api/v1/replicas?{query}")
     for body in (archive_of(GOOD), archive_of(GOOD), b"x" * 1000, b"x" * (BUNDLE_LIMIT + 1)):
-        found = await api.post("/api/v1/bundles", content=body)
-    assert found.status_code == 413
+        answer = await api.post("/api/v1/bundles", content=body)
+    assert answer.status_code == 413
     assert (await api.get(f"/api/v1/bundles/{sha(archive_of(GOOD))}")).status_code == 200
 
 
-async def test_the_document_is_whole(open_api: Open) -> None:
+async def test_document_references_and_tags_are_complete(open_api: Open) -> None:
     document = (await (await open_api()).get("/openapi.json")).json()
     components = document["components"]
     references = set(re.findall(r"'#/components/schemas/([^']+)'", str(document)))
@@ -231,7 +230,7 @@ async def test_the_document_is_whole(open_api: Open) -> None:
 
 
 @pytest.mark.evidence("W5")
-async def test_the_page_for_people_tells_everything_and_loads_nothing(open_api: Open) -> None:
+async def test_docs_page_is_complete_and_loads_nothing(open_api: Open) -> None:
     api = await open_api()
     document = (await api.get("/openapi.json")).json()
     answer = await api.get("/docs")
@@ -249,31 +248,12 @@ async def test_the_page_for_people_tells_everything_and_loads_nothing(open_api: 
     assert len(ids) == len(set(ids))
     operations = {op["operationId"] for ops in document["paths"].values() for op in ops.values()}
     assert operations | {f"schema-{name}" for name in document["components"]["schemas"]} == set(ids)
-    for gone in ("/redoc", "/docs/oauth2-redirect"):
-        assert (await api.get(gone)).status_code == 404
+    for path in ("/redoc", "/docs/oauth2-redirect"):
+        assert (await api.get(path)).status_code == 404
 
 
-async def test_the_examples_can_be_submitted(open_api: Open) -> None:
+async def test_document_examples_can_be_submitted(open_api: Open) -> None:
     api = await open_api()
     document = (await api.get("/openapi.json")).json()
     for example in document["components"]["schemas"]["JobSubmission"]["examples"]:
         assert (await api.post("/api/v1/jobs", json=example)).status_code == 201
-
-
-async def test_a_shown_job_can_be_submitted_again(open_api: Open, body: Json) -> None:
-    api = await open_api()
-    job = (await api.post("/api/v1/jobs", json=body | {"walltime": "1h30m", "environment": {"A": "b"}})).json()
-    assert job["walltime"] == 5400
-    again = {name: job[name] for name in JobSubmission.model_fields}
-    second = (await api.post("/api/v1/jobs", json=again)).json()
-    assert {name: second[name] for name in again} == again
-
-
-async def test_pages_end_exactly(open_api: Open, body: Json) -> None:
-    api = await open_api()
-    for _ in range(4):
-        await api.post("/api/v1/jobs", json=body)
-    first = (await api.get("/api/v1/jobs?limit=2")).json()
-    assert [job["id"] for job in first["jobs"]] == [4, 3]
-    second = (await api.get(first["next"])).json()
-    assert ([job["id"] for job in second["jobs"]], second["next"]) == ([2, 1], None)

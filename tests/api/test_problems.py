@@ -1,4 +1,4 @@
-"""The code of each problem: what programs tell problems apart by."""
+"""The code of each problem, by which programs distinguish problems."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "sent", "code"),
+    ("method", "path", "options", "code"),
     [
         ("GET", "/nowhere", {}, ProblemCode.NOT_FOUND),
         ("PUT", "/jobs", {}, ProblemCode.METHOD_NOT_ALLOWED),
@@ -37,28 +37,28 @@ JSON = {"Content-Type": "application/json"}
         ("POST", "/jobs", {"headers": {"Origin": "http://evil.example"}}, ProblemCode.FOREIGN_ORIGIN),
     ],
 )
-async def test_problem_by_request_has_its_code(
-    open_api: Open, body: dict[str, Any], method: str, path: str, sent: Mapping[str, Any], code: ProblemCode
+async def test_request_problem_has_its_code(
+    open_api: Open, body: dict[str, Any], method: str, path: str, options: Mapping[str, Any], code: ProblemCode
 ) -> None:
     api = await open_api()
     assert (await api.post("/api/v1/jobs", json=body)).status_code == 201
-    answer = await api.request(method, f"/api/v1{path}", **sent)
+    answer = await api.request(method, f"/api/v1{path}", **options)
     assert (answer.json()["code"], answer.json()["status"], answer.status_code) == (code, code.status, code.status)
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_problem_of_reused_key_and_of_full_queue_has_its_code(open_api: Open, body: dict[str, Any]) -> None:
+async def test_reused_key_and_full_queue_have_problem_codes(open_api: Open, body: dict[str, Any]) -> None:
     api = await open_api(placement_queue_limit=1)
     key = {"Idempotency-Key": "k"}
     await api.post("/api/v1/jobs", json=body, headers=key)
-    reused = await api.post("/api/v1/jobs", json=body | {"name": "x"}, headers=key)
-    assert reused.json()["code"] == ProblemCode.IDEMPOTENCY_KEY_REUSED
+    rejected = await api.post("/api/v1/jobs", json=body | {"name": "x"}, headers=key)
+    assert rejected.json()["code"] == ProblemCode.IDEMPOTENCY_KEY_REUSED
     assert (await api.post("/api/v1/jobs", json=body)).json()["code"] == ProblemCode.BUSY
     (cancelled,) = (await api.post("/api/v1/jobs/cancel", json={"jobs": [9]})).json()["jobs"]
     assert cancelled["problem"]["code"] == ProblemCode.JOB_NOT_FOUND
 
 
-def test_page_of_api_lists_every_problem_code() -> None:
+def test_api_page_lists_every_problem_code() -> None:
     document = {"paths": {}, "tags": [], "components": {"schemas": {}}}
     for code in ProblemCode:
         assert f"| `{code}` | {code.status} | {code.meaning} |" in rest_page.page(document)

@@ -1,4 +1,4 @@
-"""The record by REST: lines, for operators only."""
+"""The REST route of the record."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.api.test_access import open_access_api
 
 
-async def test_operators_are_given_the_record_and_users_are_not(tmp_path: Path) -> None:
+async def test_record_is_for_operators_only(tmp_path: Path) -> None:
     async with open_access_api(tmp_path) as api:
         answer = await api.send_as("director", "GET", "/api/v1/record")
         assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson")
@@ -17,7 +17,7 @@ async def test_operators_are_given_the_record_and_users_are_not(tmp_path: Path) 
         assert (await api.send_as("ada", "GET", "/api/v1/record")).status_code == 403
 
 
-async def test_what_is_no_time_is_refused(tmp_path: Path) -> None:
+async def test_record_with_invalid_time_returns_422(tmp_path: Path) -> None:
     async with open_access_api(tmp_path) as api:
         for query in ("since=0", "until=-1", "since=nan", "from=1"):
             assert (await api.send_as("director", "GET", f"/api/v1/record?{query}")).status_code == 422

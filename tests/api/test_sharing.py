@@ -1,4 +1,4 @@
-"""Whether every site is better off, by REST."""
+"""The REST route of the sharing report."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -13,20 +13,23 @@ Json = dict[str, Any]
 PATH = "/api/v1/sharing"
 
 
-async def test_what_is_told_of_a_grid_in_which_nothing_has_ended(open_api: Open, body: Json) -> None:
+async def test_sharing_without_ended_jobs_is_unclear(open_api: Open, body: Json) -> None:
     api = await open_api()
     for home in ("north", "south", ""):
         await api.post("/api/v1/jobs", json=body | {"home_site": home})
     answer = await api.get(PATH)
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    assert (told["every_site"], told["exclusions"]) == (
+    report = answer.json()
+    assert (report["every_site"], report["exclusions"]) == (
         "unclear",
         [{"reason": "not over yet", "count": 2, "jobs": [1, 2]}],
     )
-    assert [(site["site"], site["nodes"], site["jobs"]) for site in told["sites"]] == [("north", 4, 0), ("south", 4, 0)]
-    assert told["sites"][0] | {"grid": None, "alone": None, "gain": None, "low": None} == told["sites"][0]
-    assert told["last"] == datetime.now(UTC).date().isoformat()
+    assert [(site["site"], site["nodes"], site["jobs"]) for site in report["sites"]] == [
+        ("north", 4, 0),
+        ("south", 4, 0),
+    ]
+    assert report["sites"][0] | {"grid": None, "alone": None, "gain": None, "low": None} == report["sites"][0]
+    assert report["last"] == datetime.now(UTC).date().isoformat()
 
 
 @pytest.mark.parametrize(
@@ -37,20 +40,20 @@ async def test_what_is_told_of_a_grid_in_which_nothing_has_ended(open_api: Open,
         ({"days": "3"}, "days"),
     ],
 )
-async def test_days_that_make_no_sense_are_refused(open_api: Open, query: dict[str, str], field: str) -> None:
+async def test_sharing_with_invalid_days_returns_422(open_api: Open, query: dict[str, str], field: str) -> None:
     answer = await (await open_api()).get(PATH, params=query)
     assert (answer.status_code, answer.json()["field"]) == (422, field)
 
 
-async def test_days_of_which_nothing_is_known(open_api: Open) -> None:
+async def test_sharing_of_days_without_records_is_unclear(open_api: Open) -> None:
     api = await open_api()
-    told = (await api.get(PATH, params={"first": "0001-01-01", "last": "0001-01-01"})).json()
-    assert (told["every_site"], told["exclusions"]) == ("unclear", [])
+    report = (await api.get(PATH, params={"first": "0001-01-01", "last": "0001-01-01"})).json()
+    assert (report["every_site"], report["exclusions"]) == ("unclear", [])
     later = (await api.get(PATH, params={"first": "9999-12-31", "last": "9999-12-31"})).json()
     assert later["start"] == later["end"]
 
 
-async def test_it_is_for_operators(tmp_path: Any) -> None:
+async def test_sharing_is_for_operators_only(tmp_path: Any) -> None:
     people = {role.value: Identity("ada", role, "a test") for role in (Role.USER, Role.OPERATOR)}
     async with serving(tmp_path / "koala.db", [], Rules(), users=people) as api:
         statuses = [(await api.get(PATH, headers={"Authorization": f"Bearer {name}"})).status_code for name in people]

@@ -1,4 +1,4 @@
-"""Tokens over the API: made, shown once, listed, revoked, and what is open by them ends."""
+"""REST routes of tokens, and the end of open requests when a token is revoked or expires."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,19 +14,19 @@ Json = dict[str, Any]
 BODY = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"]}
 
 
-def shows(token: str) -> dict[str, str]:
+def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
 @pytest.mark.evidence("T1")
-async def test_a_token_is_shown_once_and_lets_in_until_it_is_revoked(open_api: Open) -> None:
+async def test_token_is_shown_once_and_valid_until_revoked(open_api: Open) -> None:
     api = await open_api()
-    made = (await api.post("/api/v1/tokens", json={"user": "alice", "role": "user", "expires": "8h"})).json()
-    alice = shows(made["token"])
-    assert (made["user"], made["role"], made["created_by"], made["made_by"]) == ("alice", "user", "ada", None)
+    token = (await api.post("/api/v1/tokens", json={"user": "alice", "role": "user", "expires": "8h"})).json()
+    alice = bearer(token["token"])
+    assert (token["user"], token["role"], token["created_by"], token["made_by"]) == ("alice", "user", "ada", None)
     listed = await api.get("/api/v1/tokens")
-    assert made["token"] not in listed.text
-    assert {**made, "last_used_at": None} == {**listed.json()["tokens"][0], "token": made["token"]}
+    assert token["token"] not in listed.text
+    assert {**token, "last_used_at": None} == {**listed.json()["tokens"][0], "token": token["token"]}
     assert (await api.get("/api/v1/tokens", headers=alice)).json()["tokens"][0]["last_used_at"]
     assert (await api.post("/api/v1/tokens/1/revoke", headers=alice)).json()["tokens"][0]["revoked_at"]
     assert (await api.get("/api/v1/tokens", headers=alice)).status_code == 401
@@ -34,50 +34,53 @@ async def test_a_token_is_shown_once_and_lets_in_until_it_is_revoked(open_api: O
     assert len((await api.get("/api/v1/tokens?all=true")).json()["tokens"]) == 1
 
 
-async def test_without_a_word_it_is_one_s_own(open_api: Open) -> None:
+async def test_token_without_fields_is_for_caller(open_api: Open) -> None:
     api = await open_api()
-    made = (await api.post("/api/v1/tokens")).json()
-    assert (made["user"], made["role"]) == ("ada", "admin")
-    assert made["expires_at"] is not None
+    token = (await api.post("/api/v1/tokens")).json()
+    assert (token["user"], token["role"]) == ("ada", "admin")
+    assert token["expires_at"] is not None
 
 
-async def test_users_have_their_own_only(open_api: Open) -> None:
+async def test_users_manage_only_their_own_tokens(open_api: Open) -> None:
     api = await open_api()
-    made = (await api.post("/api/v1/tokens", json={"user": "alice", "role": "user", "expires": 3600})).json()
-    alice = shows(made["token"])
-    assert (await api.post("/api/v1/tokens", json={"user": "bob"})).json()["role"] == "user", "the least"
-    for wanted in ({"user": "bob"}, {"role": "operator"}, {"role": "admin"}):
-        refused = await api.post("/api/v1/tokens", json=wanted, headers=alice)
-        assert (refused.status_code, refused.json()["field"]) == (403, next(iter(wanted)))
+    token = (await api.post("/api/v1/tokens", json={"user": "alice", "role": "user", "expires": 3600})).json()
+    alice = bearer(token["token"])
+    assert (await api.post("/api/v1/tokens", json={"user": "bob"})).json()["role"] == "user", "the lowest role"
+    for order in ({"user": "bob"}, {"role": "operator"}, {"role": "admin"}):
+        answer = await api.post("/api/v1/tokens", json=order, headers=alice)
+        assert (answer.status_code, answer.json()["field"]) == (403, next(iter(order)))
     mine = (await api.post("/api/v1/tokens", json={"expires": None}, headers=alice)).json()
     assert (mine["user"], mine["role"], mine["made_by"]) == ("alice", "user", 1)
-    assert mine["expires_at"] == made["expires_at"]
-    assert [one["id"] for one in (await api.get("/api/v1/tokens", headers=alice)).json()["tokens"]] == [1, 3]
+    assert mine["expires_at"] == token["expires_at"]
+    assert [token_entry["id"] for token_entry in (await api.get("/api/v1/tokens", headers=alice)).json()["tokens"]] == [
+        1,
+        3,
+    ]
     assert (await api.post("/api/v1/tokens/2/revoke", headers=alice)).status_code == 404
     assert (await api.post("/api/v1/tokens/revoke", json={"all": True}, headers=alice)).status_code == 403
     revoked = (await api.post("/api/v1/tokens/revoke", json={"all": True})).json()["tokens"]
-    assert [one["id"] for one in revoked] == [1, 2, 3]
+    assert [token_entry["id"] for token_entry in revoked] == [1, 2, 3]
     assert (await api.get("/api/v1/tokens")).status_code == 200
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "order",
     [{"user": ""}, {"user": "a b"}, {"user": "a\nb"}, {"expires": 0}, {"expires": -1}, {"role": "root"}, {"x": 1}],
 )
-async def test_what_is_no_order_is_refused(open_api: Open, wanted: Json) -> None:
-    refused = await (await open_api()).post("/api/v1/tokens", json=wanted)
-    assert (refused.status_code, refused.json()["field"]) == (422, next(iter(wanted)))
+async def test_create_token_with_invalid_order_returns_422(open_api: Open, order: Json) -> None:
+    answer = await (await open_api()).post("/api/v1/tokens", json=order)
+    assert (answer.status_code, answer.json()["field"]) == (422, next(iter(order)))
 
 
-# What is open
+# Open requests
 
 
-class Request:
-    """One that goes on for as long as its answer does."""
+class OpenRequest:
+    """A request that stays connected until its answer is complete."""
 
     def __init__(self, app: Callable[..., Any], path: str, token: str, method: str = "GET", body: bytes = b"") -> None:
         self.messages: list[Any] = []
-        self.began, self._body = asyncio.Event(), body
+        self.started, self._body = asyncio.Event(), body
         path, _, query = path.partition("?")
         headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {token}".encode())]
         scope = {
@@ -95,74 +98,74 @@ class Request:
         if (body := self._body) is not None:
             self._body = None  # type: ignore[assignment]
             return {"type": "http.request", "body": body, "more_body": bool(body)}
-        self.began.set()
+        self.started.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     async def _send(self, message: Any) -> None:
         self.messages.append(message)
-        self.began.set()
+        self.started.set()
 
     @property
     def status(self) -> int:
         return int(self.messages[0]["status"])
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         last = self.messages[-1]
         return last["type"] == "http.response.body" and not last.get("more_body", False)
 
 
-async def tokens_of_alice(api: httpx2.AsyncClient, number: int = 1, expires: str | float = "8h") -> list[str]:
+async def create_tokens_of_alice(api: httpx2.AsyncClient, number: int = 1, expires: str | float = "8h") -> list[str]:
     """Return tokens of a user who has one job."""
     order = {"user": "alice", "role": "user", "expires": expires}
-    made = [(await api.post("/api/v1/tokens", json=order)).json()["token"] for _ in range(number)]
-    assert (await api.post("/api/v1/jobs", json=BODY, headers=shows(made[0]))).status_code == 201
-    return made
+    tokens = [(await api.post("/api/v1/tokens", json=order)).json()["token"] for _ in range(number)]
+    assert (await api.post("/api/v1/jobs", json=BODY, headers=bearer(tokens[0]))).status_code == 201
+    return tokens
 
 
 @pytest.mark.evidence("U15", "C4", "T5")
 @pytest.mark.parametrize("path", ["/api/v1/jobs/1/logs?follow=true", "/api/v1/jobs/1/events"])
-async def test_what_is_followed_breaks_off_when_the_token_is_revoked(open_api: Open, path: str) -> None:
+async def test_stream_is_aborted_when_token_is_revoked(open_api: Open, path: str) -> None:
     api = await open_api()
-    shown, other = await tokens_of_alice(api, 2)
+    revoked, valid = await create_tokens_of_alice(api, 2)
     app = api._transport.app
-    following, going_on = Request(app, path, shown), Request(app, path, other)
+    following, going_on = OpenRequest(app, path, revoked), OpenRequest(app, path, valid)
     for request in (following, going_on):
-        await asyncio.wait_for(request.began.wait(), 30)
+        await asyncio.wait_for(request.started.wait(), 30)
     await api.post("/api/v1/tokens/1/revoke")
     await asyncio.wait_for(following.answer, 30)
     assert following.status == 200
-    assert not following.is_whole, "nobody takes it for all there is"
+    assert not following.is_complete, "the client notices that the answer is incomplete"
     assert not going_on.answer.done()
     going_on.answer.cancel()
 
 
 @pytest.mark.evidence("T5")
-async def test_who_waits_for_a_job_is_told_that_the_token_holds_no_longer(open_api: Open) -> None:
+async def test_waiting_request_returns_401_when_token_is_revoked(open_api: Open) -> None:
     api = await open_api()
-    (shown,) = await tokens_of_alice(api)
+    (token,) = await create_tokens_of_alice(api)
     engine = api._transport.app.state.engine
-    waiting = Request(api._transport.app, "/api/v1/jobs/1?wait=60", shown)
+    waiting = OpenRequest(api._transport.app, "/api/v1/jobs/1?wait=60", token)
     await until(lambda: engine._watchers)
     await api.post("/api/v1/tokens/1/revoke")
     await asyncio.wait_for(waiting.answer, 30)
-    assert (waiting.status, waiting.is_whole) == (401, True)
+    assert (waiting.status, waiting.is_complete) == (401, True)
 
 
 @pytest.mark.evidence("T5")
-async def test_who_waits_is_told_as_well_when_the_token_expires(open_api: Open) -> None:
+async def test_waiting_request_returns_401_when_token_expires(open_api: Open) -> None:
     api = await open_api()
-    (shown,) = await tokens_of_alice(api, expires=0.5)
-    waiting = Request(api._transport.app, "/api/v1/jobs/1?wait=60", shown)
+    (token,) = await create_tokens_of_alice(api, expires=0.5)
+    waiting = OpenRequest(api._transport.app, "/api/v1/jobs/1?wait=60", token)
     await asyncio.wait_for(waiting.answer, 30)
     assert waiting.status == 401
 
 
-async def test_a_client_that_goes_away_is_no_token_that_ends(open_api: Open) -> None:
+async def test_disconnected_request_sends_no_answer(open_api: Open) -> None:
     api = await open_api()
-    (shown,) = await tokens_of_alice(api)
-    waiting = Request(api._transport.app, "/api/v1/jobs/1?wait=60", shown)
+    (token,) = await create_tokens_of_alice(api)
+    waiting = OpenRequest(api._transport.app, "/api/v1/jobs/1?wait=60", token)
     await until(lambda: api._transport.app.state.engine._watchers)
     waiting.answer.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -170,34 +173,36 @@ async def test_a_client_that_goes_away_is_no_token_that_ends(open_api: Open) -> 
     assert waiting.messages == []
 
 
-async def test_what_is_being_changed_is_not_left_half_done(open_api: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An action that has begun when its token is revoked goes on to its end."""
+async def test_change_in_progress_completes_after_token_is_revoked(
+    open_api: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that has started completes even when its token is revoked."""
     api = await open_api()
-    (shown,) = await tokens_of_alice(api)
+    (token,) = await create_tokens_of_alice(api)
     jobs, began, go_on = api._transport.app.state.jobs, asyncio.Event(), asyncio.Event()
     submit = jobs.submit
 
-    async def slow(*arguments: Any) -> Any:
+    async def submit_slowly(*arguments: Any) -> Any:
         began.set()
         await go_on.wait()
         return await submit(*arguments)
 
-    monkeypatch.setattr(jobs, "submit", slow)
-    submitting = asyncio.create_task(api.post("/api/v1/jobs", json=BODY, headers=shows(shown)))
+    monkeypatch.setattr(jobs, "submit", submit_slowly)
+    submitting = asyncio.create_task(api.post("/api/v1/jobs", json=BODY, headers=bearer(token)))
     await asyncio.wait_for(began.wait(), 30)
     await api.post("/api/v1/tokens/1/revoke")
     go_on.set()
     assert (await submitting).status_code == 201
-    assert (await api.get("/api/v1/jobs", headers=shows(shown))).status_code == 401
+    assert (await api.get("/api/v1/jobs", headers=bearer(token))).status_code == 401
 
 
-async def test_what_is_wrong_with_a_users_name_is_told(open_api: Open) -> None:
+async def test_create_token_with_invalid_user_reports_characters(open_api: Open) -> None:
     api = await open_api()
-    told = [
+    details = [
         (await api.post("/api/v1/tokens", json={"user": user, "role": "user"})).json()["detail"]
         for user in ("älice", "alice\n", "a\0")
     ]
-    assert [text.rpartition(", ")[2] for text in told] == [
+    assert [text.rpartition(", ")[2] for text in details] == [
         "with characters that are not allowed",
         "with characters that are not allowed",
         "with a NUL character",

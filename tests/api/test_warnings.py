@@ -1,4 +1,4 @@
-"""How a warning is written: by its signal and the seconds before the stop, and what is told of those that cannot be."""
+"""The forms of a warning: a signal and the seconds before the stop."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import pytest
 
 from tests.serving import Open
 
-WORDS = "TERM, INT, HUP, QUIT, USR1, USR2, ALRM, XCPU, CONT, URG, WINCH"
+SIGNALS = "TERM, INT, HUP, QUIT, USR1, USR2, ALRM, XCPU, CONT, URG, WINCH"
 
 
 @pytest.mark.parametrize(
-    ("written", "shown"),
+    ("written", "expected"),
     [
         ("TERM@30", "TERM@30"),
         ("SIGUSR1@2m", "USR1@120"),
@@ -21,25 +21,25 @@ WORDS = "TERM, INT, HUP, QUIT, USR1, USR2, ALRM, XCPU, CONT, URG, WINCH"
         (None, None),
     ],
 )
-async def test_a_warning_is_shown_as_it_is_understood(
-    open_api: Open, body: dict[str, Any], written: str | None, shown: str | None
+async def test_warning_is_returned_in_normal_form(
+    open_api: Open, body: dict[str, Any], written: str | None, expected: str | None
 ) -> None:
     api = await open_api()
     answer = await api.post("/api/v1/jobs", json=body | {"warning": written})
-    assert (answer.status_code, answer.json()["warning"]) == (201, shown)
-    assert (await api.get(f"/api/v1/jobs/{answer.json()['id']}")).json()["warning"] == shown
+    assert (answer.status_code, answer.json()["warning"]) == (201, expected)
+    assert (await api.get(f"/api/v1/jobs/{answer.json()['id']}")).json()["warning"] == expected
 
 
 @pytest.mark.parametrize(
     ("written", "field", "detail", "hint"),
     [
-        ("KILL@30", "warning", "warning is 'KILL@30', with no signal that a program can catch", WORDS),
-        ("STOP@30", "warning", "with no signal that a program can catch", WORDS),
-        ("9@30", "warning", "with no signal that a program can catch", WORDS),
-        ("0@30", "warning", "with no signal that a program can catch", WORDS),
-        ("999999999999999999999@30", "warning", "with no signal that a program can catch", WORDS),
-        ("", "warning", "with no signal that a program can catch", WORDS),
-        ("@30", "warning", "with no signal that a program can catch", WORDS),
+        ("KILL@30", "warning", "warning is 'KILL@30', with no signal that a program can catch", SIGNALS),
+        ("STOP@30", "warning", "with no signal that a program can catch", SIGNALS),
+        ("9@30", "warning", "with no signal that a program can catch", SIGNALS),
+        ("0@30", "warning", "with no signal that a program can catch", SIGNALS),
+        ("999999999999999999999@30", "warning", "with no signal that a program can catch", SIGNALS),
+        ("", "warning", "with no signal that a program can catch", SIGNALS),
+        ("@30", "warning", "with no signal that a program can catch", SIGNALS),
         ("B:TERM@30", "warning", "with a colon", "leave out the prefix: all processes"),
         ("TERM@", "warning", "with no duration after its @", "TERM@30"),
         ("TERM@soon", "warning", "with no duration after its @", "TERM@30"),
@@ -52,7 +52,7 @@ async def test_a_warning_is_shown_as_it_is_understood(
         (30, "warning", "not a text", "in quotes"),
     ],
 )
-async def test_what_is_no_warning_is_refused_with_the_way_out(
+async def test_submit_with_invalid_warning_returns_field_and_hint(
     open_api: Open, body: dict[str, Any], written: object, field: str, detail: str, hint: str
 ) -> None:
     answer = await (await open_api()).post("/api/v1/jobs", json=body | {"warning": written})
@@ -63,7 +63,7 @@ async def test_what_is_no_warning_is_refused_with_the_way_out(
 
 
 @pytest.mark.parametrize(("walltime", "status"), [(29, 422), (30, 422), (31, 201)])
-async def test_a_grace_is_shorter_than_the_walltime(
+async def test_warning_grace_must_be_shorter_than_walltime(
     open_api: Open, body: dict[str, Any], walltime: int, status: int
 ) -> None:
     answer = await (await open_api()).post("/api/v1/jobs", json=body | {"warning": "TERM@30", "walltime": walltime})
@@ -73,14 +73,14 @@ async def test_a_grace_is_shorter_than_the_walltime(
         assert answer.json()["hint"] == "give fewer seconds, or a longer walltime"
 
 
-async def test_orders_may_ask_for_warnings(open_api: Open, body: dict[str, Any]) -> None:
+async def test_cancel_and_drain_accept_warn(open_api: Open, body: dict[str, Any]) -> None:
     api = await open_api()
     jobs = [(await api.post("/api/v1/jobs", json=body | {"warning": "TERM@30"})).json()["id"] for _ in range(2)]
     assert (await api.post(f"/api/v1/jobs/{jobs[0]}/cancel", json={"warn": True})).status_code == 200
-    done = (await api.post("/api/v1/jobs/cancel", json={"jobs": jobs, "warn": True})).json()["jobs"]
-    assert [each["problem"] for each in done] == [None, None]
+    results = (await api.post("/api/v1/jobs/cancel", json={"jobs": jobs, "warn": True})).json()["jobs"]
+    assert [result["problem"] for result in results] == [None, None]
     drained = await api.post("/api/v1/clusters/north/drain", json={"requeue": True})
     assert (drained.status_code, drained.json()["state"]) == (200, "drained")
     for path in ("/jobs/1/cancel", "/clusters/north/drain"):
-        wrong = await api.post(f"/api/v1{path}", json={"warn": "soon", "requeue": "soon"})
-        assert wrong.status_code == 422
+        answer = await api.post(f"/api/v1{path}", json={"warn": "soon", "requeue": "soon"})
+        assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""What nobody should send: each is answered with a problem, and none with a bug."""
+"""Malformed requests: each is answered with a problem, none with a server error."""
 
 import json
 import re
@@ -40,7 +40,7 @@ FLEXIBLE = '{"request": {"type": "flexible", "total_size": %s}, "command": ["tru
         ("null", "body"),
     ],
 )
-async def test_a_strange_value_is_refused_by_its_field(open_api: Open, body: str, field: str) -> None:
+async def test_submit_with_strange_value_is_rejected(open_api: Open, body: str, field: str) -> None:
     answer = await (await open_api()).post("/api/v1/jobs", content=body, headers=JSON)
     assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
     assert answer.json()["hint"]
@@ -70,8 +70,8 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("odd", ['"a\\ud800"', '"\\udfff\\ud800"', '"a\\u0000b"'])
-async def test_no_text_comes_in_that_cannot_be_stored_or_sent(open_api: Open, odd: str) -> None:
-    """Such a job would spoil every list that it is in, and its cluster's connection."""
+async def test_text_that_cannot_be_stored_is_rejected(open_api: Open, odd: str) -> None:
+    """Such a job would break every list that contains it, and the connection of its cluster."""
     api = await open_api()
     job = {"request": {"type": "flexible", "total_size": 6}, "command": ["true"]}
     for text, field in TEXTS:
@@ -93,15 +93,15 @@ async def test_no_text_comes_in_that_cannot_be_stored_or_sent(open_api: Open, od
 
 
 @pytest.mark.evidence("U4", "C15")
-async def test_no_field_or_parameter_takes_any_text_whatever(open_api: Open) -> None:
+async def test_document_bounds_every_text_field(open_api: Open) -> None:
     document = (await (await open_api()).get("/openapi.json")).json()
-    seen: list[str] = []
+    schemas: list[str] = []
 
-    def look(schema: Any, where: str) -> None:
+    def check_schema(schema: Any, path: str) -> None:
         if reference := schema.get("$ref"):
-            if (name := reference.rpartition("/")[2]) not in seen:
-                seen.append(name)
-                look(document["components"]["schemas"][name], name)
+            if (name := reference.rpartition("/")[2]) not in schemas:
+                schemas.append(name)
+                check_schema(document["components"]["schemas"][name], name)
             return
         if schema.get("type") == "string":
             bound = schema.keys() & {"pattern", "enum", "const"} or schema["format"] in (
@@ -109,39 +109,39 @@ async def test_no_field_or_parameter_takes_any_text_whatever(open_api: Open) -> 
                 "binary",
                 "date",
             )
-            assert bound, where
+            assert bound, path
         if schema.get("type") == "object":
-            assert schema.get("additionalProperties") is False or schema["propertyNames"]["pattern"], where
-        parts = [(f"{where}.{name}", one) for name, one in schema.get("properties", {}).items()]
+            assert schema.get("additionalProperties") is False or schema["propertyNames"]["pattern"], path
+        parts = [(f"{path}.{name}", part) for name, part in schema.get("properties", {}).items()]
         for kind in ("anyOf", "oneOf", "allOf", "prefixItems"):
-            parts += [(where, one) for one in schema.get(kind, ())]
-        parts += [(where, one) for one in (schema.get("items"), schema.get("additionalProperties")) if one]
-        for name, one in parts:
-            look(one, name)
+            parts += [(path, part) for part in schema.get(kind, ())]
+        parts += [(path, part) for part in (schema.get("items"), schema.get("additionalProperties")) if part]
+        for name, part in parts:
+            check_schema(part, name)
 
     for operations in document["paths"].values():
         for operation in operations.values():
             for parameter in operation.get("parameters", ()):
-                look(parameter["schema"], f"{operation['operationId']} {parameter['name']}")
+                check_schema(parameter["schema"], f"{operation['operationId']} {parameter['name']}")
             for content in operation.get("requestBody", {}).get("content", {}).values():
-                look(content["schema"], operation["operationId"])
-    assert {"JobSubmission", "ComponentInput", "ActionReason", "DrainOrder", "ReplicaOrder"} <= set(seen)
+                check_schema(content["schema"], operation["operationId"])
+    assert {"JobSubmission", "ComponentInput", "ActionReason", "DrainOrder", "ReplicaOrder"} <= set(schemas)
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"a": "\xff"}', b'{"a": %s}' % (b"9" * 5000)])
-async def test_what_is_no_json_is_said_to_be_none(open_api: Open, body: bytes) -> None:
+async def test_body_that_is_not_json_returns_400(open_api: Open, body: bytes) -> None:
     answer = await (await open_api()).post("/api/v1/jobs", content=body, headers=JSON)
     assert (answer.status_code, answer.json()["field"]) == (400, "body")
     assert "not valid JSON" in answer.json()["detail"]
 
 
-async def test_json_that_is_not_called_so_is_told_how_to_be_sent(open_api: Open) -> None:
+async def test_json_with_wrong_content_type_returns_422(open_api: Open) -> None:
     answer = await (await open_api()).post("/api/v1/jobs", content=FLEXIBLE % 6, headers={"content-type": "text/plain"})
     assert answer.status_code == 422
     assert "application/json" in answer.json()["hint"]
 
 
-async def test_a_body_that_does_not_say_how_large_it_is_may_not_be_larger(open_api: Open) -> None:
+async def test_body_of_undeclared_size_is_limited(open_api: Open) -> None:
     sent = 0
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -155,13 +155,13 @@ async def test_a_body_that_does_not_say_how_large_it_is_may_not_be_larger(open_a
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_a_body_of_the_largest_size_is_read(open_api: Open, body: dict[str, Any]) -> None:
+async def test_body_of_maximum_size_is_accepted(open_api: Open, body: dict[str, Any]) -> None:
     text = json.dumps(body)
     padded = text + " " * (MAX_BODY_BYTES - len(text))
     assert (await (await open_api()).post("/api/v1/jobs", content=padded, headers=JSON)).status_code == 201
 
 
-async def test_a_large_wrong_value_is_not_sent_back_whole(open_api: Open, body: dict[str, Any]) -> None:
+async def test_large_invalid_value_is_not_echoed(open_api: Open, body: dict[str, Any]) -> None:
     api = await open_api()
     for change in ({"name": "x" * 100_000}, {"x" * 100_000: 1}, {"policy_options": {"x" * 100_000: 1}}):
         answer = await api.post("/api/v1/jobs", json=body | change)
@@ -169,12 +169,12 @@ async def test_a_large_wrong_value_is_not_sent_back_whole(open_api: Open, body: 
         assert len(answer.content) < 6000
 
 
-SOME = {"size": 1}
+COMPONENT = {"size": 1}
 NONFIXED = {"type": "nonfixed"}
-LARGE: list[tuple[str, dict[str, Any]]] = [
-    ("request.components", {"request": NONFIXED | {"components": [SOME] * 20_000}}),
-    ("request.components", {"request": NONFIXED | {"components": [SOME] * 1001}}),
-    ("request.components", {"request": {"type": "fixed", "components": [SOME | {"cluster": "north"}] * 1001}}),
+LARGE_SUBMISSIONS: list[tuple[str, dict[str, Any]]] = [
+    ("request.components", {"request": NONFIXED | {"components": [COMPONENT] * 20_000}}),
+    ("request.components", {"request": NONFIXED | {"components": [COMPONENT] * 1001}}),
+    ("request.components", {"request": {"type": "fixed", "components": [COMPONENT | {"cluster": "north"}] * 1001}}),
     ("request.split_options", {"request": {"type": "flexible", "total_size": 1, "split_options": [[1]] * 101}}),
     ("request.split_options[0]", {"request": {"type": "flexible", "total_size": 1001, "split_options": [[1] * 1001]}}),
     ("request.max_components", {"request": {"type": "flexible", "total_size": 6, "max_components": 1001}}),
@@ -187,22 +187,24 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
     (
         "inputs",
         {
-            "request": NONFIXED | {"components": [SOME] * 1000},
+            "request": NONFIXED | {"components": [COMPONENT] * 1000},
             "inputs": [{"file": "a", "as": str(number)} for number in range(11)],
         },
     ),
-    ("inputs", {"request": NONFIXED | {"components": [SOME | {"inputs": [{"file": "a"}] * 11}] * 1000}}),
-    ("command", {"request": NONFIXED | {"components": [SOME] * 1000}, "command": ["a" * 300]}),
-    ("command", {"request": NONFIXED | {"components": [SOME] * 900}, "environment": {"A": "a" * 500}}),
+    ("inputs", {"request": NONFIXED | {"components": [COMPONENT | {"inputs": [{"file": "a"}] * 11}] * 1000}}),
+    ("command", {"request": NONFIXED | {"components": [COMPONENT] * 1000}, "command": ["a" * 300]}),
+    ("command", {"request": NONFIXED | {"components": [COMPONENT] * 900}, "environment": {"A": "a" * 500}}),
 ]
 
 
 @pytest.mark.evidence("U4")
-@pytest.mark.parametrize(("field", "change"), LARGE, ids=[f"{n}-{field}" for n, (field, _) in enumerate(LARGE)])
-async def test_what_is_too_much_to_look_at_is_refused_by_its_field(
+@pytest.mark.parametrize(
+    ("field", "change"), LARGE_SUBMISSIONS, ids=[f"{n}-{field}" for n, (field, _) in enumerate(LARGE_SUBMISSIONS)]
+)
+async def test_submit_with_too_many_values_is_rejected(
     open_api: Open, body: dict[str, Any], field: str, change: dict[str, Any]
 ) -> None:
-    """Everybody would wait while the daemon looks: it says so first, whatever else is wrong with it."""
+    """Checking such a job would block the daemon, so its size is checked before all else."""
     api = await open_api()
     for path in ("/api/v1/jobs", "/api/v1/explain"):
         answer = await api.post(path, content=json.dumps(body | change, separators=(",", ":")), headers=JSON)
@@ -211,7 +213,7 @@ async def test_what_is_too_much_to_look_at_is_refused_by_its_field(
         assert len(answer.content) < 2000
 
 
-async def test_how_many_components_a_job_may_have_is_a_setting(open_api: Open, body: dict[str, Any]) -> None:
+async def test_component_limit_follows_setting(open_api: Open, body: dict[str, Any]) -> None:
     api = await open_api(max_components_per_job=2)
     for count, status in ((2, 201), (3, 422)):
         request = {"type": "nonfixed", "components": [{"size": 1}] * count}
@@ -274,7 +276,7 @@ HUGE = "9" * 30
         ("/history?form=csv", 422, "form"),
     ],
 )
-async def test_a_strange_question_is_refused_by_its_field(open_api: Open, path: str, status: int, field: str) -> None:
+async def test_query_with_strange_parameter_is_rejected(open_api: Open, path: str, status: int, field: str) -> None:
     method, path = path.split(" ") if " " in path else ("GET", path)
     answer = await (await open_api()).request(method, f"/api/v1{path}")
     assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
@@ -295,41 +297,41 @@ async def test_a_strange_question_is_refused_by_its_field(open_api: Open, path: 
         ({"type": "flexibel", "total_size": 6}, "request.type", "fixed, nonfixed or flexible"),
     ],
 )
-async def test_a_misspelt_name_is_told_the_right_one(open_api: Open, request_: Any, field: str, hint: str) -> None:
+async def test_misspelt_field_hint_names_correct_field(open_api: Open, request_: Any, field: str, hint: str) -> None:
     answer = await (await open_api()).post("/api/v1/jobs", json={"request": request_, "command": ["true"]})
     assert (answer.status_code, answer.json()["field"]) == (422, field)
     assert hint in answer.json()["hint"]
 
 
-async def test_every_method_of_a_path_is_told(open_api: Open) -> None:
+async def test_every_path_reports_its_methods(open_api: Open) -> None:
     api = await open_api()
     paths = (await api.get("/openapi.json")).json()["paths"]
     assert len(paths) > 20
     for path, operations in paths.items():
-        there = {"OPTIONS", *(method.upper() for method in operations)}
-        there |= {"HEAD"} if path == "/api/v1/bundles/{bundle}" else set()
-        # Of the job that is called so, which is refused.
-        there |= (
+        allowed = {"OPTIONS", *(method.upper() for method in operations)}
+        allowed |= {"HEAD"} if path == "/api/v1/bundles/{bundle}" else set()
+        # GET matches the route of a job with this number, which is rejected.
+        allowed |= (
             {"GET"} if path in {f"/api/v1/jobs/{act}" for act in ("cancel", "hold", "release", "priority")} else set()
         )
-        asked = await api.options(re.sub(r"[{}]", "", path))
-        assert (asked.status_code, set(asked.headers["allow"].split(", "))) == (204, there), path
-        for method in {"PATCH", "PUT", "DELETE"} - there:
-            refused = await api.request(method, asked.request.url)
-            assert (refused.status_code, set(refused.headers["allow"].split(", "))) == (405, there), path
+        options = await api.options(re.sub(r"[{}]", "", path))
+        assert (options.status_code, set(options.headers["allow"].split(", "))) == (204, allowed), path
+        for method in {"PATCH", "PUT", "DELETE"} - allowed:
+            answer = await api.request(method, options.request.url)
+            assert (answer.status_code, set(answer.headers["allow"].split(", "))) == (405, allowed), path
     assert (await api.options("/api/v1/nowhere")).status_code == 404
 
 
 @pytest.mark.evidence("N2")
-@pytest.mark.parametrize("shown", ["secret", "Basic secret", "Bearer", "Bearer ", "Bearer secretx", "Bearer sécret"])
-async def test_what_is_not_the_token_does_not_let_in(open_api: Open, shown: str) -> None:
+@pytest.mark.parametrize("header", ["secret", "Basic secret", "Bearer", "Bearer ", "Bearer secretx", "Bearer sécret"])
+async def test_invalid_token_returns_401(open_api: Open, header: str) -> None:
     api = await open_api(tokens=["other", "secret"])
-    headers = [(b"authorization", shown.encode("latin-1"))]
+    headers = [(b"authorization", header.encode("latin-1"))]
     assert (await api.get("/api/v1/jobs", headers=headers)).status_code == 401
     assert (await api.get("/api/v1/nowhere", headers=headers)).status_code == 401
 
 
-async def test_every_token_lets_in_whatever_the_case_of_the_scheme(open_api: Open) -> None:
+async def test_authorization_scheme_is_case_insensitive(open_api: Open) -> None:
     api = await open_api(tokens=["other", "secret"])
-    for shown in ("Bearer other", "bearer secret"):
-        assert (await api.get("/api/v1/jobs", headers={"authorization": shown})).status_code == 200
+    for header in ("Bearer other", "bearer secret"):
+        assert (await api.get("/api/v1/jobs", headers={"authorization": header})).status_code == 200

@@ -1,4 +1,4 @@
-"""Who comes in by tokens of an OpenID provider, who guesses, and how fast users may ask."""
+"""Authentication by tokens of an OpenID provider, and rate limits of guesses and requests."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ Api = Callable[..., httpx2.AsyncClient]
 
 
 class Provider:
-    """Answers as it was told to, and remembers what it has answered once."""
+    """An OpenID provider that gives one answer and caches verified tokens."""
 
     def __init__(self, answer: Verified | Exception) -> None:
         self.answer, self.seen, self.asked = answer, set[str](), 0
@@ -40,14 +40,16 @@ class Provider:
         return self.answer
 
 
-def api(provider: Provider | None = None, limits: LimitSettings | None = None, contact: str = "") -> httpx2.AsyncClient:
+def make_client(
+    provider: Provider | None = None, limits: LimitSettings | None = None, contact: str = ""
+) -> httpx2.AsyncClient:
     identities = Identities(FIXED, None, USERS, lambda: 1000.0, provider)
     pace = Pace(Limits(limits, USERS.groups_of, contact))
     app = bare_application(identities, pace=pace)
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app, client=("192.0.2.7", 1)), base_url=URL)
 
 
-def shows(token: str) -> dict[str, str]:
+def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -61,7 +63,7 @@ def shows(token: str) -> dict[str, str]:
         (Verified("carl", Role.OPERATOR, 2000.0), Role.OPERATOR),
     ],
 )
-async def test_a_provider_s_token_says_who_somebody_is(verified: Verified, role: Role) -> None:
+async def test_provider_token_maps_to_configured_role(verified: Verified, role: Role) -> None:
     identities = Identities(FIXED, None, USERS, lambda: 1000.0, Provider(verified))
     assert identities.of(SIGNED) is None
     identity = await identities.verify(SIGNED)
@@ -71,64 +73,64 @@ async def test_a_provider_s_token_says_who_somebody_is(verified: Verified, role:
     assert identities.of(SIGNED) == identity
 
 
-async def test_it_is_verified_once() -> None:
+async def test_provider_token_is_verified_once() -> None:
     provider = Provider(Verified("alice", None, 2000.0))
-    async with api(provider) as client:
+    async with make_client(provider) as client:
         for _ in range(3):
-            assert (await client.get("/api/v1/whoami", headers=shows(SIGNED))).status_code == 200
+            assert (await client.get("/api/v1/whoami", headers=bearer(SIGNED))).status_code == 200
     assert provider.asked == 1
 
 
-async def test_who_shows_one_that_is_not_believed_is_told_why() -> None:
-    async with api(Provider(TokenRejected("The token is expired"))) as client:
-        refused = await client.get("/api/v1/whoami", headers=shows(SIGNED))
-        assert refused.status_code == 401
-        assert "The token is expired" in refused.json()["detail"]
+async def test_rejected_provider_token_reports_reason() -> None:
+    async with make_client(Provider(TokenRejected("The token is expired"))) as client:
+        answer = await client.get("/api/v1/whoami", headers=bearer(SIGNED))
+        assert answer.status_code == 401
+        assert "The token is expired" in answer.json()["detail"]
 
 
 @pytest.mark.evidence("O4")
-async def test_a_provider_that_is_away_lets_nobody_in_and_keeps_nobody_else_out() -> None:
-    async with api(Provider(SiteUnavailable("the keys cannot be had"))) as client:
-        refused = await client.get("/api/v1/whoami", headers=shows(SIGNED))
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
-        assert (await client.get("/api/v1/whoami", headers=shows(STRONG))).status_code == 200
+async def test_unreachable_provider_rejects_only_its_tokens() -> None:
+    async with make_client(Provider(SiteUnavailable("the keys cannot be had"))) as client:
+        answer = await client.get("/api/v1/whoami", headers=bearer(SIGNED))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+        assert (await client.get("/api/v1/whoami", headers=bearer(STRONG))).status_code == 200
 
 
-async def test_without_a_provider_nothing_signed_is_believed() -> None:
-    async with api() as client:
-        assert (await client.get("/api/v1/whoami", headers=shows(SIGNED))).status_code == 401
+async def test_signed_token_without_provider_returns_401() -> None:
+    async with make_client() as client:
+        assert (await client.get("/api/v1/whoami", headers=bearer(SIGNED))).status_code == 401
 
 
 @pytest.mark.evidence("N2", "C14")
-async def test_who_guesses_is_stopped_and_keeps_nobody_out_whose_token_cannot_be_guessed() -> None:
+async def test_token_guesses_are_rate_limited_except_strong_tokens() -> None:
     provider = Provider(Verified("alice", None, 2000.0))
-    async with api(provider) as client:
-        assert (await client.get("/api/v1/whoami", headers=shows(GUESSABLE))).status_code == 200
+    async with make_client(provider) as client:
+        assert (await client.get("/api/v1/whoami", headers=bearer(GUESSABLE))).status_code == 200
         statuses = [
-            (await client.get("/api/v1/whoami", headers=shows(f"a-guess-{number}"))).status_code
+            (await client.get("/api/v1/whoami", headers=bearer(f"a-guess-{number}"))).status_code
             for number in range(int(FAILURES_AT_ONCE) + 2)
         ]
         assert set(statuses[: int(FAILURES_AT_ONCE)]) == {401}
         assert statuses[-1] == 429
-        # Also the right one, or guessing would go on.
-        refused = await client.get("/api/v1/whoami", headers=shows(GUESSABLE))
-        assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
+        # The right token is rejected too, or guessing could go on.
+        limited = await client.get("/api/v1/whoami", headers=bearer(GUESSABLE))
+        assert (limited.status_code, int(limited.headers["retry-after"]) > 0) == (429, True)
         for token in (STRONG, SIGNED):
-            assert (await client.get("/api/v1/whoami", headers=shows(token))).status_code == 200
+            assert (await client.get("/api/v1/whoami", headers=bearer(token))).status_code == 200
         assert (await client.get("/api/v1/whoami")).status_code == 401
-        assert (await client.get("/livez", headers=shows("another-guess"))).status_code == 200
+        assert (await client.get("/livez", headers=bearer("another-guess"))).status_code == 200
 
 
 @pytest.mark.evidence("U10", "C14", "M5")
-async def test_a_user_who_asks_too_fast_is_told_the_limit_and_when_to_come_again() -> None:
+async def test_user_request_rate_limit_returns_429_with_retry_after() -> None:
     limits = LimitSettings(users={"bob": UserLimits(requests_per_second=0.2)})
-    async with api(limits=limits, contact="write to grid@example.org") as client:
-        assert (await client.get("/api/v1/whoami", headers=shows(GUESSABLE))).status_code == 200
-        refused = await client.get("/api/v1/whoami", headers=shows(GUESSABLE))
-        told = refused.json()
-        assert (refused.status_code, told["field"]) == (429, "limits.requests_per_second")
-        assert (told["value"], told["hint"]) == ({"limit": 0.2}, "write to grid@example.org")
-        assert "of bob is 0.2" in told["detail"]
+    async with make_client(limits=limits, contact="write to grid@example.org") as client:
+        assert (await client.get("/api/v1/whoami", headers=bearer(GUESSABLE))).status_code == 200
+        refused = await client.get("/api/v1/whoami", headers=bearer(GUESSABLE))
+        problem = refused.json()
+        assert (refused.status_code, problem["field"]) == (429, "limits.requests_per_second")
+        assert (problem["value"], problem["hint"]) == ({"limit": 0.2}, "write to grid@example.org")
+        assert "of bob is 0.2" in problem["detail"]
         assert 1 <= int(refused.headers["retry-after"]) <= 5
         for _ in range(5):
-            assert (await client.get("/api/v1/whoami", headers=shows(STRONG))).status_code == 200
+            assert (await client.get("/api/v1/whoami", headers=bearer(STRONG))).status_code == 200
