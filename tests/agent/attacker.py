@@ -1,8 +1,8 @@
-"""What a job does that wants to be another's: a program for a node. Says as JSON what it got.
+"""Attack another job from a program on a node, and print the findings as JSON.
 
 attacker.py AGENT_DIRECTORY LOCALD_DIRECTORY TOKEN PIDS
 
-``TOKEN`` is of whom it goes for, or how that begins.
+``TOKEN`` is the component token of the victim, or a prefix of it.
 """
 
 import json
@@ -21,30 +21,30 @@ RESULT = {"code": 0, "error": "", "infrastructure": False, "stopped": False, "ho
 HEX = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32,64}(?![0-9a-f])")
 
 
-def texts(directory: str) -> list[bytes]:
-    """All that can be read: files of the spool, environments and command lines."""
-    found = []
+def read_all_files(directory: str) -> list[bytes]:
+    """Return the content of all readable files of the spool, environments and command lines."""
+    contents = []
     paths = [path for path in Path(directory).rglob("*") if path.is_file()]
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         paths += [Path(f"/proc/{pid}/environ"), Path(f"/proc/{pid}/cmdline")]
     for path in paths:
         try:
-            found.append(path.read_bytes())
+            contents.append(path.read_bytes())
         except OSError:
             continue
-    return found
+    return contents
 
 
-def looked_into(pid: str) -> list[str]:
-    """What of a process could be opened that says what is in it."""
+def read_process_files(pid: str) -> list[str]:
+    """Return the names of the files of a process that expose its memory and could be opened."""
     opened = []
-    for what in ("mem", "environ", "maps"):
+    for name in ("mem", "environ", "maps"):
         try:
-            with open(f"/proc/{pid}/{what}", "rb") as file:
-                file.read(0 if what == "mem" else -1)
+            with open(f"/proc/{pid}/{name}", "rb") as file:
+                file.read(0 if name == "mem" else -1)
         except OSError:
             continue
-        opened.append(what)
+        opened.append(name)
     return opened
 
 
@@ -57,12 +57,12 @@ def ask_locald(directory: str, request: dict[str, object]) -> dict[str, object]:
 
 
 def impersonate(address: dict[str, object], name: str, secret: bytes) -> list[str]:
-    """What the agent says to one who comes with that secret."""
-    heard = []
+    """Return the kinds of messages that the agent sends to a runner with this secret."""
+    kinds = []
     with socket.create_connection((str(address["host"]), int(str(address["port"]))), 10) as line:
-        said = line.makefile("rb")
+        answers = line.makefile("rb")
         line.sendall(Line(json.dumps({"t": "hello", "component": name, "node": 0, "nonce": "0" * 64}).encode()).ended)
-        challenge = said.readline().rstrip(b"\n")
+        challenge = answers.readline().rstrip(b"\n")
         if not challenge:
             return []
         session = Session(secret, name, 0, ("0" * 64, json.loads(challenge[TAG_LENGTH:])["nonce"]), is_agent=False)
@@ -70,21 +70,23 @@ def impersonate(address: dict[str, object], name: str, secret: bytes) -> list[st
         try:
             for message in (here, {"t": "out", "offset": 0, "data": "Zm9yZ2VkCg=="}, EXIT):
                 line.sendall(session.seal(Line(json.dumps(message).encode())))
-            for answer in said:
-                heard.append(json.loads(answer[TAG_LENGTH:])["t"])
+            for answer in answers:
+                kinds.append(json.loads(answer[TAG_LENGTH:])["t"])
         except OSError:
             pass
-    return heard
+    return kinds
 
 
 def main(agent: str, locald: str, token: str, pids: str) -> dict[str, object]:
     [folder] = Path(agent).glob(f"*/{token}*")
     name = f"koala-{folder.parent.name}-{folder.name}"
-    everything = b"\n".join(texts(agent))
+    everything = b"\n".join(read_all_files(agent))
     address = json.loads(Path(agent, "agent.json").read_text())
-    guesses = sorted({bytes.fromhex(each.decode()) for each in HEX.findall(everything) if len(each) % 2 == 0})[:100]
+    guesses = sorted({bytes.fromhex(digits.decode()) for digits in HEX.findall(everything) if len(digits) % 2 == 0})[
+        :100
+    ]
     guesses += [derive_key(guess, "runner", name, "0") for guess in guesses]
-    heard = [word for guess in (b"", *guesses) for word in impersonate(address, name, guess)]
+    answers = [kind for guess in (b"", *guesses) for kind in impersonate(address, name, guess)]
     for file, content in (("result.0.json", json.dumps(RESULT)), ("output.0.0", "forged\n")):
         (folder / file).write_text(content)
     orders: list[dict[str, object]] = [
@@ -94,9 +96,9 @@ def main(agent: str, locald: str, token: str, pids: str) -> dict[str, object]:
     ]
     return {
         "secrets": b"KOALA_RUNNER_SECRET=" in everything or bool(list(Path(agent).rglob("secret.*"))),
-        "heard": heard,
+        "heard": answers,
         "guesses": len(guesses),
-        "memory": {pid: looked_into(pid) for pid in pids.split(",") if pid},
+        "memory": {pid: read_process_files(pid) for pid in pids.split(",") if pid},
         "orders": [sorted(ask_locald(locald, order)) for order in orders],
     }
 

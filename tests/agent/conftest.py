@@ -1,4 +1,4 @@
-"""A stand-in for the daemon, and agents over embedded clusters."""
+"""A fake daemon, and agents over embedded clusters."""
 
 import asyncio
 import base64
@@ -24,7 +24,7 @@ from tests.virtual_time import VirtualTimeLoop
 
 DEADLINE = 30.0
 VIRTUAL_DEADLINE = 7200.0
-"""Longer than any timeout of an agent: on virtual time it costs little."""
+"""Longer than any timeout of an agent: virtual time costs little."""
 MPI_ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "OMPI_MCA_coll": "^han,sm",
@@ -35,31 +35,31 @@ MPI_ENVIRONMENT = {
 
 
 class FakeDaemon:
-    """Welcomes agents, keeps all they say, acknowledges output and passes relays on."""
+    """A daemon that welcomes agents, records their messages, acknowledges output and forwards relays."""
 
     def __init__(self) -> None:
         self.epoch = 1
         self.instance, self.life = "test", ""
         self.lease: float | None = None
-        """Of the components that it submits."""
+        """Lease of the submitted components, in seconds."""
         self.renews = True
-        """Whether it answers who asks it to renew leases."""
+        """Whether it renews leases on request."""
         self.output_limit = 64 * 1024**2
         self.takes_output = True
         self.messages: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.inventories: list[list[dict[str, Any]]] = []
-        self.whole: list[bool] = []
-        """Whether each of them was all there is."""
+        self.complete_flags: list[bool] = []
+        """Whether each inventory was complete."""
         self.output: dict[str, bytes] = {}
         self.change_answer: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
-        """What becomes of an answer's payload on its way to another agent."""
+        """Changes the payload of an answer that is forwarded to another agent."""
         self.greeting: dict[str, Any] = {}
-        """What it says instead of its welcome."""
+        """The message that replaces its welcome."""
         self._server: Server | None = None
         self._sockets: dict[str, ServerConnection] = {}
         self._clusters: dict[str, str] = {}
-        """Where a token was submitted."""
+        """The cluster of each submitted token."""
         self._ids = 0
         self.port = 0
 
@@ -67,27 +67,27 @@ class FakeDaemon:
         self._server = await serve(self._serve, "127.0.0.1", self.port, compression=None, max_size=None)
         self.port = next(iter(self._server.sockets)).getsockname()[1]
 
-    async def leave(self) -> None:
+    async def stop_listening(self) -> None:
         assert self._server is not None
         self._server.close()
         await self._server.wait_closed()
         self._sockets.clear()
 
-    async def say(self, cluster: str, *messages: dict[str, Any]) -> None:
+    async def send_messages(self, cluster: str, *messages: dict[str, Any]) -> None:
         await self._sockets[cluster].send(json.dumps(messages))
 
-    async def command(self, type: str, token: str, **fields: Any) -> int:
+    async def send_command(self, type: str, token: str, **fields: Any) -> int:
         self._ids += 1
         message = {"type": type, "id": self._ids, "epoch": self.epoch, "token": token, **fields}
-        await self.say(self._clusters.get(token, "north"), message)
+        await self.send_messages(self._clusters.get(token, "north"), message)
         return self._ids
 
-    async def submit(self, token: str, size: int = 1, cluster: str = "north", **fields: Any) -> int:
+    async def submit_component(self, token: str, size: int = 1, cluster: str = "north", **fields: Any) -> int:
         self._clusters[token] = cluster
-        return await self.command("submit", token, **{"size": size, "name": "test", "lease": self.lease, **fields})
+        return await self.send_command("submit", token, **{"size": size, "name": "test", "lease": self.lease, **fields})
 
-    async def open(self, command: list[str], *tokens: str, launcher: str = "processes") -> None:
-        """Open the barrier for a job of these components, the first of which leads."""
+    async def open_barrier(self, command: list[str], *tokens: str, launcher: str = "processes") -> None:
+        """Open the barrier for a job of these components; the first is its head."""
         nodes = [
             {"host": host, "cluster": self._clusters[t], "token": t, "node": i, "slots": 1}
             for t in tokens
@@ -100,28 +100,30 @@ class FakeDaemon:
         job, generation = tokens[0].split(".")[:2]
         plan = {"job": int(job), "generation": int(generation), "launcher": launcher, "head": tokens[0]}
         for token in tokens:
-            await self.command("open", token, nodes=nodes, contexts=contexts, **plan)
+            await self.send_command("open", token, nodes=nodes, contexts=contexts, **plan)
 
     def received(self, kind: str, token: str | None = None) -> list[dict[str, Any]]:
         return [m for m in self.messages if m["type"] == kind and token in (None, m.get("token"))]
 
     def report(self, cluster: str = "north") -> dict[str, Any]:
-        """The last one of a cluster."""
+        """Return the last report of a cluster, or an empty one."""
         return next((m for m in reversed(self.received("report")) if m["cluster"] == cluster), {})
 
-    async def stage(self, token: str, *files: dict[str, Any], cluster: str = "north", **fields: Any) -> int:
+    async def request_stage(self, token: str, *files: dict[str, Any], cluster: str = "north", **fields: Any) -> int:
         self._clusters[token] = cluster
-        return await self.command("stage", token, files=list(files), **fields)
+        return await self.send_command("stage", token, files=list(files), **fields)
 
-    async def staged(self, token: str, state: str = "done") -> dict[str, Any]:
+    async def wait_for_stage(self, token: str, state: str = "done") -> dict[str, Any]:
         await self.wait_until(lambda: any(m["state"] == state for m in self.received("stage_status", token)))
         return self.received("stage_status", token)[-1]
 
-    async def ask(self, cluster: str, what: str, **payload: Any) -> dict[str, Any]:
-        """The answer to a question of the daemon's own."""
+    async def ask_agent(self, cluster: str, kind: str, **payload: Any) -> dict[str, Any]:
+        """Send a request of the daemon and return the answer of the agent."""
         self._ids += 1
         ident = str(self._ids)
-        await self.say(cluster, {"type": "ask", "ident": ident, "what": what, "payload": payload, "cluster": ""})
+        await self.send_messages(
+            cluster, {"type": "ask", "ident": ident, "what": kind, "payload": payload, "cluster": ""}
+        )
         await self.wait_until(lambda: any(m["ident"] == ident for m in self.received("answer")))
         return next(m for m in self.received("answer") if m["ident"] == ident)
 
@@ -133,19 +135,19 @@ class FakeDaemon:
         try:
             await until(condition, VIRTUAL_DEADLINE if is_virtual else DEADLINE)
         except TimeoutError:
-            pytest.fail(f"never came; last: {self.messages[-5:]}")
+            pytest.fail(f"condition not met; last messages: {self.messages[-5:]}")
 
-    async def reaches(self, token: str, state: str) -> dict[str, Any]:
+    async def wait_for_state(self, token: str, state: str) -> dict[str, Any]:
         await self.wait_until(lambda: self.status(token).get("state") == state)
         return self.status(token)
 
-    async def acknowledged(self, ident: int) -> str:
+    async def wait_for_ack(self, ident: int) -> str:
         await self.wait_until(lambda: any(m["id"] == ident for m in self.received("ack")))
         return str(next(m["error"] for m in self.received("ack") if m["id"] == ident))
 
     def _welcome(self) -> dict[str, Any]:
-        own = {"epoch": self.epoch, "instance": self.instance, "life": self.life}
-        return {"type": "welcome", "output_limit": self.output_limit, **own}
+        identity = {"epoch": self.epoch, "instance": self.instance, "life": self.life}
+        return {"type": "welcome", "output_limit": self.output_limit, **identity}
 
     async def _serve(self, socket: ServerConnection) -> None:
         assert socket.request is not None
@@ -161,30 +163,32 @@ class FakeDaemon:
         token = message.get("token", "")
         match message["type"]:
             case "hello":
-                await self.say(cluster, self.greeting or self._welcome())
+                await self.send_messages(cluster, self.greeting or self._welcome())
             case "inventory":
                 self.inventories.append(message["components"])
-                self.whole.append(message["whole"])
+                self.complete_flags.append(message["whole"])
                 self.messages += message["components"] + message["stages"]
             case "renew_lease" if self.renews:
-                await self.say(cluster, {"type": "lease_renewed", "number": message["number"]})
+                await self.send_messages(cluster, {"type": "lease_renewed", "number": message["number"]})
             case "output" if self.takes_output:
-                known, offset = self.output.get(token, b""), message["offset"]
-                if offset - message["gap"] > len(known):
+                output, offset = self.output.get(token, b""), message["offset"]
+                if offset - message["gap"] > len(output):
                     return
-                self.output[token] = known[:offset].ljust(offset, b"?") + base64.b64decode(message["data"])
-                await self.say(cluster, {"type": "output_ack", "token": token, "offset": len(self.output[token])})
+                self.output[token] = output[:offset].ljust(offset, b"?") + base64.b64decode(message["data"])
+                await self.send_messages(
+                    cluster, {"type": "output_ack", "token": token, "offset": len(self.output[token])}
+                )
             case "relay":
-                await self.say(self._clusters[token], message)
+                await self.send_messages(self._clusters[token], message)
             case "ask":
-                await self.say(message["cluster"], {**message, "cluster": cluster})
+                await self.send_messages(message["cluster"], {**message, "cluster": cluster})
             case "answer" if message["cluster"]:
                 payload = self.change_answer(message["payload"])
-                await self.say(message["cluster"], {**message, "payload": payload, "cluster": cluster})
+                await self.send_messages(message["cluster"], {**message, "payload": payload, "cluster": cluster})
 
 
 class Site:
-    """An embedded cluster of four nodes and the agent in front of it, which may be replaced."""
+    """An embedded cluster of four nodes and its agent, which may be replaced."""
 
     def __init__(self, directory: Path, daemon: FakeDaemon, name: str = "north", network: str = "127.0.1") -> None:
         self.cluster = LocalCluster(directory / f"locald-{name}", name, 4, network=network, preload=RUNNER)
@@ -209,13 +213,13 @@ class Site:
         await self.start()
 
     async def start(self) -> None:
-        before = len(self.daemon.inventories)
+        inventory_count = len(self.daemon.inventories)
         self._agent = asyncio.create_task(self.run())
-        self._agent.add_done_callback(_show_failure)
-        await self.daemon.wait_until(lambda: len(self.daemon.inventories) > before)
+        self._agent.add_done_callback(print_failure)
+        await self.daemon.wait_until(lambda: len(self.daemon.inventories) > inventory_count)
 
     async def run(self) -> None:
-        """Be the agent until cancelled."""
+        """Run the agent until cancelled."""
         await run_agent(self.settings, LocalLrm(self.cluster, "koala-"), timeouts=self.timeouts)
 
     async def stop(self) -> None:
@@ -224,14 +228,14 @@ class Site:
         await asyncio.gather(self._agent, return_exceptions=True)
 
     async def finish(self, token: str, command: list[str], size: int = 1) -> dict[str, Any]:
-        """Run one component from submit to end; its last status."""
-        await self.daemon.submit(token, size, self.settings.cluster)
-        await self.daemon.reaches(token, "claimed")
-        await self.daemon.open(command, token)
-        return await self.daemon.reaches(token, "ended")
+        """Run one component from submit to end and return its last status."""
+        await self.daemon.submit_component(token, size, self.settings.cluster)
+        await self.daemon.wait_for_state(token, "claimed")
+        await self.daemon.open_barrier(command, token)
+        return await self.daemon.wait_for_state(token, "ended")
 
 
-def _show_failure(task: asyncio.Task[None]) -> None:
+def print_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         print("agent failed:", repr(error))
 
@@ -241,35 +245,35 @@ async def daemon() -> AsyncIterator[FakeDaemon]:
     fake = FakeDaemon()
     await fake.listen()
     yield fake
-    await fake.leave()
+    await fake.stop_listening()
 
 
 @pytest.fixture
 async def site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
-    one = Site(tmp_path, daemon)
-    await one.start()
-    yield one
-    await one.stop()
-    await asyncio.to_thread(one.cluster.stop)
+    site = Site(tmp_path, daemon)
+    await site.start()
+    yield site
+    await site.stop()
+    await asyncio.to_thread(site.cluster.stop)
 
 
 @pytest.fixture
 async def other_site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
-    other = Site(tmp_path, daemon, "south", "127.0.2")
-    await other.start()
-    yield other
-    await other.stop()
-    await asyncio.to_thread(other.cluster.stop)
+    site = Site(tmp_path, daemon, "south", "127.0.2")
+    await site.start()
+    yield site
+    await site.stop()
+    await asyncio.to_thread(site.cluster.stop)
 
 
-def alive(pids: bytes) -> list[int]:
-    """Which of these processes (numbers with blanks between) still exist."""
+def running_pids(pids: bytes) -> list[int]:
+    """Return the processes that still exist, of numbers separated by blanks."""
     return [int(pid) for pid in pids.split() if os.path.exists(f"/proc/{int(pid)}")]
 
 
 @pytest.fixture
 def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
-    """The daemon's side of bundles and results, for agents that are started after it."""
+    """The daemon's server of bundles and results, for agents that start after it."""
     fake = FakeDaemonFiles()
     monkeypatch.setattr(
         results, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)

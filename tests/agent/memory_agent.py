@@ -22,12 +22,12 @@ def loop_clock() -> Clock:
 
 
 async def find_no_open_mpi(settings: AgentSettings, prefix: str | None) -> OpenMpi:
-    """Start no ``mpirun``."""
+    """Return an Open MPI without running ``mpirun``."""
     return OpenMpi()
 
 
 @asynccontextmanager
-async def serving(
+async def running_agent(
     lrm: object,
     daemon: FakeDaemon,
     directory: Path,
@@ -35,12 +35,18 @@ async def serving(
     clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[None]:
-    """Run an agent, and check at the end that it has not failed."""
-    own = AgentSettings(
+    """Run an agent, and check at the end that it is still running."""
+    agent_settings = AgentSettings(
         "north", f"http://127.0.0.1:{daemon.port}", "s3cret", directory, **{"poll_interval": 1000.0, **settings}
     )
     agent = asyncio.create_task(
-        run_agent(own, cast(Lrm, lrm), timeouts=timeouts, clock=clock or loop_clock(), find_open_mpi=find_no_open_mpi)
+        run_agent(
+            agent_settings,
+            cast(Lrm, lrm),
+            timeouts=timeouts,
+            clock=clock or loop_clock(),
+            find_open_mpi=find_no_open_mpi,
+        )
     )
     try:
         yield
@@ -50,7 +56,7 @@ async def serving(
         await asyncio.gather(agent, return_exceptions=True)
 
 
-def counts(daemon: FakeDaemon) -> tuple[int, int, str]:
+def reported_counts(daemon: FakeDaemon) -> tuple[int, int, str]:
     """Return all nodes, idle nodes and the problem of the last report."""
-    last = daemon.report()
-    return (last["total"], last["idle"], last["problem"]) if last else (-1, -1, "")
+    report = daemon.report()
+    return (report["total"], report["idle"], report["problem"]) if report else (-1, -1, "")

@@ -1,4 +1,4 @@
-"""A resource manager in memory that cannot tell of changes, and that may be out of order."""
+"""A resource manager in memory that can fail and does not announce changes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -10,38 +10,38 @@ from tests.signals import pass_time
 
 
 class MemoryLrm:
-    """Two nodes; jobs start at once and end when the test says so."""
+    """A resource manager of two nodes. Jobs start at once and end when the test ends them."""
 
     def __init__(self) -> None:
-        self.fault: SiteError | None = None
-        self.unopened: SiteError | None = None
+        self.error: SiteError | None = None
+        self.open_error: SiteError | None = None
         self.opened = 0
-        self.settling = 0.01
-        self.refusal: SiteError | None = None
-        """What is said to a submission."""
-        self.force_refusal: SiteError | None = None
-        """The answer to a cancellation by force."""
-        self.late = False
-        """Whether a submission that is refused is taken all the same, once somebody has looked for it."""
-        self.answering = asyncio.Event()
-        self.answering.set()
-        self.versions = asyncio.Event()
-        """Set while it says its version."""
-        self.versions.set()
+        self.settling_s = 0.01
+        self.submit_rejection: SiteError | None = None
+        """The error of a submission."""
+        self.force_error: SiteError | None = None
+        """The error of a cancellation by force."""
+        self.accepts_late = False
+        """Whether a rejected submission becomes a job after the next search for its name."""
+        self.is_answering = asyncio.Event()
+        self.is_answering.set()
+        self.version_known = asyncio.Event()
+        """Set when the version can be read."""
+        self.version_known.set()
         self.submit_error = ""
         self.background = self.down = 0
-        self.smallest = 1
-        self.takes = 0.0
-        """Seconds of a look."""
-        self._taken: list[LrmSubmission] = []
+        self.min_job_nodes = 1
+        self.snapshot_s = 0.0
+        """Duration of a snapshot."""
+        self._late_submissions: list[LrmSubmission] = []
         self.cancelled: list[tuple[str, bool]] = []
         self.polls = 0
         self.jobs: dict[str, LrmJob] = {}
         self.changed = asyncio.Event()
 
     async def open(self) -> None:
-        if self.unopened is not None:
-            raise self.unopened
+        if self.open_error is not None:
+            raise self.open_error
         self.opened += 1
 
     async def close(self) -> None:
@@ -50,14 +50,14 @@ class MemoryLrm:
     async def submit_job(self, submission: LrmSubmission) -> str:
         assert self.opened
         self._check()
-        if self.refusal is not None:
-            if self.late:
-                self._taken.append(submission)
-            raise self.refusal
-        return self.take(submission)
+        if self.submit_rejection is not None:
+            if self.accepts_late:
+                self._late_submissions.append(submission)
+            raise self.submit_rejection
+        return self.start_job(submission)
 
-    def take(self, submission: LrmSubmission) -> str:
-        """Start a job, whoever hands it in."""
+    def start_job(self, submission: LrmSubmission) -> str:
+        """Start a job that any user submits."""
         ident = str(len(self.jobs) + 1)
         self.jobs[ident] = LrmJob(
             ident, submission.name, LrmJobState.RUNNING, ("a",) * submission.nodes, user=submission.user
@@ -67,29 +67,29 @@ class MemoryLrm:
     async def find_job(self, name: str, user: str = "") -> str | None:
         assert self.opened
         self._check()
-        found = next((job.id for job in self.jobs.values() if job.name == name), None)
-        if self._taken:
-            self.take(self._taken.pop(0))
-        return found
+        job_id = next((job.id for job in self.jobs.values() if job.name == name), None)
+        if self._late_submissions:
+            self.start_job(self._late_submissions.pop(0))
+        return job_id
 
     async def settling_time(self) -> float:
-        return self.settling
+        return self.settling_s
 
     async def read_version(self) -> str:
-        await self.versions.wait()
+        await self.version_known.wait()
         return "memory 1.0"
 
     async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         self.cancelled.append((job, by_force))
         self._check()
-        if by_force and self.force_refusal is not None:
-            raise self.force_refusal
+        if by_force and self.force_error is not None:
+            raise self.force_error
 
-    def end(self, job: str) -> None:
+    def end_job(self, job: str) -> None:
         self.jobs[job] = replace(self.jobs[job], state=LrmJobState.ENDED, exit_code=0)
 
-    def fails(self, job: str, reason: str) -> None:
-        """A node of its is lost."""
+    def lose_job(self, job: str, reason: str) -> None:
+        """End a job because one of its nodes is lost."""
         self.jobs[job] = replace(self.jobs[job], state=LrmJobState.ENDED, lost=True, reason=reason)
 
     def runners_key(self) -> bytes:
@@ -97,12 +97,12 @@ class MemoryLrm:
 
     async def take_snapshot(self) -> LrmSnapshot:
         self.polls += 1
-        await self.answering.wait()
-        if self.takes:
-            await pass_time(self.takes)
+        await self.is_answering.wait()
+        if self.snapshot_s:
+            await pass_time(self.snapshot_s)
         self._check()
-        held = sum(len(job.nodes) for job in self.jobs.values() if job.state is LrmJobState.RUNNING)
-        idle = 2 - held - self.background - self.down
+        used_nodes = sum(len(job.nodes) for job in self.jobs.values() if job.state is LrmJobState.RUNNING)
+        idle = 2 - used_nodes - self.background - self.down
         return LrmSnapshot(
             2,
             idle,
@@ -110,7 +110,7 @@ class MemoryLrm:
             self.down,
             tuple(self.jobs.values()),
             self.submit_error,
-            min_job_nodes=self.smallest,
+            min_job_nodes=self.min_job_nodes,
         )
 
     async def check_setup(self) -> Sequence[Finding]:
@@ -123,5 +123,5 @@ class MemoryLrm:
             self.changed.clear()
 
     def _check(self) -> None:
-        if self.fault is not None:
-            raise self.fault
+        if self.error is not None:
+            raise self.error

@@ -16,12 +16,12 @@ ALICE = Account("alice", 64_101, 64_101, (64_101, 64_200), "/home/alice", "/bin/
 MAPPED = SiteSettings(identity="mapped")
 
 
-def accounts(settings: SiteSettings = MAPPED, **entries: Account) -> Accounts:
+def make_accounts(settings: SiteSettings = MAPPED, **entries: Account) -> Accounts:
     return Accounts("north", settings, entries.get)
 
 
 def test_find_account_of_user_returns_it() -> None:
-    mapped = accounts(alice=ALICE)
+    mapped = make_accounts(alice=ALICE)
     mapped.admit("alice")
     assert mapped.find_account_blocking("alice") == ALICE
     assert mapped.account_for("alice") == "alice"
@@ -52,21 +52,21 @@ def test_find_account_of_user_returns_it() -> None:
 def test_find_account_of_unsuitable_account_is_rejected(user: str, account: Account | None, reason: str) -> None:
     entries = {user: account} if account is not None else {}
     with pytest.raises(SiteRejected, match=reason) as error:
-        accounts(**entries).find_account_blocking(user)
+        make_accounts(**entries).find_account_blocking(user)
     assert error.value.fault == "unsuitable"
     assert error.value.hint
 
 
 def test_find_account_of_the_agent_is_rejected() -> None:
-    own = accounts(koala=Account("koala", 64_101, 64_101, (), "/", "/bin/sh"))
-    own.own_uid = 64_101
+    mapped = make_accounts(koala=Account("koala", 64_101, 64_101, (), "/", "/bin/sh"))
+    mapped.own_uid = 64_101
     with pytest.raises(SiteRejected, match="agent's own account"):
-        own.find_account_blocking("koala")
+        mapped.find_account_blocking("koala")
 
 
 def test_find_account_with_lower_min_uid_returns_it() -> None:
     low = Account("dave", 501, 501, (501,), "/home/dave", "/bin/sh")
-    assert accounts(SiteSettings(identity="mapped", min_uid=500), dave=low).find_account_blocking("dave") == low
+    assert make_accounts(SiteSettings(identity="mapped", min_uid=500), dave=low).find_account_blocking("dave") == low
 
 
 def test_find_account_without_name_service_is_unavailable() -> None:
@@ -79,16 +79,16 @@ def test_find_account_without_name_service_is_unavailable() -> None:
 
 @pytest.mark.evidence("K10")
 def test_own_cluster_rejects_other_accounts() -> None:
-    own = accounts(SiteSettings(identity="own"), alice=ALICE)
+    own_accounts = make_accounts(SiteSettings(identity="own"), alice=ALICE)
     for user in ("", account_name(os.geteuid())):
-        assert own.account_for(user) == ""
-        own.admit(own.account_for(user))
+        assert own_accounts.account_for(user) == ""
+        own_accounts.admit(own_accounts.account_for(user))
     with pytest.raises(SiteRejected, match="not as 'alice'"):
-        own.admit(own.account_for("alice"))
+        own_accounts.admit(own_accounts.account_for("alice"))
 
 
 def test_service_cluster_ignores_accounts() -> None:
-    service = accounts(SiteSettings(), alice=ALICE)
+    service = make_accounts(SiteSettings(), alice=ALICE)
     assert service.account_for("alice") == ""
     service.admit("")
     with pytest.raises(SiteRejected, match="runs jobs as one account"):
@@ -100,7 +100,7 @@ def test_service_cluster_ignores_accounts() -> None:
 
 @pytest.mark.evidence("K5")
 def test_build_command_with_setpriv_drops_all_capabilities() -> None:
-    command = RunAs(accounts(alice=ALICE), SwitchMethod.SETUID).build_command(ALICE, ["sbatch", "x"])
+    command = RunAs(make_accounts(alice=ALICE), SwitchMethod.SETUID).build_command(ALICE, ["sbatch", "x"])
     assert command[0].endswith("/setpriv")
     assert command[1:7] == ["--reuid", "64101", "--regid", "64101", "--groups", "64101,64200"]
     assert command[7:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "sbatch", "x"]
@@ -111,7 +111,7 @@ def test_build_command_with_sudo_names_the_program(tmp_path: Path) -> None:
     program = tmp_path / "sbatch"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    command = RunAs(accounts(alice=ALICE), SwitchMethod.SUDO).build_command(
+    command = RunAs(make_accounts(alice=ALICE), SwitchMethod.SUDO).build_command(
         ALICE, ["sbatch", "--parsable"], str(tmp_path)
     )
     assert command[0].endswith("/sudo")
@@ -120,7 +120,7 @@ def test_build_command_with_sudo_names_the_program(tmp_path: Path) -> None:
 
 def test_build_command_without_method_is_rejected() -> None:
     with pytest.raises(SiteRejected, match="cannot run anything as other accounts") as error:
-        RunAs(accounts(alice=ALICE), SwitchMethod.NONE).build_command(ALICE, ["sbatch"])
+        RunAs(make_accounts(alice=ALICE), SwitchMethod.NONE).build_command(ALICE, ["sbatch"])
     assert error.value.fault == "site"
 
 
@@ -150,7 +150,7 @@ async def test_run_without_sudo_rule_is_rejected(tmp_path: Path, monkeypatch: py
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    run_as = RunAs(accounts(alice=ALICE), SwitchMethod.SUDO)
+    run_as = RunAs(make_accounts(alice=ALICE), SwitchMethod.SUDO)
     with pytest.raises(SiteRejected, match="does not let this agent run sbatch as alice: a password") as error:
         await run_as.run("alice", "sbatch", environment=dict(os.environ))
     assert error.value.fault == "site"
@@ -163,7 +163,9 @@ async def test_run_with_failed_command_returns_its_output(tmp_path: Path, monkey
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    answer = await RunAs(accounts(alice=ALICE), SwitchMethod.SUDO).run("alice", "sbatch", environment=dict(os.environ))
+    answer = await RunAs(make_accounts(alice=ALICE), SwitchMethod.SUDO).run(
+        "alice", "sbatch", environment=dict(os.environ)
+    )
     assert (answer.code, answer.errors) == (1, "sbatch: error: no\n")
 
 

@@ -1,4 +1,4 @@
-"""Background load on an embedded cluster: it looks like a local user's, ends by itself, and can be ended."""
+"""Background load on an embedded cluster: jobs that look like those of local users."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -32,7 +32,7 @@ async def until(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmS
         async for _ in changes:
             if condition(snapshot := await lrm.take_snapshot()):
                 return snapshot
-    raise AssertionError("the cluster tells of no more changes")
+    raise AssertionError("the cluster reports no more changes")
 
 
 @pytest.mark.processes
@@ -41,8 +41,8 @@ async def test_background_job_counts_until_it_ends(lrm: LocalLrm, tmp_path: Path
     answer = await background.start_job({"nodes": 3, "seconds": 300})
     assert str(answer["name"]).startswith("local-")
     assert str(answer["lrm_job"])
-    seen = await until(lrm, lambda s: s.background == 3)
-    assert (seen.idle, seen.jobs) == (1, ())
+    snapshot = await until(lrm, lambda s: s.background == 3)
+    assert (snapshot.idle, snapshot.jobs) == (1, ())
     await background.stop_jobs({})
     await background.start_job({"nodes": 3, "seconds": 0.5})
     await background.start_job({"nodes": 4, "seconds": 300})
@@ -54,15 +54,15 @@ async def test_background_job_counts_until_it_ends(lrm: LocalLrm, tmp_path: Path
 
 @pytest.mark.processes
 async def test_background_stop_ends_only_own_jobs(lrm: LocalLrm, tmp_path: Path) -> None:
-    background, other = (Background(lrm, "local", tmp_path / name) for name in ("one", "other"))
+    background, other_background = (Background(lrm, "local", tmp_path / name) for name in ("one", "other"))
     for _ in range(2):
         await background.start_job({"nodes": 1, "seconds": 300})
-    await other.start_job({"nodes": 1, "seconds": 300})
+    await other_background.start_job({"nodes": 1, "seconds": 300})
     await until(lrm, lambda s: s.background == 3)
     assert await background.stop_jobs({}) == {"stopped": 2}
     await until(lrm, lambda s: s.background == 1)
     assert await background.stop_jobs({}) == {"stopped": 0}
-    await other.stop_jobs({})
+    await other_background.stop_jobs({})
     await until(lrm, lambda s: s.idle == 4)
 
 
@@ -71,7 +71,7 @@ async def test_background_stop_ends_only_own_jobs(lrm: LocalLrm, tmp_path: Path)
     [("nodes", value) for value in (0, -1, 1.5, True, "2", None)]
     + [("seconds", value) for value in (0, -1, MAX_SECONDS + 1, float("nan"), float("inf"), True, "2", None)],
 )
-async def test_background_order_out_of_bounds_is_refused(tmp_path: Path, field: str, value: object) -> None:
+async def test_background_order_out_of_bounds_is_rejected(tmp_path: Path, field: str, value: object) -> None:
     with pytest.raises(ValidationError, match=field):
         await Background(MemoryLrm(), "local", tmp_path).start_job({"nodes": 1, "seconds": 1, field: value})
 
@@ -81,7 +81,7 @@ async def test_background_without_visible_local_users_is_rejected(tmp_path: Path
         await Background(MemoryLrm(), "drmaa", tmp_path).start_job({"nodes": 1, "seconds": 1})
 
 
-async def test_there_is_an_end_to_it(tmp_path: Path) -> None:
+async def test_background_jobs_beyond_limit_are_rejected(tmp_path: Path) -> None:
     lrm = MemoryLrm()
     await lrm.open()
     background = Background(lrm, "slurm", tmp_path / "background")
@@ -93,7 +93,7 @@ async def test_there_is_an_end_to_it(tmp_path: Path) -> None:
 
 
 class SlowLrm(MemoryLrm):
-    """Takes no job before it is told to."""
+    """Accepts jobs only after `go_on` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ async def test_background_stop_ends_job_being_submitted(tmp_path: Path) -> None:
     assert lrm.cancelled == ["1"]
 
 
-async def test_many_at_once_are_no_more_than_there_may_be(tmp_path: Path) -> None:
+async def test_concurrent_background_jobs_stay_within_limit(tmp_path: Path) -> None:
     lrm = SlowLrm()
     await lrm.open()
     background = Background(lrm, "slurm", tmp_path / "background")

@@ -1,4 +1,4 @@
-"""Letting a large gang go."""
+"""Opening the barrier of a large gang."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ NODES = 3 * OPEN_BATCH_SIZE
 
 
 class Wire:
-    """A connection's other end."""
+    """A transport that records what is written."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -29,7 +29,7 @@ class Wire:
         self.written.append(data)
 
 
-def waiting(component: Component, barrier: Barrier) -> list[Wire]:
+def add_waiting_runners(component: Component, barrier: Barrier) -> list[Wire]:
     wires = []
     for node in component.nodes:
         wires.append(wire := Wire())
@@ -40,17 +40,17 @@ def waiting(component: Component, barrier: Barrier) -> list[Wire]:
 
 
 async def test_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
-    """A thousand runners of a job of a thousand nodes were told 82 MB, each byte of it encoded for each of them."""
+    """A thousand runners of a job of a thousand nodes receive 82 MB."""
     uplink = Uplink("ws://127.0.0.1:1", "", lambda: cast(Hello, None))
     reporter = Reporter(uplink)
     secrets = RunnerSecrets(MemoryLrm(), "north", "")
     barrier = Barrier(reporter, cast(LrmJobs, None), secrets, RejectedRunners(reporter), 60.0)
     component = Component("i", "7.1.0", Spool(tmp_path).make_folder("i", "7.1.0"), NODES)
-    wires = waiting(component, barrier)
+    wires = add_waiting_runners(component, barrier)
     plan: dict[str, Any] = {"launcher": "processes", "head": "7.1.0", "nodes": [{"host": "n"}] * NODES, "contexts": []}
     barrier.open_component(component, plan)
     await until(lambda: wires[0].written)
-    assert not wires[-1].written, "nobody else is heard meanwhile"
+    assert not wires[-1].written, "the loop runs between batches"
     await until(lambda: wires[-1].written)
     assert all(len(wire.written) == 1 for wire in wires)
     assert len({id(wire.written[0]) for wire in wires}) == 1

@@ -96,7 +96,7 @@ async def test_check_cluster_returns_findings_of_the_lrm_first(settings: AgentSe
 @processes
 async def test_check_cluster_with_lrm_that_does_not_open_reports_it_once(settings: AgentSettings) -> None:
     lrm = FindingsLrm(Finding("controller", True, "answers"))
-    lrm.unopened = SiteUnavailable("the library is busy", hint="wait")
+    lrm.open_error = SiteUnavailable("the library is busy", hint="wait")
     assert await find(settings, "resource manager", lrm=lrm) == Finding(
         "resource manager", False, "the library is busy", "wait"
     )
@@ -217,7 +217,7 @@ async def test_check_runner_runs_a_job_with_the_nodes_python(settings: AgentSett
 @processes
 async def test_check_runner_submits_the_smallest_job(settings: AgentSettings) -> None:
     node = NodeLrm(sys.executable)
-    node.smallest = 2
+    node.min_job_nodes = 2
     assert (await find(settings, TRIAL_SUBJECT, lrm=node)).ok
     assert [submission.nodes for submission in node.submissions] == [2]
 
@@ -275,7 +275,7 @@ async def test_check_runner_without_free_node_uses_this_host(settings: AgentSett
 @processes
 async def test_check_runner_with_rejected_job_reports_the_reason(settings: AgentSettings) -> None:
     lrm = MemoryLrm()
-    lrm.refusal = SiteRejected("no account", hint="set one")
+    lrm.submit_rejection = SiteRejected("no account", hint="set one")
     assert await find(settings, TRIAL_SUBJECT, lrm=lrm) == Finding(TRIAL_SUBJECT, False, "no account", "set one")
 
 

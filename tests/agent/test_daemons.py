@@ -1,4 +1,4 @@
-"""What an agent remembers of daemons, and what it removes of those that stay away."""
+"""Daemons that an agent knows, and removal of the data of lost daemons."""
 
 import errno
 import os
@@ -13,32 +13,32 @@ from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import JournalFolder, Spool
 from koalapy.protocol.messages import Hello, KnownDaemon, from_agent
 from tests.agent.conftest import FakeDaemon
-from tests.agent.memory_agent import serving
+from tests.agent.fake_runner import claim, run_program
+from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
-from tests.agent.played_runner import claim, run_program
 from tests.signals import pass_time
 
 
-def told(directory: Path) -> list[tuple[str, int, str, int]]:
-    """What an agent that is started now would tell."""
-    return [(known.instance, known.epoch, known.life, known.job) for known in Daemons(directory).known_daemons()]
+def reload_daemons(directory: Path) -> list[tuple[str, int, str, int]]:
+    """Return the daemons that a newly started agent knows."""
+    return [(daemon.instance, daemon.epoch, daemon.life, daemon.job) for daemon in Daemons(directory).known_daemons()]
 
 
-def test_next_agent_knows_the_same_daemons(tmp_path: Path) -> None:
+def test_known_daemons_survive_agent_restart(tmp_path: Path) -> None:
     daemons = Daemons(tmp_path)
     assert daemons.known_daemons() == []
-    daemons.record_job("one", 3)  # which was never served
+    daemons.record_job("one", 3)  # a daemon that never connected
     assert daemons.accept_epoch("one", 4, "a")
     daemons.record_job("one", 9)
     daemons.record_job("one", 7)
-    assert told(tmp_path) == [("one", 4, "a", 9)]
-    again = Daemons(tmp_path)
-    assert not again.accept_epoch("one", 3, "a")
-    assert not again.accept_epoch("one", 4, "b"), "it is another daemon, though it counts alike"
-    assert again.accept_epoch("one", 4, "a")
-    assert again.accept_epoch("one", 5, "b")
-    assert again.accept_epoch("two", 1, "c")
-    assert told(tmp_path) == [("one", 5, "b", 9), ("two", 1, "c", 0)]
+    assert reload_daemons(tmp_path) == [("one", 4, "a", 9)]
+    reloaded = Daemons(tmp_path)
+    assert not reloaded.accept_epoch("one", 3, "a")
+    assert not reloaded.accept_epoch("one", 4, "b"), "another daemon with the same epoch is rejected"
+    assert reloaded.accept_epoch("one", 4, "a")
+    assert reloaded.accept_epoch("one", 5, "b")
+    assert reloaded.accept_epoch("two", 1, "c")
+    assert reload_daemons(tmp_path) == [("one", 5, "b", 9), ("two", 1, "c", 0)]
 
 
 def test_hello_names_most_recent_daemons(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_hello_names_most_recent_daemons(tmp_path: Path) -> None:
     for number in range(MAX_KNOWN_DAEMONS + 3):
         assert daemons.accept_epoch(f"d{number}", 1, "a")
     assert daemons.accept_epoch("d0", 1, "a")
-    names = [known.instance for known in daemons.known_daemons()]
+    names = [daemon.instance for daemon in daemons.known_daemons()]
     assert len(names) == MAX_KNOWN_DAEMONS
     assert names[-2:] == [f"d{MAX_KNOWN_DAEMONS + 2}", "d0"]
 
@@ -59,22 +59,22 @@ def test_epoch_after_failed_write_is_saved_later(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
-        assert daemons.accept_epoch("one", 4, "a"), "it is obeyed: jobs do not wait for that"
-    assert told(tmp_path) == []
+        assert daemons.accept_epoch("one", 4, "a"), "jobs do not wait for the disk"
+    assert reload_daemons(tmp_path) == []
     assert daemons.accept_epoch("one", 4, "a")
-    assert told(tmp_path) == [("one", 4, "a", 0)]
+    assert reload_daemons(tmp_path) == [("one", 4, "a", 0)]
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
-def test_torn_notes_harm_nobody(tmp_path_factory: pytest.TempPathFactory, epoch: bytes, job: bytes) -> None:
+def test_torn_daemon_notes_are_ignored(tmp_path_factory: pytest.TempPathFactory, epoch: bytes, job: bytes) -> None:
     directory = tmp_path_factory.mktemp("notes")
     assert Daemons(directory).accept_epoch("one", 4, "a")
     (directory / "one" / "daemon").write_bytes(epoch)
     (directory / "one" / "job").write_bytes(job)
-    known = Daemons(directory).known_daemons()
-    hello = Hello(cluster="north", version="1", lrm="local", host="a", pid=1, known=known)
+    daemons = Daemons(directory).known_daemons()
+    hello = Hello(cluster="north", version="1", lrm="local", host="a", pid=1, known=daemons)
     assert from_agent.validate_json(from_agent.dump_json([hello])) == [hello]
-    assert all(isinstance(each, KnownDaemon) for each in known)
+    assert all(isinstance(daemon, KnownDaemon) for daemon in daemons)
 
 
 TIMEOUTS = AgentTimeouts(expiry_check_s=60.0)
@@ -82,69 +82,69 @@ OLD, WAITING, S = "7.1.0", "7.1.1", "7.1.9"
 
 
 async def change_daemon(daemon: FakeDaemon, instance: str) -> None:
-    """As when the daemon's database was wiped, or restored."""
-    before = len(daemon.inventories)
-    await daemon.leave()
+    """Replace the daemon, as after its database was wiped or restored."""
+    inventory_count = len(daemon.inventories)
+    await daemon.stop_listening()
     daemon.instance = instance
     await daemon.listen()
-    await daemon.wait_until(lambda: len(daemon.inventories) > before)
+    await daemon.wait_until(lambda: len(daemon.inventories) > inventory_count)
 
 
-def components_in(folder: Path) -> list[str]:
-    """Of one daemon, beside the files that are kept of it."""
+def list_components(folder: Path) -> list[str]:
+    """Return the components of one daemon, without its own files."""
     return [entry.name for entry in folder.iterdir() if entry.is_dir()]
 
 
-async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_stages_and_components_of_lost_daemon_are_removed(daemon: FakeDaemon, tmp_path: Path) -> None:
     old, new, stages = tmp_path / "agent" / "test", tmp_path / "agent" / "other", tmp_path / "agent-stages"
-    async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent", TIMEOUTS):
+    async with running_agent(lrm := MemoryLrm(), daemon, tmp_path / "agent", TIMEOUTS):
         await run_program(daemon, lrm, await claim(daemon, tmp_path / "agent", OLD), token=OLD)
-        await daemon.reaches(OLD, "ended")
+        await daemon.wait_for_state(OLD, "ended")
         waiting = await claim(daemon, tmp_path / "agent", WAITING)
-        await daemon.stage(S)
-        await daemon.staged(S)
+        await daemon.request_stage(S)
+        await daemon.wait_for_stage(S)
         await change_daemon(daemon, "other")
         daemon.messages.clear()
-        await daemon.stage(S)
-        await daemon.staged(S)
+        await daemon.request_stage(S)
+        await daemon.wait_for_stage(S)
         assert (stages / f"test-{S}").is_dir()
         for instance in (old, new):
             os.utime(instance / "heard", (0, 0))
         await waiting.receive("stop")
         waiting.writer.close()
-        lrm.end("2")
+        lrm.end_job("2")
         lrm.changed.set()
-        await daemon.wait_until(lambda: components_in(old) == [])
+        await daemon.wait_until(lambda: list_components(old) == [])
         await daemon.wait_until(lambda: not (stages / f"test-{S}").exists())
-        await daemon.leave()
+        await daemon.stop_listening()
         os.utime(new / "heard", (0, 0))
         await pass_time(3 * TIMEOUTS.expiry_check_s)
         assert (stages / f"other-{S}").is_dir(), "the present daemon is never forgotten"
         await daemon.listen()
 
 
-async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
-    """They wait for it, and its stage for them."""
+async def test_results_for_lost_daemon_are_removed(tmp_path: Path, daemon: FakeDaemon) -> None:
+    """The results wait for the daemon, and the stage waits for the results."""
     agent = tmp_path / "agent"
-    async with serving(lrm := MemoryLrm(), daemon, agent, TIMEOUTS):
+    async with running_agent(lrm := MemoryLrm(), daemon, agent, TIMEOUTS):
         await daemon.wait_until(lambda: bool(daemon.inventories))
-        await daemon.stage(S)
-        await daemon.staged(S)
+        await daemon.request_stage(S)
+        await daemon.wait_for_stage(S)
         runner = await claim(daemon, agent, OLD, stage=S, collect=["*"])
-        await daemon.open(["true"], OLD)
+        await daemon.open_barrier(["true"], OLD)
         await runner.receive("open")
         (tmp_path / "agent-stages" / f"test-{S}" / "a").touch()
         await change_daemon(daemon, "other")
         os.utime(agent / "test" / "heard", (0, 0))
-        await runner.exit()
+        await runner.report_exit()
         runner.writer.close()
-        lrm.end("1")
+        lrm.end_job("1")
         lrm.changed.set()
-        await daemon.wait_until(lambda: components_in(agent / "test") == [])
+        await daemon.wait_until(lambda: list_components(agent / "test") == [])
         await daemon.wait_until(lambda: os.listdir(tmp_path / "agent-stages") == [])
 
 
-def test_silence_is_counted_from_the_first_look(tmp_path: Path) -> None:
+def test_silence_is_counted_from_first_check(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     assert spool.silence_of("never") == 0.0
     os.utime(tmp_path / "spool" / "never" / "heard", (0, 0))
@@ -153,7 +153,7 @@ def test_silence_is_counted_from_the_first_look(tmp_path: Path) -> None:
     assert spool.silence_of("never") < 1_000_000
 
 
-def test_entries_with_unfinished_last_line_returns_the_others_and_cuts_it_off(tmp_path: Path) -> None:
+def test_load_entries_drops_unfinished_last_line(tmp_path: Path) -> None:
     folder = JournalFolder(tmp_path)
     folder.write_entry(order={"a": 1})
     with (tmp_path / "journal").open("ab") as journal:
@@ -163,9 +163,9 @@ def test_entries_with_unfinished_last_line_returns_the_others_and_cuts_it_off(tm
     assert folder.load_entries() == {"order": {"a": 1}, "done": True}
 
 
-def test_record_on_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:5]))
+def test_write_entry_on_full_disk_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
     with pytest.raises(OSError, match="No space left"):
         JournalFolder(tmp_path).write_entry(done=True)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""One agent to a directory."""
+"""The lock by which only one agent uses a directory."""
 
 import json
 import os
@@ -15,12 +15,12 @@ from koalapy.model.errors import ConflictError
 
 def test_lock_of_used_directory_names_its_holder(tmp_path: Path) -> None:
     with lock_directory(tmp_path):
-        before = (tmp_path / "agent.lock").read_text()
-        with pytest.raises(ConflictError) as refused, lock_directory(tmp_path):
-            pytest.fail("it was let in")
-        assert f"process {os.getpid()} on {socket.gethostname()}, since 2" in refused.value.message
-        assert str(tmp_path) in refused.value.message
-        assert (tmp_path / "agent.lock").read_text() == before
+        content = (tmp_path / "agent.lock").read_text()
+        with pytest.raises(ConflictError) as rejection, lock_directory(tmp_path):
+            pytest.fail("the lock was not held")
+        assert f"process {os.getpid()} on {socket.gethostname()}, since 2" in rejection.value.message
+        assert str(tmp_path) in rejection.value.message
+        assert (tmp_path / "agent.lock").read_text() == content
         assert os.listdir(tmp_path) == ["agent.lock"]
     with lock_directory(tmp_path):
         assert json.loads((tmp_path / "agent.lock").read_text())["pid"] == os.getpid()
@@ -28,7 +28,6 @@ def test_lock_of_used_directory_names_its_holder(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_lock_of_killed_process_is_released(tmp_path: Path) -> None:
-    """Whatever it wrote down."""
     code = (
         "import os; from pathlib import Path; from koalapy.agent.core.directory_lock import lock_directory\n"
         f"with lock_directory(Path({str(tmp_path)!r})): os.kill(os.getpid(), 9)"
@@ -64,12 +63,12 @@ def test_lock_file_with_torn_content_is_used(tmp_path: Path) -> None:
 
 
 def test_lock_on_full_disk_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else an agent that was killed could not come back before there is room."""
+    """A killed agent must be able to restart while the disk is full."""
 
-    def no_room(*_: object) -> int:
+    def raise_no_space(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", no_room)
+    monkeypatch.setattr(os, "pwrite", raise_no_space)
     with (
         lock_directory(tmp_path),
         pytest.raises(ConflictError, match="an agent that is starting"),

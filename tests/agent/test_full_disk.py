@@ -1,4 +1,4 @@
-"""Disks that are low, full or silent: reports, and what is not begun."""
+"""Disks that are low, full or silent: reports, and rejected work."""
 
 import asyncio
 import json
@@ -19,9 +19,9 @@ from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
 from koalapy.system.files import measure_disks
 from tests.agent.conftest import FakeDaemon, Site
-from tests.agent.memory_agent import serving
+from tests.agent.fake_runner import claim
+from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
-from tests.agent.played_runner import claim
 from tests.signals import hanging_threads
 
 T = "7.1.0"
@@ -29,7 +29,7 @@ DEADLINE = 30.0
 
 
 class FullDisk:
-    """Folders in which nothing can be written while there is no room."""
+    """Makes all writes to journal folders fail while `full` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
@@ -56,39 +56,39 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
     return FullDisk(monkeypatch)
 
 
-def acknowledged(daemon: FakeDaemon, ident: int) -> bool:
+def is_acknowledged(daemon: FakeDaemon, ident: int) -> bool:
     return any(ack["id"] == ident and not ack["error"] for ack in daemon.received("ack"))
 
 
-async def test_component_not_written_down_fails_naming_disk(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with serving(MemoryLrm(), daemon, tmp_path):
+async def test_unrecorded_component_fails_naming_disk(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         await daemon.wait_until(lambda: bool(daemon.inventories))
         disk.full = True
-        await daemon.submit(T)
-        status = await daemon.reaches(T, "ended")
+        await daemon.submit_component(T)
+        status = await daemon.wait_for_state(T, "ended")
         assert status["infrastructure"]
         assert str(tmp_path) in status["error"]
         assert "No space left on device (disk of /" in status["error"]
-        assert len(daemon.inventories) == 1, "the connection is as good as before"
+        assert len(daemon.inventories) == 1, "the connection stays open"
         disk.full = False
         daemon.messages.clear()
         await claim(daemon, tmp_path)
         disk.full = True
-        await daemon.open(["true"], T)
+        await daemon.open_barrier(["true"], T)
         await daemon.wait_until(lambda: "No space left" in daemon.status(T)["error"])
 
 
 async def test_full_disk_is_cluster_problem_before_failure(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
-    """So the daemon sends no further component there, and jobs keep their restarts."""
-    async with serving(MemoryLrm(), daemon, tmp_path):
+    """The daemon then sends no further component there, and jobs keep their restarts."""
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         await daemon.wait_until(lambda: bool(daemon.inventories))
         disk.full = True
-        await daemon.submit(T)
-        await daemon.reaches(T, "ended")
-        kinds = [message for message in daemon.messages if message["type"] in ("report", "status")]
-        failed = next(place for place, message in enumerate(kinds) if message.get("error"))
-        told = [message["problem"] for message in kinds[:failed] if message["type"] == "report"]
-        assert "No space left on device" in told[-1]
+        await daemon.submit_component(T)
+        await daemon.wait_for_state(T, "ended")
+        messages = [message for message in daemon.messages if message["type"] in ("report", "status")]
+        failed = next(index for index, message in enumerate(messages) if message.get("error"))
+        problems = [message["problem"] for message in messages[:failed] if message["type"] == "report"]
+        assert "No space left on device" in problems[-1]
         disk.full = False
         daemon.messages.clear()
         await claim(daemon, tmp_path)
@@ -96,19 +96,19 @@ async def test_full_disk_is_cluster_problem_before_failure(disk: FullDisk, daemo
 
 
 async def test_stop_is_acknowledged_once_written(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with serving(lrm := MemoryLrm(), daemon, tmp_path):
+    async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
         runner = await claim(daemon, tmp_path)
         disk.full = True
-        known = await daemon.command("stop", T, reason="test")
-        unknown = await daemon.command("stop", "8.1.0", reason="test")
+        stopped = await daemon.send_command("stop", T, reason="test")
+        unknown = await daemon.send_command("stop", "8.1.0", reason="test")
         await runner.receive("stop")
         runner.writer.close()
-        lrm.end("1")
+        lrm.end_job("1")
         lrm.changed.set()
-        await daemon.reaches(T, "ended")
-        assert not acknowledged(daemon, known)
+        await daemon.wait_for_state(T, "ended")
+        assert not is_acknowledged(daemon, stopped)
         disk.full = False
-        await daemon.wait_until(lambda: acknowledged(daemon, known) and acknowledged(daemon, unknown))
+        await daemon.wait_until(lambda: is_acknowledged(daemon, stopped) and is_acknowledged(daemon, unknown))
     journal = JournalFolder(tmp_path / "test" / T).load_entries()
     assert journal["stop"] == "test"
     assert journal["end"]["hosts"]
@@ -117,68 +117,68 @@ async def test_stop_is_acknowledged_once_written(disk: FullDisk, daemon: FakeDae
 
 @pytest.mark.processes
 async def test_unsynced_record_has_no_effect(monkeypatch: pytest.MonkeyPatch, site: Site, daemon: FakeDaemon) -> None:
-    """Neither a job in the resource manager, nor a word to the daemon, nor a program."""
-    real, room = spool_module.sync_path, threading.Event()
-    waiting = threading.Event()
+    """Before the sync, no job is submitted, nothing is acknowledged and no program starts."""
+    sync_path, has_space = spool_module.sync_path, threading.Event()
+    is_syncing = threading.Event()
 
-    def slow(path: Path) -> None:
-        waiting.set()
-        assert room.wait(DEADLINE)
-        real(path)
+    def sync_slowly(path: Path) -> None:
+        is_syncing.set()
+        assert has_space.wait(DEADLINE)
+        sync_path(path)
 
-    monkeypatch.setattr(spool_module, "sync_path", slow)
+    monkeypatch.setattr(spool_module, "sync_path", sync_slowly)
     lrm = LocalLrm(site.cluster, "koala-")
     await lrm.open()
-    submitted = await daemon.submit(T)
-    assert await asyncio.to_thread(waiting.wait, DEADLINE)
+    submitted = await daemon.submit_component(T)
+    assert await asyncio.to_thread(is_syncing.wait, DEADLINE)
     assert ((await lrm.take_snapshot()).jobs, daemon.received("ack")) == ((), [])
     await lrm.close()
-    room.set()
-    await daemon.reaches(T, "claimed")
-    assert acknowledged(daemon, submitted)
-    room.clear(), waiting.clear()
-    go = site.settings.directory / "ran"
-    await daemon.open(["touch", str(go)], T)
-    assert await asyncio.to_thread(waiting.wait, DEADLINE)
-    assert not go.exists()
-    room.set()
-    await daemon.reaches(T, "ended")
-    assert go.exists()
+    has_space.set()
+    await daemon.wait_for_state(T, "claimed")
+    assert is_acknowledged(daemon, submitted)
+    has_space.clear(), is_syncing.clear()
+    marker = site.settings.directory / "ran"
+    await daemon.open_barrier(["touch", str(marker)], T)
+    assert await asyncio.to_thread(is_syncing.wait, DEADLINE)
+    assert not marker.exists()
+    has_space.set()
+    await daemon.wait_for_state(T, "ended")
+    assert marker.exists()
 
 
-async def test_waiting_for_the_disk_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_disk_syncs_of_several_writers_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(spool_module, "sync_path", synced.append)
-    together = DiskSync()
+    disk_sync = DiskSync()
     files = [tmp_path / str(number) for number in range(20)]
     for path in files:
-        together.mark_written(path)
-    await asyncio.gather(*(together.wait_synced() for _ in range(20)))
-    assert sorted(synced) == sorted(files), "each once"
-    await together.wait_synced()
-    assert len(synced) == 20, "nothing was written since"
+        disk_sync.mark_written(path)
+    await asyncio.gather(*(disk_sync.wait_synced() for _ in range(20)))
+    assert sorted(synced) == sorted(files), "each file is synced once"
+    await disk_sync.wait_synced()
+    assert len(synced) == 20, "nothing was written since then"
 
 
 async def test_late_disk_error_is_raised_in_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a shared file system does, which finds only then that there is no room."""
+    """A shared file system may report a lack of space only at the sync."""
 
-    def refuse(path: Path) -> None:
+    def raise_quota_error(path: Path) -> None:
         if path.name == "journal":
             raise OSError(122, "Disk quota exceeded")
 
-    monkeypatch.setattr(spool_module, "sync_path", refuse)
+    monkeypatch.setattr(spool_module, "sync_path", raise_quota_error)
     spool = Spool(tmp_path)
-    folder, other = spool.make_folder("test", T), spool.make_folder("test", "8.1.0")
+    folder, other_folder = spool.make_folder("test", T), spool.make_folder("test", "8.1.0")
     folder.write_entry(stop="x")
     with pytest.raises(OSError, match="quota"):
         await folder.wait_synced()
-    await other.wait_synced()
+    await other_folder.wait_synced()
     await spool.disk_sync.wait_synced()
     folder.remove_folder()
     await folder.wait_synced()
 
 
-# Torn folders
+# Truncated folders
 
 RAN = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "host": "127.0.1.1", "name": "n1"}
 PLAN = {"launcher": "processes", "head": T, "nodes": [], "contexts": []}
@@ -200,8 +200,8 @@ ENTRIES: list[dict[str, object]] = [
     st.floats(0, 1),
     st.binary(max_size=3),
 )
-def test_folder_truncated_anywhere_loads_nothing_false(
-    tmp_path_factory: pytest.TempPathFactory, count: int, ran: bool, torn: str, where: float, noise: bytes
+def test_truncated_folder_loads_no_false_state(
+    tmp_path_factory: pytest.TempPathFactory, count: int, ran: bool, torn: str, fraction: float, noise: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("spool")
     folder = JournalFolder(path, DiskSync())
@@ -211,24 +211,26 @@ def test_folder_truncated_anywhere_loads_nothing_false(
         (path / "result.0.json").write_text(json.dumps(RAN))
     (path / "output").write_bytes(b"0123456789")
     if (path / torn).exists():
-        whole = (path / torn).read_bytes()
-        (path / torn).write_bytes(whole[: int(where * len(whole))] + noise)
+        content = (path / torn).read_bytes()
+        (path / torn).write_bytes(content[: int(fraction * len(content))] + noise)
     try:
-        found = Component.load_journal("test", T, folder)
+        component = Component.load_journal("test", T, folder)
     except DamagedJournal:
         assert torn == "journal"
         assert noise
         return
-    assert found.size in (0, 1)
-    assert found.lrm_job in (None, "77")
-    assert found.plan in (None, PLAN)
-    assert found.exit_code in (None, 3)
-    assert found.error == ""
-    assert found.ended <= (count >= 5)
-    found.on_job_ended(None)
-    assert found.ended
-    assert found.exit_code == 3 or found.stop is not None or found.error or not ran or found.plan is None
-    # What comes afterwards is read whatever was torn before it.
+    assert component.size in (0, 1)
+    assert component.lrm_job in (None, "77")
+    assert component.plan in (None, PLAN)
+    assert component.exit_code in (None, 3)
+    assert component.error == ""
+    assert component.ended <= (count >= 5)
+    component.on_job_ended(None)
+    assert component.ended
+    assert (
+        component.exit_code == 3 or component.stop is not None or component.error or not ran or component.plan is None
+    )
+    # Later entries are read after any truncated one.
     folder.write_entry(stop="later")
     assert folder.load_entries()["stop"] == "later"
 
@@ -266,20 +268,20 @@ def test_disk_limits_define_low_disks(disk: Disk, low: bool, full: bool) -> None
 
 
 @given(st.integers(0, 10**15))
-def test_disk_text_changes_seldom(free: int) -> None:
+def test_disk_text_ignores_small_changes(free: int) -> None:
     assert str(Disk("spool", "/s", free, 10**15)) == str(Disk("spool", "/s", free, 10**15, 10**6))
     assert len(str(Disk("spool", "/s", free, 10**15))) < 60
 
 
 def test_folders_on_one_disk_are_reported_once(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    (found,) = measure_disks({"spool": tmp_path / "a", "stages": tmp_path / "not" / "there" / "yet"})
-    assert (found.what, found.path) == ("spool", str(tmp_path / "a"))
-    assert 0 < found.free <= found.size
+    (disk,) = measure_disks({"spool": tmp_path / "a", "stages": tmp_path / "not" / "there" / "yet"})
+    assert (disk.what, disk.path) == ("spool", str(tmp_path / "a"))
+    assert 0 < disk.free <= disk.size
 
 
-class Room:
-    """What a disk says that it has."""
+class SimulatedDisk:
+    """A disk whose free space the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 100 * GB
@@ -289,25 +291,27 @@ class Room:
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Room:
-    return Room(monkeypatch)
+def simulated_disk(monkeypatch: pytest.MonkeyPatch) -> SimulatedDisk:
+    return SimulatedDisk(monkeypatch)
 
 
-async def test_disk_is_reported_low_then_full_then_free(room: Room, tmp_path: Path, daemon: FakeDaemon) -> None:
-    async with serving(MemoryLrm(), daemon, tmp_path):
+async def test_disk_is_reported_low_then_full_then_free(
+    simulated_disk: SimulatedDisk, tmp_path: Path, daemon: FakeDaemon
+) -> None:
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         await daemon.wait_until(lambda: daemon.report().get("disks", []) != [])
         assert (daemon.report()["notices"], daemon.report()["problem"]) == ([], "")
-        room.free = 500 * MB
-        words = "the disk of its spool (/the/spool) has 500 MB left"
-        await daemon.wait_until(lambda: daemon.report()["notices"] == [words])
+        simulated_disk.free = 500 * MB
+        notice = "the disk of its spool (/the/spool) has 500 MB left"
+        await daemon.wait_until(lambda: daemon.report()["notices"] == [notice])
         assert daemon.report()["problem"] == ""
-        room.free = 3 * MB
+        simulated_disk.free = 3 * MB
         await daemon.wait_until(
             lambda: daemon.report()["problem"] == "the disk of its spool (/the/spool) has 3 MB left"
         )
         assert daemon.report()["notices"] == []
-        assert daemon.report()["total"] == 2, "what runs goes on, and is counted"
-        room.free = 100 * GB
+        assert daemon.report()["total"] == 2, "running components are still counted"
+        simulated_disk.free = 100 * GB
         await daemon.wait_until(lambda: (daemon.report()["problem"], daemon.report()["notices"]) == ("", []))
 
 
@@ -316,13 +320,13 @@ async def test_agent_on_full_disk_writes_address_later(
 ) -> None:
     replace, full, address = os.replace, True, tmp_path / "agent.json"
 
-    def no_room(source: Path, target: Path) -> None:
+    def replace_unless_full(source: Path, target: Path) -> None:
         if full and Path(target) == address:
             raise OSError(28, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr(os, "replace", no_room)
-    async with serving(MemoryLrm(), daemon, tmp_path):
+    monkeypatch.setattr(os, "replace", replace_unless_full)
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         await daemon.wait_until(lambda: bool(daemon.inventories))
         assert not address.exists()
         full = False
@@ -331,10 +335,10 @@ async def test_agent_on_full_disk_writes_address_later(
 
 
 async def test_silent_disk_is_reported(tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a file server that is away."""
+    """A file server that is down blocks the measurement."""
     reading, writing = os.pipe()
     monkeypatch.setattr(reporter, "measure_disks", lambda folders: os.read(reading, 1) and [])
-    async with serving(MemoryLrm(), daemon, tmp_path):
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         with hanging_threads():
             await daemon.wait_until(lambda: "has not answered" in daemon.report().get("problem", ""))
         os.write(writing, b"x" * 1000)

@@ -1,4 +1,4 @@
-"""What the daemon hands over to an agent that it starts, and that the agent ends with the daemon, however early."""
+"""The handover of the daemon to an agent that it starts, and the end of the agent with its daemon."""
 
 import json
 import os
@@ -31,14 +31,14 @@ AGENT = [sys.executable, "-m", "koalapy.cli.main", "agent", "north", "--embedded
 def test_handover_contains_own_section_and_secret_only() -> None:
     settings = Settings.model_validate(SECRETS)
     text = write_handover("north", settings, "the-own-token", 0o022)
-    told = json.loads(text)
-    assert (told["token"], told["umask"]) == ("the-own-token", 0o022)
-    again = Settings.model_validate({"clusters": told["clusters"]})
+    content = json.loads(text)
+    assert (content["token"], content["umask"]) == ("the-own-token", 0o022)
+    again = Settings.model_validate({"clusters": content["clusters"]})
     assert list(again.clusters) == ["east", "north"]
     assert again.clusters["north"] == replace(settings.clusters["north"], token=None, network="127.0.2")
-    assert (told["encrypt_transfers"], told["links"]) == (True, [])
+    assert (content["encrypt_transfers"], content["links"]) == (True, [])
     assert text.count(b"\n") == 1
-    assert not [word for word in (b"password", b"the-secret-of") if word in text]
+    assert not [secret for secret in (b"password", b"the-secret-of") if secret in text]
 
 
 @pytest.fixture
@@ -50,29 +50,29 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
 
 
-def started(tmp_path: Path, stdin: "IO[bytes] | int") -> "subprocess.Popen[bytes]":
+def start_agent(tmp_path: Path, stdin: "IO[bytes] | int") -> "subprocess.Popen[bytes]":
     command = [*AGENT, "--directory", str(tmp_path / "north")]
     return subprocess.Popen(command, stdin=stdin, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True)
 
 
-@pytest.mark.parametrize("said", [0, 1, -1, None])
-def test_agent_ends_if_its_daemon_is_gone_at_start(tmp_path: Path, handover: bytes, said: int | None) -> None:
-    """Whether it was told nothing, a part, all but the end, or all."""
+@pytest.mark.parametrize("length", [0, 1, -1, None])
+def test_agent_ends_if_its_daemon_is_gone_at_start(tmp_path: Path, handover: bytes, length: int | None) -> None:
+    """The handover is empty, partial, complete but for its last byte, or complete."""
     reading, writing = os.pipe()
-    os.write(writing, handover[:said])
+    os.write(writing, handover[:length])
     os.close(writing)
-    with started(tmp_path, reading) as agent:
+    with start_agent(tmp_path, reading) as agent:
         os.close(reading)
         assert agent.wait(60) in (0, -15)
 
 
 def test_agent_ends_with_its_daemon(tmp_path: Path, handover: bytes) -> None:
-    with started(tmp_path, subprocess.PIPE) as agent:
+    with start_agent(tmp_path, subprocess.PIPE) as agent:
         assert agent.stdin is not None
         agent.stdin.write(handover)
         agent.stdin.flush()
-        serves = tmp_path / "north" / "spool" / "agent.json"
-        wait_until(lambda: serves.exists() or agent.poll() is not None, "the agent to serve")
+        address_file = tmp_path / "north" / "spool" / "agent.json"
+        wait_until(lambda: address_file.exists() or agent.poll() is not None, "the agent to serve")
         assert agent.poll() is None
         agent.stdin.close()
         assert agent.wait(60) == 0
@@ -80,6 +80,6 @@ def test_agent_ends_with_its_daemon(tmp_path: Path, handover: bytes) -> None:
 
 def test_handover_names_network_chosen_among_all_clusters() -> None:
     settings = Settings.model_validate({"clusters": {"a": {"network": "127.0.2"}, "b": {}}})
-    told = json.loads(write_handover("b", settings, "the-own-token", 0o022))
-    again = Settings.model_validate({"clusters": told["clusters"]})
+    content = json.loads(write_handover("b", settings, "the-own-token", 0o022))
+    again = Settings.model_validate({"clusters": content["clusters"]})
     assert again.local_networks()["b"] == settings.local_networks()["b"] == "127.0.1"

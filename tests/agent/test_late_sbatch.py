@@ -1,4 +1,4 @@
-"""An sbatch that gives up while Slurm takes the job all the same, later: one job is left, with one runner."""
+"""An sbatch that times out although Slurm accepts the job later: one job is left, with one runner."""
 
 import os
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 from koalapy.agent.core.settings import AgentTimeouts, SiteSettings
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
 from tests.agent.conftest import FakeDaemon
-from tests.agent.memory_agent import serving
+from tests.agent.memory_agent import running_agent
 
 pytestmark = pytest.mark.processes
 
 T = "7.1.0"
 NAME = "koala-test-7.1.0"
-# Jobs are files named by their numbers. What is handed in first becomes a job when its name is asked for so many times.
+# Jobs are files named by their numbers. Submissions become jobs after `late` queries for their name.
 SBATCH = """#!/bin/sh
 for word; do case $word in --job-name=*) name=${{word#*=}};; esac; done
 echo "$name" >> {folder}/sent
@@ -37,9 +37,9 @@ done
 """
 
 
-@pytest.mark.parametrize(("late", "most"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("late", "submissions"), [(1, 1), (3, 2)])
 async def test_late_submissions_leave_one_job(
-    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, most: int
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, submissions: int
 ) -> None:
     folder, programs = tmp_path / "slurm", tmp_path / "bin"
     (folder / "jobs").mkdir(parents=True)
@@ -55,14 +55,14 @@ async def test_late_submissions_leave_one_job(
         "sacct": "#!/bin/sh\nexit 1\n",
     }
     for name, text in texts.items():
-        whole = text.format(folder=folder, late=late, uid=os.getuid()) if name in ("sbatch", "squeue") else text
-        (programs / name).write_text(whole)
+        script = text.format(folder=folder, late=late, uid=os.getuid()) if name in ("sbatch", "squeue") else text
+        (programs / name).write_text(script)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     lrm = SlurmLrm(SiteSettings(partition="main"), message_timeout_s=0.05)
-    async with serving(lrm, daemon, tmp_path / "agent", AgentTimeouts(submit_pause_s=0.01)):
+    async with running_agent(lrm, daemon, tmp_path / "agent", AgentTimeouts(submit_pause_s=0.01)):
         await daemon.wait_until(lambda: bool(daemon.report()))
-        await daemon.submit(T)
-        waiting = await daemon.reaches(T, "waiting")
+        await daemon.submit_component(T)
+        waiting = await daemon.wait_for_state(T, "waiting")
         assert waiting["lrm_job"] in os.listdir(folder / "jobs")
-        assert (folder / "sent").read_text().split() == [NAME] * most
+        assert (folder / "sent").read_text().split() == [NAME] * submissions

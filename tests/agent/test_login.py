@@ -1,4 +1,4 @@
-"""The agent's login socket: the kernel identifies accounts, and an answer is used once."""
+"""The login socket of the agent: the kernel identifies accounts, and each answer is used once."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ TOKEN = "a-token-of-the-daemon"
 
 
 class FakeDaemon:
-    """The daemon at the end of the agent's connection."""
+    """Records attestations of the agent and answers them."""
 
     def __init__(self) -> None:
         self.requests: list[Vouch] = []
@@ -63,7 +63,7 @@ async def serve(settings: AgentSettings) -> AsyncIterator[tuple[LoginServer, Fak
 
 
 async def request_login(path: Path, request: bytes = b'{"ask": "login"}\n') -> list[dict[str, Any]]:
-    """Return all messages of the agent."""
+    """Send a login request and return all messages of the agent."""
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(request)
     async with asyncio.timeout(TIMEOUT_S):
@@ -73,7 +73,7 @@ async def request_login(path: Path, request: bytes = b'{"ask": "login"}\n') -> l
 
 
 @pytest.mark.evidence("A10", "C2")
-async def test_login_attests_the_account_of_the_kernel(tmp_path: Path) -> None:
+async def test_login_attests_account_given_by_kernel(tmp_path: Path) -> None:
     async with serve(settings := make_settings(tmp_path)) as (_, daemon):
         greeting, answer = await request_login(
             settings.login_sockets[0], b'{"ask": "login", "account": "root", "uid": 0}\n'
@@ -88,7 +88,7 @@ async def test_login_attests_the_account_of_the_kernel(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "request_line", [b"\n", b"{}\n", b"[]\n", b'{"ask": "token"}\n', b"\xff\n", b"[" * 10_000 + b"\n", b"x" * 1_000_000]
 )
-async def test_wrong_request_gets_no_answer(tmp_path: Path, request_line: bytes) -> None:
+async def test_invalid_login_request_is_not_answered(tmp_path: Path, request_line: bytes) -> None:
     async with serve(settings := make_settings(tmp_path)) as (_, daemon):
         with suppress(ConnectionResetError):
             assert len(await request_login(settings.login_sockets[0], request_line)) <= 1
@@ -215,7 +215,7 @@ def test_bound_socket_in_writable_folder_fails(tmp_path: Path) -> None:
 
 
 async def test_bound_socket_with_long_path_is_made(tmp_path: Path) -> None:
-    """The kernel accepts 107 bytes."""
+    """The kernel limits socket paths to 107 bytes."""
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
     bound = BoundSocket(folder / "login.sock")
@@ -233,7 +233,7 @@ async def test_server_without_usable_path_does_not_listen(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("identity", "runs_jobs"), [("service", True), ("own", False), ("mapped", False)])
-async def test_attestation_says_whether_jobs_run_as_the_account(tmp_path: Path, identity: str, runs_jobs: bool) -> None:
+async def test_attestation_includes_whether_jobs_run_as_account(tmp_path: Path, identity: str, runs_jobs: bool) -> None:
     async with serve(settings := make_settings(tmp_path, identity=identity)) as (_, daemon):
         await request_login(settings.login_sockets[0])
         assert [vouch.runs_jobs for vouch in daemon.requests] == [runs_jobs]

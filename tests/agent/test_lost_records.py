@@ -1,4 +1,4 @@
-"""Records, keys and files that are lost, damaged or not what they should be."""
+"""Records, keys and files that are lost, damaged or of the wrong kind."""
 
 import asyncio
 import json
@@ -23,10 +23,10 @@ from koalapy.agent.runners.runners import lrm_name
 from koalapy.model.reports import MAX_LOST_RECORDS
 from koalapy.runner.output import Output
 from koalapy.runner.session import seal_file
-from tests.agent.conftest import DEADLINE, FakeDaemon, Site, alive
-from tests.agent.memory_agent import loop_clock, serving
+from tests.agent.conftest import DEADLINE, FakeDaemon, Site, running_pids
+from tests.agent.fake_runner import FakeRunner, claim, runner_secret
+from tests.agent.memory_agent import loop_clock, running_agent
 from tests.agent.memory_lrm import MemoryLrm
-from tests.agent.played_runner import PlayedRunner, claim, secret_of
 from tests.needs import ROOT, needs
 from tests.runner.test_folders import as_somebody
 from tests.signals import pass_time
@@ -41,7 +41,7 @@ ENTRIES: list[dict[str, object]] = [
 ]
 
 
-def written(path: Path) -> JournalFolder:
+def write_journal(path: Path) -> JournalFolder:
     folder = JournalFolder(path)
     for entry in ENTRIES:
         folder.write_entry(**entry)
@@ -49,27 +49,27 @@ def written(path: Path) -> JournalFolder:
 
 
 @given(st.data())
-def test_entries_of_changed_journal_raise(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    folder = written(tmp_path_factory.mktemp("component"))
+def test_changed_journal_raises_on_load(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = write_journal(tmp_path_factory.mktemp("component"))
     content = bytearray((folder.path / "journal").read_bytes())
-    at = data.draw(st.integers(0, len(content) - 1))
-    content[at] = data.draw(st.integers(0, 255).filter(lambda value: value != content[at]))
+    position = data.draw(st.integers(0, len(content) - 1))
+    content[position] = data.draw(st.integers(0, 255).filter(lambda value: value != content[position]))
     (folder.path / "journal").write_bytes(content)
     with pytest.raises(DamagedJournal):
         folder.load_entries()
 
 
-def test_component_state_without_record_of_its_size_is_not_claimed(tmp_path: Path) -> None:
+def test_component_without_size_record_is_not_claimed(tmp_path: Path) -> None:
     component = Component("test", T, JournalFolder(tmp_path))
     component.lrm_job = "7"
     assert component.current_state() == "waiting"
 
 
-def empty(journal: Path) -> None:
+def empty_journal(journal: Path) -> None:
     journal.write_bytes(b"")
 
 
-def garble(journal: Path) -> None:
+def garble_journal(journal: Path) -> None:
     content = bytearray(journal.read_bytes())
     content[content.index(b'"size"')] = 0xFF
     journal.write_bytes(content)
@@ -84,19 +84,19 @@ def remove_spool(journal: Path) -> None:
 
 
 def drop_plan(journal: Path) -> None:
-    """As a file system does that has lost the end of a file."""
+    """Cut the journal as a file system that lost the end of a file."""
     content = journal.read_bytes()
     journal.write_bytes(content[: content.index(b'{"open"')])
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("damage", [empty, garble, remove_folder, remove_spool, drop_plan])
+@pytest.mark.parametrize("damage", [empty_journal, garble_journal, remove_folder, remove_spool, drop_plan])
 async def test_unrecorded_component_is_ended(daemon: FakeDaemon, site: Site, damage: Callable[[Path], None]) -> None:
-    await daemon.submit(T, 2)
-    await daemon.reaches(T, "claimed")
-    await daemon.open(["sh", "-c", "echo $$; exec sleep 300"], T)
+    await daemon.submit_component(T, 2)
+    await daemon.wait_for_state(T, "claimed")
+    await daemon.open_barrier(["sh", "-c", "echo $$; exec sleep 300"], T)
     await daemon.wait_until(lambda: len(daemon.output.get(T, b"").split()) == 2)
-    assert len(alive(daemon.output[T])) == 2
+    assert len(running_pids(daemon.output[T])) == 2
     await site.stop()
     damage(site.settings.directory / "test" / T / "journal")
     daemon.messages.clear()
@@ -108,57 +108,57 @@ async def test_unrecorded_component_is_ended(daemon: FakeDaemon, site: Site, dam
         assert status["infrastructure"]
         assert "record" in status["error"]
         assert status["program_exit"] is None
-    await daemon.wait_until(lambda: not alive(daemon.output[T]))
+    await daemon.wait_until(lambda: not running_pids(daemon.output[T]))
     await daemon.wait_until(lambda: daemon.report().get("lost_records") == [T] and daemon.report()["idle"] == 4)
 
 
-async def test_agent_ends_unrecorded_job_of_the_resource_manager_by_itself(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_unrecorded_job_is_cancelled(daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm = MemoryLrm()
-    async with serving(lrm, daemon, tmp_path):
+    async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: bool(daemon.inventories))
-        await daemon.submit(T)
+        await daemon.submit_component(T)
         await daemon.wait_until(lambda: bool(lrm.jobs))
     shutil.rmtree(tmp_path / "test" / T)
     daemon.messages.clear()
-    async with serving(lrm, daemon, tmp_path):
+    async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
-        status = await daemon.reaches(T, "waiting")
+        status = await daemon.wait_for_state(T, "waiting")
         assert status["infrastructure"]
         assert not daemon.received("ack")
-        lrm.end("1")
+        lrm.end_job("1")
         lrm.changed.set()
-        await daemon.reaches(T, "ended")
+        await daemon.wait_for_state(T, "ended")
 
 
-async def test_runner_of_unrecorded_component_is_refused(daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with serving(MemoryLrm(), daemon, tmp_path):
+async def test_runner_of_unrecorded_component_is_rejected(daemon: FakeDaemon, tmp_path: Path) -> None:
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         await daemon.wait_until(lambda: bool(daemon.inventories))
-        stranger = await PlayedRunner.connect(tmp_path)
-        await stranger.meet(NAME, secret_of(NAME))
+        stranger = await FakeRunner.connect(tmp_path)
+        await stranger.authenticate(NAME, runner_secret(NAME))
         stranger.session = None
         stranger.send(t="here", life="1", host="a", name="a", phase="running")
-        await stranger.is_cut_off()
+        await stranger.wait_for_disconnect()
         assert not daemon.report().get("lost_records")
-        runner = await PlayedRunner.connect(tmp_path)
-        await runner.greet(NAME, secret_of(NAME), phase="running")
+        runner = await FakeRunner.connect(tmp_path)
+        await runner.introduce(NAME, runner_secret(NAME), phase="running")
         assert (await runner.read())["t"] == "refused"
         await daemon.wait_until(lambda: daemon.report().get("lost_records") == [T])
 
 
-async def test_agent_recalls_other_components_when_one_record_is_damaged(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_damaged_record_does_not_affect_other_components(daemon: FakeDaemon, tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for token in (T, "8.1.0"):
         spool.make_folder("test", token).write_entry(submit={"size": 1}, lrm="1")
-    garble(tmp_path / "test" / T / "journal")
-    async with serving(MemoryLrm(), daemon, tmp_path):
+    garble_journal(tmp_path / "test" / T / "journal")
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         await daemon.wait_until(lambda: bool(daemon.inventories))
-        assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]
-    async with serving(MemoryLrm(), daemon, tmp_path):
+        assert [component["token"] for component in daemon.inventories[0]] == ["8.1.0"]
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         await asyncio.sleep(0)
-    assert not (tmp_path / "test" / T).exists(), "the next agent removes what cannot be used"
+    assert not (tmp_path / "test" / T).exists(), "the next agent removes unusable records"
 
 
-async def test_lost_records_are_reported_once_each_and_for_a_while() -> None:
+async def test_lost_records_are_reported_once_for_limited_time() -> None:
     records = LostRecords(loop_clock())
     for number in range(MAX_LOST_RECORDS + 5):
         records.record_loss(f"{number}.1.0", "gone")
@@ -170,16 +170,16 @@ async def test_lost_records_are_reported_once_each_and_for_a_while() -> None:
 
 
 PLAN = {"launcher": "processes", "head": T}
-SUCCESS = {"code": 0, "error": "", "infrastructure": False, "stopped": False, "warned": False}
-HOST = {"host": "10.0.0.1", "name": "n1"}
+SUCCESS_RESULT = {"code": 0, "error": "", "infrastructure": False, "stopped": False, "warned": False}
+RUNNER_HOST = {"host": "10.0.0.1", "name": "n1"}
 
 
 def recall(path: Path, key: bytes) -> Component:
-    """Return the component as an agent recalls it whose resource manager has that key."""
+    """Load the component with a key of the resource manager."""
     return Component.load_journal("test", T, JournalFolder(path, secret_of=lambda node: key))
 
 
-def kept_output(component: Component) -> bytes:
+def read_output(component: Component) -> bytes:
     pieces = []
     while (piece := component.output.next_piece()) is not None:
         component.output.acknowledge_to(component.output.sent)
@@ -188,26 +188,26 @@ def kept_output(component: Component) -> bytes:
 
 
 def leave_result(path: Path, node: int, output: Output, key: bytes) -> None:
-    """End a node's runner: it leaves what it did not send, and its result."""
+    """End a runner: save its unsent output and its result."""
     output.save()
     name = f"result.{node}.json"
-    result = json.dumps(SUCCESS | HOST | {"output": output.total}).encode()
+    result = json.dumps(SUCCESS_RESULT | RUNNER_HOST | {"output": output.total}).encode()
     (path / name).write_bytes(seal_file(key, name, result))
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[[int], list[Output]]:
-    """Let go a component of so many nodes; return what its runners have of their programs' output."""
+    """Start a component of several nodes and return the output buffers of its runners."""
 
-    def _start(nodes: int) -> list[Output]:
+    def start_runners(nodes: int) -> list[Output]:
         JournalFolder(tmp_path).write_entry(submit={"size": nodes, "lease": None}, lrm="1", open=PLAN)
         return [Output(str(tmp_path / f"output.{node}"), b"old", block=8) for node in range(nodes)]
 
-    return _start
+    return start_runners
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_result_file_after_lost_key_has_all_out(
+def test_result_after_lost_key_has_complete_output(
     tmp_path: Path, start: Callable[[int], list[Output]], nodes: int
 ) -> None:
     for node, output in enumerate(start(nodes)):
@@ -219,7 +219,7 @@ def test_result_file_after_lost_key_has_all_out(
     component = recall(tmp_path, b"new")
     component.on_job_ended(None)
     assert (component.exit_code, component.error, component.output.missing) == (0, "", "")
-    output_text = kept_output(component)
+    output_text = read_output(component)
     for node in range(nodes):
         assert output_text.count(f"node {node} line ".encode()) == 5
     assert output_text.count(b"no end") == nodes
@@ -229,7 +229,7 @@ def test_reported_result_is_recalled_after_lost_key(tmp_path: Path, start: Calla
     start(1)
     first = recall(tmp_path, b"old")
     first.output.add_bytes(0, 0, b"all\n")
-    first.record_result(0, SUCCESS | HOST)
+    first.record_result(0, SUCCESS_RESULT | RUNNER_HOST)
     component = recall(tmp_path, b"new")
     component.on_job_ended(None)
     assert (component.exit_code, component.error, component.output.missing) == (0, "", "")
@@ -247,15 +247,17 @@ def test_unverified_output_is_reported_missing(tmp_path: Path, start: Callable[[
     assert "node 0" in component.output.missing
 
 
-def test_result_without_all_output_says_what_is_missing(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
-    """There was no room for the rest, and its runner has not come back."""
+def test_result_without_complete_output_names_missing_bytes(
+    tmp_path: Path, start: Callable[[int], list[Output]]
+) -> None:
+    """The disk was full for the rest, and the runner has not reconnected."""
     (output,) = start(1)
     for line in range(3):
         output.append(f"line {line}\n".encode())
     leave_result(tmp_path, 0, output, b"old")
     (tmp_path / "output.0.14").unlink()
     first = recall(tmp_path, b"old")
-    assert first.output.missing == "", "its runner may still come back"
+    assert first.output.missing == "", "its runner may still reconnect"
     component = recall(tmp_path, b"new")
     component.on_job_ended(None)
     assert component.exit_code == 0
@@ -263,8 +265,8 @@ def test_result_without_all_output_says_what_is_missing(tmp_path: Path, start: C
 
 
 @pytest.mark.parametrize("lost", [0, 8, 16])
-def test_runner_that_comes_back_after_its_files_were_copied_sends_the_rest(tmp_path: Path, lost: int) -> None:
-    """A file that is not there is still in the runner's memory."""
+def test_reconnected_runner_resends_output_not_copied(tmp_path: Path, lost: int) -> None:
+    """A missing file is still in the memory of the runner."""
     spool = tmp_path / "spool"
     spool.mkdir()
     output = Output(str(spool / "output.0"), b"old", block=8)
@@ -282,18 +284,18 @@ def test_runner_that_comes_back_after_its_files_were_copied_sends_the_rest(tmp_p
     assert log.missing == ""
 
 
-async def test_agent_sends_saved_output_of_runner_that_does_not_come_back(daemon: FakeDaemon, tmp_path: Path) -> None:
-    """The resource manager has not ended the job: the daemon has the success and all of the output before that."""
-    async with serving(MemoryLrm(), daemon, tmp_path):
+async def test_saved_output_of_lost_runner_is_sent(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """The daemon receives success and complete output before the resource manager ends the job."""
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         runner = await claim(daemon, tmp_path)
-        await daemon.open(["true"], T)
+        await daemon.open_barrier(["true"], T)
         await runner.receive("open")
-        await runner.output(0, b"first\n")
+        await runner.send_output(0, b"first\n")
         name = lrm_name(daemon.instance, T)
         spool = tmp_path / daemon.instance / T
-        output = Output(str(spool / "output.0"), secret_of(name))
+        output = Output(str(spool / "output.0"), runner_secret(name))
         output.append(b"first\nlast\n")
-        leave_result(spool, 0, output, secret_of(name))
+        leave_result(spool, 0, output, runner_secret(name))
         runner.writer.transport.abort()
         await daemon.wait_until(lambda: daemon.output.get(T) == b"first\nlast\n")
         assert daemon.status(T)["state"] == "claimed"
@@ -304,36 +306,36 @@ RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "ou
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits() -> Iterator[None]:
-    def waits(*_: object) -> None:
-        raise AssertionError("it waits for the other end of a pipe")
+def alarm() -> Iterator[None]:
+    def raise_blocked(*_: object) -> None:
+        raise AssertionError("the agent blocks on a pipe")
 
-    before = signal.signal(signal.SIGALRM, waits)
+    previous_handler = signal.signal(signal.SIGALRM, raise_blocked)
     signal.setitimer(signal.ITIMER_REAL, DEADLINE)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGALRM, previous_handler)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> JournalFolder:
-    made = JournalFolder(tmp_path)
-    made.write_entry(submit={"size": 1})
-    return made
+    folder = JournalFolder(tmp_path)
+    folder.write_entry(submit={"size": 1})
+    return folder
 
 
-def endless(path: Path) -> None:
-    """A file that has room for more than there is memory."""
+def make_endless_file(path: Path) -> None:
+    """Make a sparse file that is larger than the memory."""
     path.touch()
     os.truncate(path, 1 << 43)
 
 
-ODD = pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, endless])
+SPECIAL_FILES = pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, make_endless_file])
 
 
-@ODD
+@SPECIAL_FILES
 @pytest.mark.parametrize("name", ["stream.0", "stream.50", "result.0.json", "output.0.0"])
-def test_restarted_agent_ignores_odd_files(folder: JournalFolder, make: Callable[[Path], None], name: str) -> None:
+def test_restarted_agent_ignores_special_files(folder: JournalFolder, make: Callable[[Path], None], name: str) -> None:
     make(folder.path / name)
     component = Component.load_journal("test", T, folder)
     assert component.size == 1
@@ -342,8 +344,8 @@ def test_restarted_agent_ignores_odd_files(folder: JournalFolder, make: Callable
     assert Component.load_journal("test", T, folder).ended
 
 
-@ODD
-def test_odd_file_as_journal_is_no_record(folder: JournalFolder, make: Callable[[Path], None]) -> None:
+@SPECIAL_FILES
+def test_special_file_as_journal_raises(folder: JournalFolder, make: Callable[[Path], None]) -> None:
     (folder.path / "journal").unlink()
     make(folder.path / "journal")
     with pytest.raises(OSError, match="not a file of the agent or a runner"):
@@ -359,44 +361,42 @@ def test_pipe_as_journal_is_not_written(folder: JournalFolder) -> None:
     assert not folder.write_late_entries()
 
 
-def test_output_is_written_where_something_else_was(tmp_path: Path) -> None:
+def test_output_replaces_special_files(tmp_path: Path) -> None:
     log = OutputLog(tmp_path, 1)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.write_text("precious")
-    for offset, make in ((0, os.mkfifo), (3, lambda path: path.symlink_to(elsewhere))):
+    link_target = tmp_path / "elsewhere"
+    link_target.write_text("precious")
+    for offset, make in ((0, os.mkfifo), (3, lambda path: path.symlink_to(link_target))):
         make(tmp_path / f"stream.{offset}")
         log = OutputLog(tmp_path, 1, segment=1) if offset == 0 else log
         assert log.add_bytes(0, offset, b"hi\n") == offset + 3
     piece = log.next_piece()
     assert piece is not None
     assert piece.data == b"hi\n"
-    assert elsewhere.read_text() == "precious"
+    assert link_target.read_text() == "precious"
 
 
-def refused(path: Path, missing_ok: bool = False) -> None:
-    """As in a folder that a program has made read-only."""
+def raise_permission_error(path: Path, missing_ok: bool = False) -> None:
+    """Fail as in a folder that a program has made read-only."""
     raise PermissionError(13, "Permission denied", str(path))
 
 
-def test_output_that_stays_where_it_was_left_is_taken_once(
-    folder: JournalFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_file_that_cannot_be_removed_counts_once(folder: JournalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.secret_of = None
     component = Component.load_journal("test", T, folder)
     (folder.path / "output.0.0").write_bytes(b"hi\n")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", refused)
+        patch.setattr(Path, "unlink", raise_permission_error)
         component.on_job_ended(None)
     assert component.ended
     assert component.output.total == 3
     assert Component.load_journal("test", T, folder).output.total == 3
 
 
-def test_forged_file_may_remain(folder: JournalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forged_output_file_is_ignored(folder: JournalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.secret_of = lambda node: b"s" * 32
     component = Component.load_journal("test", T, folder)
     (folder.path / "output.0.0").write_bytes(b"hi\n")
-    monkeypatch.setattr(Path, "unlink", refused)
+    monkeypatch.setattr(Path, "unlink", raise_permission_error)
     component.on_job_ended(None)
     assert component.ended
     assert component.output.total == 0
@@ -408,32 +408,32 @@ async def test_forged_journal_does_not_affect_other_records(daemon: FakeDaemon, 
     for token, record in records:
         (tmp_path / "test" / token).mkdir(parents=True)
         JournalFolder(tmp_path / "test" / token).write_entry(**record)
-    async with serving(MemoryLrm(), daemon, tmp_path):
+    async with running_agent(MemoryLrm(), daemon, tmp_path):
         await daemon.wait_until(lambda: bool(daemon.inventories))
-        assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]
+        assert [component["token"] for component in daemon.inventories[0]] == ["8.1.0"]
 
 
 @pytest.mark.processes
 @needs(ROOT)
 def test_folder_with_read_only_files_is_removed(tmp_path: Path) -> None:
-    def left_by(remove: Callable[[Path], object]) -> None:
+    def make_and_remove(remove: Callable[[Path], object]) -> None:
         path = Path("test", T)
         (path / "pkg" / "mod").mkdir(parents=True)
         (path / "pkg" / "mod" / "go.sum").touch()
         (path / "pkg" / "mod").chmod(0o555)
         remove(path)
 
-    as_somebody(tmp_path, lambda: left_by(lambda path: JournalFolder(path).remove_folder()))
+    as_somebody(tmp_path, lambda: make_and_remove(lambda path: JournalFolder(path).remove_folder()))
     assert list((tmp_path / "test").iterdir()) == []
-    as_somebody(tmp_path, lambda: left_by(lambda _: Spool(Path()).remove_leftovers()))
-    assert list((tmp_path / "test").iterdir()) == [tmp_path / "test" / T], "it was never heard of"
+    as_somebody(tmp_path, lambda: make_and_remove(lambda _: Spool(Path()).remove_leftovers()))
+    assert list((tmp_path / "test").iterdir()) == [tmp_path / "test" / T], "folders of unknown daemons stay"
     (tmp_path / "test" / "heard").touch()
     as_somebody(tmp_path, lambda: Spool(Path()).remove_leftovers())
     assert [path.name for path in (tmp_path / "test").iterdir()] == ["heard"]
 
 
 @pytest.mark.processes
-def test_spool_after_agent_killed_writing_secrets_removes_temporary_file(tmp_path: Path) -> None:
+def test_secret_file_of_killed_agent_is_removed(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     folder = spool.make_folder("test", T)
     folder.write_entry(submit={"size": 1})

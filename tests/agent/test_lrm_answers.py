@@ -1,4 +1,4 @@
-"""What a resource manager answers: refusals, silence, and how its calls are counted."""
+"""Rejections and silence of a resource manager, and statistics of its calls."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavail
 from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation, Versions
 from koalapy.protocol import messages as wire
 from tests.agent.conftest import FakeDaemon, Site
-from tests.agent.memory_agent import counts, loop_clock, serving
+from tests.agent.memory_agent import loop_clock, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
 
@@ -45,29 +45,31 @@ def lrm() -> MemoryLrm:
 
 async def test_silence_of_lrm_is_reported_and_logged_once(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     with capture_logs() as logs:
-        async with serving(lrm, daemon, tmp_path):
-            await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
-            lrm.answering.clear()
+        async with running_agent(lrm, daemon, tmp_path):
+            await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+            lrm.is_answering.clear()
             lrm.changed.set()
-            await daemon.wait_until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
-            await daemon.wait_until(lambda: bool(re.fullmatch(f"{SILENT}: no answer within 120 s", counts(daemon)[2])))
+            await daemon.wait_until(lambda: bool(re.fullmatch(SILENT, reported_counts(daemon)[2])))
+            await daemon.wait_until(
+                lambda: bool(re.fullmatch(f"{SILENT}: no answer within 120 s", reported_counts(daemon)[2]))
+            )
             for _ in range(2):
                 looks = lrm.polls
                 lrm.changed.set()
                 await daemon.wait_until(lambda looks=looks: lrm.polls > looks)  # type: ignore[misc]
-            lrm.answering.set()
+            lrm.is_answering.set()
             lrm.changed.set()
-            await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
+            await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
     actions = [log["action"] for log in logs]
     assert (actions.count("lrm-lost"), actions.count("lrm-back")) == (1, 1)
 
 
 async def test_lrm_silent_from_the_start_is_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.answering.clear()
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
-        lrm.answering.set()
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
+    lrm.is_answering.clear()
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: bool(re.fullmatch(SILENT, reported_counts(daemon)[2])))
+        lrm.is_answering.set()
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
 
 
 @pytest.mark.processes
@@ -75,8 +77,8 @@ async def test_stopped_locald_is_reported_as_silent(site: Site, daemon: FakeDaem
     site.settings = replace(site.settings, poll_interval=0.1)
     await site.restart(AgentTimeouts(lrm_silence_s=0.2, report_interval_s=0.1))
     pid = json.loads((site.cluster.directory / "locald.json").read_text())["pid"]
-    await daemon.submit(T)
-    await daemon.reaches(T, "claimed")
+    await daemon.submit_component(T)
+    await daemon.wait_for_state(T, "claimed")
     os.kill(pid, signal.SIGSTOP)
     try:
         await daemon.wait_until(lambda: bool(re.match(SILENT, daemon.report()["problem"])))
@@ -84,35 +86,35 @@ async def test_stopped_locald_is_reported_as_silent(site: Site, daemon: FakeDaem
     finally:
         os.kill(pid, signal.SIGCONT)
     await daemon.wait_until(lambda: daemon.report()["problem"] == "")
-    await daemon.open(["true"], T)
-    assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
+    await daemon.open_barrier(["true"], T)
+    assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
 
 
 async def test_slow_lrm_is_not_reported_as_silent() -> None:
-    told: list[str] = []
-    health = lrm_health.LrmHealth(lambda: told.append(health.problem), clock=loop_clock())
+    problems: list[str] = []
+    health = lrm_health.LrmHealth(lambda: problems.append(health.problem), clock=loop_clock())
 
-    async def look() -> None:
+    async def take_snapshot() -> None:
         await pass_time(20.0)
 
     for _ in range(3):
-        await health.poll_lrm(LrmOperation.SNAPSHOT, look())
-    assert [bool(problem) for problem in told] == [True, False], "only the first time is a surprise"
+        await health.poll_lrm(LrmOperation.SNAPSHOT, take_snapshot())
+    assert [bool(problem) for problem in problems] == [True, False], "only the first slow call is reported"
 
 
-def test_very_many_words_are_cut() -> None:
+def test_long_lrm_error_is_truncated() -> None:
     error = SiteRejected(f"begin {'x' * 100_000} end", hint="do\n this")
-    said = lrm_health.format_error(error)
-    assert len(said) < 3000
-    assert said.startswith("begin")
-    assert said.endswith("end; do this")
+    text = lrm_health.format_error(error)
+    assert len(text) < 3000
+    assert text.startswith("begin")
+    assert text.endswith("end; do this")
 
 
-# Refusals
+# Rejections
 
 
 @pytest.mark.parametrize(
-    ("fault", "told", "problem"),
+    ("fault", "expected", "problem"),
     [
         ("job", (False, "job"), ""),
         ("limit", (False, "limit"), ""),
@@ -123,52 +125,56 @@ def test_very_many_words_are_cut() -> None:
     ],
 )
 async def test_rejection_has_fault_of_its_cause(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, fault: str, told: tuple[bool, str], problem: str
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, fault: str, expected: tuple[bool, str], problem: str
 ) -> None:
-    lrm.refusal = SiteRejected("no such account", hint="ask for one", fault=SiteFault(fault))
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
-        await daemon.submit(T)
-        ended = await daemon.reaches(T, "ended")
-        assert (ended["infrastructure"], ended["refused"]) == told
+    lrm.submit_rejection = SiteRejected("no such account", hint="ask for one", fault=SiteFault(fault))
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        await daemon.submit_component(T)
+        ended = await daemon.wait_for_state(T, "ended")
+        assert (ended["infrastructure"], ended["refused"]) == expected
         assert ended["error"] == "no such account; ask for one"
-        assert counts(daemon) == (2, 2, problem)
+        assert reported_counts(daemon) == (2, 2, problem)
         if problem:
-            order = [message["type"] for message in daemon.messages]
-            said = min(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
-            assert said < len(order) - 1 - order[::-1].index("status"), "nothing else is to be sent the same way"
+            types = [message["type"] for message in daemon.messages]
+            first_problem = min(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
+            assert first_problem < len(types) - 1 - types[::-1].index("status"), (
+                "the problem is reported before the status, so that no other job is sent"
+            )
 
 
-async def test_refusal_by_fault_of_site_ends_after_a_pause(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.refusal = SiteRejected("no such account", fault=SiteFault.SITE)
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
-        await daemon.submit(T)
-        await daemon.reaches(T, "ended")
+async def test_rejection_by_site_fault_is_retried_after_pause(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.submit_rejection = SiteRejected("no such account", fault=SiteFault.SITE)
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        await daemon.submit_component(T)
+        await daemon.wait_for_state(T, "ended")
         assert any(report["problem"] == "no such account" for report in daemon.received("report"))
         await pass_time(lrm_health.REFUSAL_PAUSE)
         lrm.changed.set()
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
-        lrm.refusal = None
-        await daemon.submit("8.1.0")
-        await daemon.reaches("8.1.0", "waiting")
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        lrm.submit_rejection = None
+        await daemon.submit_component("8.1.0")
+        await daemon.wait_for_state("8.1.0", "waiting")
 
 
-async def test_lrm_that_takes_no_jobs_is_reported_first(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_lrm_that_accepts_no_jobs_is_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.submit_error = "the DRMAA library cannot be loaded"
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, lrm.submit_error))
-        assert daemon.inventories == [[]], "what runs there is known all the same"
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, lrm.submit_error))
+        assert daemon.inventories == [[]], "running jobs are known"
         lrm.submit_error = ""
         lrm.changed.set()
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
 
 
 async def test_job_that_will_never_start_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
-        await daemon.submit(T)
-        await daemon.reaches(T, "waiting")
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        await daemon.submit_component(T)
+        await daemon.wait_for_state(T, "waiting")
         lrm.jobs["1"] = LrmJob(
             "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", fault="job"
         )
@@ -186,70 +192,70 @@ def ended_at_memory_limit(code: int | None = None) -> LrmJob:
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(None, 137), (137, 137), (9, 9)])
-def test_memory_limit_is_no_fault_of_the_cluster(tmp_path: Path, code: int | None, exit_code: int) -> None:
-    own = component(tmp_path, "7")
-    own.on_job_ended(ended_at_memory_limit(code))
-    status = own.current_status()
+def test_memory_limit_is_no_fault_of_cluster(tmp_path: Path, code: int | None, exit_code: int) -> None:
+    component = make_component(tmp_path, "7")
+    component.on_job_ended(ended_at_memory_limit(code))
+    status = component.current_status()
     assert (status.exceeded, status.program_exit, status.infrastructure) == ("memory", exit_code, False)
     assert status.error == "memory limit exceeded"
-    recalled = Component.load_journal("test", T, own.folder).current_status()
+    recalled = Component.load_journal("test", T, component.folder).current_status()
     assert (recalled.exceeded, recalled.error) == ("memory", status.error)
 
 
-def test_component_at_its_memory_limit_overrides_what_its_runners_reported(tmp_path: Path) -> None:
-    own = component(tmp_path, "7")
-    own.fail("the MPI daemon on n2 was lost")
-    own.stop = "the attempt is over"
-    own.on_job_ended(ended_at_memory_limit())
-    status = own.current_status()
+def test_memory_limit_overrides_errors_of_runners(tmp_path: Path) -> None:
+    component = make_component(tmp_path, "7")
+    component.fail("the MPI daemon on n2 was lost")
+    component.stop = "the attempt is over"
+    component.on_job_ended(ended_at_memory_limit())
+    status = component.current_status()
     assert (status.exceeded, status.error, status.infrastructure) == ("memory", "memory limit exceeded", False)
 
 
-def test_component_that_succeeded_stays_so_at_its_memory_limit(tmp_path: Path) -> None:
-    own = component(tmp_path, "7")
-    own.exit_code = 0
-    own.on_job_ended(ended_at_memory_limit())
-    assert (own.current_status().exceeded, own.current_status().program_exit) == ("", 0)
+def test_memory_limit_does_not_affect_succeeded_component(tmp_path: Path) -> None:
+    component = make_component(tmp_path, "7")
+    component.exit_code = 0
+    component.on_job_ended(ended_at_memory_limit())
+    assert (component.current_status().exceeded, component.current_status().program_exit) == ("", 0)
 
 
-# Submissions in doubt
+# Uncertain submissions
 
 
 async def test_late_submission_is_found_before_another(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.refusal, lrm.late = SiteUnavailable("sbatch did not answer"), True
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
-        await daemon.submit(T)
-        # The first try is taken while its name is looked for; the second as well; none is handed in a third time.
-        await daemon.reaches(T, "waiting")
+    lrm.submit_rejection, lrm.accepts_late = SiteUnavailable("sbatch did not answer"), True
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        await daemon.submit_component(T)
+        # Both tries become jobs while their name is searched for; no third one is submitted.
+        await daemon.wait_for_state(T, "waiting")
         lrm.changed.set()
         await daemon.wait_until(lambda: ("2", False) in lrm.cancelled)
         assert [job.name for job in lrm.jobs.values()] == [NAME, NAME]
-        assert daemon.status(T)["lrm_job"] == "1", "the oldest stays"
+        assert daemon.status(T)["lrm_job"] == "1", "the oldest job stays"
         assert ("1", False) not in lrm.cancelled
 
 
 async def test_job_accepted_after_give_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.refusal = SiteUnavailable("sbatch did not answer")
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
-        await daemon.submit(T)
-        ended = await daemon.reaches(T, "ended")
+    lrm.submit_rejection = SiteUnavailable("sbatch did not answer")
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        await daemon.submit_component(T)
+        ended = await daemon.wait_for_state(T, "ended")
         assert (ended["infrastructure"], ended["error"]) == (True, "sbatch did not answer")
-        await daemon.acknowledged(await daemon.command("forget", T))
-        lrm.take(LrmSubmission(NAME, 1, ("true",), {}, tmp_path, tmp_path))
+        await daemon.wait_for_ack(await daemon.send_command("forget", T))
+        lrm.start_job(LrmSubmission(NAME, 1, ("true",), {}, tmp_path, tmp_path))
         lrm.changed.set()
         await daemon.wait_until(lambda: lrm.cancelled == [("1", False)])
 
 
-def component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
-    own = Component("test", T, Spool(tmp_path).make_folder("test", T), len(runners) or 1, lrm_job=lrm_job)
-    own.nodes = [Node(runner=RunnerConnection(None, set()), lrm_job=job) for job in runners]  # type: ignore[arg-type]
-    return own
+def make_component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
+    component = Component("test", T, Spool(tmp_path).make_folder("test", T), len(runners) or 1, lrm_job=lrm_job)
+    component.nodes = [Node(runner=RunnerConnection(None, set()), lrm_job=job) for job in runners]  # type: ignore[arg-type]
+    return component
 
 
 @pytest.mark.parametrize(
-    ("known", "runners", "ids", "ended", "own", "extra"),
+    ("recorded", "runners", "ids", "ended", "expected", "extra"),
     [
         ("7", (), ("7",), (), "7", ()),
         ("7", (), ("7", "10", "9"), (), "7", ("10", "9")),
@@ -264,39 +270,39 @@ def component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
 )
 def test_duplicate_jobs_are_ended_except_one(
     tmp_path: Path,
-    known: str,
+    recorded: str,
     runners: tuple[str, ...],
     ids: tuple[str, ...],
     ended: tuple[str, ...],
-    own: str | None,
+    expected: str | None,
     extra: tuple[str, ...],
 ) -> None:
     states = {True: LrmJobState.ENDED, False: LrmJobState.RUNNING}
     jobs = [LrmJob(id, NAME, states[id in ended]) for id in ids]
-    found, superfluous = select_job(component(tmp_path, known, *runners), jobs)
-    assert (found.id if found else None, tuple(job.id for job in superfluous)) == (own, extra)
+    selected, superfluous = select_job(make_component(tmp_path, recorded, *runners), jobs)
+    assert (selected.id if selected else None, tuple(job.id for job in superfluous)) == (expected, extra)
 
 
-# What is not let go
+# Lingering jobs
 
 
 async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
-        await daemon.submit(T)
-        await daemon.reaches(T, "waiting")
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
+        await daemon.submit_component(T)
+        await daemon.wait_for_state(T, "waiting")
         lrm.jobs["1"] = replace(lrm.jobs["1"], state=LrmJobState.ENDED)
         lrm.changed.set()
-        await daemon.reaches(T, "ended")
-        await daemon.acknowledged(await daemon.command("forget", T))
+        await daemon.wait_for_state(T, "ended")
+        await daemon.wait_for_ack(await daemon.send_command("forget", T))
         lrm.jobs["1"] = LrmJob("1", NAME, LrmJobState.RUNNING, ("a", "b"), reason="node a does not answer")
         lrm.changed.set()
         await daemon.wait_until(lambda: bool(daemon.report()["notices"]))
         (notice,) = daemon.report()["notices"]
         job = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\)"
-        told = job + r", ordered to end at \d\d:\d\d:\d\d"
-        assert re.fullmatch(f"{told}: node a does not answer", notice)
-        lrm.force_refusal = SiteRejected(
+        text = job + r", ordered to end at \d\d:\d\d:\d\d"
+        assert re.fullmatch(f"{text}: node a does not answer", notice)
+        lrm.force_error = SiteRejected(
             "qdel -f: forcing a job deletion requires manager privileges", hint="ask a manager"
         )
         lrm.changed.set()
@@ -304,21 +310,21 @@ async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: Fake
         assert lrm.cancelled[0] == ("1", False)
         lrm.changed.set()
         await daemon.wait_until(lambda: daemon.report()["notices"][0].endswith("manager privileges: ask a manager"))
-        lrm.end("1")
+        lrm.end_job("1")
         lrm.changed.set()
         await daemon.wait_until(lambda: daemon.report()["notices"] == [])
 
 
 def test_restarted_component_is_not_ended_as_leftover() -> None:
-    left, job = Leftovers(), LrmJob("1", NAME, LrmJobState.RUNNING)
-    left.component_ended(NAME)
-    assert left.find_overdue([job], []) == [(job, False)]
-    left.component_started(NAME)
-    assert left.find_overdue([job], []) == []
-    assert left.notices() == []
+    leftovers, job = Leftovers(), LrmJob("1", NAME, LrmJobState.RUNNING)
+    leftovers.component_ended(NAME)
+    assert leftovers.find_overdue([job], []) == [(job, False)]
+    leftovers.component_started(NAME)
+    assert leftovers.find_overdue([job], []) == []
+    assert leftovers.notices() == []
 
 
-# What is missing
+# Missing programs, calls and versions
 
 
 async def test_missing_rsync_is_reported_until_installed(
@@ -329,8 +335,8 @@ async def test_missing_rsync_is_reported_until_installed(
     installed.parent.mkdir()
     installed.write_text("#!/bin/sh\n")
     installed.chmod(0o755)
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
         assert daemon.report()["lacks"] == ["rsync"]
         monkeypatch.setenv("PATH", str(installed.parent))
         lrm.changed.set()
@@ -341,7 +347,7 @@ REPORT = ClusterReport(total=2, idle=2)
 CALLS = (LrmCalls("snapshot", 7, 1, 1.5, 0.9, "squeue did not answer", 3.0),)
 
 
-async def ask(record: CallRecord, operation: LrmOperation, error: SiteError | None = None) -> None:
+async def measure_call(record: CallRecord, operation: LrmOperation, error: SiteError | None = None) -> None:
     async def answer() -> None:
         if error is not None:
             raise error
@@ -349,13 +355,13 @@ async def ask(record: CallRecord, operation: LrmOperation, error: SiteError | No
     await record.measure_call(operation, answer())
 
 
-async def told(error: SiteError | None, operation: LrmOperation = LrmOperation.SUBMIT) -> LrmCalls:
+async def measured_calls(error: SiteError | None, operation: LrmOperation = LrmOperation.SUBMIT) -> LrmCalls:
     record = CallRecord()
     if error is None:
-        await ask(record, operation)
+        await measure_call(record, operation)
     else:
         with pytest.raises(SiteError):
-            await ask(record, operation, error)
+            await measure_call(record, operation, error)
     (calls,) = record.summarize_calls()
     return calls
 
@@ -371,8 +377,10 @@ async def told(error: SiteError | None, operation: LrmOperation = LrmOperation.S
         (SiteRejected("no queue"), LrmOperation.SNAPSHOT, 1),
     ],
 )
-async def test_refusal_of_job_is_an_answer(error: SiteError | None, operation: LrmOperation, failures: int) -> None:
-    calls = await told(error, operation)
+async def test_rejected_job_counts_as_answered_call(
+    error: SiteError | None, operation: LrmOperation, failures: int
+) -> None:
+    calls = await measured_calls(error, operation)
     assert (calls.operation, calls.count, calls.failures) == (operation, 1, failures)
     assert calls.last_error == (error.message if error is not None and failures else "")
     assert (calls.failed_ago is not None) == bool(failures)
@@ -382,80 +390,82 @@ async def test_longest_call_expires_but_sum_remains() -> None:
     await pass_time(-asyncio.get_running_loop().time() % lrm_health.LARGEST_SPAN)
     record = CallRecord(loop_clock())
 
-    async def long() -> None:
+    async def wait_long() -> None:
         await pass_time(8.0)
 
-    await record.measure_call(LrmOperation.SNAPSHOT, long())
+    await record.measure_call(LrmOperation.SNAPSHOT, wait_long())
     await pass_time(lrm_health.LARGEST_SPAN)
     assert record.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
     await pass_time(lrm_health.LARGEST_SPAN)
     assert record.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
 
 
-async def test_calls_are_part_of_reports_and_make_none(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_calls_are_reported_without_extra_reports(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
 
-    def of(operation: str) -> dict[str, Any]:
-        found = [calls for calls in daemon.report().get("calls", ()) if calls["operation"] == operation]
-        return found[0] if found else {"count": 0, "failures": 0}
+    def get_calls(operation: str) -> dict[str, Any]:
+        matching = [calls for calls in daemon.report().get("calls", ()) if calls["operation"] == operation]
+        return matching[0] if matching else {"count": 0, "failures": 0}
 
-    async with serving(lrm, daemon, tmp_path):
+    async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: (daemon.report().get("versions") or {}).get("lrm") == "memory 1.0")
-        assert of("open")["count"] == of("version")["count"] == 1
+        assert get_calls("open")["count"] == get_calls("version")["count"] == 1
         looks = lrm.polls
         for sequence in range(3):
-            await daemon.say("north", {"type": "probe", "sequence": sequence + 1, "look": True})
+            await daemon.send_messages("north", {"type": "probe", "sequence": sequence + 1, "look": True})
         await daemon.wait_until(lambda: len(daemon.received("confirmed")) == 3)
         assert lrm.polls > looks
         reports = [{**report, "calls": None} for report in daemon.received("report")[1:]]
-        assert all(one != other for one, other in pairwise(reports)), "what changes with every look is no news"
-        lrm.fault = SiteUnavailable("squeue did not answer")
+        assert all(previous != next_report for previous, next_report in pairwise(reports)), (
+            "changed statistics alone cause no report"
+        )
+        lrm.error = SiteUnavailable("squeue did not answer")
         lrm.changed.set()
-        await daemon.wait_until(lambda: counts(daemon)[2] != "")
-        assert of("snapshot")["failures"] == 1
-        assert of("snapshot")["last_error"] == "squeue did not answer"
-        assert of("snapshot")["count"] > looks
+        await daemon.wait_until(lambda: reported_counts(daemon)[2] != "")
+        assert get_calls("snapshot")["failures"] == 1
+        assert get_calls("snapshot")["last_error"] == "squeue did not answer"
+        assert get_calls("snapshot")["count"] > looks
 
 
-async def test_absent_lrm_is_reported_again_and_again(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.fault = SiteUnavailable("squeue did not answer")
-    async with serving(lrm, daemon, tmp_path):
+async def test_absent_lrm_is_reported_repeatedly(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+    lrm.error = SiteUnavailable("squeue did not answer")
+    async with running_agent(lrm, daemon, tmp_path):
         for _ in range(3):
-            said = len(daemon.received("report"))
+            report_count = len(daemon.received("report"))
             lrm.changed.set()
-            await daemon.wait_until(lambda said=said: len(daemon.received("report")) > said)  # type: ignore[misc]
+            await daemon.wait_until(lambda report_count=report_count: len(daemon.received("report")) > report_count)  # type: ignore[misc]
 
 
-async def test_versions_are_told_as_far_as_they_are_known(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    lrm.versions = asyncio.Event()
-    async with serving(lrm, daemon, tmp_path):
-        await daemon.wait_until(lambda: counts(daemon) == (2, 2, ""))
+async def test_versions_are_reported_when_known(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+    lrm.version_known = asyncio.Event()
+    async with running_agent(lrm, daemon, tmp_path):
+        await daemon.wait_until(lambda: reported_counts(daemon) == (2, 2, ""))
         assert daemon.report()["versions"] == {"agent": koalapy.__version__, "lrm": "", "open_mpi": ""}
-        lrm.versions.set()
+        lrm.version_known.set()
         await daemon.wait_until(lambda: daemon.report()["versions"]["lrm"] == "memory 1.0")
 
 
-def sent(report: ClusterReport) -> dict[str, Any]:
+def encode_report(report: ClusterReport) -> dict[str, Any]:
     (message,) = json.loads(wire.frame(wire.from_agent, [report]))
     return dict(message)
 
 
-def taken(message: dict[str, Any]) -> ClusterReport:
+def decode_report(message: dict[str, Any]) -> ClusterReport:
     (report,) = wire.from_agent.validate_json(json.dumps([message]))
     assert isinstance(report, ClusterReport)
     return report
 
 
 def test_report_accepts_missing_and_unknown_fields() -> None:
-    known = replace(REPORT, versions=Versions("1.0", "slurm 22.05", "4.1.4"), calls=CALLS)
-    message = sent(known)
-    assert taken(message).calls == CALLS
-    assert taken(message).versions == known.versions
+    report = replace(REPORT, versions=Versions("1.0", "slurm 22.05", "4.1.4"), calls=CALLS)
+    message = encode_report(report)
+    assert decode_report(message).calls == CALLS
+    assert decode_report(message).versions == report.versions
     old = {name: value for name, value in message.items() if name not in ("versions", "calls")}
-    assert (taken(old).versions, taken(old).calls) == (None, ())
+    assert (decode_report(old).versions, decode_report(old).calls) == (None, ())
     later = {**message["calls"][0], "operation": "hibernate", "median": 1.0}
-    assert taken({**message, "calls": [later]}).calls[0].operation == "hibernate"
+    assert decode_report({**message, "calls": [later]}).calls[0].operation == "hibernate"
 
 
 def test_long_version_is_truncated() -> None:
-    message = sent(REPORT) | {"versions": {"lrm": "x" * 1_000_000}}
-    assert taken(message).versions == Versions(lrm="x" * 100)
+    message = encode_report(REPORT) | {"versions": {"lrm": "x" * 1_000_000}}
+    assert decode_report(message).versions == Versions(lrm="x" * 100)

@@ -1,4 +1,4 @@
-"""What the configuration says of a cluster reaches its agent."""
+"""Settings of an agent from the configuration of its cluster."""
 
 from pathlib import Path
 
@@ -19,20 +19,28 @@ def test_agent_settings_follow_configuration() -> None:
         python="/opt/python",
     )
     settings = Settings(clusters={"north": section})
-    told = _settings_of_agent("north", settings, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
-    assert told.replica_directories == [Path("/data")]
-    assert told.stages == Path("/stages")
-    assert (told.transfer_address, told.transfer_port, told.transfer_limit) == ("192.0.2.1", 8730, 7)
-    assert (told.forget_after, told.poll_interval) == (60.0, 9.0)
-    assert (told.modules, told.python, told.kind) == (["openmpi"], "/opt/python", "slurm")
+    agent_settings = _settings_of_agent(
+        "north", settings, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1"
+    )
+    assert agent_settings.replica_directories == [Path("/data")]
+    assert agent_settings.stages == Path("/stages")
+    assert (agent_settings.transfer_address, agent_settings.transfer_port, agent_settings.transfer_limit) == (
+        "192.0.2.1",
+        8730,
+        7,
+    )
+    assert (agent_settings.forget_after, agent_settings.poll_interval) == (60.0, 9.0)
+    assert (agent_settings.modules, agent_settings.python, agent_settings.kind) == (["openmpi"], "/opt/python", "slurm")
 
 
 def test_agent_settings_have_equal_defaults() -> None:
-    told = _settings_of_agent("north", Settings(), "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
-    assert (told.transfer_limit, told.forget_after) == (4, 14 * 86400.0)
+    agent_settings = _settings_of_agent(
+        "north", Settings(), "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1"
+    )
+    assert (agent_settings.transfer_limit, agent_settings.forget_after) == (4, 14 * 86400.0)
 
 
-def test_transfers_are_encrypted_unless_configured_otherwise() -> None:
+def test_transfers_are_encrypted_by_default() -> None:
     links = [
         {"between": ["north", "east"], "encrypted": True},
         {"between": ["south", "north"], "encrypted": False},
@@ -40,12 +48,14 @@ def test_transfers_are_encrypted_unless_configured_otherwise() -> None:
     ]
     clusters: dict[str, object] = {name: {} for name in ("north", "east", "south", "west")}
 
-    def encrypted(**more: object) -> list[bool]:
-        settings = Settings.model_validate({"clusters": clusters, "links": links} | more)
-        told = _settings_of_agent("north", settings, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
-        return [told.requires_encryption(name) for name in ("east", "south", "west", "elsewhere")]
+    def requires_encryption(**options: object) -> list[bool]:
+        settings = Settings.model_validate({"clusters": clusters, "links": links} | options)
+        agent_settings = _settings_of_agent(
+            "north", settings, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1"
+        )
+        return [agent_settings.requires_encryption(name) for name in ("east", "south", "west", "elsewhere")]
 
-    assert encrypted() == [True, False, True, True]
-    assert encrypted(encrypt_transfers=False) == [True, False, False, False]
-    known = Settings.model_validate({"clusters": clusters, "links": links}).known_links()
-    assert list(known) == [("north", "west")]
+    assert requires_encryption() == [True, False, True, True]
+    assert requires_encryption(encrypt_transfers=False) == [True, False, False, False]
+    known_links = Settings.model_validate({"clusters": clusters, "links": links}).known_links()
+    assert list(known_links) == [("north", "west")]

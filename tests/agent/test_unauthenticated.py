@@ -1,4 +1,4 @@
-"""The port for runners: what those cost there that are no runners, and that gangs are among themselves."""
+"""Limits on unauthenticated connections and invalid messages at the runner port."""
 
 import asyncio
 import json
@@ -18,37 +18,37 @@ from koalapy.protocol import messages
 from koalapy.protocol.messages import Relay, from_agent
 from koalapy.runner.session import TAG_LENGTH, Line
 from tests.agent.conftest import DEADLINE, FakeDaemon
-from tests.agent.memory_agent import serving as serving_agent
+from tests.agent.fake_runner import HERE, FakeRunner, runner_secret
+from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
-from tests.agent.played_runner import HERE, PlayedRunner, secret_of
 from tests.agent.test_runner_timeouts import Handler
 from tests.signals import pass_time
 
 
 class Port:
-    """An agent over a cluster in memory, and the way to its runners' port."""
+    """An agent over a cluster in memory, and connections to its runner port."""
 
     def __init__(self, daemon: FakeDaemon, directory: Path) -> None:
         self.daemon, self._directory = daemon, directory
-        self._open: list[PlayedRunner] = []
+        self._open: list[FakeRunner] = []
 
-    async def connect(self) -> PlayedRunner:
-        made = await PlayedRunner.connect(self._directory)
-        self._open.append(made)
-        return made
+    async def connect(self) -> FakeRunner:
+        runner = await FakeRunner.connect(self._directory)
+        self._open.append(runner)
+        return runner
 
-    async def runner(self, token: str) -> PlayedRunner:
-        """The runner of a component of one node, at the barrier."""
-        await self.daemon.submit(token)
-        await self.daemon.reaches(token, "waiting")
-        made = await self.connect()
+    async def connect_runner(self, token: str) -> FakeRunner:
+        """Submit a component of one node and return its runner, which waits at the barrier."""
+        await self.daemon.submit_component(token)
+        await self.daemon.wait_for_state(token, "waiting")
+        runner = await self.connect()
         name = f"koala-test-{token}"
-        await made.greet(name, secret_of(name))
-        assert "lease" in await made.receive("welcome")
-        return made
+        await runner.introduce(name, runner_secret(name))
+        assert "lease" in await runner.receive("welcome")
+        return runner
 
-    async def impostor(self) -> dict[str, Any]:
-        """The last that the daemon is told of."""
+    async def last_rejection(self) -> dict[str, Any]:
+        """Return the last rejected runner that was reported to the daemon."""
         await self.daemon.wait_until(lambda: bool(self.daemon.received("impostor")))
         return self.daemon.received("impostor")[-1]
 
@@ -58,8 +58,8 @@ class Port:
 
 
 @asynccontextmanager
-async def serving(daemon: FakeDaemon, directory: Path, lrm: MemoryLrm | None = None) -> AsyncIterator[Port]:
-    async with serving_agent(lrm or MemoryLrm(), daemon, directory):
+async def open_port(daemon: FakeDaemon, directory: Path, lrm: MemoryLrm | None = None) -> AsyncIterator[Port]:
+    async with running_agent(lrm or MemoryLrm(), daemon, directory):
         await daemon.wait_until(lambda: bool(daemon.inventories))
         port = Port(daemon, directory)
         try:
@@ -69,75 +69,75 @@ async def serving(daemon: FakeDaemon, directory: Path, lrm: MemoryLrm | None = N
 
 
 @given(st.binary(), st.lists(st.integers(0, 50)))
-def test_lines_are_the_same_however_they_come(data: bytes, sizes: list[int]) -> None:
-    line, lines, rest = runners.LineBuffer(), [], data
+def test_line_buffer_is_independent_of_chunk_sizes(data: bytes, sizes: list[int]) -> None:
+    line, lines, remaining = runners.LineBuffer(), [], data
     for size in sizes:
-        lines += line.split_lines(rest[:size])
-        rest = rest[size:]
-    lines += line.split_lines(rest)
-    *expected, left = data.split(b"\n")
+        lines += line.split_lines(remaining[:size])
+        remaining = remaining[size:]
+    lines += line.split_lines(remaining)
+    *expected, partial = data.split(b"\n")
     assert lines == expected
-    assert line.size == len(left)
+    assert line.size == len(partial)
 
 
 @pytest.fixture
 async def port(daemon: FakeDaemon, tmp_path: Path) -> AsyncIterator[Port]:
-    async with serving(daemon, tmp_path / "agent") as port:
+    async with open_port(daemon, tmp_path / "agent") as port:
         yield port
 
 
 @pytest.mark.evidence("R7")
-@pytest.mark.parametrize("other", ["2.1.0.aa", "1.2.0.aa", "1.1.1.bb", "1.1.1", "nonsense"])
-async def test_relay_reaches_own_gang_only(port: Port, other: str) -> None:
-    first, second = await port.runner("1.1.0.aa"), await port.runner("1.1.1.aa")
-    stranger = await port.runner(other) if other != "nonsense" else None
-    first.send(t="relay", token=other, node=0, payload={"op": "launch", "command": "id"})
-    said = await first.receive("relay")
-    assert (said["sender"], said["payload"]["op"]) == ("", "undelivered")
+@pytest.mark.parametrize("foreign_token", ["2.1.0.aa", "1.2.0.aa", "1.1.1.bb", "1.1.1", "nonsense"])
+async def test_relay_reaches_own_gang_only(port: Port, foreign_token: str) -> None:
+    first, second = await port.connect_runner("1.1.0.aa"), await port.connect_runner("1.1.1.aa")
+    stranger = await port.connect_runner(foreign_token) if foreign_token != "nonsense" else None
+    first.send(t="relay", token=foreign_token, node=0, payload={"op": "launch", "command": "id"})
+    message = await first.receive("relay")
+    assert (message["sender"], message["payload"]["op"]) == ("", "undelivered")
     first.send(t="relay", token="1.1.1.aa", node=0, payload={"op": "launch", "command": "true"})
-    said = await second.receive("relay")
-    assert (said["sender"], said["payload"]["command"]) == ("1.1.0.aa", "true")
+    message = await second.receive("relay")
+    assert (message["sender"], message["payload"]["command"]) == ("1.1.0.aa", "true")
     if stranger is not None:
-        await port.daemon.say(
+        await port.daemon.send_messages(
             "north",
             {
                 "type": "relay",
-                "token": other,
+                "token": foreign_token,
                 "node": 0,
                 "payload": {"op": "launch"},
                 "sender": "1.1.0.aa",
                 "sender_node": 0,
             },
         )
-        await port.daemon.command("stop", other, reason="enough")
-        assert (await stranger.receive("relay", "stop"))["t"] == "stop", "the daemon's word is held to the same"
+        await port.daemon.send_command("stop", foreign_token, reason="enough")
+        assert (await stranger.receive("relay", "stop"))["t"] == "stop", "relays of the daemon are restricted too"
 
 
 @pytest.mark.evidence("N4")
 async def test_too_long_line_before_hello_is_disconnected(port: Port) -> None:
     stranger = await port.connect()
     stranger.writer.write(b"x" * (TAG_LENGTH + runners.MAX_HELLO_LENGTH + 1))
-    await stranger.is_cut_off()
+    await stranger.wait_for_disconnect()
 
 
 async def test_silent_connection_is_disconnected(port: Port) -> None:
     stranger = await port.connect()
     stranger.writer.write(b'{"t":')
-    await stranger.is_cut_off()
+    await stranger.wait_for_disconnect()
 
 
 async def test_authenticated_runner_may_be_silent(port: Port) -> None:
-    known = await port.runner("1.1.0.aa")
+    runner = await port.connect_runner("1.1.0.aa")
     await pass_time(2 * runners.HELLO_TIMEOUT)
-    known.send(t="out", offset=0, data="aGk=")
-    assert (await known.receive("output"))["offset"] == 2
+    runner.send(t="out", offset=0, data="aGk=")
+    assert (await runner.receive("output"))["offset"] == 2
 
 
 @pytest.mark.evidence("N4")
-async def test_strangers_do_not_keep_runners_out(port: Port) -> None:
-    """The oldest of those that have not said hello make room: a runner says so at once."""
+async def test_unauthenticated_connections_do_not_block_runners(port: Port) -> None:
+    """The oldest connections without a hello are closed; a runner sends its hello at once."""
     strangers = [await port.connect() for _ in range(runners.MAX_UNAUTHENTICATED)]
-    runner = await port.runner("1.1.0.aa")
+    runner = await port.connect_runner("1.1.0.aa")
     await strangers[0].is_cut_off()
     runner.send(t="out", offset=0, data="aGk=")
     assert (await runner.receive("output"))["offset"] == 2
@@ -148,7 +148,7 @@ async def test_unauthenticated_connections_are_limited(tmp_path: Path) -> None:
     await server.listen(Handler())
     address = json.loads((tmp_path / "agent.json").read_bytes())
     with ExitStack() as stack:
-        # The event loop does not turn meanwhile: all of them wait to be accepted.
+        # The event loop does not run here: all connections wait to be accepted.
         strangers = [
             stack.enter_context(socket.create_connection((address["host"], address["port"]), DEADLINE))
             for _ in range(20)
@@ -156,21 +156,21 @@ async def test_unauthenticated_connections_are_limited(tmp_path: Path) -> None:
         for stranger in strangers:
             stranger.setblocking(False)
         for stranger in strangers[:-3]:
-            await hung_up_on(stranger)
+            await wait_for_hang_up(stranger)
         for stranger in strangers[-3:]:
             with pytest.raises(BlockingIOError):
                 stranger.recv(1)
     server.close()
 
 
-async def hung_up_on(stranger: socket.socket) -> None:
+async def wait_for_hang_up(stranger: socket.socket) -> None:
     async with asyncio.timeout(DEADLINE):
         with suppress(ConnectionResetError):
             assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
 
 
 async def test_long_line_is_joined_once(port: Port) -> None:
-    runner = await port.runner("1.1.0.aa")
+    runner = await port.connect_runner("1.1.0.aa")
     runner.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line = json.dumps({"t": "relay", "token": "1.1.7.bb", "node": 0, "payload": {"op": "x" * 1_000_000}}).encode()
     assert runner.session is not None
@@ -184,9 +184,9 @@ async def test_long_line_is_joined_once(port: Port) -> None:
 
 
 async def test_endless_line_disconnects_runner(port: Port) -> None:
-    runner = await port.runner("1.1.0.aa")
+    runner = await port.connect_runner("1.1.0.aa")
     runner.writer.write(b"x" * (TAG_LENGTH + runners.MAX_LINE_LENGTH + 1))
-    await runner.is_cut_off()
+    await runner.wait_for_disconnect()
 
 
 @pytest.mark.parametrize(
@@ -212,17 +212,17 @@ async def test_endless_line_disconnects_runner(port: Port) -> None:
     ],
     ids=repr,
 )
-def test_message_out_of_bounds_is_refused(message: Any) -> None:
+def test_message_out_of_bounds_is_rejected(message: Any) -> None:
     with pytest.raises(ValueError):
         runner_messages.parse_message(json.dumps(message).encode())
 
 
-async def test_nonsense_costs_a_runner_its_connection_and_nobody_else_anything(port: Port) -> None:
-    runner, other = await port.runner("1.1.0.aa"), await port.runner("2.1.0.bb")
+async def test_invalid_message_disconnects_only_its_sender(port: Port) -> None:
+    runner, other_runner = await port.connect_runner("1.1.0.aa"), await port.connect_runner("2.1.0.bb")
     runner.send_line(b'{"t":"nothing"}')
-    await runner.is_cut_off()
-    other.send(t="out", offset=0, data="aGk=")
-    assert (await other.receive("output"))["offset"] == 2
+    await runner.wait_for_disconnect()
+    other_runner.send(t="out", offset=0, data="aGk=")
+    assert (await other_runner.receive("output"))["offset"] == 2
 
 
 HELLO = {"t": "hello", "component": "koala-test-1.1.0.aa", "node": 0, "nonce": "0" * 64}
@@ -233,48 +233,48 @@ HELLO = {"t": "hello", "component": "koala-test-1.1.0.aa", "node": 0, "nonce": "
     [{"node": -1}, {"node": 2**63}, {"node": None}, {"nonce": ""}, {"nonce": "x" * 64}, {"nonce": None}],
     ids=repr,
 )
-def test_hello_out_of_bounds_is_refused(hello: dict[str, Any]) -> None:
+def test_hello_out_of_bounds_is_rejected(hello: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         runner_messages.parse_hello(json.dumps(HELLO | hello).encode())
 
 
 @pytest.mark.parametrize("hello", [{"node": -1}, {"node": 1}], ids=repr)
-async def test_stranger_with_unknown_node_is_hung_up_on(port: Port, hello: dict[str, Any]) -> None:
-    await port.runner("1.1.0.aa")
+async def test_hello_of_unknown_node_is_disconnected(port: Port, hello: dict[str, Any]) -> None:
+    await port.connect_runner("1.1.0.aa")
     stranger = await port.connect()
     stranger.send(**HELLO | hello)
     assert await stranger.read() == {}
 
 
-async def test_runner_that_describes_itself_out_of_bounds_is_hung_up_on(port: Port) -> None:
-    await port.runner("1.1.0.aa")
+async def test_runner_with_invalid_description_is_disconnected(port: Port) -> None:
+    await port.connect_runner("1.1.0.aa")
     stranger = await port.connect()
-    await stranger.greet("koala-test-1.1.0.aa", secret_of("koala-test-1.1.0.aa"), phase="?")
+    await stranger.introduce("koala-test-1.1.0.aa", runner_secret("koala-test-1.1.0.aa"), phase="?")
     assert await stranger.read() == {}
 
 
 async def test_error_with_any_file_name_is_reported(port: Port) -> None:
-    runner = await port.runner("1.1.0.aa")
+    runner = await port.connect_runner("1.1.0.aa")
     error = "cannot run /tmp/\udcff" + "x" * 100_000
     runner.send(t="exit", code=None, error=error, infrastructure=False, stopped=False)
     await runner.receive("exit_ack")
 
 
-@pytest.mark.parametrize(("depth", "cut_off"), [(99, False), (100, True), (900, True), (100_000, True)])
-async def test_invalid_relay_payload_is_rejected(port: Port, depth: int, cut_off: bool) -> None:
-    """Else one runner would cost its whole cluster the connection."""
-    runner = await port.runner("1.1.0.aa")
+@pytest.mark.parametrize(("depth", "is_rejected"), [(99, False), (100, True), (900, True), (100_000, True)])
+async def test_relay_payload_nested_too_deep_disconnects(port: Port, depth: int, is_rejected: bool) -> None:
+    """The daemon would reject such a message and disconnect the whole cluster."""
+    runner = await port.connect_runner("1.1.0.aa")
     payload = '{"a":' + "[" * depth + "]" * depth + "}"
     runner.send_line(b'{"t":"relay","token":"1.1.7.aa","node":0,"payload":' + payload.encode() + b"}")
-    if cut_off:
-        await runner.is_cut_off()
+    if is_rejected:
+        await runner.wait_for_disconnect()
     else:
         port.daemon._clusters["1.1.7.aa"] = "north"
         await port.daemon.wait_until(lambda: bool(port.daemon.received("relay")))
     assert len(port.daemon.received("hello")) == 1
 
 
-def test_much_at_once_goes_in_frames_that_the_daemon_takes() -> None:
+def test_messages_are_split_into_bounded_frames() -> None:
     relays = [
         Relay(token="1.1.0", node=n, payload={"x": "y" * 1000}, sender="1.1.1", sender_node=0) for n in range(100)
     ]

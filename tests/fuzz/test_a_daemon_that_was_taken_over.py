@@ -133,7 +133,7 @@ class TakenOver(OnlyDaemon):
     async def _answers(self, mark: int, before: int) -> bool:
         """Whether the agent says so, on a connection; False when there was another in place of it."""
         with suppress(ConnectionClosed):
-            await self.say("north", {"type": "probe", "sequence": mark, "look": False})
+            await self.send_messages("north", {"type": "probe", "sequence": mark, "look": False})
         await settled(lambda: self.connections > before or self._confirmed(mark))
         return self._confirmed(mark)
 
@@ -173,7 +173,7 @@ async def attacked(directory: Path, attack: list[Any], figures: Figures) -> None
             check_answers(daemon, site)
             await go_on(site, daemon)
     finally:
-        await daemon.leave()
+        await daemon.stop_listening()
     assert site.outside() == before
     site.check_submissions()
     site.remove()
@@ -194,13 +194,13 @@ async def go_on(site: Site, daemon: FakeDaemon) -> None:
     await before.close()
     await daemon.wait_until(lambda: daemon._sockets["north"] is not before and len(daemon.inventories) > known)
     token = "1.1.0.cc"
-    await daemon.submit(token)
-    await daemon.reaches(token, "waiting")
+    await daemon.submit_component(token)
+    await daemon.wait_for_state(token, "waiting")
     job = next(job.id for job in site.lrm.jobs.values() if job.name.endswith(f"honest-{token}"))
     site.lrm.end(job)
     site.lrm.changed.set()
-    await daemon.reaches(token, "ended")
-    assert await daemon.acknowledged(await daemon.command("forget", token)) == ""
+    await daemon.wait_for_state(token, "ended")
+    assert await daemon.wait_for_ack(await daemon.send_command("forget", token)) == ""
 
 
 @pytest.mark.evidence("D4")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.runners import runner_messages, runners
 from tests.agent.conftest import FakeDaemon
-from tests.agent.played_runner import PlayedRunner, secret_of
+from tests.agent.fake_runner import FakeRunner, runner_secret
 from tests.fuzz.agent import OnlyDaemon, Site, settled
 from tests.fuzz.campaign import Figures, Ground, play
 from tests.fuzz.messages import Vocabulary, frames, weighted
@@ -98,7 +98,7 @@ def acts() -> st.SearchStrategy[list[Any]]:
         Strange, hellos | st.binary(max_size=100) | oversize | st.tuples(hellos, hellos).map(b"".join), st.booleans()
     )
     lines = VOCABULARY.message(SAID).map(json.dumps)
-    secrets = [b"", b"s3cret", secret_of(COMPONENTS[0]), secret_of(COMPONENTS[1], 1)]
+    secrets = [b"", b"s3cret", runner_secret(COMPONENTS[0]), runner_secret(COMPONENTS[1], 1)]
     claim = st.builds(Claim, st.sampled_from(COMPONENTS[1:]), st.sampled_from(secrets), lines)
     said = (lines | frames(VOCABULARY.message(SAID)).map(_flat)).map(Say)
     anew = st.builds(ComeAnew, st.sampled_from(["one", "another"]))
@@ -111,18 +111,18 @@ class Attack:
 
     def __init__(self, site: Site, daemon: FakeDaemon, figures: Figures) -> None:
         self._site, self._daemon, self._figures = site, daemon, figures
-        self._open: list[PlayedRunner] = []
-        self._own: PlayedRunner | None = None
+        self._open: list[FakeRunner] = []
+        self._own: FakeRunner | None = None
 
-    async def runner(self, token: str, **here: Any) -> PlayedRunner:
+    async def runner(self, token: str, **here: Any) -> FakeRunner:
         made = await self._connect()
         name = f"koala-test-{token}"
-        await made.greet(name, secret_of(name), **here)
+        await made.introduce(name, runner_secret(name), **here)
         assert (await made.receive("welcome", "refused"))["t"] == "welcome"
         return made
 
-    async def _connect(self) -> PlayedRunner:
-        made = await PlayedRunner.connect(self._site.own)
+    async def _connect(self) -> FakeRunner:
+        made = await FakeRunner.connect(self._site.own)
         self._open.append(made)
         return made
 
@@ -147,14 +147,14 @@ class Attack:
     async def _claim(self, claim: Claim) -> None:
         impostor = await self._connect()
         with suppress(ValueError, KeyError):  # what it is told is not sealed by the secret that it has
-            await impostor.meet(claim.component, claim.secret)
+            await impostor.authenticate(claim.component, claim.secret)
         impostor.send_line(claim.then.encode())
-        await impostor.is_cut_off()
+        await impostor.wait_for_disconnect()
 
     async def _come_anew(self, life: str) -> None:
         self._own = await self._connect()
         try:
-            await self._own.greet(COMPONENTS[0], secret_of(COMPONENTS[0]), life=life)
+            await self._own.introduce(COMPONENTS[0], runner_secret(COMPONENTS[0]), life=life)
         except (ValueError, KeyError):
             self._own = None  # its component is over
 
@@ -166,7 +166,7 @@ class Attack:
             except ConnectionError:
                 continue
         mark = 10**6 + len(self._daemon.messages)
-        await self._daemon.say("north", {"type": "probe", "sequence": mark, "look": False})
+        await self._daemon.send_messages("north", {"type": "probe", "sequence": mark, "look": False})
         await settled(lambda: any(m["type"] == "confirmed" and m["sequence"] == mark for m in self._daemon.messages))
 
     def close(self) -> None:
@@ -182,12 +182,12 @@ async def attacked(directory: Path, attack: list[Any], figures: Figures) -> None
             await settled(lambda: daemon.inventories)
             attacker = Attack(site, daemon, figures)
             for token in (OWN, OTHERS, PEER):
-                await daemon.submit(token)
-                await daemon.reaches(token, "waiting")
+                await daemon.submit_component(token)
+                await daemon.wait_for_state(token, "waiting")
             await attacker.act(ComeAnew("one"))
             others = [await attacker.runner(token) for token in (OTHERS, PEER)]
             for token in (OTHERS, PEER):
-                await daemon.reaches(token, "claimed")
+                await daemon.wait_for_state(token, "claimed")
             before = [daemon.status(token) for token in (OTHERS, PEER)]
             for act in attack:
                 await attacker.act(act)
@@ -197,13 +197,13 @@ async def attacked(directory: Path, attack: list[Any], figures: Figures) -> None
             await go_on(daemon, others)
             attacker.close()
     finally:
-        await daemon.leave()
+        await daemon.stop_listening()
     site.remove()
 
 
-async def go_on(daemon: FakeDaemon, others: list[PlayedRunner]) -> None:
+async def go_on(daemon: FakeDaemon, others: list[FakeRunner]) -> None:
     """The other gang is let go, writes, is told of no stranger, and comes to its end."""
-    await daemon.open(["true"], OTHERS, PEER)
+    await daemon.open_barrier(["true"], OTHERS, PEER)
     for runner, token in zip(others, (OTHERS, PEER), strict=True):
         assert (await runner.receive("open", "relay", "stop"))["t"] == "open", "somebody else was heard"
         runner.send(t="running")

@@ -38,8 +38,8 @@ async def staged(daemon: FakeDaemon, daemon_files: FakeDaemonFiles, state: str =
     content = bundle(**files)
     ident = hashlib.sha256(content).hexdigest()
     daemon_files.bundles[ident] = content
-    await daemon.stage(S, bundle={"id": ident, "size": len(content)}, local_user="alice")
-    await daemon.staged(S, state)
+    await daemon.request_stage(S, bundle={"id": ident, "size": len(content)}, local_user="alice")
+    await daemon.wait_for_stage(S, state)
 
 
 @pytest.mark.evidence("K8")
@@ -61,8 +61,8 @@ async def test_bundle_and_results_are_the_owners(
     assert results == {"in.txt": b"input", "sub/run": b"#!/bin/sh\nid -u\n", "out.txt": b"input", "deep/two": b"2\n"}
     made_ready = mapped.settings.stages / f"test-{S}"
     assert made_ready.lstat().st_uid == os.geteuid()
-    await daemon.command("forget", T)
-    await daemon.command("unstage", S)
+    await daemon.send_command("forget", T)
+    await daemon.send_command("unstage", S)
     await until(lambda: not list((mapped.jobs / "alice").iterdir()))
     assert secret.read_text() == "root's alone"
 
@@ -97,8 +97,8 @@ async def test_stage_without_user_is_refused(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
     for token, user in (("7.1.8", ""), ("7.1.7", "mallory"), ("7.1.6", "../alice")):
-        await daemon.stage(token, local_user=user)
-        assert (await daemon.staged(token, "failed"))["fault"] == "source"
+        await daemon.request_stage(token, local_user=user)
+        assert (await daemon.wait_for_stage(token, "failed"))["fault"] == "source"
     assert not [path for path in mapped.jobs.iterdir() if path.is_dir()]
 
 
@@ -106,9 +106,9 @@ async def test_late_stage_is_ready_when_program_starts(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
     """Nodes are claimed while files are on their way."""
-    await daemon.submit(T, local_user="alice", stage=S)
-    await daemon.reaches(T, "claimed")
+    await daemon.submit_component(T, local_user="alice", stage=S)
+    await daemon.wait_for_state(T, "claimed")
     await staged(daemon, daemon_files, **{"in.txt": "input"})
-    await daemon.open(["cat", "in.txt"], T)
-    await daemon.reaches(T, "ended")
+    await daemon.open_barrier(["cat", "in.txt"], T)
+    await daemon.wait_for_state(T, "ended")
     assert daemon.output[T] == b"input"

@@ -18,16 +18,16 @@ SAY_WHO = ["/bin/sh", "-c", "id -u; id -g; id -G; echo $HOME $USER $LOGNAME; pwd
 
 
 async def begin(daemon: FakeDaemon, token: str, command: list[str], user: str, **fields: object) -> None:
-    await daemon.submit(token, local_user=user, **fields)
+    await daemon.submit_component(token, local_user=user, **fields)
     await daemon.wait_until(lambda: daemon.status(token).get("state") in ("claimed", "ended"))
     assert daemon.status(token)["state"] == "claimed", daemon.status(token)
-    await daemon.open(command, token)
+    await daemon.open_barrier(command, token)
 
 
 async def run(daemon: FakeDaemon, token: str, command: list[str], user: str, **fields: object) -> str:
     """The output of a component that has run as somebody."""
     await begin(daemon, token, command, user, **fields)
-    await daemon.reaches(token, "ended")
+    await daemon.wait_for_state(token, "ended")
     return daemon.output.get(token, b"").decode()
 
 
@@ -57,8 +57,8 @@ async def test_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -> 
     ],
 )
 async def test_user_without_account_runs_nothing(daemon: FakeDaemon, mapped: MappedSite, user: str, why: str) -> None:
-    await daemon.submit("7.1.0", local_user=user)
-    status = await daemon.reaches("7.1.0", "ended")
+    await daemon.submit_component("7.1.0", local_user=user)
+    status = await daemon.wait_for_state("7.1.0", "ended")
     assert why in status["error"]
     assert (status["refused"], status["infrastructure"], status["lrm_job"]) == ("unsuitable", False, None)
     assert not [path for path in mapped.jobs.iterdir() if path.is_dir()]
@@ -83,7 +83,7 @@ async def test_job_cannot_read_or_signal_others(daemon: FakeDaemon, mapped: Mapp
     attack = ATTACK.format(base=mapped.jobs, pid=pid, spool=mapped.settings.directory)
     assert await run(daemon, "8.1.0", ["/bin/sh", "-c", attack], "bob") == f"{BOB.uid}\n"
     gate.touch()
-    await daemon.reaches("7.1.0", "ended")
+    await daemon.wait_for_state("7.1.0", "ended")
     assert daemon.status("7.1.0")["program_exit"] == 0
 
 
@@ -94,7 +94,7 @@ async def test_odd_file_in_place_of_result_neither_hangs_nor_fills(daemon: FakeD
     )
     spoil += "mkdir result.0.json; kill -9 $PPID"
     await begin(daemon, "7.1.0", ["/bin/sh", "-c", spoil], "alice")
-    status = await daemon.reaches("7.1.0", "ended")
+    status = await daemon.wait_for_state("7.1.0", "ended")
     assert "runner" in status["error"]
     assert not list(mapped.settings.directory.glob("test/7.1.0/output.*"))
 
@@ -107,11 +107,11 @@ async def test_linked_account_folder_is_not_followed(daemon: FakeDaemon, mapped:
     (treasure / "launch").write_text("kept")
     leave = f"mv {mapped.jobs}/alice {mapped.jobs}/moved; ln -s {treasure} {mapped.jobs}/alice"
     await run(daemon, "7.1.0", ["/bin/sh", "-c", leave], "alice")
-    await daemon.submit("8.1.0", local_user="alice")
-    status = await daemon.reaches("8.1.0", "ended")
+    await daemon.submit_component("8.1.0", local_user="alice")
+    status = await daemon.wait_for_state("8.1.0", "ended")
     assert "alice is no folder" in status["error"]
     assert status["refused"] == "unknown"
-    await daemon.command("forget", "7.1.0")
+    await daemon.send_command("forget", "7.1.0")
     assert (treasure / "launch").read_text() == "kept"
     assert await run(daemon, "9.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
 
@@ -120,8 +120,8 @@ async def test_folder_created_by_other_account_is_not_used(daemon: FakeDaemon, m
     squatted = mapped.jobs / "alice"
     squatted.mkdir()
     os.chown(squatted, BOB.uid, BOB.gid)
-    await daemon.submit("7.1.0", local_user="alice")
-    status = await daemon.reaches("7.1.0", "ended")
+    await daemon.submit_component("7.1.0", local_user="alice")
+    status = await daemon.wait_for_state("7.1.0", "ended")
     assert f"alice belongs to another account (uid {BOB.uid})" in status["error"]
     assert not list(squatted.iterdir())
 
@@ -131,36 +131,36 @@ async def test_removed_account_gets_no_job(daemon: FakeDaemon, mapped: MappedSit
     gate = mapped.jobs.parent / "gate"
     hold = ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done; echo done"]
     await begin(daemon, "7.1.0", hold, "alice")
-    await daemon.reaches("7.1.0", "running")
+    await daemon.wait_for_state("7.1.0", "running")
     del mapped.people["alice"]
-    await daemon.submit("8.1.0", local_user="alice")
-    assert "there is no account alice" in (await daemon.reaches("8.1.0", "ended"))["error"]
+    await daemon.submit_component("8.1.0", local_user="alice")
+    assert "there is no account alice" in (await daemon.wait_for_state("8.1.0", "ended"))["error"]
     gate.touch()
-    assert (await daemon.reaches("7.1.0", "ended"))["program_exit"] == 0
+    assert (await daemon.wait_for_state("7.1.0", "ended"))["program_exit"] == 0
     assert daemon.output["7.1.0"] == b"done\n"
 
 
 async def test_stopped_job_of_removed_account_ends(daemon: FakeDaemon, mapped: MappedSite) -> None:
     await begin(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
-    await daemon.reaches("7.1.0", "running")
+    await daemon.wait_for_state("7.1.0", "running")
     del mapped.people["alice"]
-    await daemon.command("stop", "7.1.0", reason="enough")
-    assert (await daemon.reaches("7.1.0", "ended"))["program_exit"] is None
+    await daemon.send_command("stop", "7.1.0", reason="enough")
+    assert (await daemon.wait_for_state("7.1.0", "ended"))["program_exit"] is None
 
 
 async def test_results_left_while_agent_was_away_are_fetched(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
     hold = ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done; echo done; exit 3"]
-    await daemon.submit("7.1.0", local_user="alice")
-    await daemon.reaches("7.1.0", "claimed")
-    await daemon.open(hold, "7.1.0")
-    await daemon.reaches("7.1.0", "running")
+    await daemon.submit_component("7.1.0", local_user="alice")
+    await daemon.wait_for_state("7.1.0", "claimed")
+    await daemon.open_barrier(hold, "7.1.0")
+    await daemon.wait_for_state("7.1.0", "running")
     await mapped.stop()
     gate.touch()
     left = mapped.jobs / "alice" / "work-koala-test-7.1.0" / "result.0.json"
     await until(left.exists)
     await mapped.start()
-    assert (await daemon.reaches("7.1.0", "ended"))["program_exit"] == 3
+    assert (await daemon.wait_for_state("7.1.0", "ended"))["program_exit"] == 3
     assert daemon.output["7.1.0"] == b"done\n"
 
 
@@ -175,7 +175,7 @@ async def test_leftover_account_folder_is_removed(daemon: FakeDaemon, mapped: Ma
     await mapped.start()
     await until(lambda: not stale.exists())
     assert (mapped.jobs / "alice" / "work-koala-test-7.1.0").exists()
-    await daemon.command("forget", "7.1.0")
+    await daemon.send_command("forget", "7.1.0")
     await until(lambda: not (mapped.jobs / "alice" / "work-koala-test-7.1.0").exists())
     assert kept.exists()
 
@@ -191,8 +191,8 @@ async def test_stopped_helper_does_not_block_others(
     stopper.chmod(0o755)
     folders = mapped.folders
     monkeypatch.setattr(folders, "_python", str(stopper))
-    await daemon.submit("7.1.0", local_user="alice")
-    status = await daemon.reaches("7.1.0", "ended")
+    await daemon.submit_component("7.1.0", local_user="alice")
+    status = await daemon.wait_for_state("7.1.0", "ended")
     assert "the process of alice has sent nothing for 0.5 s" in status["error"]
     monkeypatch.undo()
     assert await run(daemon, "8.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
@@ -215,7 +215,7 @@ async def test_lying_helper_writes_nothing(
     daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch, said: object
 ) -> None:
     await begin(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
-    await daemon.reaches("7.1.0", "running")
+    await daemon.wait_for_state("7.1.0", "running")
     before = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
     liar = mapped.jobs.parent / "python"
     liar.write_text(f"#!/bin/sh\nprintf '%s\\nabc' '{json.dumps(said)}'\n")
@@ -228,10 +228,10 @@ async def test_lying_helper_writes_nothing(
     after = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
     assert set(after) == set(before)
     monkeypatch.undo()
-    await daemon.command("stop", "7.1.0", reason="enough")
-    await daemon.reaches("7.1.0", "ended")
+    await daemon.send_command("stop", "7.1.0", reason="enough")
+    await daemon.wait_for_state("7.1.0", "ended")
 
 
 async def test_root_agent_runs_no_own_jobs(daemon: FakeDaemon, mapped: MappedSite) -> None:
-    answer = await daemon.ask("north", "background", nodes=1, seconds=1)
+    answer = await daemon.ask_agent("north", "background", nodes=1, seconds=1)
     assert "runs as root and starts no jobs of its own" in answer["error"]

@@ -13,7 +13,7 @@ import pytest
 
 from koalapy.agent.transfers import pull
 from tests.agent.conftest import FakeDaemon, Site
-from tests.agent.test_agent import AGENT
+from tests.agent.test_agent import AGENT_PROGRAM
 from tests.agent.transfers.conftest import Gate, content_of, needs_rsync
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 
@@ -33,10 +33,10 @@ def replica(site: Site, name: str, content: bytes, **fields: Any) -> dict[str, A
 
 
 async def run(daemon: FakeDaemon, command: list[str], token: str = T, **submit: Any) -> dict[str, Any]:
-    await daemon.submit(token, stage=S, **submit)
-    await daemon.reaches(token, "claimed")
-    await daemon.open(command, token)
-    return await daemon.reaches(token, "ended")
+    await daemon.submit_component(token, stage=S, **submit)
+    await daemon.wait_for_state(token, "claimed")
+    await daemon.open_barrier(command, token)
+    return await daemon.wait_for_state(token, "ended")
 
 
 def names(archive: bytes) -> dict[str, bytes]:
@@ -47,8 +47,8 @@ def names(archive: bytes) -> dict[str, bytes]:
 @needs_rsync
 async def test_program_finds_its_files(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     away, own = replica(other_site, "away", b"from south\n"), replica(site, "own", b"from north\n")
-    await daemon.stage(S, away, own)
-    done = await daemon.staged(S)
+    await daemon.request_stage(S, away, own)
+    done = await daemon.wait_for_stage(S)
     assert (done["size"], done["staged"]) == (11, 11)
     end = await run(daemon, ["sh", "-c", '[ "$PWD" = "$KOALA_STAGE" ] && cat away own && readlink own'], size=1)
     assert (end["program_exit"], end["error"]) == (0, "")
@@ -57,28 +57,28 @@ async def test_program_finds_its_files(site: Site, other_site: Site, daemon: Fak
 
 async def test_stat_question_of_daemon_is_answered(site: Site, daemon: FakeDaemon) -> None:
     known = replica(site, "data", b"1234")
-    answer = await daemon.ask("north", "stat", path="data", checksum=True)
+    answer = await daemon.ask_agent("north", "stat", path="data", checksum=True)
     assert answer["error"] == ""
     assert answer["payload"] == {"path": known["path"], "size": 4, "checksum": known["checksum"], "parts": None}
-    refused = await daemon.ask("north", "stat", path="/etc/passwd", checksum=True)
+    refused = await daemon.ask_agent("north", "stat", path="/etc/passwd", checksum=True)
     assert (refused["fault"], refused["payload"]) == ("outside", {})
-    assert (await daemon.ask("north", "stat", checksum=True))["fault"] == "invalid"
-    assert (await daemon.ask("north", "dance"))["fault"] == "unknown"
+    assert (await daemon.ask_agent("north", "stat", checksum=True))["fault"] == "invalid"
+    assert (await daemon.ask_agent("north", "dance"))["fault"] == "unknown"
 
 
 async def test_results_come_before_the_end(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     daemon_files.away = True
-    await daemon.stage(S, replica(site, "in.txt", b"input"))
-    await daemon.staged(S)
-    await daemon.submit(T, stage=S, collect=["*.txt", "sub/**"])
-    await daemon.reaches(T, "claimed")
+    await daemon.request_stage(S, replica(site, "in.txt", b"input"))
+    await daemon.wait_for_stage(S)
+    await daemon.submit_component(T, stage=S, collect=["*.txt", "sub/**"])
+    await daemon.wait_for_state(T, "claimed")
     script = "echo one > a.txt; mkdir sub; echo two > sub/b; ln -s /etc/passwd c.txt; echo no > d.log; exit 3"
-    await daemon.open(["sh", "-c", script], T)
+    await daemon.open_barrier(["sh", "-c", script], T)
     assert await asyncio.to_thread(daemon_files.answered.wait, 30)
-    await daemon.reaches(T, "delivering")
+    await daemon.wait_for_state(T, "delivering")
     assert not [said for said in daemon.received("status", T) if said["state"] == "ended"]
     daemon_files.away = False
-    end = await daemon.reaches(T, "ended")
+    end = await daemon.wait_for_state(T, "ended")
     assert (end["program_exit"], end["error"]) == (3, "")
     assert names(daemon_files.results[S]) == {"a.txt": b"one\n", "sub/b": b"two\n"}
     assert daemon_files.requests[-1] == f"PUT /api/v1/agents/north/results/{S} Bearer s3cret"
@@ -86,8 +86,8 @@ async def test_results_come_before_the_end(daemon_files: FakeDaemonFiles, site: 
 
 async def test_refused_results_are_no_failure(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     daemon_files.refuse = 413, "more than 1 MB"
-    await daemon.stage(S)
-    await daemon.staged(S)
+    await daemon.request_stage(S)
+    await daemon.wait_for_stage(S)
     script = "head -c 3000000 /dev/zero > a.bin"
     end = await run(daemon, ["sh", "-c", script], size=1, collect=["*"])
     why = "its results could not be collected: the daemon rejects it: more than 1 MB"
@@ -97,8 +97,8 @@ async def test_refused_results_are_no_failure(daemon_files: FakeDaemonFiles, sit
 
 async def test_results_come_from_lost_node(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     """The agent cannot know whether the job succeeded all the same, as when a node is lost after ``mpirun`` ended."""
-    await daemon.stage(S)
-    await daemon.staged(S)
+    await daemon.request_stage(S)
+    await daemon.wait_for_stage(S)
     end = await run(daemon, ["sh", "-c", "echo one > a; kill -9 $PPID; exec sleep 1000"], collect=["*"])
     assert end["infrastructure"]
     assert names(daemon_files.results[S]) == {"a": b"one\n"}
@@ -107,44 +107,44 @@ async def test_results_come_from_lost_node(daemon_files: FakeDaemonFiles, site: 
 async def test_results_without_run_are_not_collected(
     daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
 ) -> None:
-    await daemon.stage(S)
-    await daemon.submit(T, stage=S, collect=["*"])
-    await daemon.reaches(T, "claimed")
-    await daemon.command("stop", T, reason="test")
-    await daemon.reaches(T, "ended")
+    await daemon.request_stage(S)
+    await daemon.submit_component(T, stage=S, collect=["*"])
+    await daemon.wait_for_state(T, "claimed")
+    await daemon.send_command("stop", T, reason="test")
+    await daemon.wait_for_state(T, "ended")
     assert daemon_files.requests == []
 
 
 async def test_stage_stays_while_program_runs(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
-    await daemon.stage(S)
-    await daemon.staged(S)
-    await daemon.submit(T, stage=S)
-    await daemon.reaches(T, "claimed")
+    await daemon.request_stage(S)
+    await daemon.wait_for_stage(S)
+    await daemon.submit_component(T, stage=S)
+    await daemon.wait_for_state(T, "claimed")
     fifo = site.settings.directory / "go"
     os.mkfifo(fifo)
-    await daemon.open(["sh", "-c", f"echo up; read line < {fifo}; pwd; ls -d ."], T)
+    await daemon.open_barrier(["sh", "-c", f"echo up; read line < {fifo}; pwd; ls -d ."], T)
     await daemon.wait_until(lambda: daemon.output.get(T) == b"up\n")
-    await daemon.acknowledged(await daemon.command("unstage", S))
+    await daemon.wait_for_ack(await daemon.send_command("unstage", S))
     folder = site.settings.stages / f"test-{S}"
     assert folder.is_dir()
     fifo.write_text("go on\n")
-    assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
+    assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
     assert daemon.output[T].decode() == f"up\n{folder}\n.\n"
     await daemon.wait_until(lambda: not any(site.settings.stages.iterdir()))
 
 
 async def test_new_agent_collects_old_results(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     daemon_files.away = True
-    await daemon.stage(S)
-    await daemon.submit(T, stage=S, collect=["a"])
-    await daemon.reaches(T, "claimed")
-    await daemon.staged(S)
-    await daemon.open(["sh", "-c", "echo one > a"], T)
+    await daemon.request_stage(S)
+    await daemon.submit_component(T, stage=S, collect=["a"])
+    await daemon.wait_for_state(T, "claimed")
+    await daemon.wait_for_stage(S)
+    await daemon.open_barrier(["sh", "-c", "echo one > a"], T)
     assert await asyncio.to_thread(daemon_files.answered.wait, 30)
     await site.stop()
     daemon_files.away = False
     await site.start()
-    assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
+    assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
     assert names(daemon_files.results[S]) == {"a": b"one\n"}
 
 
@@ -154,10 +154,10 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
     gate = Gate(daemon, len(BIG) // 2)
     await gate.listen()
     before = len(daemon.inventories)
-    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, str(tmp_path), str(daemon.port))
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT_PROGRAM, str(tmp_path), str(daemon.port))
     await daemon.wait_until(lambda: len(daemon.inventories) > before)
     wanted = replica(other_site, "big", BIG)
-    await daemon.stage(S, wanted)
+    await daemon.request_stage(S, wanted)
     await gate.reached.wait()
     came = site.settings.stages / f".test-{S}" / "input-0" / "big"
     await daemon.wait_until(lambda: came.exists() and came.stat().st_size > len(BIG) // 4)
@@ -168,7 +168,7 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
     gate.limit, gate.passed = sys.maxsize, 0
     try:
         await site.start()
-        assert (await daemon.staged(S))["moved"][0]["size"] < len(BIG)
+        assert (await daemon.wait_for_stage(S))["moved"][0]["size"] < len(BIG)
         assert (site.settings.stages / f"test-{S}" / "big").read_bytes() == BIG
         assert 0 < gate.passed < 0.9 * len(BIG)
         assert pull.kill_orphans(site.settings.stages / f".test-{S}") == []
@@ -183,15 +183,15 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
 async def test_transfer_without_daemon_continues(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     gate = Gate(daemon, len(BIG) // 2)
     await gate.listen()
-    await daemon.stage(S, replica(other_site, "big", BIG))
+    await daemon.request_stage(S, replica(other_site, "big", BIG))
     await gate.reached.wait()
-    await daemon.leave()
+    await daemon.stop_listening()
     gate.open.set()
     there = site.settings.stages / f"test-{S}" / "big"
     await daemon.wait_until(there.exists)
     daemon.messages.clear()
     await daemon.listen()
-    assert (await daemon.staged(S))["staged"] == len(BIG)
+    assert (await daemon.wait_for_stage(S))["staged"] == len(BIG)
     gate.close()
 
 
@@ -200,13 +200,13 @@ async def test_ranks_of_each_cluster_are_in_their_own_stage(site: Site, other_si
     tokens = {"7.1.0": ("north", "7.1.0"), "7.1.1": ("south", "7.1.1")}
     for token, (cluster, stage) in tokens.items():
         known = replica(site if cluster == "north" else other_site, "who", f"{cluster}\n".encode())
-        await daemon.stage(stage, known, cluster=cluster)
-        await daemon.staged(stage)
-        await daemon.submit(token, 2, cluster, stage=stage)
-        await daemon.reaches(token, "claimed")
-    await daemon.open(["sh", "-c", "echo $SITE $PWD `cat who`"], *tokens, launcher="openmpi")
+        await daemon.request_stage(stage, known, cluster=cluster)
+        await daemon.wait_for_stage(stage)
+        await daemon.submit_component(token, 2, cluster, stage=stage)
+        await daemon.wait_for_state(token, "claimed")
+    await daemon.open_barrier(["sh", "-c", "echo $SITE $PWD `cat who`"], *tokens, launcher="openmpi")
     for token in tokens:
-        assert (await daemon.reaches(token, "ended"))["error"] == ""
+        assert (await daemon.wait_for_state(token, "ended"))["error"] == ""
     north, south = site.settings.stages / "test-7.1.0", other_site.settings.stages / "test-7.1.1"
     said = sorted(daemon.output["7.1.0"].decode().splitlines())
     assert said == [f"north {north} north"] * 2 + [f"south {south} south"] * 2
