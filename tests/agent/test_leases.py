@@ -168,7 +168,7 @@ def test_resumed_agent_ends_components_without_renewal(leased_agent: LeasedAgent
 DELAYS = st.floats(0.0, 300.0)
 
 
-@given(rounds=st.lists(st.tuples(DELAYS, DELAYS, DELAYS, DELAYS, st.booleans(), st.booleans()), max_size=15))
+@given(steps=st.lists(st.tuples(DELAYS, DELAYS, DELAYS, DELAYS, st.booleans(), st.booleans()), max_size=15))
 def test_agent_and_runner_never_count_beyond_daemon(
     steps: list[tuple[float, float, float, float, bool, bool]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

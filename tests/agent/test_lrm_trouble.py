@@ -265,7 +265,7 @@ async def test_error_during_submission_ends_component(
     def refuse(submission: LrmSubmission) -> str:
         raise KeyError("unexpected error")
 
-    monkeypatch.setattr(lrm, "take", refuse)
+    monkeypatch.setattr(lrm, "start_job", refuse)
     async with running_agent(lrm, daemon, tmp_path):
         await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.submit_component("7.1.0", 1)

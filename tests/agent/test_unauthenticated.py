@@ -138,7 +138,7 @@ async def test_unauthenticated_connections_do_not_block_runners(port: Port) -> N
     """The oldest connections without a hello are closed; a runner sends its hello at once."""
     strangers = [await port.connect() for _ in range(runners.MAX_UNAUTHENTICATED)]
     runner = await port.connect_runner("1.1.0.aa")
-    await strangers[0].is_cut_off()
+    await strangers[0].wait_for_disconnect()
     runner.send(t="out", offset=0, data="aGk=")
     assert (await runner.receive("output"))["offset"] == 2
 

@@ -197,7 +197,7 @@ async def go_on(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit_component(token)
     await daemon.wait_for_state(token, "waiting")
     job = next(job.id for job in site.lrm.jobs.values() if job.name.endswith(f"honest-{token}"))
-    site.lrm.end(job)
+    site.lrm.end_job(job)
     site.lrm.changed.set()
     await daemon.wait_for_state(token, "ended")
     assert await daemon.wait_for_ack(await daemon.send_command("forget", token)) == ""
