@@ -228,9 +228,9 @@ def _if_submitted_view(forecast: IfSubmitted) -> dict[str, Any]:
         starts = Interval(0.0, 0.0, 0.0) if forecast.at_once else None
         view = {"at_once": forecast.at_once, "why": forecast.why}
         return {**view, "starts": starts, "ends": None, "not_run": None, "basis": ""}
-    why = "" if expected.starts else f"it started in no simulation of the next {format_days(HORIZON)}"
+    reason = "" if expected.starts else f"it started in no simulation of the next {format_days(HORIZON)}"
     fields = {name: getattr(expected, name) for name in ("starts", "ends", "not_run", "basis")}
-    return {"at_once": False, "why": why, **fields}
+    return {"at_once": False, "why": reason, **fields}
 
 
 def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:

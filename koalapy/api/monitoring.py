@@ -95,7 +95,7 @@ def health_router(
             "; ".join(readiness.reasons),
             hint="see GET /healthz for details",
             headers={"Retry-After": f"{RETRY_AFTER_S:.0f}"},
-            more={"ready": False, "checks": [asdict(check) for check in readiness.checks]},
+            fields={"ready": False, "checks": [asdict(check) for check in readiness.checks]},
         )
 
     return router

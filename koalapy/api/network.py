@@ -140,7 +140,7 @@ def network_router(network: Network) -> APIRouter:
                     value=list(names),
                     hint="give two names, the same twice for the network within a cluster",
                 )
-        pairs = None if order.pairs is None else [(one, other) for one, other in order.pairs]
+        pairs = None if order.pairs is None else [(first, second) for first, second in order.pairs]
         return {"since": since, "links": network.measure(order.clusters, pairs)}
 
     @router.get("/{one}/{other}/history", response_model=LinkHistory)
@@ -154,17 +154,17 @@ def network_router(network: Network) -> APIRouter:
 
 
 def _link_view(link: LinkRecord) -> dict[str, Any]:
-    known = link.known
+    measured = link.known
     return {
         "one": link.pair[0],
         "other": link.pair[1],
         "state": link.state,
         "latency": link.link.latency,
         "bandwidth": link.link.bandwidth,
-        "bandwidth_back": known.link_back.bandwidth,
-        "kind": known.newest.kind if known.newest and not known.unreachable else None,
-        "at": known.newest.at if known.newest and not known.unreachable else None,
-        "tried_at": known.tried_at,
-        "error": known.error,
+        "bandwidth_back": measured.link_back.bandwidth,
+        "kind": measured.newest.kind if measured.newest and not measured.unreachable else None,
+        "at": measured.newest.at if measured.newest and not measured.unreachable else None,
+        "tried_at": measured.tried_at,
+        "error": measured.error,
         "under_way": link.under_way,
     }

@@ -41,12 +41,12 @@ def problem(
     value: Any = None,
     hint: str = "",
     headers: dict[str, str] | None = None,
-    more: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
 ) -> JSONResponse:
-    """Return a problem response with the message, the wrong field, a hint, and ``more`` fields for programs."""
+    """Return a problem response with the message, the wrong field, a hint, and additional ``fields`` for programs."""
     if code.status in (401, 403, 429):
         about(detail=detail)
-    body = _problem(code, detail, field, value, hint) | dict(more or {})
+    body = _problem(code, detail, field, value, hint) | dict(fields or {})
     return JSONResponse(body, code.status, headers, media_type="application/problem+json")
 
 
@@ -113,8 +113,10 @@ def add_error_handlers(app: FastAPI, error_page: ErrorPage | None = None) -> Non
 
 async def _koala_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KoalaError)
-    after = error.retry_after if isinstance(error, BusyError) else RETRY_AFTER_S if error.code.status == 503 else None
-    headers = None if after is None else {"Retry-After": str(max(1, round(after)))}
+    retry_after = (
+        error.retry_after if isinstance(error, BusyError) else RETRY_AFTER_S if error.code.status == 503 else None
+    )
+    headers = None if retry_after is None else {"Retry-After": str(max(1, round(retry_after)))}
     response = problem(
         error.code, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers
     )

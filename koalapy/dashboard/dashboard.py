@@ -110,9 +110,9 @@ class Form:
     @property
     def reason(self) -> str:
         """Return the reason for an action, in one line. Raise ``UsageError`` if it is invalid."""
-        told = self.get("reason")
+        reason = self.get("reason")
         try:
-            return _REASON.validate_python(told)
+            return _REASON.validate_python(reason)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]["msg"]
             hint = "give one line of at most 1000 characters"

@@ -12,20 +12,20 @@ from koalapy.model.wording import format_time, shorten
 BAR_WIDTH, BAR_HEIGHT = 160, 10
 
 
-def bar(value: float, most: float) -> Markup:
+def bar(value: float, maximum: float) -> Markup:
     """Return a bar for the fraction of a value in the maximum. The page shows the number next to it."""
-    length = 0.0 if most <= 0 else min(1.0, max(0.0, value / most)) * BAR_WIDTH
+    length = 0.0 if maximum <= 0 else min(1.0, max(0.0, value / maximum)) * BAR_WIDTH
     size = f'viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"'
     track = f'<rect class="track" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" rx="2"/>'
     filled = f'<rect class="filled" width="{length:.1f}" height="{BAR_HEIGHT}" rx="2"/>' if length else ""
     return Markup(f'<svg class="bar" {size} aria-hidden="true">{track}{filled}</svg>')
 
 
-def interval(low: float, middle: float, high: float, most: float) -> Markup:
-    """Return a bar from ``low`` to ``high`` on a scale from 0 to ``most``, with a mark at ``middle``."""
+def interval(low: float, middle: float, high: float, maximum: float) -> Markup:
+    """Return a bar from ``low`` to ``high`` on a scale from 0 to ``maximum``, with a mark at ``middle``."""
 
     def position(value: float) -> float:
-        return 0.0 if most <= 0 else min(1.0, max(0.0, value / most)) * (BAR_WIDTH - 2)
+        return 0.0 if maximum <= 0 else min(1.0, max(0.0, value / maximum)) * (BAR_WIDTH - 2)
 
     size = f'viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}"'
     track = f'<rect class="track" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" rx="2"/>'
@@ -46,19 +46,21 @@ class Span:
 SPAN_WIDTH, SPAN_GAP, SPANS_HEIGHT, SPANS_FOOT = 36, 6, 90, 22
 
 
-def distribution(spans: Sequence[Span], *, of: str) -> Markup:
-    """Return a histogram of durations of the operation ``of``."""
+def distribution(spans: Sequence[Span], *, operation: str) -> Markup:
+    """Return a histogram of durations of an operation."""
     total = sum(span.count for span in spans)
-    most = max((span.count for span in spans), default=0)
+    maximum = max((span.count for span in spans), default=0)
     description = "; ".join(f"{span.count} {span.label}" for span in spans if span.count) or "none yet"
     width, height = len(spans) * (SPAN_WIDTH + SPAN_GAP), SPANS_HEIGHT + SPANS_FOOT
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     parts = [
-        Markup('<svg class="distribution" {} role="img" aria-label="{}: {}">').format(Markup(size), of, description)
+        Markup('<svg class="distribution" {} role="img" aria-label="{}: {}">').format(
+            Markup(size), operation, description
+        )
     ]
     for index, span in enumerate(spans):
         # A single operation among many stays visible.
-        tall = max(2.0, span.count / most * (SPANS_HEIGHT - 14)) if span.count else 0.0
+        tall = max(2.0, span.count / maximum * (SPANS_HEIGHT - 14)) if span.count else 0.0
         x, top = index * (SPAN_WIDTH + SPAN_GAP), SPANS_HEIGHT - tall
         label = span.label.removeprefix("≤").replace(" ", "")
         if span.count:
@@ -145,8 +147,8 @@ def series(points: Sequence[Point], label: str, format_value: Callable[[float], 
     first, last, top = points[0].at, points[-1].at, max(point.value for point in points) or 1.0
     wide, high = SERIES_WIDTH - LEFT - RIGHT, SERIES_HEIGHT - TOP - BOTTOM
 
-    def x(at: float) -> float:
-        return LEFT + (wide / 2 if last <= first else (at - first) / (last - first) * wide)
+    def x(timestamp: float) -> float:
+        return LEFT + (wide / 2 if last <= first else (timestamp - first) / (last - first) * wide)
 
     def y(value: float) -> float:
         return TOP + high * (1 - value / top)
@@ -155,10 +157,12 @@ def series(points: Sequence[Point], label: str, format_value: Callable[[float], 
     size = f'viewBox="0 0 {SERIES_WIDTH} {SERIES_HEIGHT}" width="{SERIES_WIDTH}" height="{SERIES_HEIGHT}"'
     parts = [f'<svg class="series" {size} role="img" aria-label="{title}">']
     for share in (0.0, 0.5, 1.0):
-        at = y(share * top)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{SERIES_WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        height = y(share * top)
         parts.append(
-            f'<text class="end" x="{LEFT - 6}" y="{at + 3:.1f}">{Markup.escape(format_value(share * top))}</text>'
+            f'<line class="grid" x1="{LEFT}" x2="{SERIES_WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}"/>'
+        )
+        parts.append(
+            f'<text class="end" x="{LEFT - 6}" y="{height + 3:.1f}">{Markup.escape(format_value(share * top))}</text>'
         )
     positions = [(x(point.at), y(point.value)) for point in points]
     parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in positions)}"/>')
@@ -232,10 +236,10 @@ def build_lanes(job: Job, attempts: Sequence[Attempt], timeline: Sequence[Timeli
 def _queue_phases(job: Job, timeline: Sequence[TimelineEntry], end: float) -> Iterator[Phase]:
     entries = [(entry.at, entry.state) for entry in timeline] or [(job.submitted_at, job.state)]
     start, phase = None, ""
-    for (at, state), (until, next_state) in pairwise([*entries, (end, None)]):
+    for (entered_at, state), (until, next_state) in pairwise([*entries, (end, None)]):
         if state not in (JobState.QUEUED, JobState.HELD):
             continue
-        start, phase = (at, str(state)) if start is None or phase != state else (start, phase)
+        start, phase = (entered_at, str(state)) if start is None or phase != state else (start, phase)
         if next_state is not state:
             yield Phase(phase, start, max(start, until))
             start = None
@@ -257,10 +261,14 @@ def _component_phases(component: Component, attempt: Attempt, attempt_end: float
     end = component.ended_at if component.ended_at is not None else attempt_end if attempt_end is not None else start
     if component.state is ComponentState.ENDED and component.ended_at is None and attempt_end is None:
         end = start
-    known_starts = sorted((max(at, start), order, phase) for order, (phase, at) in enumerate(starts) if at is not None)
-    for (at, _, phase), (until, _, _) in pairwise([*known_starts, (max(end, start), 99, "")]):
-        if min(until, end) > at:
-            yield Phase(phase, at, min(until, end))
+    known_starts = sorted(
+        (max(phase_start, start), order, phase)
+        for order, (phase, phase_start) in enumerate(starts)
+        if phase_start is not None
+    )
+    for (phase_start, _, phase), (until, _, _) in pairwise([*known_starts, (max(end, start), 99, "")]):
+        if min(until, end) > phase_start:
+            yield Phase(phase, phase_start, min(until, end))
 
 
 def job_lanes(lanes: Sequence[JobLane]) -> Markup:
@@ -276,26 +284,28 @@ def job_lanes(lanes: Sequence[JobLane]) -> Markup:
         )
     ]
 
-    def x(at: float) -> float:
-        return round(LABEL + (at - start) / span * (LANES_WIDTH - LABEL - 10), 1)
+    def x(timestamp: float) -> float:
+        return round(LABEL + (timestamp - start) / span * (LANES_WIDTH - LABEL - 10), 1)
 
     step = next((step for step in STEPS if span / step <= MAX_TICKS), span / MAX_TICKS)
     for number in range(int(span / step) + 1):
-        at = x(start + number * step)
-        parts.append(Markup('<path class="tick" d="M{} 16V{}"/>').format(at, height))
-        parts.append(Markup('<text class="tick" x="{}" y="11">{}</text>').format(at, _format_elapsed(number * step)))
+        position = x(start + number * step)
+        parts.append(Markup('<path class="tick" d="M{} 16V{}"/>').format(position, height))
+        parts.append(
+            Markup('<text class="tick" x="{}" y="11">{}</text>').format(position, _format_elapsed(number * step))
+        )
     for row, lane in enumerate(lanes):
         top = 24 + row * ROW
         parts.append(Markup('<text class="label" x="0" y="{}">{}</text>').format(top + 12, shorten(lane.label, 28)))
         for phase in lane.phases:
-            left, width = x(phase.start), max(MIN_WIDTH, x(phase.end) - x(phase.start))
+            x_start, width = x(phase.start), max(MIN_WIDTH, x(phase.end) - x(phase.start))
             parts.append(
                 Markup('<rect class="{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>').format(
-                    phase.what, left, top, round(width, 1), LANE_HEIGHT, f"{phase.what} {phase.seconds:.1f} s"
+                    phase.what, x_start, top, round(width, 1), LANE_HEIGHT, f"{phase.what} {phase.seconds:.1f} s"
                 )
             )
             if width > LETTER_WIDTH * len(phase.what):
-                middle = round(left + width / 2, 1)
+                middle = round(x_start + width / 2, 1)
                 parts.append(Markup('<text class="in" x="{}" y="{}">{}</text>').format(middle, top + 12, phase.what))
         if lane.error and lane.phases:
             parts.append(
@@ -310,8 +320,8 @@ def job_lanes(lanes: Sequence[JobLane]) -> Markup:
 def _format_elapsed(seconds: float) -> str:
     if seconds < 60:
         return f"{round(seconds, 1):g} s"
-    minutes, left = divmod(round(seconds), 60)
+    minutes, remaining = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes}:{left:02}"
+        return f"{minutes}:{remaining:02}"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{left:02}" if hours < 48 else f"{hours / 24:g} d"
+    return f"{hours}:{minutes:02}:{remaining:02}" if hours < 48 else f"{hours / 24:g} d"

@@ -82,12 +82,12 @@ PICTURES = (bar, distribution, interval, job_lanes, node_grid, series)
 """Functions that templates call by their names."""
 
 
-def render_time(at: float | None) -> Markup:
+def render_time(timestamp: float | None) -> Markup:
     """Return a time to the second in UTC as a ``time`` element, ``–`` for None."""
-    if at is None:
+    if timestamp is None:
         return Markup("–")
-    iso_time = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Markup('<time datetime="{}">{}</time>').format(iso_time, format_time(at, time.time(), exact=True))
+    iso_time = datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Markup('<time datetime="{}">{}</time>').format(iso_time, format_time(timestamp, time.time(), exact=True))
 
 
 def render_iso_time(text: str | None) -> Markup:
@@ -95,12 +95,14 @@ def render_iso_time(text: str | None) -> Markup:
     return render_time(None if text is None else datetime.fromisoformat(text).timestamp())
 
 
-def render_age(at: float | None, now: float) -> Markup:
-    """Return the time since ``at`` as an element that a script keeps up to date."""
-    if at is None:
+def render_age(timestamp: float | None, now: float) -> Markup:
+    """Return the time since ``timestamp`` as an element that a script keeps up to date."""
+    if timestamp is None:
         return Markup("never")
-    iso_time = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Markup('<time class="age" datetime="{}">{}</time>').format(iso_time, format_duration(max(0.0, now - at)))
+    iso_time = datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Markup('<time class="age" datetime="{}">{}</time>').format(
+        iso_time, format_duration(max(0.0, now - timestamp))
+    )
 
 
 def with_query(path: str, **query: object) -> str:

@@ -20,9 +20,9 @@ ClusterPair = tuple[ClusterName, ClusterName]
 """Two clusters, or a cluster and itself: sorted by name, or source and destination where stated."""
 
 
-def pair_of(one: ClusterName, other: ClusterName) -> ClusterPair:
+def pair_of(first: ClusterName, second: ClusterName) -> ClusterPair:
     """Return two cluster names as a pair sorted by name."""
-    return (one, other) if one <= other else (other, one)
+    return (first, second) if first <= second else (second, first)
 
 
 def check_cluster(name: ClusterName, clusters: Collection[ClusterName], field: str = "") -> None:
@@ -265,12 +265,12 @@ class GridView:
         position = self._positions.get(name)
         return None if position is None else self.clusters[position]
 
-    def link_between(self, one: ClusterName, other: ClusterName) -> Link:
+    def link_between(self, first: ClusterName, second: ClusterName) -> Link:
         """Return the link from one cluster to another, or the reverse link if only that was measured.
 
         Return a link without values if neither was measured.
         """
-        return self.links.get((one, other)) or self.links.get((other, one)) or Link()
+        return self.links.get((first, second)) or self.links.get((second, first)) or Link()
 
 
 Moves = Sequence[tuple[ClusterView, ClusterView]]

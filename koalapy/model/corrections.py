@@ -59,16 +59,16 @@ def explain_error(kind: str, context: Mapping[str, Any] | None) -> tuple[str, st
         return CORRECTIONS[kind]
     if kind not in BOUNDS:
         return "", ""
-    name, words = BOUNDS[kind]
+    name, text = BOUNDS[kind]
     bound = (context or {})[name]
     if bound == inf:
         return CORRECTIONS["finite_number"]
-    return "", words.format(f"{bound:.15g}" if isinstance(bound, float) else bound)
+    return "", text.format(f"{bound:.15g}" if isinstance(bound, float) else bound)
 
 
 def describe_bounds(constraint: Any, broken_by: Any = None) -> Iterator[str]:
     """Yield the bounds of a constraint of ``annotated_types`` as text: all, or those that a value violates."""
-    for _, name, words, holds in NUMBER_BOUNDS:
+    for _, name, text, holds in NUMBER_BOUNDS:
         bound = getattr(constraint, name, None)
         if bound is not None and (broken_by is None or not holds(broken_by, bound)):
-            yield "finite" if bound == inf else f"{words} {bound:.15g}"
+            yield "finite" if bound == inf else f"{text} {bound:.15g}"

@@ -92,7 +92,7 @@ def describe_fields(kind: type[Any]) -> Mapping[str, FieldDescription]:
 def _describe(name: str, annotation: Any, default: object) -> FieldDescription:
     base, marks = split_annotation(annotation)
     mark = next((mark for mark in marks if isinstance(mark, Field)), Field())
-    if constraints := tuple(other for other in marks if other is not mark):
+    if constraints := tuple(constraint for constraint in marks if constraint is not mark):
         base = Annotated[(base, *constraints)]
     inner = without_none(base)
     return FieldDescription(name, inner, inner is not base, default, mark)

@@ -145,9 +145,9 @@ class Days(dict[Key, Figures]):
         return self.setdefault(key, Figures())
 
 
-def day_of(at: float) -> int:
+def day_of(timestamp: float) -> int:
     """Return the day of a time in seconds since the epoch."""
-    return int(at // DAY)
+    return int(timestamp // DAY)
 
 
 def count_ended_jobs(ended_jobs: Iterable[Job], attempts: Iterable[tuple[Job, Attempt]]) -> Days:

@@ -22,9 +22,9 @@ class Role(Enum):
     def __str__(self) -> str:
         return self.value
 
-    def includes(self, other: "Role") -> bool:
+    def includes(self, role: "Role") -> bool:
         """Return whether this role has all permissions of the other role."""
-        return _ORDER.index(self) >= _ORDER.index(other)
+        return _ORDER.index(self) >= _ORDER.index(role)
 
 
 _ORDER = tuple(Role)

@@ -384,14 +384,14 @@ class JobSpec:
 
     def inputs_of(self, request_index: int | None) -> tuple[InputFile, ...]:
         """Return the inputs of a component."""
-        own = self.component(request_index)
-        return own.inputs if own else self.inputs
+        component = self.component(request_index)
+        return component.inputs if component else self.inputs
 
     @property
     def all_inputs(self) -> tuple[InputFile, ...]:
         """Return the inputs of all components."""
-        own = () if isinstance(self.request, FlexibleRequest) else self.request.components
-        return (*self.inputs, *(file for component in own for file in component.inputs))
+        components = () if isinstance(self.request, FlexibleRequest) else self.request.components
+        return (*self.inputs, *(file for component in components for file in component.inputs))
 
     def has_stage(self, request_index: int | None) -> bool:
         """Return whether a component needs its own folder, for files that are transferred to it or collected from
@@ -463,7 +463,7 @@ class Job:
 
     def barred_clusters(self, now: float) -> frozenset[ClusterName]:
         """Return the clusters that rejected the job and where it may not be placed now."""
-        return frozenset(each.cluster for each in self.refusals if each.bars(now))
+        return frozenset(refusal.cluster for refusal in self.refusals if refusal.bars(now))
 
     def token(self, index: int) -> Token:
         return format_token(self.id, self.generation, index, self.attempt.nonce if self.attempt else "")
@@ -497,8 +497,8 @@ _TOKEN = re.compile(r"(\d{1,18})\.(\d{1,9})\.(\d{1,9})(?:\.([0-9a-z]{1,32}))?", 
 
 
 def format_token(job: JobId, generation: int, index: int, nonce: Nonce) -> Token:
-    own = f"{job}.{generation}.{index}"
-    return f"{own}.{nonce}" if nonce else own
+    attempt_token = f"{job}.{generation}.{index}"
+    return f"{attempt_token}.{nonce}" if nonce else attempt_token
 
 
 def parse_token(token: Token) -> TokenParts:
@@ -515,10 +515,10 @@ def is_token(text: str) -> bool:
     return _TOKEN.fullmatch(text) is not None
 
 
-def is_same_attempt(one: Token, other: Token) -> bool:
+def is_same_attempt(token: Token, other_token: Token) -> bool:
     """Return whether two tokens name components of the same attempt; False if either is not a token."""
     try:
-        first, second = parse_token(one), parse_token(other)
+        first, second = parse_token(token), parse_token(other_token)
     except ValueError:
         return False
     return first._replace(component=0) == second._replace(component=0)

@@ -125,29 +125,29 @@ class JobSearch:
         """
         if job.state not in self.states:
             return False
-        for word in self.words:  # noqa: SIM110 - a generator costs more than all the terms
-            if not ((include_private or word.is_public) and word.holds(job, now)):
+        for term in self.words:  # noqa: SIM110 - a generator costs more than all the terms
+            if not ((include_private or term.is_public) and term.holds(job, now)):
                 return False
         return True
 
     def single_value(self, kind: str) -> str:
         """Return the only value that matching jobs can have for a kind of term; empty if the search allows several."""
-        for word in self.words:
-            if word.kind == kind and len(word.values) == 1 and not word.opposite and "*" not in word.values[0]:
-                return word.values[0].replace(_STAR, "*")
+        for term in self.words:
+            if term.kind == kind and len(term.values) == 1 and not term.opposite and "*" not in term.values[0]:
+                return term.values[0].replace(_STAR, "*")
         return ""
 
     @property
     def ids(self) -> tuple[int, ...] | None:
         """Return the ids of the only jobs that can match; None if the search has no such term."""
-        for word in self.words:
+        for term in self.words:
             if (
-                word.kind == "id"
-                and word.operator in (":", "=")
-                and not word.opposite
-                and "*" not in "".join(word.values)
+                term.kind == "id"
+                and term.operator in (":", "=")
+                and not term.opposite
+                and "*" not in "".join(term.values)
             ):
-                return tuple(int(value) for value in word.values if _JOB_NUMBER.fullmatch(value))
+                return tuple(int(value) for value in term.values if _JOB_NUMBER.fullmatch(value))
         return None
 
     def minimum(self, kind: str) -> int:
@@ -161,9 +161,9 @@ class JobSearch:
     def _bounds(self, kind: str, by_operator: Mapping[str, Callable[[float], int]]) -> list[int]:
         """Return the bound that each term of a kind sets by its operator, if it sets one."""
         return [
-            by_operator[word.operator](float(word.values[0]))
-            for word in self.words
-            if word.kind == kind and len(word.values) == 1 and not word.opposite and word.operator in by_operator
+            by_operator[term.operator](float(term.values[0]))
+            for term in self.words
+            if term.kind == kind and len(term.values) == 1 and not term.opposite and term.operator in by_operator
         ]
 
 
@@ -179,16 +179,16 @@ def parse_search(text: str) -> JobSearch:
     pieces = _PIECE.findall(text)
     if len(pieces) > MAX_WORDS:
         _refuse(text, f"the filter has {len(pieces)} words", f"give at most {MAX_WORDS}")
-    words, states = [], []
+    terms, states = [], []
     for piece in pieces:
-        word = _word(piece)
-        if word.kind == "state":
-            named = frozenset[JobState]().union(*(STATE_GROUPS[value] for value in word.values))
-            states.append(frozenset(JobState) - named if word.opposite else named)
+        term = _word(piece)
+        if term.kind == "state":
+            matching_states = frozenset[JobState]().union(*(STATE_GROUPS[value] for value in term.values))
+            states.append(frozenset(JobState) - matching_states if term.opposite else matching_states)
         else:
-            words.append(word)
+            terms.append(term)
     meant = frozenset(JobState).intersection(*states) if states else UNFINISHED
-    return JobSearch(text.strip(), tuple(words), meant)
+    return JobSearch(text.strip(), tuple(terms), meant)
 
 
 def _word(piece: str) -> Word:
@@ -202,13 +202,13 @@ def _word(piece: str) -> Word:
             f"{piece} is no word of a filter",
             f"say of what: {_quoted('name:', plain)}, {_quoted('user:', plain)}",
         )
-    sign, name, operator, told = match.groups()
+    sign, name, operator, text = match.groups()
     kind = name.lower()
     if kind not in KINDS:
         near = get_close_matches(kind, KINDS, 1)
         guess = f"did you mean {near[0]}? " if near else ""
         _refuse(piece, f"there is no {name} in filters", f"{guess}known: {', '.join(KINDS)}")
-    values = tuple(value.strip() for value in _split(told))
+    values = tuple(value.strip() for value in _split(text))
     if not all(values):
         _refuse(piece, f"{piece} has no value", f"as in {KINDS[kind].example}")
     return _meant(piece, kind, operator, values, sign == "-")
@@ -216,26 +216,26 @@ def _word(piece: str) -> Word:
 
 def format_term(kind: str, value: str) -> str:
     """Return a term that matches exactly this value, with quotation marks where needed."""
-    told = value if _PLAIN.fullmatch(value) else '"' + value.replace('"', '""') + '"'
-    return f"{kind}:{told}"
+    text = value if _PLAIN.fullmatch(value) else '"' + value.replace('"', '""') + '"'
+    return f"{kind}:{text}"
 
 
-def _split(told: str) -> list[str]:
+def _split(text: str) -> list[str]:
     """Split values at commas outside quotation marks, and remove the quotation marks."""
     values = [""]
-    for index, piece in enumerate(_QUOTED.split(told)):
-        first, *more = [piece[1:-1].replace('""', '"').replace("*", _STAR)] if index % 2 else piece.split(",")
+    for index, piece in enumerate(_QUOTED.split(text)):
+        first, *pieces = [piece[1:-1].replace('""', '"').replace("*", _STAR)] if index % 2 else piece.split(",")
         values[-1] += first
-        values += more
+        values += pieces
     return values
 
 
-def _quoted(before: str, text: str) -> str:
-    return f'{before}"{text}"' if " " in text else f"{before}{text[:40] or 'TEXT'}"
+def _quoted(prefix: str, text: str) -> str:
+    return f'{prefix}"{text}"' if " " in text else f"{prefix}{text[:40] or 'TEXT'}"
 
 
 def _meant(piece: str, kind: str, operator: str, values: tuple[str, ...], opposite: bool) -> Word:
-    known = KINDS[kind]
+    search_kind = KINDS[kind]
     if kind in _CHOICES:
         values = tuple(value.lower() for value in values)
         for value in values:
@@ -244,14 +244,14 @@ def _meant(piece: str, kind: str, operator: str, values: tuple[str, ...], opposi
                 guess = f"did you mean {near[0]}? " if near else ""
                 _refuse(piece, f"there is no {kind} {value}", f"{guess}known: {', '.join(_CHOICES[kind])}")
     exact = operator in (":", "=")
-    if not exact and known.number is None:
-        _refuse(piece, f"{kind} cannot be compared with {operator}", f"as in {known.example}")
+    if not exact and search_kind.number is None:
+        _refuse(piece, f"{kind} cannot be compared with {operator}", f"as in {search_kind.example}")
     if not exact and len(values) > 1:
-        _refuse(piece, f"{kind} is compared with {format_list(values)}", f"compare it with one: {known.example}")
+        _refuse(piece, f"{kind} is compared with {format_list(values)}", f"compare it with one: {search_kind.example}")
     holds = (
-        _numeric(piece, known, operator, values)
-        if known.number and (not exact or not known.texts)
-        else _textual(known, values)
+        _numeric(piece, search_kind, operator, values)
+        if search_kind.number and (not exact or not search_kind.texts)
+        else _textual(search_kind, values)
     )
     if opposite:
         plain = holds
@@ -259,8 +259,8 @@ def _meant(piece: str, kind: str, operator: str, values: tuple[str, ...], opposi
     return Word(kind, operator, values, opposite, holds)
 
 
-def _textual(known: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
-    texts = known.texts
+def _textual(search_kind: _Kind, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
+    texts = search_kind.texts
     if texts is None:
         return lambda job, now: True  # ``JobSearch.states`` holds the states
     exact = frozenset(value.replace(_STAR, "*") for value in values if "*" not in value)
@@ -277,18 +277,18 @@ def _pattern(value: str) -> re.Pattern[str]:
     return re.compile(pattern.replace(_STAR, r"\*"))
 
 
-def _numeric(piece: str, known: _Kind, operator: str, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
-    number, compare = known.number, _OPERATORS[operator]
+def _numeric(piece: str, search_kind: _Kind, operator: str, values: tuple[str, ...]) -> Callable[[Job, float], bool]:
+    number, compare = search_kind.number, _OPERATORS[operator]
     assert number is not None
-    wanted = [_number(piece, known, value) for value in values]
-    return lambda job, now: any(compare(number(job, now), value) for value in wanted)
+    numbers = [_number(piece, search_kind, value) for value in values]
+    return lambda job, now: any(compare(number(job, now), value) for value in numbers)
 
 
-def _number(piece: str, known: _Kind, value: str) -> float:
+def _number(piece: str, search_kind: _Kind, value: str) -> float:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([smhdw]?)", value, re.ASCII)
-    if match is None or (match[2] and not known.unit) or float(match[1]) > MAX_NUMBER:
-        wanted = "seconds, or 90m, 2h, 1d" if known.unit else "a number"
-        _refuse(piece, f"{value} in {piece} is no number", f"give {wanted}: {known.example}")
+    if match is None or (match[2] and not search_kind.unit) or float(match[1]) > MAX_NUMBER:
+        expected = "seconds, or 90m, 2h, 1d" if search_kind.unit else "a number"
+        _refuse(piece, f"{value} in {piece} is no number", f"give {expected}: {search_kind.example}")
     return float(match[1]) * _UNITS[match[2]]
 
 

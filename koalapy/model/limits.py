@@ -77,8 +77,8 @@ class Excess:
 
     @property
     def text(self) -> str:
-        limit, used, asked = (_amount(self.name, value) for value in (self.limit, self.used, self.requested))
-        have = f"{used} {'is' if self.used == 1 else 'are'} in use and {asked} more asked for"
+        limit, used, requested = (_amount(self.name, value) for value in (self.limit, self.used, self.requested))
+        have = f"{used} {'is' if self.used == 1 else 'are'} in use and {requested} more asked for"
         return f"the limit {self.name} of {self.scope.display_name} is {limit}: {have}"
 
     @property

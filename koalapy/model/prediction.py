@@ -122,16 +122,20 @@ class JudgedPrediction:
     """The actual time minus ``middle``; for a late event that has not happened, the time elapsed minus ``middle``."""
 
 
-def judge_prediction(told: Prediction, course: Course, now: float) -> JudgedPrediction:
+def judge_prediction(prediction: Prediction, course: Course, now: float) -> JudgedPrediction:
     """Return a prediction with its outcome at the time ``now``."""
-    if told.kind is PredictionKind.RUN_TIME:
+    if prediction.kind is PredictionKind.RUN_TIME:
         came, cut, elapsed = _run_time(course, now)
     else:
-        came, cut, elapsed = _moment(told, course, now)
-    outcome = classify_outcome(told.low, told.high, came, cut, elapsed)
-    seen = next((each for each in (came, cut, elapsed) if each is not None), 0.0)
+        came, cut, elapsed = _moment(prediction, course, now)
+    outcome = classify_outcome(prediction.low, prediction.high, came, cut, elapsed)
+    judged_at = next((timestamp for timestamp in (came, cut, elapsed) if timestamp is not None), 0.0)
     return JudgedPrediction(
-        told.job, told.kind, told.made_at, outcome, seen - told.middle if outcome.is_decided else None
+        prediction.job,
+        prediction.kind,
+        prediction.made_at,
+        outcome,
+        judged_at - prediction.middle if outcome.is_decided else None,
     )
 
 
@@ -146,21 +150,21 @@ def classify_outcome(low: float, high: float, came: float | None, cut: float | N
     return Outcome.LATE if elapsed > high else Outcome.OPEN
 
 
-def _moment(told: Prediction, course: Course, now: float) -> tuple[float | None, float | None, float]:
+def _moment(prediction: Prediction, course: Course, now: float) -> tuple[float | None, float | None, float]:
     """Return the seconds from the prediction to the event, to its interruption, and until now.
 
     A change by a user and an earlier end of the job are interruptions. The first two values are None if they have not
     occurred; the first also if the interruption was earlier.
     """
     came = course.started_at
-    if told.kind is PredictionKind.END:
+    if prediction.kind is PredictionKind.END:
         came = course.ended_at if course.ran_to_its_end else None
     cuts = [course.touched_at, course.ended_at if course.state.is_final and came is None else None]
-    cut = min((each for each in cuts if each is not None), default=None)
+    cut = min((timestamp for timestamp in cuts if timestamp is not None), default=None)
     if came is not None and cut is not None and cut < came:
         came = None
-    made = told.made_at
-    return None if came is None else came - made, None if cut is None else cut - made, now - made
+    made_at = prediction.made_at
+    return None if came is None else came - made_at, None if cut is None else cut - made_at, now - made_at
 
 
 def _run_time(course: Course, now: float) -> tuple[float | None, float | None, float]:
@@ -198,14 +202,14 @@ class Coverage:
 
 def compute_coverage(kind: PredictionKind, days: float, judged: Iterable[JudgedPrediction]) -> Coverage:
     """Return the accuracy of predictions of one kind."""
-    found = list(judged)
-    counts = Counter(each.outcome for each in found)
+    predictions = list(judged)
+    counts = Counter(prediction.outcome for prediction in predictions)
     by_job: dict[JobId, list[JudgedPrediction]] = defaultdict(list)
-    for each in found:
-        if each.outcome.is_decided:
-            by_job[each.job].append(each)
-    errors = [median(each.error or 0.0 for each in several) for several in by_job.values()]
-    sizes = [median(abs(each.error or 0.0) for each in several) for several in by_job.values()]
+    for prediction in predictions:
+        if prediction.outcome.is_decided:
+            by_job[prediction.job].append(prediction)
+    errors = [median(prediction.error or 0.0 for prediction in several) for several in by_job.values()]
+    sizes = [median(abs(prediction.error or 0.0) for prediction in several) for several in by_job.values()]
     has_interval = bool(by_job) and kind is not PredictionKind.ADVISED
     within = _share(by_job.values(), Outcome.WITHIN)
     return Coverage(
@@ -225,7 +229,7 @@ def compute_coverage(kind: PredictionKind, days: float, judged: Iterable[JudgedP
 
 
 def _share(jobs: Iterable[Sequence[JudgedPrediction]], outcome: Outcome) -> float:
-    shares = [sum(each.outcome is outcome for each in several) / len(several) for several in jobs]
+    shares = [sum(prediction.outcome is outcome for prediction in several) / len(several) for several in jobs]
     return sum(shares) / len(shares) if shares else 0.0
 
 

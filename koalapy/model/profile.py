@@ -80,19 +80,19 @@ class ClusterProfile:
 
         A word with blanks or shell characters is not mapped, since only a part of a script would be mapped.
         """
-        return [self._fill(self._mapped_word(word), cluster, job) for word in command]
+        return [self._fill(self._mapped_word(argument), cluster, job) for argument in command]
 
     def _mapped(self, path: str) -> str:
         """Map a path by the longest entry of ``paths`` that it begins with, in complete folder names."""
         for folder in sorted(self.paths, key=len, reverse=True):
-            own = folder.rstrip("/")
-            if path == own or path.startswith(f"{own}/"):
-                return self.paths[folder].rstrip("/") + path[len(own) :] or "/"
+            prefix = folder.rstrip("/")
+            if path == prefix or path.startswith(f"{prefix}/"):
+                return self.paths[folder].rstrip("/") + path[len(prefix) :] or "/"
         return path
 
-    def _mapped_word(self, word: str) -> str:
-        match = _PATH_WORD.fullmatch(word) if self.paths else None
-        return (match[1] or "") + self._mapped(match[2]) if match else word
+    def _mapped_word(self, argument: str) -> str:
+        match = _PATH_WORD.fullmatch(argument) if self.paths else None
+        return (match[1] or "") + self._mapped(match[2]) if match else argument
 
     def _fill(self, text: str, cluster: ClusterName, job: JobId) -> str:
         """Replace placeholders.
@@ -123,11 +123,13 @@ def texts_of(spec: JobSpec, index: int | None = None) -> Iterator[tuple[str, str
 
     All components of a flexible request have the same.
     """
-    own, place = spec.component(index), f"request.components[{index}]."
-    command, field = (own.command, f"{place}command") if own and own.command else (spec.command, "command")
-    yield from ((f"{field}[{number}]", word) for number, word in enumerate(command))
+    component, place = spec.component(index), f"request.components[{index}]."
+    command, field = (
+        (component.command, f"{place}command") if component and component.command else (spec.command, "command")
+    )
+    yield from ((f"{field}[{number}]", argument) for number, argument in enumerate(command))
     yield "workdir", spec.workdir or ""
-    yield (f"{place}output", own.output) if own and own.output else ("output", spec.output or "")
+    yield (f"{place}output", component.output) if component and component.output else ("output", spec.output or "")
 
 
 def component_folders(spec: JobSpec, index: int | None = None) -> frozenset[str]:
@@ -149,10 +151,10 @@ def job_folders(spec: JobSpec) -> frozenset[str]:
 
 def describe_missing_folders(clusters: Sequence[ClusterName], folders: Iterable[str]) -> str:
     """Return a text such as ``cluster south has no scratch folder``."""
-    which = " or ".join(sorted(folders))
+    names = " or ".join(sorted(folders))
     if len(clusters) == 1:
-        return f"cluster {clusters[0]} has no {which} folder"
-    return f"clusters {format_list(clusters)} have no {which} folder"
+        return f"cluster {clusters[0]} has no {names} folder"
+    return f"clusters {format_list(clusters)} have no {names} folder"
 
 
 def describe_series_conflict(series: Mapping[ClusterName, int]) -> str:
@@ -172,11 +174,11 @@ MAX_SETS = 64
 Profiles = Mapping[ClusterName, ClusterProfile]
 
 
-def may_share_job(one: ClusterName, other: ClusterName, profiles: Profiles) -> bool:
+def may_share_job(first: ClusterName, second: ClusterName, profiles: Profiles) -> bool:
     """Return whether both clusters allow the other one in ``coallocate_with``."""
-    allowed = (profiles[one].coallocate_with, profiles[other].coallocate_with)
-    return one == other or all(
-        names is None or name in names for names, name in zip(allowed, (other, one), strict=True)
+    allowed = (profiles[first].coallocate_with, profiles[second].coallocate_with)
+    return first == second or all(
+        names is None or name in names for names, name in zip(allowed, (second, first), strict=True)
     )
 
 
@@ -184,9 +186,11 @@ def partners(name: ClusterName, profiles: Profiles, *, one_series: bool) -> froz
     """Return the other clusters that may share a job with one; ``one_series``: the job runs under Open MPI."""
     series = profiles[name].mpi.series
     return frozenset(
-        other
-        for other, profile in profiles.items()
-        if other != name and may_share_job(name, other, profiles) and not (one_series and profile.mpi.series != series)
+        candidate
+        for candidate, profile in profiles.items()
+        if candidate != name
+        and may_share_job(name, candidate, profiles)
+        and not (one_series and profile.mpi.series != series)
     )
 
 
@@ -200,15 +204,15 @@ def find_largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[froze
         return
     near = {name: partners(name, profiles, one_series=one_series) for name in sorted(profiles)}
 
-    def grow(chosen: frozenset[str], possible: frozenset[str], done: frozenset[str]) -> Iterator[frozenset[str]]:
-        """Yield the sets with all of ``chosen``, some of ``possible`` and none of ``done`` (Bron and Kerbosch)."""
-        if not possible and not done:
+    def grow(chosen: frozenset[str], possible: frozenset[str], excluded: frozenset[str]) -> Iterator[frozenset[str]]:
+        """Yield the sets with all of ``chosen``, some of ``possible`` and none of ``excluded`` (Bron and Kerbosch)."""
+        if not possible and not excluded:
             yield chosen
             return
-        pivot = max(sorted(possible | done), key=lambda name: len(near[name] & possible))
+        pivot = max(sorted(possible | excluded), key=lambda name: len(near[name] & possible))
         for name in sorted(possible - near[pivot]):
-            yield from grow(chosen | {name}, possible & near[name], done & near[name])
-            possible, done = possible - {name}, done | {name}
+            yield from grow(chosen | {name}, possible & near[name], excluded & near[name])
+            possible, excluded = possible - {name}, excluded | {name}
 
     if profiles:
         yield from grow(frozenset(), frozenset(near), frozenset())
@@ -222,10 +226,12 @@ def find_sharing_sets(profiles: Profiles, *, one_series: bool) -> tuple[frozense
 
 def explain_conflict(names: Iterable[ClusterName], profiles: Profiles, *, one_series: bool) -> str:
     """Return the reason why clusters may not share a job: Open MPI series or ``coallocate_with``. Empty if they may."""
-    named = sorted(names)
-    apart = [(a, b) for i, a in enumerate(named) for b in named[i + 1 :] if not may_share_job(a, b, profiles)]
-    said = [f"coallocate_with keeps {format_list([f'{a} and {b}' for a, b in apart])} apart"] if apart else []
-    series = {name: profiles[name].mpi.series for name in named}
+    sorted_names = sorted(names)
+    apart = [
+        (a, b) for i, a in enumerate(sorted_names) for b in sorted_names[i + 1 :] if not may_share_job(a, b, profiles)
+    ]
+    reasons = [f"coallocate_with keeps {format_list([f'{a} and {b}' for a, b in apart])} apart"] if apart else []
+    series = {name: profiles[name].mpi.series for name in sorted_names}
     if one_series and len(set(series.values())) > 1:
-        said.append(describe_series_conflict(series))
-    return "; ".join(said)
+        reasons.append(describe_series_conflict(series))
+    return "; ".join(reasons)

@@ -48,9 +48,9 @@ class KnownCluster:
     def alone(self) -> "KnownCluster":
         """Return a copy with only the fields of ``ClusterProfile`` and ``Mpi``, without those that the configuration
         adds."""
-        own = {each.name: getattr(self.profile, each.name) for each in fields(ClusterProfile)}
-        profile = ClusterProfile(**own | {"mpi": Mpi(self.profile.mpi.series)})
-        return KnownCluster(**{each.name: getattr(self, each.name) for each in fields(self)} | {"profile": profile})
+        profile_values = {field.name: getattr(self.profile, field.name) for field in fields(ClusterProfile)}
+        profile = ClusterProfile(**profile_values | {"mpi": Mpi(self.profile.mpi.series)})
+        return KnownCluster(**{field.name: getattr(self, field.name) for field in fields(self)} | {"profile": profile})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Beginning:
             self.rules,
             policies,
             [cluster.status() for cluster in self.clusters],
-            {(one, other): link for one, other, link in self.links},
+            {(first, second): link for first, second, link in self.links},
             Experience(speeds, self.runs),
             self.people.accounts(),
             self.people.owner_use(),

@@ -30,7 +30,7 @@ OF_AGENTS = ("calls", "disks", "versions")
 """Fields of a report that are omitted."""
 
 
-def line(content: Json) -> bytes:
+def encode_line(content: Json) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
@@ -38,24 +38,24 @@ def line(content: Json) -> bytes:
 
 
 def beginning_to_json(beginning: Beginning) -> Json:
-    told = replace(beginning, clusters=tuple(cluster.alone() for cluster in beginning.clusters), jobs=())
-    data: Json = _adapter(Beginning).dump_python(told, mode="json")
+    recorded = replace(beginning, clusters=tuple(cluster.alone() for cluster in beginning.clusters), jobs=())
+    data: Json = _adapter_for(Beginning).dump_python(recorded, mode="json")
     return data | {"jobs": [job_to_json(job) for job in beginning.jobs]}
 
 
 def beginning_from_json(data: Json) -> Beginning:
     """Return an initial state from JSON. Raise one of ``reading.NOT_READ`` for invalid data."""
-    rest = {name: value for name, value in data.items() if name != "jobs"}
-    begun: Beginning = _adapter(Beginning).validate_python(rest)
+    other_values = {name: value for name, value in data.items() if name != "jobs"}
+    begun: Beginning = _adapter_for(Beginning).validate_python(other_values)
     return replace(begun, jobs=tuple(job_from_json(job) for job in data.get("jobs", ())))
 
 
 def job_to_json(job: Job) -> Json:
-    return _plain(job, "spec") | {"spec": _plain(job.spec, *FOR_PEOPLE)}
+    return _fields_to_json(job, "spec") | {"spec": _fields_to_json(job.spec, *FOR_PEOPLE)}
 
 
 def job_from_json(data: Json) -> Job:
-    job: Job = _adapter(Job).validate_python(data)
+    job: Job = _adapter_for(Job).validate_python(data)
     return job
 
 
@@ -63,22 +63,22 @@ def job_from_json(data: Json) -> Job:
 
 
 def step_to_json(step: Step) -> Json:
-    told: Json = {"n": step.number, "at": step.at}
+    content: Json = {"n": step.number, "at": step.at}
     if step.events:
-        told["events"] = [_event_to_json(event) for event in step.events]
+        content["events"] = [_event_to_json(event) for event in step.events]
     for name in ("refused", "nonces", "looks"):
-        if some := getattr(step, name):
-            told[name] = some
+        if items := getattr(step, name):
+            content[name] = items
     if step.done:
-        told["done"] = step.done
-    return told
+        content["done"] = step.done
+    return content
 
 
 def step_from_json(data: Json) -> Step:
     """Return a step from JSON. Raise one of ``reading.NOT_READ`` for invalid data."""
     events = tuple(_event_from_json(*event) for event in data.get("events", ()))
-    rest = {name: value for name, value in data.items() if name not in ("n", "events")}
-    step: Step = _adapter(Step).validate_python(rest | {"number": data["n"], "events": events})
+    other_values = {name: value for name, value in data.items() if name not in ("n", "events")}
+    step: Step = _adapter_for(Step).validate_python(other_values | {"number": data["n"], "events": events})
     return step
 
 
@@ -86,34 +86,38 @@ def _event_to_json(event: ev.Event) -> Sequence[Any]:
     kind = type(event).__name__
     if isinstance(event, ev.Reported):
         report = event.report
-        return kind, event.cluster, type(report).__name__, _plain(report, *OF_AGENTS)
+        return kind, event.cluster, type(report).__name__, _fields_to_json(report, *OF_AGENTS)
     if isinstance(event, ev.JobSubmitted):
         return kind, job_to_json(event.job), event.by
-    return kind, _plain(event)
+    return kind, _fields_to_json(event)
 
 
-def _event_from_json(kind: str, *rest: Any) -> ev.Event:
+def _event_from_json(kind: str, *values: Any) -> ev.Event:
     if kind == ev.Reported.__name__:
-        cluster, report_kind, report = rest
-        return ev.Reported(cluster, _adapter(REPORTS[report_kind]).validate_python(report))
+        cluster, report_kind, report = values
+        return ev.Reported(cluster, _adapter_for(REPORTS[report_kind]).validate_python(report))
     if kind == ev.JobSubmitted.__name__:
-        job, by = rest
-        return ev.JobSubmitted(job_from_json(job), by)
-    event: ev.Event = _adapter(EVENTS[kind]).validate_python(rest[0])
+        job, user = values
+        return ev.JobSubmitted(job_from_json(job), user)
+    event: ev.Event = _adapter_for(EVENTS[kind]).validate_python(values[0])
     return event
 
 
 @cache
-def _adapter(kind: Kind) -> TypeAdapter[Any]:
+def _adapter_for(kind: Kind) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _plain(value: Any, *leave_out: str) -> Json:
+def _fields_to_json(value: Any, *leave_out: str) -> Json:
     """Return the fields of a value as JSON, without those that have their default values."""
-    told = {each.name for each in fields(value) if getattr(value, each.name) != _default(each)}
-    data: Json = _adapter(value.__class__).dump_python(value, mode="json", include=told - set(leave_out))
+    changed_fields = {
+        value_field.name
+        for value_field in fields(value)
+        if getattr(value, value_field.name) != _default_of(value_field)
+    }
+    data: Json = _adapter_for(value.__class__).dump_python(value, mode="json", include=changed_fields - set(leave_out))
     return data
 
 
-def _default(of: Field[Any]) -> Any:
-    return of.default if of.default_factory is MISSING else of.default_factory()
+def _default_of(value_field: Field[Any]) -> Any:
+    return value_field.default if value_field.default_factory is MISSING else value_field.default_factory()

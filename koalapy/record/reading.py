@@ -79,11 +79,11 @@ class RecordFile:
 
     def _begun(self, head: Json, file: Lines) -> Life:
         self._check_format(head.get("koala_record"))
-        told = self._next(file)
-        if told is None:
+        content = self._next(file)
+        if content is None:
             raise self._cut()
         try:
-            beginning = beginning_from_json(told["begin"])
+            beginning = beginning_from_json(content["begin"])
         except NOT_READ as error:
             raise self._fault(f"is damaged in line {self._number}: it begins with nothing that is known") from error
         life, version = head.get("life"), head.get("version")
@@ -93,17 +93,17 @@ class RecordFile:
 
     def _steps(self, life: str, file: Lines) -> Iterator[Step]:
         expected, part = 1, 1
-        while (told := self._next(file)) is not None:
-            if "koala_record" in told and told.get("life") == life:
+        while (content := self._next(file)) is not None:
+            if "koala_record" in content and content.get("life") == life:
                 part += 1
-                if told.get("part") != part:
+                if content.get("part") != part:
                     raise self._fault(f"has a gap before line {self._number}: part {part} of {life} is missing")
                 continue
-            if "n" not in told:
-                self._ahead = told
+            if "n" not in content:
+                self._ahead = content
                 return
             try:
-                step = step_from_json(told)
+                step = step_from_json(content)
             except NOT_READ as error:
                 raise self._fault(f"is damaged in line {self._number}: that is no step") from error
             if step.number != expected:
@@ -117,8 +117,8 @@ class RecordFile:
     def _next(self, file: Lines) -> Json | None:
         """Return the next line; None at the end of the file."""
         if self._ahead is not None:
-            told, self._ahead = self._ahead, None
-            return told
+            content, self._ahead = self._ahead, None
+            return content
         try:
             line = file.readline(self._max_line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -131,16 +131,16 @@ class RecordFile:
         if len(line) == self._max_line:
             raise self._fault(f"is damaged in line {self._number}: it has more than {self._max_line} bytes")
         try:
-            found = json.loads(line)
+            content = json.loads(line)
         except (ValueError, RecursionError) as error:
             if self._number == 1:
                 raise self._fault("is no record of koala's", "koala export writes one") from error
             if not line.endswith(b"\n"):
                 raise self._cut() from error
             raise self._fault(f"is damaged in line {self._number}") from error
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             raise self._fault(f"is damaged in line {self._number}")
-        return found
+        return content
 
     def _check_format(self, number: object) -> None:
         if number != FORMAT:
@@ -155,5 +155,5 @@ class RecordFile:
     def _cut(self) -> UsageError:
         return self._fault(f"is cut off after line {self._number}")
 
-    def _fault(self, what: str, hint: str = AGAIN) -> UsageError:
-        return UsageError(f"{self._path} {what}", field="file", value=str(self._path), hint=hint)
+    def _fault(self, problem: str, hint: str = AGAIN) -> UsageError:
+        return UsageError(f"{self._path} {problem}", field="file", value=str(self._path), hint=hint)

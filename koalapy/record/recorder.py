@@ -91,7 +91,7 @@ class RecordedScheduler:
             self.apply(event, now)
         effects = self._scheduler.step((), now)
         self._number += 1
-        told, refused, given = tuple(self._events), tuple(self._refused), tuple(self._given)
+        recorded_events, refused, nonces = tuple(self._events), tuple(self._refused), tuple(self._given)
         self._events, self._refused, self._given = [], [], []
-        self._keep(Step(self._number, now, told, refused, given, self._clock.take(), Done.of(effects)))
+        self._keep(Step(self._number, now, recorded_events, refused, nonces, self._clock.take(), Done.of(effects)))
         return effects

@@ -117,24 +117,26 @@ class Replay:
             except KoalaError:
                 refused.append(index)
         effects = self._scheduler.step((), step.at)
-        told = _difference(step, Done.of(effects), tuple(refused))
-        return effects, told and Divergence(step.number, step.at, *told)
+        difference = _first_difference(step, Done.of(effects), tuple(refused))
+        return effects, difference and Divergence(step.number, step.at, *difference)
 
 
-def _difference(step: Step, done: Done, refused: tuple[int, ...]) -> tuple[str, str] | None:
+def _first_difference(step: Step, replayed_effects: Done, refused: tuple[int, ...]) -> tuple[str, str] | None:
     """Return the first recorded effect that differs and the replayed one as texts; None if all are equal."""
     if refused != step.refused:
-        return f"refused {_events(step.refused)}", f"refused {_events(refused)}"
-    if done == step.done:
+        return f"refused {_format_events(step.refused)}", f"refused {_format_events(refused)}"
+    if replayed_effects == step.done:
         return None
     for name in ("timeline", "jobs", "commands"):
-        recorded, replayed = getattr(step.done, name), getattr(done, name)
+        recorded, replayed = getattr(step.done, name), getattr(replayed_effects, name)
         for index in range(max(len(recorded), len(replayed))):
-            one, other = (some[index] if index < len(some) else None for some in (recorded, replayed))
-            if one != other:
-                return str(one or "nothing"), str(other or "nothing")
+            recorded_item, replayed_item = (
+                items[index] if index < len(items) else None for items in (recorded, replayed)
+            )
+            if recorded_item != replayed_item:
+                return str(recorded_item or "nothing"), str(replayed_item or "nothing")
     return None
 
 
-def _events(indices: tuple[int, ...]) -> str:
+def _format_events(indices: tuple[int, ...]) -> str:
     return f"events {', '.join(map(str, indices))}" if indices else "no event"

@@ -56,18 +56,18 @@ class Frames:
 
     def addfile(self, tarinfo: tarfile.TarInfo, fileobj: IO[bytes] | None = None) -> None:
         """Write a frame. The signature is that of ``tarfile.TarFile.addfile``."""
-        known = {"name": tarinfo.name, "size": tarinfo.size, "mode": tarinfo.mode, "mtime": int(tarinfo.mtime)}
-        self.add(known, fileobj or io.BytesIO())
+        header = {"name": tarinfo.name, "size": tarinfo.size, "mode": tarinfo.mode, "mtime": int(tarinfo.mtime)}
+        self.add(header, fileobj or io.BytesIO())
 
-    def add(self, known: dict[str, Any], file: IO[bytes]) -> None:
-        self._target.write(json.dumps(known).encode() + b"\n")
-        left = known["size"]
-        while left:
-            data = file.read(min(CHUNK, left))
+    def add(self, header: dict[str, Any], file: IO[bytes]) -> None:
+        self._target.write(json.dumps(header).encode() + b"\n")
+        remaining = header["size"]
+        while remaining:
+            data = file.read(min(CHUNK, remaining))
             if not data:
-                raise Refused(f"{known['name']!r} was cut while it was read")
+                raise Refused(f"{header['name']!r} was cut while it was read")
             self._target.write(data)
-            left -= len(data)
+            remaining -= len(data)
 
 
 class Folders:
@@ -80,12 +80,12 @@ class Folders:
         os.umask(0o077)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._own, 0o700)
-        found = os.lstat(self._own)
-        if not stat.S_ISDIR(found.st_mode):
+        status = os.lstat(self._own)
+        if not stat.S_ISDIR(status.st_mode):
             raise Refused(f"{self._own} is no folder")
-        if found.st_uid != os.geteuid():
-            raise Refused(f"{self._own} belongs to another account (uid {found.st_uid})")
-        if found.st_mode & 0o077:
+        if status.st_uid != os.geteuid():
+            raise Refused(f"{self._own} belongs to another account (uid {status.st_uid})")
+        if status.st_mode & 0o077:
             os.chmod(self._own, 0o700)
 
     def path(self, name: str) -> str:
@@ -100,10 +100,10 @@ class Folders:
         os.makedirs(folder, 0o700, exist_ok=True)
         with tarfile.open(fileobj=source, mode="r|") as archive:
             for member in archive:
-                _put(archive, member, folder)
+                _extract_member(archive, member, folder)
 
-    def get(self, name: str, asked: dict[str, Any], target: BinaryIO) -> None:
-        nodes, left = int(asked["nodes"]), int(asked["limit"])
+    def get(self, name: str, options: dict[str, Any], target: BinaryIO) -> None:
+        nodes, remaining = int(options["nodes"]), int(options["limit"])
         folder = os.open(self.path(name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         frames = Frames(target)
         for entry in sorted(os.listdir(folder)):
@@ -117,18 +117,18 @@ class Folders:
                 if kind is None:
                     file.seek(max(0, size - LOG_END))
                     data = file.read(LOG_END) or b""
-                elif size > (MAX_RESULT if kind[1] else left):
+                elif size > (MAX_RESULT if kind[1] else remaining):
                     continue
                 else:
-                    data = _read(file, size)
-            left -= len(data) if kind and kind[2] else 0
+                    data = _read_size(file, size)
+            remaining -= len(data) if kind and kind[2] else 0
             frames.add({"name": entry, "size": len(data)}, io.BytesIO(data))
 
-    def collect(self, name: str, asked: dict[str, Any], target: BinaryIO) -> None:
-        write_archive(Frames(target), self.path(name), Patterns(asked["patterns"]), frozenset(asked["without"]))
+    def collect(self, name: str, options: dict[str, Any], target: BinaryIO) -> None:
+        write_archive(Frames(target), self.path(name), Patterns(options["patterns"]), frozenset(options["without"]))
 
     def remove(self, name: str) -> None:
-        _remove(self.path(name))
+        _remove_path(self.path(name))
 
     def list(self, target: BinaryIO) -> None:
         frames = Frames(target)
@@ -137,7 +137,7 @@ class Folders:
                 frames.add({"name": name, "size": 0}, io.BytesIO())
 
 
-def _read(file: io.FileIO, size: int) -> bytes:
+def _read_size(file: io.FileIO, size: int) -> bytes:
     pieces = []
     while size > 0 and (data := file.read(size)):
         pieces.append(data)
@@ -145,7 +145,7 @@ def _read(file: io.FileIO, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
+def _extract_member(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
     """Extract a member of an archive into a folder. Replace an existing entry, and follow no links."""
     parts = [part for part in member.name.split("/") if part not in ("", ".")]
     if ".." in parts or (not parts and not member.isdir()):
@@ -153,13 +153,13 @@ def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None
     path = folder
     for part in parts[:-1]:
         path = os.path.join(path, part)
-        _folder(path)
+        _ensure_folder(path)
     path = os.path.join(folder, *parts)
     if member.isdir():
-        _folder(path)
+        _ensure_folder(path)
         return
     if os.path.lexists(path):
-        _remove(path)
+        _remove_path(path)
     if member.issym():
         os.symlink(member.linkname, path)
     elif member.isreg():
@@ -172,35 +172,35 @@ def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None
         raise Refused(f"{member.name!r} is neither a file nor a folder")
 
 
-def _folder(path: str) -> None:
+def _ensure_folder(path: str) -> None:
     if os.path.islink(path):
         os.unlink(path)
     if not os.path.isdir(path):
         os.mkdir(path, 0o700)
 
 
-def _remove(path: str) -> None:
+def _remove_path(path: str) -> None:
     if os.path.islink(path) or not os.path.isdir(path):
         os.unlink(path)
         return
-    for inner in _folders(path):  # a program may have made them read-only
+    for inner in _walk_folders(path):  # a program may have made them read-only
         os.chmod(inner, 0o700)
     shutil.rmtree(path)
 
 
-def _folders(path: str) -> Iterator[str]:
+def _walk_folders(path: str) -> Iterator[str]:
     yield path
     with os.scandir(path) as entries:
         inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for each in inner:
-        yield from _folders(each)
+    for folder in inner:
+        yield from _walk_folders(folder)
 
 
-def _asked(stdin: BinaryIO) -> Any:
+def _read_options(stdin: BinaryIO) -> Any:
     return json.loads(stdin.read())
 
 
-def run(argv: list[str], stdin: BinaryIO, stdout: BinaryIO) -> None:
+def run_command(argv: list[str], stdin: BinaryIO, stdout: BinaryIO) -> None:
     base, account, verb = argv[:3]
     folders = Folders(base, account)
     if verb == "list" and len(argv) == 3:
@@ -210,9 +210,9 @@ def run(argv: list[str], stdin: BinaryIO, stdout: BinaryIO) -> None:
     if verb == "put":
         folders.put(name, stdin)
     elif verb == "get":
-        folders.get(name, _asked(stdin), stdout)
+        folders.get(name, _read_options(stdin), stdout)
     elif verb == "collect":
-        folders.collect(name, _asked(stdin), stdout)
+        folders.collect(name, _read_options(stdin), stdout)
     elif verb == "remove":
         if os.path.lexists(folders.path(name)):
             folders.remove(name)
@@ -223,13 +223,13 @@ def run(argv: list[str], stdin: BinaryIO, stdout: BinaryIO) -> None:
 def main() -> int:
     """Run a verb; return 0 for success, else 1 with the reason in a line on standard error."""
     try:
-        run(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer)
+        run_command(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer)
         sys.stdout.flush()
     except (Refused, FoldersTooDeep) as error:
         print(error, file=sys.stderr)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"{where}{error.strerror or error}", file=sys.stderr)
+        prefix = f"{error.filename}: " if error.filename else ""
+        print(f"{prefix}{error.strerror or error}", file=sys.stderr)
     except (ValueError, KeyError, TypeError, tarfile.TarError, RecursionError) as error:
         print(f"cannot be understood: {error!r}"[:300], file=sys.stderr)
     else:

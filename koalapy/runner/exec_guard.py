@@ -73,15 +73,15 @@ def write_rank_script(folder: str, command: Sequence[str], environment: Mapping[
 
 
 def _script(command: Sequence[str], environment: Mapping[str, str], prefix: str, folder: str) -> str:
-    opened = " && ".join(f'[ "${{{i}-}}" = {shlex.quote(word)} ]' for i, word in enumerate(LAUNCHER, 1))
+    opened = " && ".join(f'[ "${{{i}-}}" = {shlex.quote(argument)} ]' for i, argument in enumerate(LAUNCHER, 1))
     # env takes a word with = in it for a variable. Of two values for one variable it uses the last.
-    words = [*((SHELL, "-c", 'exec "$0" "$@"') if "=" in command[0] else ()), *command]
+    arguments = [*((SHELL, "-c", 'exec "$0" "$@"') if "=" in command[0] else ()), *command]
     variables = [f"{name}={value}" for name, value in environment.items() if name != SCRIPT_VARIABLE]
     lines = [
         f"[ $# -eq 0 ] || {{ [ $# -eq {len(LAUNCHER)} ] && {opened}; }} ||",
         f"{{ echo {shlex.quote(REFUSAL)} >&2; exit 126; }}",
         f"cd {shlex.quote(folder)} || exit 126",
-        f"set -- {shlex.join([*variables, *words])}",
+        f"set -- {shlex.join([*variables, *arguments])}",
         f"not_plain={shlex.quote(NOT_PLAIN)}",
         *(_copy_line(name) for name in RANK_VARIABLES),
     ]
@@ -123,7 +123,7 @@ class ExecGuard:
         of other commands that the daemon may start.
         """
         self._names = names
-        self._launch_agents = [[os.fsencode(w) for w in words] for words in launch_agents]
+        self._launch_agents = [[os.fsencode(w) for w in arguments] for arguments in launch_agents]
         self._allowed = [[os.fsencode(w) for w in argv] for argv in (LAUNCHER, (SHELL, script, *LAUNCHER))]
         self._own = {os.fsencode(f"{name}={value}") for name, value in environment.items()}
         self._report_refusal = report_refusal
@@ -165,14 +165,14 @@ class ExecGuard:
         try:
             program = os.readlink(f"/proc/{pid}/exe")
             with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")[:-1]
+                arguments = file.read().split(b"\0")[:-1]
             is_daemon = any(name in os.path.basename(program) for name in self._names)
-            if not self._daemon_pid and is_daemon and (pid == self._starter or self._argument in words):
+            if not self._daemon_pid and is_daemon and (pid == self._starter or self._argument in arguments):
                 self._daemon_pid = pid
             if not self._daemon_pid or (is_daemon and pid == self._daemon_pid):  # series 5's mpirun executes prterun
                 _ptrace(PTRACE_CONT, pid)
                 return
-            if program == os.path.realpath(SHELL) and self._is_allowed(words):
+            if program == os.path.realpath(SHELL) and self._is_allowed(arguments):
                 self._clear_environment(pid)
                 _ptrace(PTRACE_DETACH, pid)
                 return
@@ -183,9 +183,9 @@ class ExecGuard:
             self._refused.add(program)
             self._report_refusal(program)
 
-    def _is_allowed(self, words: list[bytes]) -> bool:
+    def _is_allowed(self, arguments: list[bytes]) -> bool:
         """Whether a shell was given the job's rank script or a launch agent."""
-        return words in self._allowed or any(words[: len(first)] == first for first in self._launch_agents)
+        return arguments in self._allowed or any(arguments[: len(first)] == first for first in self._launch_agents)
 
     def _clear_environment(self, pid: int) -> None:
         """Overwrite the variables of a stopped process that are neither this site's own nor a rank's."""

@@ -101,7 +101,7 @@ class Installation:
             }
             flag, attached = "--mca", ["--mca", "orte_leave_session_attached", "1"]
         always = ["--bind-to", "none", "--stdin", "none"]
-        return [*(word for k, v in options.items() for word in (flag, k, v)), *attached, *always]
+        return [*(argument for k, v in options.items() for argument in (flag, k, v)), *attached, *always]
 
     def daemon_arguments(self, parameters: Mapping[str, str], rank_script: str, *, is_named: bool) -> list[str]:
         """Return the command line of this node's MPI daemon; ``parameters`` are those that the head node has chosen.
@@ -111,17 +111,17 @@ class Installation:
         fixed = LAUNCHES_NOTHING[self.series] | ({} if is_named else {"ess": "env"})
         fixed["odls_base_exec_agent" if self.series >= 5 else "orte_fork_agent"] = f"{SHELL} {rank_script}"
         flag = "--prtemca" if self.series >= 5 else "-mca"
-        words = [word for name, value in {**parameters, **fixed}.items() for word in (flag, name, value)]
+        arguments = [argument for name, value in {**parameters, **fixed}.items() for argument in (flag, name, value)]
         if self.series < 5:
-            return [self.daemon, *words]
+            return [self.daemon, *arguments]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        return [self.daemon, "--leave-session-attached", *root, *words]
+        return [self.daemon, "--leave-session-attached", *root, *arguments]
 
     def daemon_environment(self, environment: Mapping[str, str], name: str = "") -> dict[str, str]:
         """Return the environment of this node's MPI daemon, which is called ``name`` instead of by its host name."""
         prefixes = dict.fromkeys(("PRTE_PREFIX", "PMIX_PREFIX"), self.prefix) if self.series >= 5 else {}
-        named = {variable: value or name for variable, value in NAME_VARIABLES.items()} if name else {}
-        return {**environment, **prefixes, **named}
+        name_variables = {variable: value or name for variable, value in NAME_VARIABLES.items()} if name else {}
+        return {**environment, **prefixes, **name_variables}
 
     def can_name(self) -> bool:
         """Return whether its MPI daemons can be given names; assume so if its libraries are not found."""

@@ -35,9 +35,9 @@ exit "$code"
 """
 
 
-def is_launch_agent(words: list[str]) -> bool:
+def is_launch_agent(command: list[str]) -> bool:
     """Return whether a command line is that of our launch agent, of any job."""
-    return words[:1] == [LAUNCH_SHELL] and words[1:2] != [] and words[1].endswith(f"/{LAUNCH_SCRIPT}")
+    return command[:1] == [LAUNCH_SHELL] and command[1:2] != [] and command[1].endswith(f"/{LAUNCH_SCRIPT}")
 
 
 class LaunchRequests:
@@ -121,7 +121,7 @@ def fit_environment(node: Node, plan: Plan, installation: Installation, folder: 
     prepare(node.environment, installation, plan)
     node.environment["TMPDIR"] = folder
     ranks = rank_environment(node.environment, installation)
-    if sum(other["slots"] for other in plan.nodes) > 1:
+    if sum(node_plan["slots"] for node_plan in plan.nodes) > 1:
         ranks.update(REFUSE_MPICH)
     node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, plan.context["command"], ranks, installation.prefix)
 
@@ -173,8 +173,8 @@ def make_guard(
 
 def is_open_mpis(pid: int) -> bool:
     """Return whether a process belongs to Open MPI: mpirun, an MPI daemon or a launch agent."""
-    name, *words = command_of(pid) or [""]
-    return name in STARTER_NAMES or is_launch_agent(words)
+    name, *arguments = command_of(pid) or [""]
+    return name in STARTER_NAMES or is_launch_agent(arguments)
 
 
 def describe_end(code: int) -> str:

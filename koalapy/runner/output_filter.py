@@ -72,7 +72,7 @@ class OutputFilter:
         self._runner = runner
         commands = [" ".join(context["command"]) for context in plan.contexts]
         is_alone = len(plan.nodes) == 1 and plan.me["slots"] == 1
-        self._is_clear = is_alone or any("-m mpi4py" in each for each in commands)
+        self._is_clear = is_alone or any("-m mpi4py" in command for command in commands)
         """Whether no hint about exceptions is needed: no rank waits for another, or a failed rank ends all."""
         self._held = b""
         self._advice = dict(ADVICE)
@@ -82,8 +82,8 @@ class OutputFilter:
 
     def apply(self, output: bytes, mpirun: int) -> bytes:
         """Return the output to show to the user now, and withhold the rest. ``mpirun`` is the process ID of mpirun."""
-        for text in {text for words, text in self._advice.items() if words in output}:
-            self._advice = {words: other for words, other in self._advice.items() if other != text}
+        for text in {text for pattern, text in self._advice.items() if pattern in output}:
+            self._advice = {pattern: hint for pattern, hint in self._advice.items() if hint != text}
             self._pending += f"koala: {text}\n"
             self._runner.loop.after("advice", PAUSE, self._advise)
         if not self._is_clear and TRACEBACK in output:
@@ -106,11 +106,11 @@ class OutputFilter:
 
     def rest(self, mpirun: int, *, stopped: bool) -> bytes:
         """Return the withheld output, without mpirun's messages about its end if the job was ``stopped``."""
-        held, self._held, self.is_giving_up = self._held, b"", False
+        withheld, self._held, self.is_giving_up = self._held, b"", False
         pending, self._pending = self._pending, ""
         if stopped:
-            held = re.sub(mpirun_line(mpirun), b"", WHOLE_MESSAGE.sub(b"", held), flags=re.MULTILINE)
-        return held + pending.encode()
+            withheld = re.sub(mpirun_line(mpirun), b"", WHOLE_MESSAGE.sub(b"", withheld), flags=re.MULTILINE)
+        return withheld + pending.encode()
 
     def close(self) -> None:
         self._runner.loop.cancel("hint")
@@ -122,5 +122,5 @@ class OutputFilter:
         self._runner.show(pending.encode())
 
     def _release(self) -> None:
-        held, self._held, self.is_giving_up = self._held, b"", False
-        self._runner.show(held)
+        withheld, self._held, self.is_giving_up = self._held, b"", False
+        self._runner.show(withheld)

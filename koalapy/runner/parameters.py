@@ -57,12 +57,16 @@ def select_parameters(series: int, command: str) -> dict[str, str]:
     if daemon is None:
         raise Failure(f"mpirun asks for something that is not its daemon: {command[:200]}")
     try:
-        words = shlex.split(command[daemon.end() :])
+        arguments = shlex.split(command[daemon.end() :])
     except ValueError as error:
         raise Failure(f"mpirun's command for its daemon cannot be read ({error}): {command[:200]}") from error
     allowed = REQUIRED[series].keys() | SHARED[series].keys()
-    named = {n: value for option, n, value in zip(words, words[1:], words[2:]) if option in OPTIONS and n in allowed}
-    return {name: value.replace("\\", "") for name, value in named.items()}
+    chosen = {
+        n: value
+        for option, n, value in zip(arguments, arguments[1:], arguments[2:])
+        if option in OPTIONS and n in allowed
+    }
+    return {name: value.replace("\\", "") for name, value in chosen.items()}
 
 
 def check_parameters(series: int, parameters: object, section: str) -> Mapping[str, str]:
@@ -156,19 +160,19 @@ def prepare(environment: dict[str, str], installation: Installation, plan: Plan)
 def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, str]:
     control = "PRTE_MCA_" if series >= 5 else "OMPI_MCA_"
     on_loopback = plan.me["host"].startswith("127.")
-    own = dict(PREFER_ROMIO) if plan.spans_clusters else {}
+    parameters = dict(PREFER_ROMIO) if plan.spans_clusters else {}
     if network := environment.get("KOALA_MPI_INTERFACE") or _way_out(plan):
-        own |= {"OMPI_MCA_btl_tcp_if_include": network, "OMPI_MCA_btl_tcp_disable_family": "6"}
+        parameters |= {"OMPI_MCA_btl_tcp_if_include": network, "OMPI_MCA_btl_tcp_disable_family": "6"}
         if not on_loopback:  # the control channel rejects the loopback interface
             include = "prte_if_include" if series >= 5 else "oob_tcp_if_include"
-            own |= {control + include: network, f"{control}oob_tcp_disable_ipv6_family": "1"}
+            parameters |= {control + include: network, f"{control}oob_tcp_disable_ipv6_family": "1"}
     if ports := rank_ports(environment):
-        own["OMPI_MCA_btl_tcp_port_min_v4"] = str(ports[0])
-        own["OMPI_MCA_btl_tcp_port_range_v4"] = str(ports[1] - ports[0] + 1)
+        parameters["OMPI_MCA_btl_tcp_port_min_v4"] = str(ports[0])
+        parameters["OMPI_MCA_btl_tcp_port_range_v4"] = str(ports[1] - ports[0] + 1)
         if not on_loopback:  # there several daemons would compete for the ports
             first = environment["KOALA_MPI_PORTS"].partition("-")[0]
-            own[f"{control}oob_tcp_dynamic_ipv4_ports"] = f"{first}-{ports[0] - 1}"
-    return own | {_variable(name, series): value for name, value in _parameters(environment).items()}
+            parameters[f"{control}oob_tcp_dynamic_ipv4_ports"] = f"{first}-{ports[0] - 1}"
+    return parameters | {_variable(name, series): value for name, value in _parameters(environment).items()}
 
 
 def _way_out(plan: Plan) -> str | None:
@@ -199,9 +203,9 @@ def _variable(parameter: str, series: int) -> str:
 
 def rank_environment(environment: dict[str, str], installation: Installation) -> dict[str, str]:
     """Return the environment of this node's ranks: the node's own, with the libraries of its Open MPI first."""
-    own = {"PATH": os.defpath, **environment}
+    variables = {"PATH": os.defpath, **environment}
     folders = [f"{installation.prefix}/{name}" for name in ("lib", "lib64")] if installation.prefix != "/usr" else []
-    libraries = [f for f in folders if os.path.isdir(f)] + [own.pop("LD_LIBRARY_PATH", "")]
+    libraries = [f for f in folders if os.path.isdir(f)] + [variables.pop("LD_LIBRARY_PATH", "")]
     if path := ":".join(filter(None, libraries)):
-        own["LD_LIBRARY_PATH"] = path
-    return own
+        variables["LD_LIBRARY_PATH"] = path
+    return variables

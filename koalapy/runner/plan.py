@@ -98,13 +98,13 @@ class Plan:
         commands = [(context["command"], context["nodes"]) for context in self.contexts]
         if all(command == commands[0][0] for command, _ in commands):
             commands = [(commands[0][0], list(range(len(self.nodes))))]
-        words: list[str] = []
+        arguments: list[str] = []
         for _, indices in commands:
             nodes = [self.nodes[i] for i in indices]
             hosts = ",".join(f"{n['host']}:{n['slots']}" for n in nodes)
-            words += [":"] if words else []
-            words += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes)), *LAUNCHER]
-        return words
+            arguments += [":"] if arguments else []
+            arguments += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes)), *LAUNCHER]
+        return arguments
 
 
 class Role:

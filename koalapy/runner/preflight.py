@@ -93,13 +93,17 @@ class ProbeListener:
 
 
 class ProbeRound:
-    """Probes of all other nodes, after which ``done`` is called with the reason for each failure, by number."""
+    """Probes of all other nodes, after which ``on_end`` is called with the reason for each failure, by number."""
 
     def __init__(
-        self, loop: Loop, host: str, listeners: dict[int, tuple[str, int, str]], done: Callable[[dict[int, str]], None]
+        self,
+        loop: Loop,
+        host: str,
+        listeners: dict[int, tuple[str, int, str]],
+        on_end: Callable[[dict[int, str]], None],
     ) -> None:
         """``listeners``: (host, port, nonce) by number. Connections are bound to ``host``, as those of Open MPI are."""
-        self._loop, self._host, self._listeners, self._done = loop, host, listeners, done
+        self._loop, self._host, self._listeners, self._on_end = loop, host, listeners, on_end
         self._next = list(listeners)[::-1]
         self._open: dict[int, tuple[socket.socket, bytes]] = {}
         self._failures: dict[int, str] = {}
@@ -116,7 +120,7 @@ class ProbeRound:
         while self._next and len(self._open) < MAX_CONCURRENT_PROBES:
             self._probe(self._next.pop())
         if not self._open:
-            self._done(self._failures)
+            self._on_end(self._failures)
 
     def _probe(self, number: int) -> None:
         host, port, _ = self._listeners[number]
@@ -350,10 +354,10 @@ class Preflight:
         for index, node in self._ready.items():
             by_name.setdefault(node["host_name"], []).append(index)
         for name, indices in by_name.items():
-            first, *others = (f"{self._name(i)} of {self._cluster(i)}" for i in indices)
-            if others:
+            first, *duplicates = (f"{self._name(i)} of {self._cluster(i)}" for i in indices)
+            if duplicates:
                 self.namesakes |= dict.fromkeys(
-                    indices, f"nodes {first} and {others[0]} have the same host name, {name}"
+                    indices, f"nodes {first} and {duplicates[0]} have the same host name, {name}"
                 )
 
     def _evaluate(self) -> None:

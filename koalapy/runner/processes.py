@@ -206,8 +206,8 @@ def command_of(pid: int) -> list[str]:
     """Return the name of a process's program file, then its command line; nothing if the process has ended."""
     try:
         with open(f"/proc/{pid}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
-            words = file.read().split("\0")[:-1]
-        return [os.path.basename(os.readlink(f"/proc/{pid}/exe")).split(" ")[0], *words]
+            arguments = file.read().split("\0")[:-1]
+        return [os.path.basename(os.readlink(f"/proc/{pid}/exe")).split(" ")[0], *arguments]
     except OSError:
         return []
 

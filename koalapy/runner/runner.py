@@ -154,8 +154,8 @@ class Runner:
             self._phase = "running"
             self._link.send({"t": "running"})
             if warning := self._warning:
-                after, name, grace = warning["after"], warning["signal"], warning["grace"]
-                self.loop.after("warning", after, lambda: self._warn(name, grace))
+                delay, name, grace = warning["after"], warning["signal"], warning["grace"]
+                self.loop.after("warning", delay, lambda: self._warn(name, grace))
             if walltime := self._plan.get("walltime"):
                 self._walltime_ends = self._clock() + walltime
                 self.loop.after("walltime", walltime, self._check_walltime)
@@ -245,26 +245,26 @@ class Runner:
         If the lease ended while this process was stopped, it may have been renewed: halt the program and ask the agent
         first. The program must not run on, since the next attempt may have begun.
         """
-        left = self._lease_left()
+        remaining = self._lease_left()
         if self._result is not None:
             return
         if self._lease_is_over:
             if self._clock() >= self._lease_grace_ends:  # the alarm alone would be late: it stops with this process
                 self._conclude_lease()
             return
-        if left > 0:
+        if remaining > 0:
             if self._halted_until is not None:
                 self._halted_until = None
                 self._processes.resume()
-            elif left < float("inf"):
-                self.loop.after("lease", left, self._check_lease)
+            elif remaining < float("inf"):
+                self.loop.after("lease", remaining, self._check_lease)
             return
-        if self._halted_until is None and left < -MAX_LAG:
+        if self._halted_until is None and remaining < -MAX_LAG:
             self._halted_until = self._clock() + RENEWAL_TIMEOUT
             self._processes.halt()
             self._request_renewal()
         elif self._halted_until is None or self._clock() >= self._halted_until:
-            self._end_lease(-left)
+            self._end_lease(-remaining)
 
     def _request_renewal(self) -> None:
         """Request renewals until the halted program is resumed or ended."""

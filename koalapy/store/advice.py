@@ -38,7 +38,7 @@ class SqlAdvice:
             query = query.where(_advice.application == application)
         if owner is not None:
             query = query.join(tables.jobs, _jobs.id == _advice.job_id).where(_jobs.owner == owner)
-        return [_advised(row) for row in self._database.rows(query)]
+        return [_to_placement(row) for row in self._database.rows(query)]
 
     def applications_of(self, owner: str) -> set[str]:
         last = newest_of(owner, MAX_JOBS_OF_OWNER).subquery()
@@ -90,16 +90,16 @@ class SqlAdvice:
         )
         with self._database.reading() as connection:
             components = connection.execute(query).mappings()
-            runs = [_run(list(rows)) for _, rows in groupby(components, key=lambda row: row["id"])]
+            runs = [_to_run(list(rows)) for _, rows in groupby(components, key=lambda row: row["id"])]
             return [*_retained_runs(connection, limit - len(runs)), *runs]
 
 
-def write_advised(connection: Connection, given: Sequence[AdvisedPlacement]) -> None:
+def write_advised(connection: Connection, placements: Sequence[AdvisedPlacement]) -> None:
     """Insert advised placements. Their jobs must be placed in the same transaction."""
-    if not given:
+    if not placements:
         return
     rows = []
-    for advised in given:
+    for advised in placements:
         row = {name: getattr(advised, name) for name in _PLAIN}
         rows.append(row | {"job_id": advised.job, "options": [asdict(option) for option in advised.options]})
     connection.execute(insert(tables.advice), rows)
@@ -120,12 +120,12 @@ def complete_advised(connection: Connection, jobs: Iterable[Job]) -> None:
 _PLAIN = ("generation", "application", "at", "clusters", "predicted", "reason", "actual")
 
 
-def _advised(row: RowMapping) -> AdvisedPlacement:
+def _to_placement(row: RowMapping) -> AdvisedPlacement:
     options = tuple(Option(**{**option, "clusters": tuple(option["clusters"])}) for option in row["options"])
     return AdvisedPlacement(job=row["job_id"], options=options, **{name: row[name] for name in _PLAIN})
 
 
-def _run(rows: Sequence[RowMapping]) -> Run:
+def _to_run(rows: Sequence[RowMapping]) -> Run:
     """Return the run of one job from the rows of its components."""
     first = rows[0]
     size = Size(sum(row["size"] for row in rows), first["per_node"] or 0)
@@ -163,26 +163,33 @@ class SqlPredictions:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add_predictions(self, made: Sequence[Prediction]) -> None:
+    def add_predictions(self, new: Sequence[Prediction]) -> None:
         with self._database.writing() as connection:
             # Predictions of jobs that were deleted in the meantime would violate the foreign key of the insert.
-            there = {
+            existing_jobs = {
                 ident
-                for some in chunks({each.job for each in made})
-                for ident in connection.execute(select(jobs.c.id).where(jobs.c.id.in_(some))).scalars()
+                for chunk in chunks({prediction.job for prediction in new})
+                for ident in connection.execute(select(jobs.c.id).where(jobs.c.id.in_(chunk))).scalars()
             }
-            upsert(connection, predictions, [_row(each) for each in made if each.job in there], replace=False)
+            upsert(
+                connection,
+                predictions,
+                [_to_row(prediction) for prediction in new if prediction.job in existing_jobs],
+                replace=False,
+            )
 
     def predictions(
         self, since: float, limit: int, owner: str | None = None, application: str = ""
     ) -> list[tuple[Prediction, Course]]:
-        told, job, last = predictions.c, jobs.c, attempts.alias("last")
+        prediction, job, last = predictions.c, jobs.c, attempts.alias("last")
         later = attempts.alias("later").c
         is_last = (last.c.job_id == job.id) & (last.c.generation == job.generation)
-        started = select(func.min(later.barrier_at)).where(later.job_id == told.job_id)
-        started = started.where(later.generation > told.generation).correlate(predictions)
-        touched = select(func.min(timeline.c.at)).where(timeline.c.job_id == told.job_id, timeline.c.event.in_(TOUCHES))
-        touched = touched.where(timeline.c.at >= told.made_at).correlate(predictions)
+        started = select(func.min(later.barrier_at)).where(later.job_id == prediction.job_id)
+        started = started.where(later.generation > prediction.generation).correlate(predictions)
+        touched = select(func.min(timeline.c.at)).where(
+            timeline.c.job_id == prediction.job_id, timeline.c.event.in_(TOUCHES)
+        )
+        touched = touched.where(timeline.c.at >= prediction.made_at).correlate(predictions)
         query = (
             select(
                 predictions,
@@ -196,24 +203,24 @@ class SqlPredictions:
                 last.c.ended_at.label("attempt_ended_at"),
                 last.c.exit_code,
             )
-            .select_from(predictions.join(jobs, job.id == told.job_id).outerjoin(last, is_last))
-            .where(told.made_at >= since)
-            .order_by(told.made_at.desc(), told.job_id.desc(), told.kind)
+            .select_from(predictions.join(jobs, job.id == prediction.job_id).outerjoin(last, is_last))
+            .where(prediction.made_at >= since)
+            .order_by(prediction.made_at.desc(), prediction.job_id.desc(), prediction.kind)
             .limit(limit)
         )
         if owner is not None:
             query = query.where(job.owner == owner)
         if application:
             query = query.where(job.application == application)
-        return [_told(row) for row in self._database.rows(query)]
+        return [_prediction_and_course(row) for row in self._database.rows(query)]
 
 
-def _row(made: Prediction) -> dict[str, Any]:
-    row = asdict(made)
-    return row | {"job_id": row.pop("job"), "conditions": dict(made.conditions)}
+def _to_row(prediction: Prediction) -> dict[str, Any]:
+    row = asdict(prediction)
+    return row | {"job_id": row.pop("job"), "conditions": dict(prediction.conditions)}
 
 
-def _told(row: RowMapping) -> tuple[Prediction, Course]:
+def _prediction_and_course(row: RowMapping) -> tuple[Prediction, Course]:
     values = {name: value for name, value in row.items() if name in Prediction.__slots__}
     values |= {"kind": PredictionKind(row["kind"]), "source": PredictionSource(row["source"])}
     course = {name: value for name, value in row.items() if name in Course.__slots__}

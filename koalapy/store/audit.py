@@ -33,59 +33,60 @@ class SqlAudit:
         with self._database.writing() as connection:
             write_audit(connection, entries)
 
-    def audit_entries(self, which: AuditFilter) -> list[AuditEntry]:
-        order = table.c.id.desc() if which.newest_first else table.c.id
-        query, after = select(*ENTRY).order_by(order).limit(which.limit), which.after
+    def audit_entries(self, audit_filter: AuditFilter) -> list[AuditEntry]:
+        order = table.c.id.desc() if audit_filter.newest_first else table.c.id
+        query, lower_id = select(*ENTRY).order_by(order).limit(audit_filter.limit), audit_filter.after
         for name in ("actor", "action", "target", "outcome"):
-            if value := getattr(which, name):
+            if value := getattr(audit_filter, name):
                 query = query.where(table.c[name] == value)
-        if which.before:
-            query = query.where(table.c.id < which.before)
+        if audit_filter.before:
+            query = query.where(table.c.id < audit_filter.before)
         with self._database.reading() as connection:
-            if which.since:
-                first = connection.execute(_first_of(which.since)).scalar()
+            if audit_filter.since:
+                first = connection.execute(_first_of(audit_filter.since)).scalar()
                 if first is None:
                     return []
-                query, after = query.where(table.c.at >= which.since), max(after, first - 1)
-            return [AuditEntry(**row) for row in connection.execute(query.where(table.c.id > after)).mappings()]
+                query, lower_id = query.where(table.c.at >= audit_filter.since), max(lower_id, first - 1)
+            return [AuditEntry(**row) for row in connection.execute(query.where(table.c.id > lower_id)).mappings()]
 
     def forget_audit(self, before: float) -> int:
         if not self._database.rows(select(table.c.id).where(table.c.at < before).limit(1)):
             return 0
         with self._database.writing() as connection:
-            _noted(connection, to_change=True)  # lock the chain before the table, in the same order as ``write_audit``
+            # Lock the chain before the table, in the same order as ``write_audit``.
+            _read_chain_ends(connection, to_change=True)
             first_kept = connection.execute(select(func.min(table.c.id)).where(table.c.at >= before)).scalar()
             old = table.c.id >= 0 if first_kept is None else table.c.id < first_kept
             last = connection.execute(select(table.c.id, table.c.hash).where(old).order_by(table.c.id.desc()).limit(1))
             if (removed := last.one_or_none()) is None:
                 return 0
             if self._database.is_sqlite:
-                made = "select sql from sqlite_master where type = 'trigger' and name = ?"
-                trigger = connection.exec_driver_sql(made, (KEPT,)).scalar_one()
+                trigger_query = "select sql from sqlite_master where type = 'trigger' and name = ?"
+                trigger = connection.exec_driver_sql(trigger_query, (KEPT,)).scalar_one()
                 off, on = f"drop trigger {KEPT}", str(trigger)
             else:
-                off, on = (f"alter table audit {what} trigger {KEPT}" for what in ("disable", "enable"))
+                off, on = (f"alter table audit {change} trigger {KEPT}" for change in ("disable", "enable"))
             connection.exec_driver_sql(off)
-            gone = connection.execute(delete(table).where(old)).rowcount
+            count = connection.execute(delete(table).where(old)).rowcount
             connection.exec_driver_sql(on)
             connection.execute(update(chain).values(removed_id=removed.id, removed_hash=removed.hash))
-        return gone
+        return count
 
     def audit_head(self) -> AuditHead:
         with self._database.reading() as connection:
-            noted = _noted(connection)
+            noted = _read_chain_ends(connection)
             return AuditHead(noted.head_id, noted.head_hash)
 
     def audit_hash(self, entry: int) -> str | None:
         with self._database.reading() as connection:
-            if entry <= _noted(connection).removed_id:
+            if entry <= _read_chain_ends(connection).removed_id:
                 return ""
-            found: str | None = connection.execute(select(table.c.hash).where(table.c.id == entry)).scalar()
-            return found
+            stored_hash: str | None = connection.execute(select(table.c.hash).where(table.c.id == entry)).scalar()
+            return stored_hash
 
     def check_audit(self, after: AuditHead | None, limit: int) -> AuditCheck:
         with self._database.reading() as connection:
-            noted = _noted(connection)
+            noted = _read_chain_ends(connection)
             removed, head = AuditHead(noted.removed_id, noted.removed_hash), AuditHead(noted.head_id, noted.head_hash)
             checker = ChainChecker(removed if after is None or after.id < removed.id else after)
             query = select(*ENTRY, table.c.hash).where(table.c.id > (0 if after is None else checker.last.id))
@@ -100,7 +101,7 @@ class SqlAudit:
 NAMES = [column.name for column in ENTRY]
 
 
-def _noted(connection: Connection, *, to_change: bool = False) -> Row[tuple[int, int, str, int, str]]:
+def _read_chain_ends(connection: Connection, *, to_change: bool = False) -> Row[tuple[int, int, str, int, str]]:
     query = select(chain)
     return connection.execute(query.with_for_update() if to_change else query).one()
 
@@ -118,7 +119,7 @@ def write_audit(connection: Connection, entries: Sequence[AuditEntry]) -> None:
     """Append entries as part of a transaction. Such transactions run one after the other."""
     if not entries:
         return
-    noted = _noted(connection, to_change=True)
+    noted = _read_chain_ends(connection, to_change=True)
     last: int = connection.execute(select(func.max(table.c.id))).scalar() or 0
     first, hashed = max(noted.head_id, last) + 1, noted.head_hash
     rows: list[dict[str, Any]] = []

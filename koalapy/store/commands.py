@@ -51,10 +51,12 @@ def write_commands(connection: Connection, batch: Batch) -> None:
     """Store the commands of a batch, and each plan once."""
     if not batch.outbox:
         return
-    found = {plan.key: plan for entry in batch.outbox if (plan := _plan_of(entry)) is not None}
-    texts = [{"job_id": plan.job, "generation": plan.generation, "text": plan.text} for plan in found.values()]
+    new_plans = {plan.key: plan for entry in batch.outbox if (plan := _plan_of(entry)) is not None}
+    texts = [{"job_id": plan.job, "generation": plan.generation, "text": plan.text} for plan in new_plans.values()]
     upsert(connection, plans, texts)
-    rows = [{"id": e.id, "cluster": e.cluster, "payload": _payload(e), "written_at": batch.at} for e in batch.outbox]
+    rows = [
+        {"id": e.id, "cluster": e.cluster, "payload": _stored_payload(e), "written_at": batch.at} for e in batch.outbox
+    ]
     connection.execute(insert(outbox), rows)
 
 
@@ -72,7 +74,7 @@ def commands_of(connection: Connection, rows: Iterable[Mapping[Any, Any]]) -> tu
         (row.job_id, row.generation): Plan(row.job_id, row.generation, row.text)
         for row in connection.execute(select(plans))
     }
-    found = []
+    commands = []
     for row in rows:
         payload = row["payload"]
         if PLAN in payload:
@@ -80,8 +82,8 @@ def commands_of(connection: Connection, rows: Iterable[Mapping[Any, Any]]) -> tu
             if plan is None:
                 continue
             payload = payload | {PLAN: plan}
-        found.append(OutboxEntry(row["id"], row["cluster"], payload))
-    return tuple(found)
+        commands.append(OutboxEntry(row["id"], row["cluster"], payload))
+    return tuple(commands)
 
 
 def _plan_of(entry: OutboxEntry) -> Plan | None:
@@ -89,6 +91,6 @@ def _plan_of(entry: OutboxEntry) -> Plan | None:
     return plan if isinstance(plan, Plan) else None
 
 
-def _payload(entry: OutboxEntry) -> dict[str, Any]:
+def _stored_payload(entry: OutboxEntry) -> dict[str, Any]:
     plan = _plan_of(entry)
     return entry.payload if plan is None else entry.payload | {PLAN: list(plan.key)}

@@ -80,6 +80,6 @@ def upsert(connection: Connection, table: Table, values: Sequence[dict[str, Any]
 
 def chunks(ids: Iterable[Id]) -> Iterator[list[Id]]:
     """Yield ids in lists that are short enough for one query."""
-    rest = list(ids)
-    for start in range(0, len(rest), MAX_IDS):
-        yield rest[start : start + MAX_IDS]
+    all_ids = list(ids)
+    for start in range(0, len(all_ids), MAX_IDS):
+        yield all_ids[start : start + MAX_IDS]

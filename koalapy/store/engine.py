@@ -41,18 +41,18 @@ class OpenFiles:
             cursor.fetchone()
         files = (database.absolute(), Path(f"{database.absolute()}-wal"))
         self._identities: Mapping[Path, tuple[int, int]] = {
-            path: (found.st_dev, found.st_ino) for path in files if (found := _stat(path)) is not None
+            path: (status.st_dev, status.st_ino) for path in files if (status := _stat_file(path)) is not None
         }
 
     def check(self) -> None:
         """Raise ``StoreUnavailable`` if a file was removed, replaced or truncated since it was opened."""
         for path, identity in self._identities.items():
-            found = _stat(path)
-            if found is None:
+            status = _stat_file(path)
+            if status is None:
                 raise StoreUnavailable(f"{path} was removed while the daemon uses it", hint=RESTART_HINT)
-            if (found.st_dev, found.st_ino) != identity:
+            if (status.st_dev, status.st_ino) != identity:
                 raise StoreUnavailable(f"{path} was replaced while the daemon uses it", hint=RESTART_HINT)
-            if not path.name.endswith("-wal") and found.st_size < MIN_SIZE:
+            if not path.name.endswith("-wal") and status.st_size < MIN_SIZE:
                 raise StoreUnavailable(f"{path} was truncated while the daemon uses it", hint=RESTART_HINT)
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ def open_files_of(engine: Engine) -> OpenFiles | None:
     return OpenFiles(Path(name))
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def _stat_file(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
     except OSError:
@@ -112,14 +112,14 @@ def make_engine(url: str) -> Engine:
     """
     if url == MEMORY:
         # The database exists in one connection only, which threads share.
-        return _sqlite(make_url("sqlite://"), **SHARED_CONNECTION)
+        return _sqlite_engine(make_url("sqlite://"), **SHARED_CONNECTION)
     try:
         parts = make_url(url)
         kind = parts.drivername.partition("+")[0]
         if kind == "sqlite":
-            return _sqlite(parts)
+            return _sqlite_engine(parts)
         if kind in ("postgresql", "postgres"):
-            return _postgresql(parts)
+            return _postgresql_engine(parts)
     except (ArgumentError, NoSuchModuleError) as error:
         raise _no_database(url) from error
     raise _no_database(url)
@@ -143,7 +143,7 @@ def _no_database(url: str) -> UsageError:
     )
 
 
-def _dumps(value: Any) -> str:
+def _encode_json(value: Any) -> str:
     """Return a value as JSON without lone surrogates, which no message can contain."""
     text = json.dumps(value, separators=(",", ":"))
     if not SURROGATE.search(text):
@@ -152,10 +152,10 @@ def _dumps(value: Any) -> str:
     return json.dumps(encodable, separators=(",", ":"))
 
 
-JSON = {"json_serializer": _dumps}
+JSON = {"json_serializer": _encode_json}
 
 
-def _sqlite(url: URL, **options: Any) -> Engine:
+def _sqlite_engine(url: URL, **options: Any) -> Engine:
     """Return an engine with a write-ahead log and explicit transactions, so that readers never wait for the writer.
 
     Commits are durable (``synchronous=FULL``). Commands are sent only afterwards, and a daemon that lost them would
@@ -166,8 +166,8 @@ def _sqlite(url: URL, **options: Any) -> Engine:
         path = Path(url.database)
         with suppress(OSError):  # SQLite itself reports the error
             make_private_file(path)
-            for beside in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):
-                make_private_file(beside)
+            for companion in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):
+                make_private_file(companion)
     engine = create_engine(url, **JSON, pool_timeout=POOL_TIMEOUT, **options)
 
     @event.listens_for(engine, "connect")
@@ -190,7 +190,7 @@ def _sqlite(url: URL, **options: Any) -> Engine:
     return engine
 
 
-def _postgresql(url: URL) -> Engine:
+def _postgresql_engine(url: URL) -> Engine:
     """Return an engine that uses psycopg 3 and replaces connections that the server has closed."""
     url = url.set(drivername="postgresql+psycopg", query={**POSTGRESQL_TIMEOUTS, **url.query})
     try:

@@ -24,7 +24,7 @@ class SqlFiles:
 
     def replicas(self) -> list[Replica]:
         order = tables.replicas.c.name, tables.replicas.c.cluster
-        return [_replica(row) for row in self._database.rows(select(tables.replicas).order_by(*order))]
+        return [_to_replica(row) for row in self._database.rows(select(tables.replicas).order_by(*order))]
 
     def save_replicas(self, replicas: Sequence[Replica]) -> None:
         with self._database.writing() as connection:
@@ -55,13 +55,13 @@ class SqlFiles:
     def results(self, job: JobId, generation: int) -> list[StoredResult]:
         results = tables.results.c
         query = select(tables.results).where(results.job_id == job, results.generation == generation)
-        return [_result(row) for row in self._database.rows(query.order_by(results.rank))]
+        return [_to_result(row) for row in self._database.rows(query.order_by(results.rank))]
 
     def results_sizes(self) -> dict[str, int]:
         results, jobs = tables.results.c, tables.jobs.c
         # Sums by job first, by the index of stored results, since most jobs have none.
-        kept = select(results.job_id, func.sum(results.size).label("size")).where(results.size > literal_column("0"))
-        by_job = kept.group_by(results.job_id).subquery()
+        sizes = select(results.job_id, func.sum(results.size).label("size")).where(results.size > literal_column("0"))
+        by_job = sizes.group_by(results.job_id).subquery()
         query = select(jobs.owner, func.sum(by_job.c.size).label("size")).select_from(by_job)
         query = query.join(tables.jobs, jobs.id == by_job.c.job_id).group_by(jobs.owner)
         return {row["owner"]: int(row["size"]) for row in self._database.rows(query)}
@@ -87,8 +87,8 @@ class SqlFiles:
         if owners is not None:
             old = old.where(jobs.owner.in_(owners))
         with self._database.writing() as connection:  # only the lease holder may delete the files of these results
-            found = connection.execute(old.order_by(jobs.ended_at, results.job_id)).all()
-        return {row.job_id: int(row.size) for row in found}
+            sizes = connection.execute(old.order_by(jobs.ended_at, results.job_id)).all()
+        return {row.job_id: int(row.size) for row in sizes}
 
     def clear_results(self, jobs: Collection[JobId]) -> int:
         results, bytes_gone = tables.results.c, 0
@@ -116,11 +116,11 @@ def _replica_row(replica: Replica) -> dict[str, Any]:
     return row
 
 
-def _replica(row: RowMapping) -> Replica:
+def _to_replica(row: RowMapping) -> Replica:
     parts = None if row["parts"] is None else tuple(Part(*part) for part in row["parts"])
     return Replica(**{**row, "parts": parts, "state": ReplicaState(row["state"])})
 
 
-def _result(row: RowMapping) -> StoredResult:
+def _to_result(row: RowMapping) -> StoredResult:
     values = dict(row)
     return StoredResult(job=values.pop("job_id"), **values)

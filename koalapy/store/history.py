@@ -43,9 +43,9 @@ class SqlHistory:
         rows = self._database.rows(query)
         return [NodeUse(row["owner"], row["size"], row["claimed_at"], row["ended_at"]) for row in rows]
 
-    def days(self, which: DayFilter) -> dict[Key, Figures]:
+    def days(self, day_filter: DayFilter) -> dict[Key, Figures]:
         with self._database.reading() as connection:
-            return days_of(connection, which)
+            return days_of(connection, day_filter)
 
     def first_day(self) -> int | None:
         query = select(func.min(_days.day).label("day")).where(_days.kind == Kind.GRID.value)
@@ -62,10 +62,12 @@ class SqlHistory:
 
     def ended(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
         beyond = or_(_jobs.ended_at > after[0], and_(_jobs.ended_at == after[0], _jobs.id > after[1]))
-        there = (_parts.job_id == _jobs.id) & (_parts.generation == _jobs.generation) & _parts.superseded.is_(False)
+        of_last_attempt = (
+            (_parts.job_id == _jobs.id) & (_parts.generation == _jobs.generation) & _parts.superseded.is_(False)
+        )
 
         def of_parts(value: ColumnElement[Any]) -> Any:
-            return select(value).where(there).correlate(tables.jobs).scalar_subquery()
+            return select(value).where(of_last_attempt).correlate(tables.jobs).scalar_subquery()
 
         query = select(
             _jobs.id,

@@ -48,13 +48,13 @@ class JobNumbers:
         except FileNotFoundError:
             content = b""
         except OSError as error:
-            raise _failed(self._path, error) from error
+            raise _unusable_error(self._path, error) from error
         if match := _RECORD.fullmatch(content):
-            reserved, given = int(match[1]), int(match[2])
-            last = given if match[3].decode() == self._boot else max(reserved, given)
+            reserved, used = int(match[1]), int(match[2])
+            last = used if match[3].decode() == self._boot else max(reserved, used)
         else:
             last = stored + UNKNOWN_PAST if stored else 0
-        self._given = max(stored, last, *(_highest(folder) for folder in self._folders), 0)
+        self._given = max(stored, last, *(_highest_in_folder(folder) for folder in self._folders), 0)
         return self._given
 
     def give(self, job: JobId) -> None:
@@ -69,7 +69,7 @@ class JobNumbers:
                 self._reserved = self._given + BLOCK
             self._write(sync=is_new_block)
         except OSError as error:
-            raise _failed(self._path, error) from error
+            raise _unusable_error(self._path, error) from error
 
     def close(self) -> None:
         """Release the rest of the reserved block, so that numbering continues without a gap."""
@@ -102,11 +102,11 @@ def recorded_numbers(path: Path) -> JobId:
     return max(int(match[1]), int(match[2])) if match else 0
 
 
-def _failed(path: Path, error: OSError) -> StoreUnavailable:
+def _unusable_error(path: Path, error: OSError) -> StoreUnavailable:
     return StoreUnavailable(f"{path} cannot be used: {error.strerror or error}", hint="make room or mend the disk")
 
 
-def _highest(folder: Path) -> JobId:
+def _highest_in_folder(folder: Path) -> JobId:
     try:
         return max((int(name) for name in os.listdir(folder) if _FOLDER.fullmatch(name)), default=0)
     except OSError:

@@ -71,7 +71,7 @@ class Lease:
             if expiry > now and expiry != dead and _may_live(row["holder"]):
                 if expiry > now + LEASE_SECONDS and dead is None:
                     return expiry
-                raise _taken(row["holder"])
+                raise _conflict_error(row["holder"])
             self.instance, self.epoch = row["instance"], row["epoch"] + 1
             connection.execute(update(lease).values(**self._mine(now)))
             return None
@@ -91,7 +91,7 @@ class Lease:
             if row["expires_at"] != expiry:
                 if row["expires_at"] == 0.0:
                     return  # released
-                raise _taken(row["holder"])
+                raise _conflict_error(row["holder"])
 
     def _mine(self, now: float) -> dict[str, object]:
         return {"epoch": self.epoch, "holder": self.holder, "expires_at": now + LEASE_SECONDS, "batch": 0}
@@ -118,8 +118,8 @@ class Lease:
         Numbers increase with each new transaction. The response to a commit may be lost although it was carried out.
         """
         with self._transaction() as connection:
-            done = self._check(connection, to_change=True)
-            if done >= number:
+            last_number = self._check(connection, to_change=True)
+            if last_number >= number:
                 yield None
             else:
                 connection.execute(update(lease).values(batch=number))
@@ -172,7 +172,7 @@ def current_holder(engine: Engine, now: float) -> str:
     return str(row.holder.rsplit(":", 1)[0])
 
 
-def _taken(holder: str) -> ConflictError:
+def _conflict_error(holder: str) -> ConflictError:
     return ConflictError(
         f"another daemon ({holder.rsplit(':', 1)[0]}) serves this database",
         hint="end it first, or give this one its own --data-dir",

@@ -31,17 +31,21 @@ Source = Callable[[JobId | None, int], Select[Any]]
 """A function of ``before`` and ``limit`` that returns a query for job ids below ``before``, newest first."""
 
 
-def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], JobId | None]:
+def page_of_ids(connection: Connection, job_filter: JobFilter) -> tuple[list[JobId], JobId | None]:
     """Return a page of job ids, newest first, and the value of ``before`` for the next page; None on the last page."""
-    if which.ids is not None:
-        query = select(jobs.c.id).where(jobs.c.id.in_(which.ids), *_conditions(which)).order_by(jobs.c.id.desc())
-        return list(connection.execute(query.limit(which.limit)).scalars()), None
-    sources = _sources(connection, which)
-    is_bounded_above_only = which.max_restarts is not None and which.min_restarts <= 0
-    if len(sources) == 1 and not which.cluster and not is_bounded_above_only:
-        found = list(connection.execute(sources[0](which.before, which.limit + 1)).scalars())
-        return found[: which.limit], found[which.limit - 1] if len(found) > which.limit else None
-    return _held_against(connection, which, _farthest(connection, sources, which.before))
+    if job_filter.ids is not None:
+        query = (
+            select(jobs.c.id)
+            .where(jobs.c.id.in_(job_filter.ids), *_conditions_for(job_filter))
+            .order_by(jobs.c.id.desc())
+        )
+        return list(connection.execute(query.limit(job_filter.limit)).scalars()), None
+    sources = _sources_for(connection, job_filter)
+    is_bounded_above_only = job_filter.max_restarts is not None and job_filter.min_restarts <= 0
+    if len(sources) == 1 and not job_filter.cluster and not is_bounded_above_only:
+        ids = list(connection.execute(sources[0](job_filter.before, job_filter.limit + 1)).scalars())
+        return ids[: job_filter.limit], ids[job_filter.limit - 1] if len(ids) > job_filter.limit else None
+    return _search_source(connection, job_filter, _select_farthest(connection, sources, job_filter.before))
 
 
 def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) -> list[JobId]:
@@ -53,13 +57,13 @@ def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) 
         .scalar_subquery()
     )
     of_job = func.length(cast(jobs.c.spec, Text)) + func.length(jobs.c.reason) + ROW_BYTES
-    left = max_bytes
+    remaining_bytes = max_bytes
     fitting: list[JobId] = []
-    for some in chunks(ids):
-        query = select(jobs.c.id, of_job + of_components).where(jobs.c.id.in_(some)).order_by(jobs.c.id.desc())
+    for chunk in chunks(ids):
+        query = select(jobs.c.id, of_job + of_components).where(jobs.c.id.in_(chunk)).order_by(jobs.c.id.desc())
         for ident, size in connection.execute(query):
-            left -= size
-            if left < 0 and fitting:
+            remaining_bytes -= size
+            if remaining_bytes < 0 and fitting:
                 return fitting
             fitting.append(ident)
     return fitting
@@ -70,25 +74,29 @@ def newest_of(owner: str, limit: int) -> Select[Any]:
     return _of_owner(owner, tuple(JobState))(None, limit)
 
 
-def _held_against(connection: Connection, which: JobFilter, source: Source) -> tuple[list[JobId], JobId | None]:
-    found: list[JobId] = []
-    before, looked_at, window = which.before, 0, FIRST_WINDOW
+def _search_source(connection: Connection, job_filter: JobFilter, source: Source) -> tuple[list[JobId], JobId | None]:
+    ids: list[JobId] = []
+    before, looked_at, window = job_filter.before, 0, FIRST_WINDOW
     while True:
-        seen = source(before, window).subquery()
-        count, lowest = connection.execute(select(func.count(), func.min(seen.c.id)).select_from(seen)).one()
-        matching = select(jobs.c.id).join(seen, seen.c.id == jobs.c.id).where(*_conditions(which))
-        found += connection.execute(matching.order_by(jobs.c.id.desc()).limit(which.limit + 1)).scalars()
-        if len(found) > which.limit:
-            return found[: which.limit], found[which.limit - 1]
+        window_jobs = source(before, window).subquery()
+        count, lowest = connection.execute(
+            select(func.count(), func.min(window_jobs.c.id)).select_from(window_jobs)
+        ).one()
+        matching = (
+            select(jobs.c.id).join(window_jobs, window_jobs.c.id == jobs.c.id).where(*_conditions_for(job_filter))
+        )
+        ids += connection.execute(matching.order_by(jobs.c.id.desc()).limit(job_filter.limit + 1)).scalars()
+        if len(ids) > job_filter.limit:
+            return ids[: job_filter.limit], ids[job_filter.limit - 1]
         if count < window:
-            return found, None
+            return ids, None
         looked_at += count
         if looked_at >= MAX_LOOKED_AT:
-            return found, lowest
+            return ids, lowest
         before, window = lowest, WINDOW
 
 
-def _farthest(connection: Connection, sources: list[Source], before: JobId | None) -> Source:
+def _select_farthest(connection: Connection, sources: list[Source], before: JobId | None) -> Source:
     """Return the source with the smallest id at ``WINDOW`` jobs, or with fewer jobs than that."""
 
     def reach(source: Source) -> int:
@@ -98,27 +106,27 @@ def _farthest(connection: Connection, sources: list[Source], before: JobId | Non
     return sources[0] if len(sources) == 1 else min(sources, key=reach)
 
 
-def _sources(connection: Connection, which: JobFilter) -> list[Source]:
-    found = [
+def _sources_for(connection: Connection, job_filter: JobFilter) -> list[Source]:
+    sources = [
         _in_order([jobs.c[name] == value])
         for name in ("application", "priority", "name")
-        if (value := getattr(which, name))
+        if (value := getattr(job_filter, name))
     ]
-    if which.min_restarts > 0:
-        counts = _restart_counts(connection, which.min_restarts, which.max_restarts)
+    if job_filter.min_restarts > 0:
+        counts = _restart_counts(connection, job_filter.min_restarts, job_filter.max_restarts)
         # The second condition repeats the condition of the partial index literally, so that the planner uses the index.
-        found.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
-    if which.cluster:
-        found.append(_on(which.cluster))
-    if which.home_site:
+        sources.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
+    if job_filter.cluster:
+        sources.append(_on_cluster(job_filter.cluster))
+    if job_filter.home_site:
         # As above, the condition of the partial index.
-        found.append(_in_order([(jobs.c.home_site == which.home_site) & text("home_site <> ''")]))
-    states = which.states or tuple(JobState)
-    if which.owner:
-        found.append(_of_owner(which.owner, states))
-    elif which.states:
-        found.append(_in_order([jobs.c.state == state for state in states]))
-    return found or [_in_order([jobs.c.id > 0])]
+        sources.append(_in_order([(jobs.c.home_site == job_filter.home_site) & text("home_site <> ''")]))
+    states = job_filter.states or tuple(JobState)
+    if job_filter.owner:
+        sources.append(_of_owner(job_filter.owner, states))
+    elif job_filter.states:
+        sources.append(_in_order([jobs.c.state == state for state in states]))
+    return sources or [_in_order([jobs.c.id > 0])]
 
 
 def _of_owner(owner: str, states: Sequence[str]) -> Source:
@@ -126,68 +134,71 @@ def _of_owner(owner: str, states: Sequence[str]) -> Source:
     return _in_order([(jobs.c.owner == owner) & (jobs.c.state == state) for state in states])
 
 
-def _restart_counts(connection: Connection, least: int, most: int | None) -> list[int]:
-    """Return the restart counts from ``least`` to ``most`` that occur, with one index read for each.
+def _restart_counts(connection: Connection, minimum: int, maximum: int | None) -> list[int]:
+    """Return the restart counts from ``minimum`` to ``maximum`` that occur, with one index read for each.
 
     Return a count that no job has if none occurs.
     """
     counts: list[int] = []
     while True:
-        next_count = select(func.min(jobs.c.restarts)).where(jobs.c.restarts >= least, text("restarts > 0"))
+        next_count = select(func.min(jobs.c.restarts)).where(jobs.c.restarts >= minimum, text("restarts > 0"))
         count: int | None = connection.execute(next_count).scalar()
-        if count is None or (most is not None and count > most):
+        if count is None or (maximum is not None and count > maximum):
             return counts or [-1]
         counts.append(count)
-        least = count + 1
+        minimum = count + 1
 
 
 def _in_order(alternatives: list[ColumnElement[bool]]) -> Source:
     def source(before: JobId | None, limit: int) -> Select[Any]:
-        return _merged([_older(select(jobs.c.id).where(one), jobs.c.id, before, limit) for one in alternatives], limit)
+        return _merge_queries(
+            [_limit_page(select(jobs.c.id).where(condition), jobs.c.id, before, limit) for condition in alternatives],
+            limit,
+        )
 
     return source
 
 
-def _on(cluster: str) -> Source:
+def _on_cluster(cluster: str) -> Source:
     """Return a source of the jobs that had a component on a cluster in any attempt."""
     job = components.c.job_id
 
     def source(before: JobId | None, limit: int) -> Select[Any]:
-        there = select(job.label("id")).where(components.c.cluster == cluster).distinct()
-        return _older(there, job, before, limit)
+        jobs_of_cluster = select(job.label("id")).where(components.c.cluster == cluster).distinct()
+        return _limit_page(jobs_of_cluster, job, before, limit)
 
     return source
 
 
-def _older(query: Select[Any], column: ColumnElement[int], before: JobId | None, limit: int) -> Select[Any]:
+def _limit_page(query: Select[Any], column: ColumnElement[int], before: JobId | None, limit: int) -> Select[Any]:
     if before is not None:
         query = query.where(column < before)
     return query.order_by(column.desc()).limit(limit)
 
 
-def _merged(queries: list[Select[Any]], limit: int) -> Select[Any]:
+def _merge_queries(queries: list[Select[Any]], limit: int) -> Select[Any]:
     if len(queries) == 1:
         return queries[0]
-    all_of_them = union_all(*(select(query.subquery().c.id) for query in queries)).subquery()
-    return select(all_of_them.c.id).order_by(all_of_them.c.id.desc()).limit(limit)
+    union = union_all(*(select(query.subquery().c.id) for query in queries)).subquery()
+    return select(union.c.id).order_by(union.c.id.desc()).limit(limit)
 
 
-def _conditions(which: JobFilter) -> list[ColumnElement[bool]]:
+def _conditions_for(job_filter: JobFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
-    if which.states:
-        conditions.append(jobs.c.state.in_(which.states))
-    conditions += [jobs.c[name] == value for name in EQUAL if (value := getattr(which, name))]
-    if which.min_restarts > 0:
-        conditions.append(jobs.c.restarts >= which.min_restarts)
-    if which.max_restarts is not None:
-        conditions.append(jobs.c.restarts <= which.max_restarts)
-    if which.before is not None:
-        conditions.append(jobs.c.id < which.before)
-    if which.cluster:
-        there = (
+    if job_filter.states:
+        conditions.append(jobs.c.state.in_(job_filter.states))
+    conditions += [jobs.c[name] == value for name in EQUAL if (value := getattr(job_filter, name))]
+    if job_filter.min_restarts > 0:
+        conditions.append(jobs.c.restarts >= job_filter.min_restarts)
+    if job_filter.max_restarts is not None:
+        conditions.append(jobs.c.restarts <= job_filter.max_restarts)
+    if job_filter.before is not None:
+        conditions.append(jobs.c.id < job_filter.before)
+    if job_filter.cluster:
+        components_of_cluster = (
             select(components.c.job_id)
             .where(components.c.job_id == jobs.c.id, components.c.generation == jobs.c.generation)
-            .where(components.c.cluster == which.cluster, components.c.superseded.is_(False))
+            .where(components.c.cluster == job_filter.cluster, components.c.superseded.is_(False))
         )
-        conditions.append(there.exists())
+        conditions.append(components_of_cluster.exists())
     return conditions

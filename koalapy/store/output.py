@@ -78,18 +78,18 @@ class FileOutput:
     def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
         with self._stream(token) as stream:
             segments, end = [replace(segment) for segment in stream.segments], stream.end
-        found: list[OutputPiece] = []
-        room, at = MAX_READ, after
+        pieces: list[OutputPiece] = []
+        room, position = MAX_READ, after
         for segment, start, stop in self._shown(segments, end, after):
-            data = _read(segment, start, min(stop, start + room))
+            data = _read_segment(segment, start, min(stop, start + room))
             if data:
-                found.append(OutputPiece(start, data, start - at))
-                room, at = room - len(data), start + len(data)
+                pieces.append(OutputPiece(start, data, start - position))
+                room, position = room - len(data), start + len(data)
             if room <= 0:
-                return found
-        if to_the_end and at < end:
-            found.append(OutputPiece(end, b"", end - at))
-        return found
+                return pieces
+        if to_the_end and position < end:
+            pieces.append(OutputPiece(end, b"", end - position))
+        return pieces
 
     def size(self, token: Token) -> int:
         with self._stream(token) as stream:
@@ -97,10 +97,10 @@ class FileOutput:
 
     def remove(self, jobs: Collection[JobId]) -> None:
         with self._lock:
-            gone = [
+            removed_tokens = [
                 token for token, stream in self._streams.items() if parse_token(token).job in jobs and not stream.users
             ]
-            for token in gone:
+            for token in removed_tokens:
                 del self._streams[token]
         for job in jobs:
             with contextlib.suppress(FileNotFoundError):
@@ -128,7 +128,7 @@ class FileOutput:
             self._streams[token] = stream
             stream.users += 1
             if len(self._streams) > self._max_streams:
-                idle = next((one for one, known in self._streams.items() if not known.users), None)
+                idle = next((candidate for candidate, entry in self._streams.items() if not entry.users), None)
                 self._streams.pop(idle or "", None)
         try:
             with stream.lock:
@@ -165,17 +165,17 @@ class FileOutput:
             writing.sync()
         self._drop(stream)
 
-    def _put(self, token: Token, stream: Stream, at: int, data: bytes, writing: "_Writing") -> None:
-        while data or at > stream.end:
+    def _put(self, token: Token, stream: Stream, position: int, data: bytes, writing: "_Writing") -> None:
+        while data or position > stream.end:
             last = stream.segments[-1] if stream.segments else None
-            if last is None or last.end != at or at == self.head or last.end - last.start >= self._segment:
-                last = Segment(at, at, self._folder(token) / f"{token}@{at}")
+            if last is None or last.end != position or position == self.head or last.end - last.start >= self._segment:
+                last = Segment(position, position, self._folder(token) / f"{token}@{position}")
                 stream.segments.append(last)
                 writing.create(last.path)
             size = self._segment - (last.end - last.start)
-            size = min(size, self.head - at) if at < self.head else size
-            writing.write(last.path, at - last.start, data[:size])
-            last.end = at = at + len(data[:size])
+            size = min(size, self.head - position) if position < self.head else size
+            writing.write(last.path, position - last.start, data[:size])
+            last.end = position = position + len(data[:size])
             data = data[size:]
 
     def _drop(self, stream: Stream) -> None:
@@ -207,13 +207,13 @@ class _Writing:
         self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._before[path] = -1
 
-    def write(self, path: Path, at: int, data: bytes) -> None:
+    def write(self, path: Path, offset: int, data: bytes) -> None:
         if path not in self._open:
             self._open[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-            self._before[path] = at
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._open[path], data[done:], at + done)
+            self._before[path] = offset
+        count = 0
+        while count < len(data):
+            count += os.pwrite(self._open[path], data[count:], offset + count)
 
     def sync(self) -> None:
         for descriptor in self._open.values():
@@ -237,7 +237,7 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _read(segment: Segment, start: int, stop: int) -> bytes:
+def _read_segment(segment: Segment, start: int, stop: int) -> bytes:
     """Return bytes of a segment; empty if it was just deleted, as segments before the tail are."""
     try:
         descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)

@@ -23,8 +23,10 @@ _ATTEMPT, _COMPONENT, _ENTRY = TypeAdapter(Attempt), TypeAdapter(Component), Typ
 
 def spec_to_json(spec: JobSpec) -> dict[str, Any]:
     """Return a submission as JSON. It omits fields with default values, so that the rows of queued jobs are short."""
-    told = {each.name for each in fields(spec) if getattr(spec, each.name) != each.default} | {"command"}
-    data: dict[str, Any] = _SPEC.dump_python(spec, mode="json", include=told)
+    changed_fields = {
+        spec_field.name for spec_field in fields(spec) if getattr(spec, spec_field.name) != spec_field.default
+    } | {"command"}
+    data: dict[str, Any] = _SPEC.dump_python(spec, mode="json", include=changed_fields)
     return data
 
 
@@ -32,25 +34,25 @@ def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
     return _SPEC.validate_python(data)
 
 
-def _row(table: Table, value: Any) -> dict[str, Any]:
+def _to_row(table: Table, value: Any) -> dict[str, Any]:
     """Return the fields of a value that a table has columns for."""
-    return {column: getattr(value, column) for column in _columns(table, value.__class__)}
+    return {column: getattr(value, column) for column in _columns_of(table, value.__class__)}
 
 
 @cache
-def _columns(table: Table, kind: type[Any]) -> list[str]:
+def _columns_of(table: Table, kind: type[Any]) -> list[str]:
     return [column.name for column in table.columns if hasattr(kind, column.name) and column.name != "spec"]
 
 
 def job_to_row(job: Job) -> dict[str, Any]:
     """Return the columns of a job that may change."""
     refusals = _REFUSALS.dump_python(job.refusals, mode="json") if job.refusals else None
-    return _row(tables.jobs, job) | {"priority": job.spec.priority, "refusals": refusals}
+    return _to_row(tables.jobs, job) | {"priority": job.spec.priority, "refusals": refusals}
 
 
 def new_job_to_row(job: Job) -> dict[str, Any]:
     """Return all columns of a new job."""
-    row = job_to_row(job) | _row(tables.jobs, job.spec)
+    row = job_to_row(job) | _to_row(tables.jobs, job.spec)
     return row | {"application": application_of(job.spec), "spec": spec_to_json(job.spec)}
 
 
@@ -61,7 +63,7 @@ def job_from_row(row: Row, attempt: Attempt | None) -> Job:
 
 
 def attempt_to_row(job: JobId, attempt: Attempt) -> dict[str, Any]:
-    return _row(tables.attempts, attempt) | {"job_id": job}
+    return _to_row(tables.attempts, attempt) | {"job_id": job}
 
 
 def attempt_from_row(row: Row, components: tuple[Component, ...]) -> Attempt:
@@ -69,7 +71,7 @@ def attempt_from_row(row: Row, components: tuple[Component, ...]) -> Attempt:
 
 
 def component_to_row(job: JobId, generation: int, component: Component) -> dict[str, Any]:
-    return _row(tables.components, component) | {"job_id": job, "generation": generation}
+    return _to_row(tables.components, component) | {"job_id": job, "generation": generation}
 
 
 def component_from_row(row: Row) -> Component:
@@ -77,7 +79,7 @@ def component_from_row(row: Row) -> Component:
 
 
 def entry_to_row(entry: Entry) -> dict[str, Any]:
-    return _row(tables.timeline, entry) | {"job_id": entry.job}
+    return _to_row(tables.timeline, entry) | {"job_id": entry.job}
 
 
 def entry_from_row(row: Row) -> Entry:
@@ -87,7 +89,7 @@ def entry_from_row(row: Row) -> Entry:
 def cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
     """Return the columns of a cluster that must survive a restart; its agent reports the others again."""
     drain = record.drained
-    return _row(tables.clusters, record) | {
+    return _to_row(tables.clusters, record) | {
         "drained_at": drain.at if drain else None,
         "drained_by": drain.by if drain else None,
         "drained_reason": drain.reason if drain else None,
@@ -95,7 +97,7 @@ def cluster_to_row(record: ClusterRecord) -> dict[str, Any]:
 
 
 def cluster_from_row(row: Row) -> ClusterRecord:
-    at = row["drained_at"]
-    drained = None if at is None else Drain(at, row["drained_by"] or "", row["drained_reason"] or "")
+    drained_at = row["drained_at"]
+    drained = None if drained_at is None else Drain(drained_at, row["drained_by"] or "", row["drained_reason"] or "")
     unknown = {"idle": 0, "used": 0, "background": 0, "down": 0, "processes_per_node": 1, "speed": 1.0}
     return _CLUSTER.validate_python({**row, **unknown, "drained": drained})

@@ -81,7 +81,7 @@ class SqlStore:
     def _write(self, connection: Connection, batch: Batch) -> None:
         self._write_jobs(connection, batch.jobs.values())
         self._write_attempts(connection, batch.attempts)
-        _insert(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
+        _insert_rows(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
         write_commands(connection, batch)
         if batch.acknowledged:
             statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
@@ -104,7 +104,7 @@ class SqlStore:
         old: list[Job] = []
         for job in jobs:
             (old if job.id in self._known else new).append(job)
-        _insert(connection, tables.jobs, [rows.new_job_to_row(job) for job in new])
+        _insert_rows(connection, tables.jobs, [rows.new_job_to_row(job) for job in new])
         if old:
             statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
             connection.execute(statement, [rows.job_to_row(job) | {"key": job.id} for job in old])
@@ -133,12 +133,12 @@ class SqlStore:
             jobs = jobs_of(connection, select(tables.jobs).where(unfinished))
             outbox = connection.execute(select(tables.outbox).order_by(tables.outbox.c.id)).mappings()
             clusters = connection.execute(select(tables.clusters)).mappings()
-            there = connection.execute(select(func.max(tables.jobs.c.id))).scalar() or 0
-            gone = connection.execute(select(tables.lease.c.last_job)).scalar() or 0
+            highest_job = connection.execute(select(func.max(tables.jobs.c.id))).scalar() or 0
+            highest_deleted = connection.execute(select(tables.lease.c.last_job)).scalar() or 0
             queues = connection.execute(select(tables.queues)).mappings()
             commands = commands_of(connection, outbox)
             self._known = {job.id for job in jobs}
-            last = max(there, gone)
+            last = max(highest_job, highest_deleted)
             self._written = {job.id: job.attempt for job in jobs if job.attempt is not None}
             self._plans = PlansInUse(commands)
             return Saved(
@@ -150,20 +150,22 @@ class SqlStore:
             )
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
-        known = tables.submissions.c
-        query = select(known.key, known.job_id, known.digest)
+        submissions = tables.submissions.c
+        query = select(submissions.key, submissions.job_id, submissions.digest)
         with self.database.reading() as connection:
-            used = [row for some in chunks(keys) for row in connection.execute(query.where(known.key.in_(some)))]
+            used = [
+                row for chunk in chunks(keys) for row in connection.execute(query.where(submissions.key.in_(chunk)))
+            ]
         return {row.key: Submitted(row.key, row.job_id, row.digest) for row in used}
 
     def job(self, job: JobId) -> Job | None:
         with self.database.reading() as connection:
-            found = jobs_of(connection, select(tables.jobs).where(tables.jobs.c.id == job))
-            return found[0] if found else None
+            jobs = jobs_of(connection, select(tables.jobs).where(tables.jobs.c.id == job))
+            return jobs[0] if jobs else None
 
-    def page(self, which: JobFilter) -> JobPage:
+    def page(self, job_filter: JobFilter) -> JobPage:
         with self.database.reading() as connection:
-            ids, before = page_of_ids(connection, which)
+            ids, before = page_of_ids(connection, job_filter)
             fitting = within_page_bytes(connection, ids, self._max_page_bytes)
             if len(fitting) < len(ids):
                 before = fitting[-1]
@@ -194,7 +196,7 @@ class SqlStore:
             return usage_between(connection, start, end)
 
 
-def _insert(connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:
+def _insert_rows(connection: Connection, table: Table, values: list[dict[str, Any]]) -> None:
     if values:
         connection.execute(insert(table), values)
 

@@ -38,20 +38,20 @@ def _by_days(connection: Connection, start: float, now: float) -> Usage:
     first, last = day_of(start), day_of(now)
 
     def all_of(kind: Kind) -> dict[str, Figures]:
-        found = days_of(connection, DayFilter(kind, first, last, days=last - first + 1, offset=first))
-        return {key.name: figures for key, figures in found.items()}
+        days = days_of(connection, DayFilter(kind, first, last, days=last - first + 1, offset=first))
+        return {key.name: figures for key, figures in days.items()}
 
     nodes = {name: figures.node_seconds for name, figures in all_of(Kind.CLUSTER).items()}
     for query in (_not_ended(start, now), _ended_of_live(start, now)):
         for cluster, seconds in connection.execute(query):
             nodes[cluster] = nodes.get(cluster, 0.0) + float(seconds)
-    whole, means = all_of(Kind.GRID).get("", Figures()), all_of(Kind.PRIORITY)
-    states = {state: int(getattr(whole, state.value)) for state in FINAL_STATES}
+    totals, means = all_of(Kind.GRID).get("", Figures()), all_of(Kind.PRIORITY)
+    states = {state: int(getattr(totals, state.value)) for state in FINAL_STATES}
     return Usage(
         {name: seconds for name, seconds in nodes.items() if seconds},
         {priority: _means_of(means.get(priority.value, Figures())) for priority in Priority},
         {state: count for state, count in states.items() if count},
-        whole.restarts,
+        totals.restarts,
     )
 
 
@@ -74,7 +74,7 @@ def _ended_of_live(start: float, end: float) -> Select[str, float]:
     yet."""
     ended, claimed = components.c.ended_at, components.c.claimed_at
     alive = [state.value for state in JobState if state not in FINAL_STATES]
-    query = select(components.c.cluster, _held(start, ended)).select_from(jobs)
+    query = select(components.c.cluster, _node_seconds(start, ended)).select_from(jobs)
     query = query.join(components, (components.c.job_id == jobs.c.id) & (components.c.generation == jobs.c.generation))
     # Found by unfinished jobs, since ended components may be very many.
     since = case((ended > start, 1), else_=0) == 1
@@ -84,7 +84,7 @@ def _ended_of_live(start: float, end: float) -> Select[str, float]:
     return query.group_by(components.c.cluster)
 
 
-def _held(start: float, until: ColumnElement[float]) -> ColumnElement[float]:
+def _node_seconds(start: float, until: ColumnElement[float]) -> ColumnElement[float]:
     """Return the node-seconds of components between ``start``, or a later claim, and ``until``."""
     claimed = components.c.claimed_at
     since = case((claimed > start, claimed), else_=start)
@@ -96,7 +96,7 @@ def _ended_in(start: float, end: float) -> Select[str, float]:
     ended, claimed = components.c.ended_at, components.c.claimed_at
     until = case((ended < end, ended), else_=end)
     cluster = func.min(components.c.cluster)
-    query = select(cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
+    query = select(cluster, _node_seconds(start, until)).join(jobs, jobs.c.id == components.c.job_id)
     query = query.where(THEIRS_ARE_USERS, ended > start, claimed < end, claimed <= ended)
     return query.group_by(NO_ORDER)
 
@@ -105,7 +105,7 @@ def _not_ended(start: float, end: float) -> Select[str, float]:
     """Return a query for the use by components that have not ended, of unfinished jobs."""
     active = [state.value for state in ACTIVE_STATES]
     until = case((components.c.claimed_at < end, end), else_=components.c.claimed_at)
-    query = select(components.c.cluster, _held(start, until)).join(jobs, jobs.c.id == components.c.job_id)
+    query = select(components.c.cluster, _node_seconds(start, until)).join(jobs, jobs.c.id == components.c.job_id)
     query = query.where(THEIRS_ARE_USERS, jobs.c.state.in_(active), components.c.generation == jobs.c.generation)
     query = query.where(components.c.ended_at.is_(None), components.c.claimed_at < end)
     return query.group_by(components.c.cluster)
@@ -113,9 +113,9 @@ def _not_ended(start: float, end: float) -> Select[str, float]:
 
 def _ended_jobs(connection: Connection, start: float, end: float) -> tuple[dict[JobState, int], int]:
     query = select(jobs.c.state, func.count(), func.sum(jobs.c.restarts)).group_by(jobs.c.state)
-    found = connection.execute(query.where(USERS, jobs.c.ended_at > start, jobs.c.ended_at <= end)).all()
-    over = [(JobState(state), count, restarts) for state, count, restarts in found if JobState(state) in FINAL_STATES]
-    return {state: count for state, count, _ in over}, sum(restarts for _, _, restarts in over)
+    rows = connection.execute(query.where(USERS, jobs.c.ended_at > start, jobs.c.ended_at <= end)).all()
+    ended = [(JobState(state), count, restarts) for state, count, restarts in rows if JobState(state) in FINAL_STATES]
+    return {state: count for state, count, _ in ended}, sum(restarts for _, _, restarts in ended)
 
 
 def _mean_times(connection: Connection, start: float, end: float) -> dict[Priority, MeanTimes]:
@@ -132,8 +132,8 @@ def _mean_times(connection: Connection, start: float, end: float) -> dict[Priori
     ).join(attempts, last)
     query = query.where(USERS, job.ended_at > start, job.ended_at <= end, attempt.barrier_at.is_not(None))
     query = query.where(job.state.in_([JobState.SUCCEEDED.value, JobState.FAILED.value])).group_by(job.priority)
-    found = {Priority(row[0]): MeanTimes(*row[1:]) for row in connection.execute(query)}
-    return {priority: found.get(priority, MeanTimes()) for priority in Priority}
+    times = {Priority(row[0]): MeanTimes(*row[1:]) for row in connection.execute(query)}
+    return {priority: times.get(priority, MeanTimes()) for priority in Priority}
 
 
 KEYS = ("kind", "day", "name")
@@ -144,7 +144,10 @@ def add_batch(connection: Connection, batch: Batch) -> None:
     ended_jobs = [job for job in batch.jobs.values() if job.state.is_final]
     if ended_jobs or batch.attempts:
         days = count_ended_jobs(ended_jobs, pair_with_jobs(batch.attempts, batch.jobs))
-        rows = [_key(key) | {name: getattr(figures, name) for name in NAMES} for key, figures in sorted(days.items())]
+        rows = [
+            _key_columns(key) | {name: getattr(figures, name) for name in NAMES}
+            for key, figures in sorted(days.items())
+        ]
         if rows:
             connection.execute(_add_statement(connection.dialect.name), rows)
     _store_node_counts(connection, batch.clusters, day_of(batch.at))
@@ -161,7 +164,9 @@ def _add_statement(dialect: str) -> Any:
 def _store_node_counts(connection: Connection, records: Iterable[ClusterRecord], day: int) -> None:
     """Store the largest number of nodes that each cluster had on a day."""
     rows = [
-        _key(Key(Kind.CLUSTER, day, record.name)) | {"nodes": record.total} for record in records if record.total > 0
+        _key_columns(Key(Kind.CLUSTER, day, record.name)) | {"nodes": record.total}
+        for record in records
+        if record.total > 0
     ]
     if rows:
         statement = (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(day_table)
@@ -173,29 +178,31 @@ def _store_node_counts(connection: Connection, records: Iterable[ClusterRecord],
         connection.execute(update, rows)
 
 
-def _key(key: Key) -> dict[str, Any]:
+def _key_columns(key: Key) -> dict[str, Any]:
     return {"kind": key.kind.value, "day": key.day, "name": key.name}
 
 
-def days_of(connection: Connection, which: DayFilter) -> dict[Key, Figures]:
+def days_of(connection: Connection, day_filter: DayFilter) -> dict[Key, Figures]:
     """Return the daily figures that match a query; each line of several days has the key of its first day."""
     columns = day_table.c
-    period = _period(which.days, which.offset)
+    period = _period_of(day_filter.days, day_filter.offset)
     query = select(period.label("period"), columns.name, *(func.sum(columns[name]).label(name) for name in NAMES))
-    query = query.where(columns.kind == which.kind.value, columns.day >= which.first, columns.day <= which.last)
+    query = query.where(
+        columns.kind == day_filter.kind.value, columns.day >= day_filter.first, columns.day <= day_filter.last
+    )
     query = query.where((columns.jobs > 0) | (columns.node_seconds > 0))
-    if which.name is not None:
-        query = query.where(columns.name == which.name)
-    query = query.group_by(period, columns.name).order_by(period, columns.name).limit(which.limit)
-    return {Key(which.kind, int(row[0]), row[1]): _figures(row[2:]) for row in connection.execute(query)}
+    if day_filter.name is not None:
+        query = query.where(columns.name == day_filter.name)
+    query = query.group_by(period, columns.name).order_by(period, columns.name).limit(day_filter.limit)
+    return {Key(day_filter.kind, int(row[0]), row[1]): _to_figures(row[2:]) for row in connection.execute(query)}
 
 
-def _period(length: int, offset: int) -> ColumnElement[int]:
+def _period_of(length: int, offset: int) -> ColumnElement[int]:
     """Return the SQL expression for the first day of a line; see ``DayFilter``."""
     return day_table.c.day - (day_table.c.day - offset) % length
 
 
-def _figures(sums: Sequence[Any]) -> Figures:
+def _to_figures(sums: Sequence[Any]) -> Figures:
     # PostgreSQL returns sums of integers as Decimal.
     values = {name: value if isinstance(value, float) else int(value) for name, value in zip(NAMES, sums, strict=True)}
     return Figures(**values)  # type: ignore[arg-type]

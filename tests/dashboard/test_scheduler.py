@@ -65,7 +65,7 @@ def test_very_many_are_not_kept_and_still_counted() -> None:
 def test_the_picture_has_a_bar_for_each_span_in_which_there_is_something(
     counts: list[int], bars: int, told: str
 ) -> None:
-    picture = str(distribution([Span("<1&2", count) for count in counts], of="Cycles"))
+    picture = str(distribution([Span("<1&2", count) for count in counts], operation="Cycles"))
     assert picture.count("<rect") == bars
     assert f'aria-label="{told.replace("&", "&amp;").replace("<", "&lt;")}"' in picture
     assert picture.count("&lt;1&amp;2</text>") == len(counts)

@@ -8,7 +8,7 @@ from typing import Any
 
 from koalapy import __version__
 from koalapy.model.request import Request
-from koalapy.record.lines import FORMAT, line
+from koalapy.record.lines import FORMAT, encode_line
 from koalapy.scheduler.rules import Rules
 from tests.record.recorded_world import Life, RecordedWorld
 from tests.scheduler.requests import fixed, flexible, nonfixed
@@ -42,11 +42,11 @@ def a_day(seed: int = 1, jobs: int = 30, **rules: Any) -> RecordedWorld:
 
 def exported(lives: Sequence[Life]) -> bytes:
     """As ``koala export`` writes them."""
-    told = [line({"koala_export": FORMAT, "version": __version__, "since": 0.0, "until": 1e10})]
+    told = [encode_line({"koala_export": FORMAT, "version": __version__, "since": 0.0, "until": 1e10})]
     for number, (begun, *steps) in enumerate(lives, 1):
-        told.append(line({"koala_record": FORMAT, "version": __version__, "life": str(number), "part": 1}))
-        told += [line({"begin": json.loads(begun)}), *steps]
-    return b"".join([*told, line({"end": True})])
+        told.append(encode_line({"koala_record": FORMAT, "version": __version__, "life": str(number), "part": 1}))
+        told += [encode_line({"begin": json.loads(begun)}), *steps]
+    return b"".join([*told, encode_line({"end": True})])
 
 
 def written(path: Path, lives: Sequence[Life]) -> Path:

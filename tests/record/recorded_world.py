@@ -6,7 +6,7 @@ from typing import Any, cast
 from koalapy.model.job import Job
 from koalapy.model.users import User
 from koalapy.record.beginning import Beginning, KnownCluster, People
-from koalapy.record.lines import beginning_to_json, line, step_to_json
+from koalapy.record.lines import beginning_to_json, encode_line, step_to_json
 from koalapy.record.recorder import RecordedScheduler
 from koalapy.record.step import Step
 from koalapy.scheduler.clusters import ClusterStatus
@@ -36,11 +36,11 @@ class RecordedWorld(World):
             scans=self.scans if jobs is not None else {},
             now=self.now,
         )
-        life = [line(beginning_to_json(begun))]
+        life = [encode_line(beginning_to_json(begun))]
         self.lives.append(life)
 
         def keep(step: Step) -> None:
-            life.append(line(step_to_json(step)))
+            life.append(encode_line(step_to_json(step)))
 
         recorded = RecordedScheduler(begun, self.policies, self.nonces, self.clock or float, keep)
         return cast(Scheduler, recorded)

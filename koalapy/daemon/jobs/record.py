@@ -24,7 +24,7 @@ import structlog
 from koalapy import __version__
 from koalapy.model.disk import DiskLimits
 from koalapy.record.beginning import Beginning
-from koalapy.record.lines import FORMAT, beginning_to_json, line, step_to_json
+from koalapy.record.lines import FORMAT, beginning_to_json, encode_line, step_to_json
 from koalapy.record.settings import Recording
 from koalapy.record.step import Step
 from koalapy.system.files import measure_disks
@@ -125,10 +125,10 @@ class Record:
             self._begin_part()
         assert self._file is not None
         if self._beginning is not None:
-            self._file.write(line({"begin": beginning_to_json(self._beginning)}))
+            self._file.write(encode_line({"begin": beginning_to_json(self._beginning)}))
             self._beginning = None
         for step in steps:
-            self._file.write(line(step_to_json(step)))
+            self._file.write(encode_line(step_to_json(step)))
         self._file.flush()
         if self._file.tell() >= self._part_size:
             self._file.close()
@@ -142,7 +142,7 @@ class Record:
         path = self._directory / f"{self._life:013d}-{self._number:06d}.jsonl"
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         head = {"koala_record": FORMAT, "version": __version__, "life": str(self._life), "part": self._number}
-        self._file.write(line(head))
+        self._file.write(encode_line(head))
 
     def _tidy(self) -> None:
         """Compress finished parts, and remove recordings that are too old or exceed the size limit."""
@@ -181,7 +181,7 @@ class Record:
         return self._lines(since, until)
 
     def _lines(self, since: float, until: float) -> Iterator[bytes]:
-        yield line({"koala_export": FORMAT, "version": __version__, "since": since, "until": until})
+        yield encode_line({"koala_export": FORMAT, "version": __version__, "since": since, "until": until})
         lives: dict[int, list[Part]] = {}
         for part in self._parts() if self._directory.is_dir() else []:
             lives.setdefault(part.life, []).append(part)
@@ -192,8 +192,8 @@ class Record:
                 yield from _life(parts, until)
         if self.problem and self.failed_at < until:
             since_then = datetime.fromtimestamp(self.failed_at, UTC).isoformat(timespec="seconds")
-            yield line({"lost": f"nothing since {since_then} was recorded ({self.problem})"})
-        yield line({"end": True})
+            yield encode_line({"lost": f"nothing since {since_then} was recorded ({self.problem})"})
+        yield encode_line({"end": True})
 
 
 class _Unreadable(Exception):
@@ -213,7 +213,7 @@ def _life(parts: list[Part], until: float) -> Iterator[bytes]:
             yield from told
     except _Unreadable as error:
         log.error("a part of the record cannot be read", action="record-damaged", reason=str(error))
-        yield line({"lost": str(error)})
+        yield encode_line({"lost": str(error)})
 
 
 def _until(parts: list[Part], until: float) -> Iterator[bytes]:

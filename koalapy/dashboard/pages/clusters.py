@@ -182,8 +182,8 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
     claims, attempts = instruments.claims_failed.most_common(), instruments.attempts_failed.most_common()
     return Failures(
         instruments.claims[cluster],
-        {str(cause): count for (where, cause), count in claims if where == cluster},
-        {str(cause): count for (where, cause), count in attempts if where == cluster},
+        {str(cause): count for (failed_cluster, cause), count in claims if failed_cluster == cluster},
+        {str(cause): count for (failed_cluster, cause), count in attempts if failed_cluster == cluster},
     )
 
 

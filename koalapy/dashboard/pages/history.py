@@ -80,7 +80,7 @@ def pictures_of(lines: Sequence[HistoryLine]) -> tuple[list[Picture], int]:
         node_seconds[line.name] = node_seconds.get(line.name, 0.0) + line.node_seconds
     names = sorted(node_seconds, key=lambda name: (-node_seconds[name], name))
     by_name = {name: {line.start: line for line in lines if line.name == name} for name in names[:MAX_CURVES]}
-    at = [(day - date(1970, 1, 1)).days * 86400 for day in days]
+    times = [(day - date(1970, 1, 1)).days * 86400 for day in days]
     pictures = []
     for figure, title in FIGURES.items():
         curves = [
@@ -88,7 +88,7 @@ def pictures_of(lines: Sequence[HistoryLine]) -> tuple[list[Picture], int]:
             for name, lines_by_day in sorted(by_name.items())
         ]
         unit = "share" if figure in SHARES else "seconds" if figure in TIMES else "count"
-        pictures.append(Picture(figure, title, unit, at, days, curves))
+        pictures.append(Picture(figure, title, unit, times, days, curves))
     return pictures, max(0, len(names) - MAX_CURVES)
 
 
@@ -105,7 +105,7 @@ def add_history(dashboard: Dashboard, history: History) -> None:
         span = history.span(first, last)
         table = await history.table(by, step, span, visible_to(caller, by, name))
         total = (await history.table(Kind.GRID, Step.ALL, span)).lines
-        pictures, more = pictures_of(table.lines)
+        pictures, omitted = pictures_of(table.lines)
         return HistoryView(
             by=by,
             step=step,
@@ -116,7 +116,7 @@ def add_history(dashboard: Dashboard, history: History) -> None:
             jobs_keep=table.jobs_keep,
             total=total[0] if total else None,
             pictures=pictures,
-            more=more,
+            more=omitted,
             lines=table.lines[::-1],
         )
 

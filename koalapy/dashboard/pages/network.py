@@ -74,9 +74,9 @@ def link_directions(records: Sequence[LinkRecord]) -> Mapping[tuple[ClusterName,
     """Return both directions of all links by source and target."""
     links = {}
     for record in records:
-        one, other = record.pair
-        links[one, other] = (record, record.link)
-        links[other, one] = (record, record.link if one == other else record.known.link_back)
+        first, second = record.pair
+        links[first, second] = (record, record.link)
+        links[second, first] = (record, record.link if first == second else record.known.link_back)
     bandwidths = [link.bandwidth for _, link in links.values() if link.bandwidth]
     low, high = min(bandwidths, default=1.0), max(bandwidths, default=1.0)
     return {
@@ -133,27 +133,27 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
     async def measure(form: SentForm) -> str:
         """Measure all links, or the one that the form names."""
         await network.wait_for_agents()
-        one, other = form.get("one"), form.get("other")
-        if one or other:
-            network.measure(pairs=[(one, other)])
-            return f"/network/{quote(one, safe='')}/{quote(other, safe='')}"
+        first, second = form.get("one"), form.get("other")
+        if first or second:
+            network.measure(pairs=[(first, second)])
+            return f"/network/{quote(first, safe='')}/{quote(second, safe='')}"
         network.measure()
         return "/network"
 
 
-async def link_view(network: Network, one: ClusterName, other: ClusterName, limit: int) -> LinkView:
-    measurements = await network.history(one, other, limit)
-    one, other = pair_of(one, other)
+async def link_view(network: Network, first: ClusterName, second: ClusterName, limit: int) -> LinkView:
+    measurements = await network.history(first, second, limit)
+    first, second = pair_of(first, second)
     records = network.links()
-    record = next(record for record in records if record.pair == (one, other))
+    record = next(record for record in records if record.pair == (first, second))
     links = link_directions(records)
     conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
     return LinkView(
-        one=one,
-        other=other,
-        forward=links[one, other],
-        backward=links[other, one],
-        rejection_reason=network.rejection_reason((one, other)),
+        one=first,
+        other=second,
+        forward=links[first, second],
+        backward=links[second, first],
+        rejection_reason=network.rejection_reason((first, second)),
         job=record.under_way.job if record.under_way else None,
         error=record.known.error,
         measurements=measurements,

@@ -162,8 +162,8 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
     async def queue(caller: Caller, q: Text = "", before: Before = None, limit: Limit = 100) -> QueueView:
-        words, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
-        view = QueueView(q, "", "", (), 0, "", words, _examples(caller), allowed)
+        examples, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
+        view = QueueView(q, "", "", (), 0, "", examples, _examples(caller), allowed)
         try:
             result = await finder.find(parse_search(q), caller, before=before, limit=limit)
         except UsageError as error:
@@ -184,17 +184,17 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
     ) -> ConfirmView:
         if all:
             result = await finder.find(parse_search(q), caller, limit=MAX_SELECTED)
-            selected, more = list(result.jobs), max(0, result.unfinished - len(result.jobs))
+            selected, omitted = list(result.jobs), max(0, result.unfinished - len(result.jobs))
         else:
-            selected, more = list((await jobs.get_many(job)).values()), 0
+            selected, omitted = list((await jobs.get_many(job)).values()), 0
         if action == "high":
             jobs.rules.check_priority(Priority.HIGH, caller, "leave it low")
         reasons = {job.id: _exclusion_reason(action, job, caller) for job in selected}
         affected = [job for job in selected if not reasons[job.id]]
         counts = Counter(reason for reason in reasons.values() if reason)
         left_out = [LeftOut(count, reason) for reason, count in counts.items()]
-        if more:
-            left_out.append(LeftOut(more, f"only {MAX_SELECTED} jobs are changed at once, the newest first"))
+        if omitted:
+            left_out.append(LeftOut(omitted, f"only {MAX_SELECTED} jobs are changed at once, the newest first"))
         users = Counter(job.spec.owner for job in affected)
         title, order, does = WORDS[action]
         return ConfirmView(
@@ -219,8 +219,8 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
 
     def store_outcome(form: Form, caller: Identity, action: Action, results: Sequence[ActionResult]) -> str:
         all_outcomes = [_outcome(result) for result in results]
-        done, rejected = [o for o in all_outcomes if not o.problem], [o for o in all_outcomes if o.problem]
-        view = OutcomeView(WORDS[action][0], done, rejected, form.get("q")[:MAX_LENGTH])
+        changed, rejected = [o for o in all_outcomes if not o.problem], [o for o in all_outcomes if o.problem]
+        view = OutcomeView(WORDS[action][0], changed, rejected, form.get("q")[:MAX_LENGTH])
         return f"/queue/done/{outcomes.add(caller.user, view)}"
 
     @dashboard.page("/queue/done/{ident}", "queue_done.html", operation="list_jobs", title="Result", live=False)

@@ -115,10 +115,10 @@ class SchedulerView:
     parameters: Sequence[Parameter]
 
 
-def describe_timings(what: str, meaning: str, timings: Timings) -> Timed:
+def describe_timings(name: str, meaning: str, timings: Timings) -> Timed:
     recent = timings.recent()
     return Timed(
-        what=what,
+        what=name,
         meaning=meaning,
         count=timings.count,
         failures=timings.failures,

@@ -75,8 +75,8 @@ class _Counts:
     def to_view(self, user: str) -> UserUse:
         states = self.states
         active = sum(count for state, count in states.items() if state.is_active)
-        queued, held = states.get(JobState.QUEUED, 0), states.get(JobState.HELD, 0)
-        return UserUse(user, queued, held, active, self.nodes, self.requested_nodes, self.oldest)
+        queued, held_jobs = states.get(JobState.QUEUED, 0), states.get(JobState.HELD, 0)
+        return UserUse(user, queued, held_jobs, active, self.nodes, self.requested_nodes, self.oldest)
 
 
 def add_users(dashboard: Dashboard, services: Services, identities: Identities) -> None:
