@@ -101,7 +101,7 @@ def _answer(answer: Json) -> str:
 
 
 def _schemas(found: Json) -> str:
-    lines = ["## Schemas", "", "What bodies and answers are made of.", ""]
+    lines = ["## Schemas", "", "The types of bodies and answers.", ""]
     for name, schema in sorted(found["components"]["schemas"].items()):
         needed = schema.get("required", ())
         lines += [f"### {name} {{ #schema-{name} }}", "", _cleaned(schema.get("description", "")), ""]

@@ -53,7 +53,7 @@ def page() -> str:
 
 def _told(section: Section) -> Iterator[str]:
     top = section.paths == [""]
-    yield "## Of the daemon\n" if top else f"## {', '.join(f'`{path}`' for path in section.paths)}\n"
+    yield "## Daemon\n" if top else f"## {', '.join(f'`{path}`' for path in section.paths)}\n"
     if section.meaning and not top:
         yield f"{section.meaning}\n"
     yield "| setting | value | default | meaning |\n| --- | --- | --- | --- |"
