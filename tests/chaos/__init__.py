@@ -1,1 +1,1 @@
-"""Random kills under load, judged by what the programs themselves saw: ``python -m tests.chaos --help``."""
+"""Random faults under load, checked against the records of the programs: ``python -m tests.chaos --help``."""

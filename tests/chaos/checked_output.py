@@ -1,39 +1,41 @@
-"""Whether what users get to see of a job is what its ranks wrote: all of it, in order, each line once."""
+"""Check that the output and results of a job are those that its ranks wrote."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from tests.chaos.evidence import Told
+from tests.chaos.evidence import ReportedJob
 from tests.chaos.marks import Mark
-from tests.chaos.rank import line
-from tests.chaos.workload import Planned
+from tests.chaos.rank import format_line
+from tests.chaos.workload import PlannedJob
 
-OURS = b"koala: "
-"""How lines begin that koalapy adds."""
+KOALAPY_PREFIX = b"koala: "
+"""The prefix of lines that koalapy adds to output."""
 
 Ranks = Mapping[int, Mark]
 
 
-def check_output(planned: Planned, job: Told, begun: Ranks, ended: Ranks, limit: int) -> Iterator[str]:
-    """Yield what is wrong with a job's output.
+def check_output(
+    planned: PlannedJob, job: ReportedJob, begin_marks: Ranks, end_marks: Ranks, limit: int
+) -> Iterator[str]:
+    """Yield the errors in a job's output.
 
-    ``begun`` and ``ended`` are the marks of the last attempt, ``limit`` the bytes that are kept of each component. The
-    output of a rank that has ended is whole, unless the job has not succeeded and its timeline says that output of the
-    rank's cluster is missing; then it may be cut off at its end, and nowhere else.
+    The marks are those of the last attempt; ``limit`` is the number of bytes that are kept of each component. The
+    output of an ended rank is complete, unless the job has not succeeded and its timeline reports missing output of the
+    rank's cluster. Then the output may be cut off at its end, and nowhere else.
     """
     if job.state != "succeeded":
-        ended = {rank: mark for rank, mark in ended.items() if mark.cluster not in job.missing}
-    if len(job.whole_output) != sum(map(len, job.output.values())):
+        end_marks = {rank: mark for rank, mark in end_marks.items() if mark.cluster not in job.missing}
+    if len(job.joined_output) != sum(map(len, job.output.values())):
         sizes = {component: len(data) for component, data in job.output.items()}
-        yield f"{len(job.whole_output)} bytes in all, {sizes} by component"
-    if len(begun) * planned.task["lines"] * planned.task["width"] > limit:
-        yield from _check_cut_output(planned, job, begun, ended)
+        yield f"{len(job.joined_output)} bytes in all, {sizes} by component"
+    if len(begin_marks) * planned.task["lines"] * planned.task["width"] > limit:
+        yield from _check_cut_output(planned, job, begin_marks, end_marks)
         return
     written: dict[int, list[bytes]] = defaultdict(list)
     for component, data in sorted(job.output.items()):
         for text in data.splitlines(keepends=True):
-            rank = _rank_of(text, job)
-            if rank is not None and rank in begun:
+            rank = _parse_rank(text, job)
+            if rank is not None and rank in begin_marks:
                 written[rank].append(text)
             elif job.state == "succeeded":
                 yield f"component {component} has a line of nobody's: {text[:80]!r}"
@@ -41,61 +43,67 @@ def check_output(planned: Planned, job: Told, begun: Ranks, ended: Ranks, limit:
             elif rank is not None:
                 yield f"component {component} has a line of rank {rank}, which never began: {text[:80]!r}"
                 return
-    for rank in sorted(begun):
-        whole = rank in ended and (job.state == "succeeded" or not planned.is_mpi)
-        if wrong := _wrong(planned, job, rank, written[rank], whole):
-            yield f"rank {rank}: {wrong}"
+    for rank in sorted(begin_marks):
+        must_be_complete = rank in end_marks and (job.state == "succeeded" or not planned.is_mpi)
+        if error := _find_line_error(planned, job, rank, written[rank], must_be_complete):
+            yield f"rank {rank}: {error}"
 
 
-def _rank_of(text: bytes, job: Told) -> int | None:
-    """Whose line it is, if it looks like one of this attempt at all."""
-    words = text.split(b" ", 3)
-    if len(words) < 4 or words[:2] != [str(job.id).encode(), str(job.generation).encode()]:
+def _parse_rank(text: bytes, job: ReportedJob) -> int | None:
+    """Return the rank that wrote a line, or None if it is not a line of this attempt."""
+    fields = text.split(b" ", 3)
+    if len(fields) < 4 or fields[:2] != [str(job.id).encode(), str(job.generation).encode()]:
         return None
-    return int(words[2]) if words[2].isdigit() else None
+    return int(fields[2]) if fields[2].isdigit() else None
 
 
-def _wrong(planned: Planned, job: Told, rank: int, found: Sequence[bytes], whole: bool) -> str:
-    """What is wrong with one rank's lines. All have to be there when it came to its end; else it was cut off
-    somewhere, at last in the middle of a line."""
-    of, width = planned.task["lines"], planned.task["width"]
-    for number, text in enumerate(found, 1):
-        meant = line(str(job.id), job.generation, rank, number, of, width)
-        if text == meant:
+def _find_line_error(
+    planned: PlannedJob, job: ReportedJob, rank: int, lines: Sequence[bytes], must_be_complete: bool
+) -> str:
+    """Return the error in the lines of one rank, or an empty string.
+
+    Lines may be missing at the end, and the last one be cut, unless the output ``must_be_complete``.
+    """
+    line_count, width = planned.task["lines"], planned.task["width"]
+    for number, text in enumerate(lines, 1):
+        expected_line = format_line(str(job.id), job.generation, rank, number, line_count, width)
+        if text == expected_line:
             continue
-        cut = not whole and number == len(found) and meant.startswith(text)
+        cut = not must_be_complete and number == len(lines) and expected_line.startswith(text)
         if not cut:
             return f"line {number} is {text[:60]!r}"
-    if whole and len(found) != of:
-        return f"{len(found)} of {of} lines"
-    return "" if len(found) <= of else f"{len(found)} lines instead of {of}"
+    if must_be_complete and len(lines) != line_count:
+        return f"{len(lines)} of {line_count} lines"
+    return "" if len(lines) <= line_count else f"{len(lines)} lines instead of {line_count}"
 
 
-def _check_cut_output(planned: Planned, job: Told, begun: Ranks, ended: Ranks) -> Iterator[str]:
-    """More was written than is kept: the beginning and the end of it are there, and no line twice or in disorder."""
-    of, width = planned.task["lines"], planned.task["width"]
+def _check_cut_output(planned: PlannedJob, job: ReportedJob, begin_marks: Ranks, end_marks: Ranks) -> Iterator[str]:
+    """Yield the errors in output over the limit: it has the first and last lines, each once and in order."""
+    line_count, width = planned.task["lines"], planned.task["width"]
     for component, data in sorted(job.output.items()):
-        last: dict[int, int] = {}
+        last_numbers: dict[int, int] = {}
         for text in data.splitlines(keepends=True):
-            rank = _rank_of(text, job)
-            if rank is None or rank not in begun or len(text) != width:
-                continue  # cut through, or koalapy's own
+            rank = _parse_rank(text, job)
+            if rank is None or rank not in begin_marks or len(text) != width:
+                continue  # a cut line, or one of koalapy
             number = int(text.split(b" ", 4)[3].partition(b"/")[0])
-            if text != line(str(job.id), job.generation, rank, number, of, width) or number <= last.get(rank, 0):
-                yield f"component {component}: {text[:60]!r} after line {last.get(rank, 0)} of that rank"
+            if text != format_line(
+                str(job.id), job.generation, rank, number, line_count, width
+            ) or number <= last_numbers.get(rank, 0):
+                yield f"component {component}: {text[:60]!r} after line {last_numbers.get(rank, 0)} of that rank"
                 return
-            last[rank] = number
-        # Where ranks were killed nobody knows what they wrote last, and the end may be theirs.
-        if last and begun.keys() == ended.keys() and of not in last.values():
-            yield f"component {component}: of the ends of its ranks none is there; they got to {last} of {of}"
+            last_numbers[rank] = number
+        # The last lines of killed ranks are unknown, and may be the end of the output.
+        if last_numbers and begin_marks.keys() == end_marks.keys() and line_count not in last_numbers.values():
+            yield f"component {component}: the last lines of all ranks are missing: {last_numbers} of {line_count}"
 
 
-def check_results(planned: Planned, job: Told, begun: Ranks) -> Iterator[str]:
-    """What was collected of a job that succeeded is what each rank left."""
+def check_results(planned: PlannedJob, job: ReportedJob, begin_marks: Ranks) -> Iterator[str]:
+    """Yield the errors in the collected results of a job that succeeded."""
     if not planned.input or job.state != "succeeded":
         return
-    meant = {f"out/{rank}.txt": f"{job.id} {job.generation} {rank}".encode() for rank in begun}
-    if job.results != meant:
-        lacking, odd = sorted(meant.keys() - job.results.keys()), sorted(job.results.keys() - meant.keys())
-        wrong = sorted(name for name in meant.keys() & job.results.keys() if meant[name] != job.results[name])
-        yield f"of the results {lacking} are missing, {wrong} are wrong, {odd} are nobody's"
+    expected = {f"out/{rank}.txt": f"{job.id} {job.generation} {rank}".encode() for rank in begin_marks}
+    if job.results != expected:
+        missing, unexpected = sorted(expected.keys() - job.results.keys()), sorted(job.results.keys() - expected.keys())
+        wrong = sorted(name for name in expected.keys() & job.results.keys() if expected[name] != job.results[name])
+        yield f"of the results {missing} are missing, {wrong} are wrong, {unexpected} are nobody's"

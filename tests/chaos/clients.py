@@ -1,4 +1,4 @@
-"""Those who use the grid while it is attacked: submitters, local users, and one who looks at the clusters."""
+"""Clients of the grid during the faults: submitters, local users, and a poller of the clusters."""
 
 import heapq
 import io
@@ -16,32 +16,39 @@ from typing import Any
 import httpx2
 
 from tests.chaos import rank
-from tests.chaos.evidence import FINAL, Cancellation, Look, Submission
-from tests.chaos.grid import Chaos, Client, details
-from tests.chaos.workload import LocalUser, Planned
+from tests.chaos.evidence import FINAL_STATES, Cancellation, ClusterReport, Submission
+from tests.chaos.grid import ChaosGrid, Client, read_details
+from tests.chaos.workload import LocalUser, PlannedJob
 
 PROGRAM = str(Path(rank.__file__).resolve())
-LOOK_EVERY = 0.3
+POLL_INTERVAL_S = 0.3
 
 
-def command(ground: Path, task: Any) -> list[str]:
-    return [sys.executable, "-I", "-S", PROGRAM, str(ground), json.dumps(dict(task))]
+def build_command(folder: Path, task: Any) -> list[str]:
+    return [sys.executable, "-I", "-S", PROGRAM, str(folder), json.dumps(dict(task))]
 
 
 class Submitters:
-    """Submit planned jobs by several threads, each until it is acknowledged, while few enough are unfinished."""
+    """Submit planned jobs from several threads, limit the unfinished ones, and retry until each is acknowledged."""
 
     def __init__(
-        self, grid: Chaos, planned: Sequence[Planned], *, pace: float, most: int, stop_at: float, until: float
+        self,
+        grid: ChaosGrid,
+        planned: Sequence[PlannedJob],
+        *,
+        pace: float,
+        max_unfinished: int,
+        stop_at: float,
+        deadline: float,
     ) -> None:
-        """One every ``pace`` seconds; none is begun with after ``stop_at``, nor waited for after ``until``."""
-        self._grid, self._pace, self._most, self._stop_at, self._until = grid, pace, most, stop_at, until
+        """Submit one job every ``pace`` seconds until ``stop_at``, and retry until ``deadline``."""
+        self._grid, self._pace, self._most, self._stop_at, self._until = grid, pace, max_unfinished, stop_at, deadline
         self._coming = list(reversed(planned))
         self._lock = threading.Lock()
         self._next_at = time.monotonic()
         self.done: list[Submission] = []
         self.troubles: list[str] = []
-        self._to_cancel: list[tuple[float, int, Planned]] = []
+        self._to_cancel: list[tuple[float, int, PlannedJob]] = []
         self._cancelled: dict[int, Cancellation | None] = {}
         self._closing = threading.Event()
         self._threads = [threading.Thread(target=self._submit_all, name=f"submitter-{n}") for n in range(3)]
@@ -52,16 +59,19 @@ class Submitters:
             thread.start()
 
     def finish(self) -> list[Submission]:
-        """Everything that was submitted; what has not been is left out."""
+        """Wait for all threads, and return the submissions."""
         for thread in self._threads:
             thread.join()
         self._closing.set()
         self._canceller.join()
-        tried = self._cancelled
-        return [replace(one, cancelled=tried.get(n), cancel_tried=n in tried) for n, one in self._by_number()]
+        cancellations = self._cancelled
+        return [
+            replace(submission, cancelled=cancellations.get(number), cancel_tried=number in cancellations)
+            for number, submission in self._by_number()
+        ]
 
     def _by_number(self) -> list[tuple[int, Submission]]:
-        return [(one.planned.number, one) for one in self.done]
+        return [(submission.planned.number, submission) for submission in self.done]
 
     def _submit_all(self) -> None:
         client = self._grid.client()
@@ -73,12 +83,12 @@ class Submitters:
             ids: list[int] = []
             try:
                 body = self._body(client, planned)
-                other = threading.Thread(target=self._post_too, args=(planned, body, ids))
+                second_poster = threading.Thread(target=self._post_too, args=(planned, body, ids))
                 if planned.twice:
-                    other.start()
+                    second_poster.start()
                 self._post(client, planned, body, ids)
                 if planned.twice:
-                    other.join()
+                    second_poster.join()
             except TimeoutError as error:
                 self.troubles.append(f"{planned.name} could not be submitted: {error}")
             with self._lock:
@@ -87,39 +97,39 @@ class Submitters:
                     heapq.heappush(self._to_cancel, (time.monotonic() + planned.cancel_after, ids[0], planned))
         client.close()
 
-    def _next(self) -> Planned | None:
+    def _next(self) -> PlannedJob | None:
         with self._lock:
             if not self._coming or time.monotonic() > self._stop_at:
                 return None
             planned = self._coming.pop()
-            at = self._next_at = max(self._next_at, time.monotonic()) + self._pace
-        time.sleep(max(0.0, at - self._pace - time.monotonic()))
+            submit_time = self._next_at = max(self._next_at, time.monotonic()) + self._pace
+        time.sleep(max(0.0, submit_time - self._pace - time.monotonic()))
         return planned
 
     def _crowded(self, client: Client) -> bool:
         try:
-            health = details(client.once("GET", "/healthz"))
+            health = read_details(client.send("GET", "/healthz"))
         except httpx2.HTTPError:
             return True
         return bool(health.get("queued", 0) + health.get("active", 0) >= self._most)
 
-    def _body(self, client: Client, planned: Planned) -> dict[str, Any]:
-        body = {**planned.body, "command": command(self._grid.ground, planned.task)}
+    def _body(self, client: Client, planned: PlannedJob) -> dict[str, Any]:
+        body = {**planned.body, "command": build_command(self._grid.folder, planned.task)}
         if planned.input:
-            answer = client.ask("POST", "/api/v1/bundles", self._until, content=_archive(planned.input))
-            body["bundle"] = details(answer).get("id", answer.text)
+            answer = client.request("POST", "/api/v1/bundles", self._until, content=_archive(planned.input))
+            body["bundle"] = read_details(answer).get("id", answer.text)
         return body
 
-    def _post(self, client: Client, planned: Planned, body: dict[str, Any], ids: list[int]) -> None:
-        """Until it is acknowledged: an answer that was lost on its way is asked for again by the same key."""
+    def _post(self, client: Client, planned: PlannedJob, body: dict[str, Any], ids: list[int]) -> None:
+        """Submit a job until it is acknowledged, with the same key each time."""
         headers = {"Idempotency-Key": f"key-{planned.number}"}
-        answer = client.ask("POST", "/api/v1/jobs", self._until, json=body, headers=headers)
+        answer = client.request("POST", "/api/v1/jobs", self._until, json=body, headers=headers)
         if answer.status_code in (200, 201):
             ids.append(int(answer.json()["id"]))
         else:
             self.troubles.append(f"{planned.name} was refused: {answer.status_code} {answer.text[:300]}")
 
-    def _post_too(self, planned: Planned, body: dict[str, Any], ids: list[int]) -> None:
+    def _post_too(self, planned: PlannedJob, body: dict[str, Any], ids: list[int]) -> None:
         client = self._grid.client()
         try:
             self._post(client, planned, body, ids)
@@ -143,17 +153,17 @@ class Submitters:
                 time.sleep(0.05)
         client.close()
 
-    def _cancel(self, client: Client, ident: int, planned: Planned) -> None:
+    def _cancel(self, client: Client, ident: int, planned: PlannedJob) -> None:
         self._cancelled[planned.number] = None
         try:
-            answer = client.ask("POST", f"/api/v1/jobs/{ident}/cancel", self._until, json={})
+            answer = client.request("POST", f"/api/v1/jobs/{ident}/cancel", self._until, json={})
         except TimeoutError as error:
             self.troubles.append(f"{planned.name} could not be cancelled: {error}")
             return
-        told = details(answer)
+        job = read_details(answer)
         if answer.status_code == 200:
-            if told["state"] not in FINAL or told["state"] == "cancelled":
-                self._cancelled[planned.number] = Cancellation(time.monotonic(), told["generation"], told["state"])
+            if job["state"] not in FINAL_STATES or job["state"] == "cancelled":
+                self._cancelled[planned.number] = Cancellation(time.monotonic(), job["generation"], job["state"])
         elif answer.status_code != 409:
             self.troubles.append(f"cancelling {planned.name}: {answer.status_code} {answer.text[:300]}")
 
@@ -168,9 +178,9 @@ def _archive(content: str) -> bytes:
 
 
 class LocalUsers:
-    """Take nodes past the scheduler, by ``koala local-run``."""
+    """Occupy nodes without the scheduler, by ``koala local-run``."""
 
-    def __init__(self, grid: Chaos, users: Sequence[LocalUser], until: float) -> None:
+    def __init__(self, grid: ChaosGrid, users: Sequence[LocalUser], until: float) -> None:
         self._grid, self._users, self._until = grid, users, until
         self._closing = threading.Event()
         self._runs: list[subprocess.Popen[bytes]] = []
@@ -182,13 +192,13 @@ class LocalUsers:
     def _run(self) -> None:
         began = time.monotonic()
         for user in self._users:
-            if self._closing.wait(max(0.0, began + user.at - time.monotonic())):
+            if self._closing.wait(max(0.0, began + user.time_s - time.monotonic())):
                 return
             environment = self._grid.client_environment
-            words = ["local-run", user.cluster, str(user.nodes), *command(self._grid.ground, user.task)]
+            arguments = ["local-run", user.cluster, str(user.nodes), *build_command(self._grid.folder, user.task)]
             self._runs.append(
                 subprocess.Popen(
-                    [*self._grid.koala_command, *words],
+                    [*self._grid.koala_command, *arguments],
                     env=environment,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -196,7 +206,7 @@ class LocalUsers:
             )
 
     def finish(self, within: float) -> int:
-        """How many there were; those that are not over by then are interrupted, as by ctrl-C."""
+        """Return the number of local jobs; terminate those that have not ended within ``within`` seconds."""
         self._closing.set()
         self._thread.join()
         end = time.monotonic() + within
@@ -214,24 +224,24 @@ class LocalUsers:
         return len(self._runs)
 
 
-class Looker(threading.Thread):
-    """Looks at the clusters again and again."""
+class ClusterPoller(threading.Thread):
+    """Poll the daemon's reports on its clusters."""
 
-    def __init__(self, grid: Chaos) -> None:
+    def __init__(self, grid: ChaosGrid) -> None:
         super().__init__(name="looker")
         self._grid = grid
         self._closing = threading.Event()
-        self.looks: list[Look] = []
+        self.looks: list[ClusterReport] = []
 
     def run(self) -> None:
         client = self._grid.client()
-        while not self._closing.wait(LOOK_EVERY):
+        while not self._closing.wait(POLL_INTERVAL_S):
             try:
-                answer = client.once("GET", "/api/v1/clusters")
+                answer = client.send("GET", "/api/v1/clusters")
             except httpx2.HTTPError:
                 continue
             if answer.status_code == 200:
-                self.looks += looks(answer.json()["clusters"])
+                self.looks += read_reports(answer.json()["clusters"])
         client.close()
 
     def close(self) -> None:
@@ -239,8 +249,11 @@ class Looker(threading.Thread):
         self.join()
 
 
-def looks(clusters: Sequence[dict[str, Any]]) -> list[Look]:
-    """What the daemon says of its clusters now."""
+def read_reports(clusters: Sequence[dict[str, Any]]) -> list[ClusterReport]:
+    """Convert an answer of the daemon on its clusters to reports."""
     counts = ("total", "idle", "used", "background", "down")
-    at = time.monotonic()
-    return [Look(at, one["name"], one["state"], *(one[name] for name in counts)) for one in clusters]
+    time_s = time.monotonic()
+    return [
+        ClusterReport(time_s, cluster["name"], cluster["state"], *(cluster[name] for name in counts))
+        for cluster in clusters
+    ]

@@ -1,37 +1,37 @@
-"""What is known when a run is over: what was asked, what the ranks marked, what the daemon says, what is left."""
+"""The evidence of a run: submissions, marks of ranks, reports of the daemon, remains."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.marks import Mark
-from tests.chaos.workload import OUTPUT_LIMIT, Planned
+from tests.chaos.workload import OUTPUT_LIMIT, PlannedJob
 
-FINAL = ("succeeded", "failed", "cancelled")
+FINAL_STATES = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
 class Cancellation:
-    """That a cancellation was acknowledged, at a time of the monotonic clock, of a job in its so many-th attempt."""
+    """An acknowledged cancellation: its monotonic time, and the job's attempt and state."""
 
-    at: float
+    time_s: float
     generation: int
     state: str
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One planned job, and every id by which it was acknowledged."""
+    """A planned job and the ids with which it was acknowledged."""
 
-    planned: Planned
+    planned: PlannedJob
     ids: tuple[int, ...]
     cancelled: Cancellation | None = None
     cancel_tried: bool = False
-    """Whether it was tried to cancel it, acknowledged or not."""
+    """Whether a cancellation was sent, acknowledged or not."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """A job as the daemon tells it in the end."""
+class ReportedJob:
+    """A job as the daemon reports it at the end."""
 
     id: int
     name: str
@@ -42,22 +42,22 @@ class Told:
     restarts: int = 0
     max_restarts: int = 0
     attempts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """Nodes by cluster, of each attempt."""
+    """Number of nodes by attempt and cluster."""
     output: Mapping[int, bytes] = field(default_factory=dict, repr=False)
-    """Of each component of the last attempt."""
-    whole_output: bytes = field(default=b"", repr=False)
-    """Of all of them, in one answer."""
+    """Output by component of the last attempt."""
+    joined_output: bytes = field(default=b"", repr=False)
+    """Output of all components in one answer."""
     results: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """The files that it brought back, by their names without the component's folder."""
+    """Collected files by name, without the component's folder."""
     missing: frozenset[str] = frozenset()
-    """Clusters of the last attempt of which the timeline says that output is missing."""
+    """Clusters of the last attempt with missing output according to the timeline."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """The nodes of one cluster, as the daemon told them at one moment."""
+class ClusterReport:
+    """The node counts of a cluster, as the daemon reported them."""
 
-    at: float
+    time_s: float
     cluster: str
     state: str
     total: int
@@ -70,15 +70,15 @@ class Look:
 @dataclass(frozen=True)
 class Evidence:
     submissions: Sequence[Submission]
-    jobs: Sequence[Told]
+    jobs: Sequence[ReportedJob]
     marks: Sequence[Mark]
-    looks: Sequence[Look]
-    last_looks: Sequence[Look]
-    """When everything was over."""
-    left: Sequence[str] = ()
-    """What was still there after the daemon's end: processes, folders, files, rows."""
+    reports: Sequence[ClusterReport]
+    final_reports: Sequence[ClusterReport]
+    """The reports after all jobs had ended."""
+    remains: Sequence[str] = ()
+    """Processes, folders, files and rows that were left after the end of the daemon."""
     troubles: Sequence[str] = ()
-    """What the harness met on its way, such as a daemon that ended by itself."""
+    """Unexpected events, such as a daemon that ended by itself."""
     output_limit: int = OUTPUT_LIMIT
     """Bytes that the daemon keeps of each component's output."""
 

@@ -1,4 +1,4 @@
-"""The daemon under attack: started in a folder of its own, asked by HTTP with all the patience that takes."""
+"""The daemon of a run, and HTTP clients that retry while it is away."""
 
 import json
 import subprocess
@@ -28,37 +28,37 @@ RULES = {
     "claim_epsilon": 0.2,
     "aging_tries": 50,
 }
-"""Pauses short, so that much happens in minutes. A cluster counts as lost only after the leases of all its runners are
-over, however long they were stopped."""
+"""Short pauses, so that much happens in minutes. A cluster counts as lost only after the leases of all its runners have
+expired, however long they were suspended."""
 LEASE = 40.0
-START_WITHIN = 60.0
-PATIENCE = 10.0
-"""Seconds for one answer; a daemon may be stopped for longer than that."""
-PAUSE = 0.1
+START_TIMEOUT_S = 60.0
+RESPONSE_TIMEOUT_S = 10.0
+"""Timeout of one response; a daemon may be suspended for longer."""
+RETRY_INTERVAL_S = 0.1
 
 
-class Chaos(EmbeddedGrid):
-    """A real ``koala serve`` with its clusters, which may die at any moment and is started again on the same port."""
+class ChaosGrid(EmbeddedGrid):
+    """A grid whose daemon can be killed at any time and is restarted on the same port."""
 
-    def __init__(self, ground: Path, **settings: Any) -> None:
-        super().__init__(ground / "data", KOALA_CONFIG=str(ground / "koala.yaml"), TMPDIR=str(ground / "tmp"))
-        self.ground = ground
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder / "data", KOALA_CONFIG=str(folder / "koala.yaml"), TMPDIR=str(folder / "tmp"))
+        self.folder = folder
         self.port = 0
         self.starts = 0
-        (ground / "tmp").mkdir()
+        (folder / "tmp").mkdir()
         clusters = {
-            name: {"nodes": nodes, "network": NETWORKS[name], "environment": {"TMPDIR": str(ground / "tmp")}}
+            name: {"nodes": nodes, "network": NETWORKS[name], "environment": {"TMPDIR": str(folder / "tmp")}}
             for name, nodes in CLUSTERS.items()
         }
-        own = {"rules": RULES, "lease": LEASE, "output_limit": OUTPUT_LIMIT, "clusters": clusters}
-        (ground / "koala.yaml").write_text(yaml.safe_dump({**own, **settings}))
+        settings_of_run = {"rules": RULES, "lease": LEASE, "output_limit": OUTPUT_LIMIT, "clusters": clusters}
+        (folder / "koala.yaml").write_text(yaml.safe_dump({**settings_of_run, **settings}))
 
     @property
     def log(self) -> Path:
-        return self.ground / "daemon.log"
+        return self.folder / "daemon.log"
 
     def begin(self) -> None:
-        """Start it, and wait until it answers; not for its clusters. ``RuntimeError`` when it does not."""
+        """Start the daemon, and wait until it serves. Raise ``RuntimeError`` if it does not."""
         self.starts += 1
         with self.log.open("a") as log:
             self.daemon = subprocess.Popen(
@@ -69,7 +69,7 @@ class Chaos(EmbeddedGrid):
                 env=self.environment,
                 start_new_session=True,
             )
-        line = _first_line(self.daemon)
+        line = _read_first_line(self.daemon)
         if not line.startswith("koala serves "):
             raise RuntimeError(f"the daemon said {line!r}, and ended with {self.daemon.poll()}")
         self.url = line.split()[2]
@@ -78,21 +78,21 @@ class Chaos(EmbeddedGrid):
 
     @property
     def headers(self) -> dict[str, str]:
-        """By which users are known."""
+        """Headers of a request with the daemon's token."""
         return {"X-Requested-With": "koala"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """Of commands that ask the daemon."""
+        """Environment of commands that call the daemon."""
         return {**self.environment, "KOALA_URL": self.url} | ({"KOALA_TOKEN": self.token} if self.token else {})
 
     def client(self) -> "Client":
         return Client(self)
 
 
-def _first_line(daemon: "subprocess.Popen[str]") -> str:
-    """What it says first; nothing when it ends, or is killed, before that."""
-    timer = threading.Timer(START_WITHIN, daemon.kill)
+def _read_first_line(daemon: "subprocess.Popen[str]") -> str:
+    """Return the daemon's first line of output, or an empty string if it ends before that."""
+    timer = threading.Timer(START_TIMEOUT_S, daemon.kill)
     timer.start()
     try:
         assert daemon.stdout is not None
@@ -102,34 +102,34 @@ def _first_line(daemon: "subprocess.Popen[str]") -> str:
 
 
 class Client:
-    """Asks again until there is an answer that is one: for one thread."""
+    """A client for one thread that retries until it gets a final answer."""
 
-    def __init__(self, grid: Chaos) -> None:
+    def __init__(self, grid: ChaosGrid) -> None:
         self._grid = grid
-        self._http = httpx2.Client(timeout=PATIENCE)
+        self._http = httpx2.Client(timeout=RESPONSE_TIMEOUT_S)
 
-    def once(self, method: str, path: str, **more: Any) -> httpx2.Response:
-        """``httpx2.HTTPError`` when there is no answer."""
-        headers = {**self._grid.headers, **more.pop("headers", {})}
-        return self._http.request(method, f"{self._grid.url}{path}", headers=headers, **more)
+    def send(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        """Send a request once. Raise ``httpx2.HTTPError`` without an answer."""
+        headers = {**self._grid.headers, **options.pop("headers", {})}
+        return self._http.request(method, f"{self._grid.url}{path}", headers=headers, **options)
 
-    def ask(self, method: str, path: str, until: float, **more: Any) -> httpx2.Response:
-        """The first answer that is not "come back later", before a moment of the monotonic clock; ``TimeoutError``."""
-        said = ""
+    def request(self, method: str, path: str, until: float, **options: Any) -> httpx2.Response:
+        """Return the first answer other than 429 or 503. Raise ``TimeoutError`` at the monotonic time ``until``."""
+        problem = ""
         while time.monotonic() < until:
             try:
-                answer = self.once(method, path, **more)
+                answer = self.send(method, path, **options)
             except httpx2.HTTPError as error:
-                said = repr(error)
+                problem = repr(error)
             else:
                 if answer.status_code not in (429, 503):
                     return answer
-                said = f"{answer.status_code} {answer.text[:200]}"
-            time.sleep(PAUSE)
-        raise TimeoutError(f"{method} {path}: no answer: {said}")
+                problem = f"{answer.status_code} {answer.text[:200]}"
+            time.sleep(RETRY_INTERVAL_S)
+        raise TimeoutError(f"{method} {path}: no answer: {problem}")
 
     def get(self, path: str, until: float, **parameters: Any) -> Any:
-        answer = self.ask("GET", path, until, params=parameters)
+        answer = self.request("GET", path, until, params=parameters)
         if answer.status_code != 200:
             raise TimeoutError(f"GET {path}: {answer.status_code} {answer.text[:200]}")
         return answer.json()
@@ -138,10 +138,10 @@ class Client:
         self._http.close()
 
 
-def details(answer: httpx2.Response) -> Mapping[str, Any]:
-    """The JSON of an answer; what it says when that is none."""
+def read_details(answer: httpx2.Response) -> Mapping[str, Any]:
+    """Return the JSON of an answer, or its text as ``detail``."""
     try:
-        found: Mapping[str, Any] = answer.json()
+        fields: Mapping[str, Any] = answer.json()
     except json.JSONDecodeError:
         return {"detail": answer.text[:300]}
-    return found
+    return fields

@@ -1,4 +1,4 @@
-"""Does to the grid what was planned, and writes down what it did."""
+"""Inject the planned faults, and log them."""
 
 import heapq
 import json
@@ -14,28 +14,28 @@ from typing import Any
 import httpx2
 
 from tests.chaos import victims
-from tests.chaos.faults import Fault, Whom
-from tests.chaos.grid import Chaos
+from tests.chaos.faults import Fault, Target
+from tests.chaos.grid import ChaosGrid
 from tests.chaos.marks import Mark, MarkReader
 from tests.chaos.victims import Victim
 from tests.store.postgresql import Server
 
-MOMENT_WITHIN = 3.0
-"""Seconds that a planted moment is waited for; then it is done at any moment."""
-LOOK = 0.03
-INSTEAD: dict[Whom, Whom] = {"mpi": "runner", "runner": "agent"}
-"""Who is taken where there is none of those."""
+TIMING_TIMEOUT_S = 3.0
+"""Seconds to wait for the timing condition of a fault before it is injected anyway."""
+POLL_INTERVAL_S = 0.03
+FALLBACK_TARGETS: dict[Target, Target] = {"mpi": "runner", "runner": "agent"}
+"""The target to use if there is no candidate of another."""
 
 
-class Keeper(threading.Thread):
-    """Starts the daemon again whenever it was killed; that it ends by itself is trouble."""
+class DaemonKeeper(threading.Thread):
+    """Restart the daemon after each kill; another end is a trouble."""
 
-    def __init__(self, grid: Chaos, troubles: list[str]) -> None:
+    def __init__(self, grid: ChaosGrid, troubles: list[str]) -> None:
         super().__init__(name="keeper", daemon=True)
         self._grid, self._troubles = grid, troubles
         self.pause = 0.0
         self.starting = threading.Lock()
-        """Held while it starts, and by whoever takes the database away from it."""
+        """Locked while the daemon or the database is restarted."""
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -48,7 +48,7 @@ class Keeper(threading.Thread):
             if code != -signal.SIGKILL:
                 self._troubles.append(f"the daemon ended by itself, with {code}: see {self._grid.log}")
             self._over.wait(self.pause)
-            with self.starting, suppress(RuntimeError):  # it says why in its log, and is looked at again
+            with self.starting, suppress(RuntimeError):  # the reason is in its log; the next pass tries again
                 self._grid.begin()
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Keeper(threading.Thread):
 
 
 class Waker(threading.Thread):
-    """Lets what was stopped go on when its time has come."""
+    """Resume suspended processes when their time has come."""
 
     def __init__(self) -> None:
         super().__init__(name="waker", daemon=True)
@@ -82,7 +82,7 @@ class Waker(threading.Thread):
                 victim.close()
 
     def close(self) -> None:
-        """All go on at once."""
+        """Resume all processes now."""
         with self._changed:
             self._over = True
             self._changed.notify()
@@ -90,148 +90,150 @@ class Waker(threading.Thread):
 
 
 class Injector:
-    """Carries out one fault after the other, in the thread that calls it."""
+    """Inject one fault after another in the calling thread."""
 
-    def __init__(self, grid: Chaos, keeper: Keeper, waker: Waker, database: Server | None) -> None:
+    def __init__(self, grid: ChaosGrid, keeper: DaemonKeeper, waker: Waker, database: Server | None) -> None:
         self._grid, self._keeper, self._waker, self._database = grid, keeper, waker, database
         self._client = grid.client()
-        self._marks = MarkReader(grid.ground)
-        self._log = grid.ground / "faults"
+        self._marks = MarkReader(grid.folder)
+        self._log = grid.folder / "faults"
         self._began = time.monotonic()
         self.done: Counter[str] = Counter()
 
     def run(self, faults: list[Fault], until: float) -> None:
-        """Until all are done, or a moment of the monotonic clock has come."""
+        """Inject all faults, or those before the monotonic time ``until``."""
         began = time.monotonic()
         for fault in faults:
             if time.monotonic() >= until:
                 break
-            time.sleep(max(0.0, began + fault.at - time.monotonic()))
-            mark = self._moment(fault)
-            self._strike(fault, mark)
+            time.sleep(max(0.0, began + fault.time_s - time.monotonic()))
+            mark = self._wait_for_timing(fault)
+            self._inject(fault, mark)
         self._client.close()
 
-    def _moment(self, fault: Fault) -> Mark | None:
-        """Wait for a planted moment to come; with the mark that told of it."""
-        found: Any = None
-        if fault.moment == "barrier":
+    def _wait_for_timing(self, fault: Fault) -> Mark | None:
+        """Wait for the timing condition of a fault, and return the mark that fulfilled it, if any."""
+        marked: Any = None
+        if fault.timing == "barrier":
             self._wait(self._is_claiming)
-        elif fault.moment in ("forgetting", "draining"):
-            for _ in self._marks.new():  # those of before
+        elif fault.timing in ("forgetting", "draining"):
+            for _ in self._marks.new():  # skip older marks
                 pass
-            what = "end" if fault.moment == "forgetting" else "loud"
-            found = self._wait(lambda: next((mark for mark in self._marks.new() if mark.what == what), None))
-        elif fault.moment == "start-up":
+            event = "end" if fault.timing == "forgetting" else "loud"
+            marked = self._wait(lambda: next((mark for mark in self._marks.new() if mark.event == event), None))
+        elif fault.timing == "start-up":
             self._kill_daemon(fault, "before")
-            self._wait(lambda: self._victims("agent"))
+            self._wait(lambda: self._find_candidates("agent"))
         else:
             return None
         time.sleep(fault.delay)
-        return found if isinstance(found, Mark) else None
+        return marked if isinstance(marked, Mark) else None
 
-    def _wait(self, look: Callable[[], object]) -> object:
-        end = time.monotonic() + MOMENT_WITHIN
+    def _wait(self, condition: Callable[[], object]) -> object:
+        end = time.monotonic() + TIMING_TIMEOUT_S
         while time.monotonic() < end:
-            if found := look():
-                return found
-            time.sleep(LOOK)
+            if value := condition():
+                return value
+            time.sleep(POLL_INTERVAL_S)
         return None
 
     def _is_claiming(self) -> bool:
         try:
-            answer = self._client.once("GET", "/api/v1/jobs", params={"state": ["claiming", "starting"], "limit": 1})
+            answer = self._client.send("GET", "/api/v1/jobs", params={"state": ["claiming", "starting"], "limit": 1})
             return bool(answer.status_code == 200 and answer.json()["jobs"])
         except httpx2.HTTPError:
             return False
 
-    def _strike(self, fault: Fault, mark: Mark | None) -> None:
-        if fault.whom == "database":
+    def _inject(self, fault: Fault, mark: Mark | None) -> None:
+        if fault.target == "database":
             self._restart_database(fault)
             return
-        if fault.whom == "daemon" and fault.how == "kill":
+        if fault.target == "daemon" and fault.method == "kill":
             self._kill_daemon(fault, "")
             return
-        found = self._wait(lambda: self._chosen_or_instead(fault, mark))
-        if isinstance(found, Victim):
-            self._signal(fault, found)
+        victim = self._wait(lambda: self._choose_with_fallback(fault, mark))
+        if isinstance(victim, Victim):
+            self._signal(fault, victim)
         else:
-            self._note(fault, "nobody was there")
+            self._log_fault(fault, "no candidate")
 
-    def _chosen_or_instead(self, fault: Fault, mark: Mark | None) -> Victim | None:
-        whom: Whom | None = fault.whom
-        while whom is not None:
-            if found := self._chosen(whom, fault, mark):
-                return found
-            whom = INSTEAD.get(whom)
+    def _choose_with_fallback(self, fault: Fault, mark: Mark | None) -> Victim | None:
+        target: Target | None = fault.target
+        while target is not None:
+            if victim := self._choose(target, fault, mark):
+                return victim
+            target = FALLBACK_TARGETS.get(target)
         return None
 
-    def _chosen(self, whom: Whom, fault: Fault, mark: Mark | None) -> Victim | None:
-        found = self._victims(whom)
+    def _choose(self, target: Target, fault: Fault, mark: Mark | None) -> Victim | None:
+        candidates = self._find_candidates(target)
         cluster = mark.cluster if mark else fault.cluster
-        preferred = [one for one in found if one.cluster == cluster] or found
-        if mark is not None and whom == "runner":
-            preferred = [one for one in found if one.pid == _parent(mark.pid)] or preferred
+        preferred = [candidate for candidate in candidates if candidate.cluster == cluster] or candidates
+        if mark is not None and target == "runner":
+            preferred = [candidate for candidate in candidates if candidate.pid == _read_parent(mark.pid)] or preferred
         chosen = preferred[int(fault.pick * len(preferred))] if preferred else None
-        for one in found:
-            if one is not chosen:
-                one.close()
+        for candidate in candidates:
+            if candidate is not chosen:
+                candidate.close()
         return chosen
 
-    def _victims(self, whom: Whom) -> list[Victim]:
+    def _find_candidates(self, target: Target) -> list[Victim]:
         directory = self._grid.directory
         daemon = self._grid.daemon
         assert daemon is not None
-        match whom:
+        match target:
             case "daemon":
-                one = victims.victim("daemon", daemon.pid, directory) if daemon.poll() is None else None
-                return [one] if one is not None else []
+                process = victims.open_victim("daemon", daemon.pid, directory) if daemon.poll() is None else None
+                return [process] if process is not None else []
             case "agent":
-                return victims.agents(daemon.pid, directory)
+                return victims.find_agents(daemon.pid, directory)
             case "lrm":
-                return victims.managers(directory)
+                return victims.find_resource_managers(directory)
             case "runner":
-                return victims.runners(directory)
+                return victims.find_runners(directory)
             case "mpi":
-                return victims.mpi_daemons(directory)
+                return victims.find_mpi_daemons(directory)
         return []
 
     def _signal(self, fault: Fault, chosen: Victim) -> None:
-        sent = chosen.signal(signal.SIGSTOP if fault.how == "stop" else signal.SIGKILL)
-        self._note(fault, f"{chosen.kind} {chosen.pid} {chosen.cluster}" if sent else "it had just gone")
+        sent = chosen.signal(signal.SIGSTOP if fault.method == "stop" else signal.SIGKILL)
+        self._log_fault(fault, f"{chosen.kind} {chosen.pid} {chosen.cluster}" if sent else "it had just ended")
         if sent:
-            self.done[f"{fault.how} {chosen.kind}"] += 1
-        if sent and fault.how == "stop":
+            self.done[f"{fault.method} {chosen.kind}"] += 1
+        if sent and fault.method == "stop":
             self._waker.add(chosen, fault.seconds)
         else:
             chosen.close()
 
-    def _kill_daemon(self, fault: Fault, when: str) -> None:
-        """As the kernel would: the keeper starts it again."""
-        with self._keeper.starting:  # one that has not said its first line is not killed for saying none
+    def _kill_daemon(self, fault: Fault, timing: str) -> None:
+        """Kill the daemon by SIGKILL; the keeper restarts it."""
+        with (
+            self._keeper.starting
+        ):  # a starting daemon is not killed, since the keeper would report its missing first line
             daemon = self._grid.daemon
             assert daemon is not None
-            self._keeper.pause = 0.0 if when else fault.seconds
+            self._keeper.pause = 0.0 if timing else fault.seconds
             daemon.kill()
             daemon.wait()
-        self._note(fault, f"daemon {daemon.pid} {when}".rstrip())
+        self._log_fault(fault, f"daemon {daemon.pid} {timing}".rstrip())
         self.done["kill daemon"] += 1
 
     def _restart_database(self, fault: Fault) -> None:
         assert self._database is not None
         with self._keeper.starting:
-            self._database.stop(signal.SIGINT if fault.how == "fast" else signal.SIGQUIT)
+            self._database.stop(signal.SIGINT if fault.method == "fast" else signal.SIGQUIT)
             time.sleep(fault.seconds)
             self._database.start()
-        self._note(fault, f"away for {fault.seconds:.2f} s")
-        self.done[f"{fault.how} restart of the database"] += 1
+        self._log_fault(fault, f"away for {fault.seconds:.2f} s")
+        self.done[f"{fault.method} restart of the database"] += 1
 
-    def _note(self, fault: Fault, outcome: str) -> None:
-        told = {"at": time.monotonic(), "clock": time.time(), "fault": str(fault), "outcome": outcome}
+    def _log_fault(self, fault: Fault, outcome: str) -> None:
+        entry = {"at": time.monotonic(), "clock": time.time(), "fault": str(fault), "outcome": outcome}
         with self._log.open("a") as file:
-            file.write(json.dumps(told) + "\n")
+            file.write(json.dumps(entry) + "\n")
 
 
-def _parent(pid: int) -> int:
+def _read_parent(pid: int) -> int:
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0

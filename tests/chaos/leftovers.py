@@ -1,4 +1,4 @@
-"""What is left of a grid after its daemon has ended: nothing may be."""
+"""Find the remains of a grid after the end of its daemon."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,25 +8,25 @@ from sqlalchemy import create_engine, func, select
 
 from koalapy.store.tables import jobs, outbox
 from tests.chaos import victims
-from tests.chaos.evidence import FINAL
+from tests.chaos.evidence import FINAL_STATES
 
-LOOK = 0.1
-
-
-def gone(look: Callable[[], list[str]], within: float) -> list[str]:
-    """What is still there after so many seconds."""
-    end = time.monotonic() + within
-    while (found := look()) and time.monotonic() < end:
-        time.sleep(LOOK)
-    return found
+POLL_INTERVAL_S = 0.1
 
 
-def processes(directory: Path) -> list[str]:
-    return [f"process {pid}: {command}" for pid, command in victims.everything(directory).items()]
+def wait_for_none(list_remains: Callable[[], list[str]], timeout_s: float) -> list[str]:
+    """Return the remains once there are none, or after the timeout."""
+    end = time.monotonic() + timeout_s
+    while (remains := list_remains()) and time.monotonic() < end:
+        time.sleep(POLL_INTERVAL_S)
+    return remains
 
 
-def spools(directory: Path) -> list[str]:
-    """What agents keep of components, and of files that were brought to them or are to be sent."""
+def list_processes(directory: Path) -> list[str]:
+    return [f"process {pid}: {command}" for pid, command in victims.list_processes(directory).items()]
+
+
+def list_spools(directory: Path) -> list[str]:
+    """Return the folders of components and staged files that agents keep."""
     return sorted(
         str(path.relative_to(directory))
         for pattern in ("clusters/*/spool/*/*/", "clusters/*/stages/*/*", "clusters/*/lrm/local-run/*")
@@ -34,20 +34,20 @@ def spools(directory: Path) -> list[str]:
     )
 
 
-def temporary(folder: Path) -> list[str]:
+def list_temporary_files(folder: Path) -> list[str]:
     return [f"temporary {path.name}" for path in sorted(folder.iterdir())]
 
 
-def rows(database: str) -> Iterator[str]:
-    """What would be taken up again by a next daemon."""
+def list_rows(database: str) -> Iterator[str]:
+    """Yield the counts of rows that a next daemon would resume."""
     engine = create_engine(database)
-    live = jobs.c.state.not_in(FINAL)
-    questions = {
-        "jobs that are not over": select(func.count()).select_from(jobs).where(live),
-        "commands that nobody acknowledged": select(func.count()).select_from(outbox),
+    live = jobs.c.state.not_in(FINAL_STATES)
+    queries = {
+        "unfinished jobs": select(func.count()).select_from(jobs).where(live),
+        "unacknowledged commands": select(func.count()).select_from(outbox),
     }
     with engine.connect() as connection:
-        for what, question in questions.items():
-            if count := connection.execute(question).scalar_one():
-                yield f"{count} {what} in the database"
+        for description, query in queries.items():
+            if count := connection.execute(query).scalar_one():
+                yield f"{count} {description} in the database"
     engine.dispose()

@@ -1,4 +1,4 @@
-"""What the ranks said of themselves, as it is read back."""
+"""Marks that the ranks wrote."""
 
 import json
 from collections.abc import Iterator
@@ -11,19 +11,21 @@ from tests.chaos.rank import MARKS
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One word of one rank: ``begin``, ``loud`` (it starts to write much) or ``end``. ``at`` is the machine's monotonic
-    clock, the same for all processes."""
+    """An event of a rank: ``begin``, ``loud`` (it starts to write much) or ``end``.
 
-    what: str
+    ``time_s`` is the machine's monotonic clock, which is the same for all processes.
+    """
+
+    event: str
     job: str
-    """The daemon's id; for local users' jobs the name by which the harness knows them."""
+    """The daemon's id, or the name of a local user's job."""
     generation: int
     index: int
     size: int
     node: str
     host: str
     pid: int
-    at: float
+    time_s: float
     clock: float
     trouble: tuple[str, ...] = ()
     code: int | None = None
@@ -38,23 +40,23 @@ class Mark:
         return self.node.rpartition("-")[0]
 
     def __str__(self) -> str:
-        return f"{self.what} of rank {self.index} of {self.job}.{self.generation} on {self.node} (pid {self.pid})"
+        return f"{self.event} of rank {self.index} of {self.job}.{self.generation} on {self.node} (pid {self.pid})"
 
 
-def parse(text: str) -> list[Mark]:
-    """All whole lines, in the order in which they were written."""
-    return [_mark(json.loads(one)) for one in text.splitlines(keepends=True) if one.endswith("\n")]
+def parse_marks(text: str) -> list[Mark]:
+    """Return the marks of all complete lines, in the order of writing."""
+    return [_create_mark(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def _mark(fields: dict[str, Any]) -> Mark:
+def _create_mark(fields: dict[str, Any]) -> Mark:
     return Mark(**{**fields, "trouble": tuple(fields.get("trouble", ()))})
 
 
 class MarkReader:
-    """Reads what has been marked since it was asked last."""
+    """A reader of new marks."""
 
-    def __init__(self, ground: Path) -> None:
-        self._path = ground / MARKS
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / MARKS
         self._read = 0
 
     def new(self) -> Iterator[Mark]:
@@ -63,6 +65,6 @@ class MarkReader:
         with self._path.open("rb") as file:
             file.seek(self._read)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        yield from parse(whole.decode())
+        complete = data[: data.rfind(b"\n") + 1]
+        self._read += len(complete)
+        yield from parse_marks(complete.decode())

@@ -1,4 +1,4 @@
-"""One run: jobs, local users and faults for some minutes, then everything is let come to its end, and judged."""
+"""A run: jobs, local users and faults for some minutes, then the end of all jobs, and the check."""
 
 import tarfile
 import time
@@ -12,34 +12,33 @@ from typing import Any
 
 from tests.chaos import leftovers
 from tests.chaos.checker import check
-from tests.chaos.clients import LocalUsers, Looker, Submitters, looks
-from tests.chaos.evidence import Evidence, Look, Submission, Told, Violation
+from tests.chaos.clients import ClusterPoller, LocalUsers, Submitters, read_reports
+from tests.chaos.evidence import ClusterReport, Evidence, ReportedJob, Submission, Violation
 from tests.chaos.faults import plan_faults
-from tests.chaos.grid import RULES, Chaos, Client
-from tests.chaos.injector import Injector, Keeper, Waker
+from tests.chaos.grid import RULES, ChaosGrid, Client
+from tests.chaos.injector import DaemonKeeper, Injector, Waker
 from tests.chaos.marks import MarkReader
 from tests.chaos.workload import plan_jobs, plan_local_users
 from tests.store.postgresql import Server
 
-FAULTS_SHARE = 0.75
-"""Of a run's time, in which there are jobs and faults; in the rest the jobs must come to their ends."""
-LATE = 20.0
-"""Seconds by which the last of these may be late, on a machine that has much to do."""
-AT_LEAST = 60.0
-"""Seconds that jobs have to come to their ends after the last fault, however short the run: a process may have been
-stopped just then."""
-ASK_WITHIN = 60.0
-"""Seconds in which the daemon must have told of all jobs."""
-MOST_UNFINISHED = 60
-AT_REST = 20.0
-"""Seconds until every node is idle and every spool empty, once all jobs are over."""
-GONE = 45.0
-"""Seconds until every process is gone, once the daemon has ended: more than resource managers linger."""
-TRACEBACKS_SHOWN = 5
+ATTACK_SHARE = 0.75
+"""Share of the run in which jobs are submitted and faults injected; the jobs must end in the remaining time."""
+MAX_DELAY_S = 20.0
+"""Seconds by which jobs and faults may be late on a busy machine."""
+MIN_COMPLETION_S = 60.0
+"""Least seconds for jobs to end after the last fault, even in a short run, since a process may still be suspended."""
+REPORT_TIMEOUT_S = 60.0
+"""Seconds in which the daemon must report all jobs."""
+MAX_UNFINISHED_JOBS = 60
+IDLE_TIMEOUT_S = 20.0
+"""Seconds until every node is idle and every spool empty, once all jobs have ended."""
+PROCESS_END_TIMEOUT_S = 45.0
+"""Seconds until every process has ended after the daemon; resource managers linger for less."""
+MAX_LISTED_TRACEBACKS = 5
 
 
 @dataclass(frozen=True)
-class Orders:
+class RunOptions:
     seed: int
     jobs: int
     faults: int
@@ -49,9 +48,9 @@ class Orders:
 
 @dataclass
 class Outcome:
-    """What came of a run."""
+    """The counts and violations of a run."""
 
-    orders: Orders
+    orders: RunOptions
     seconds: float = 0.0
     states: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -64,79 +63,79 @@ class Outcome:
     violations: list[Violation] = field(default_factory=list)
 
 
-def run(orders: Orders, ground: Path, database: Server | None = None) -> Outcome:
-    """Play it in an empty folder; ``database`` is a PostgreSQL that runs, or SQLite is used."""
-    return Run(orders, ground, database).play()
+def run(orders: RunOptions, folder: Path, database: Server | None = None) -> Outcome:
+    """Execute a run in an empty folder, with a running PostgreSQL as ``database`` or with SQLite."""
+    return Run(orders, folder, database).execute()
 
 
 class Run:
-    def __init__(self, orders: Orders, ground: Path, database: Server | None) -> None:
+    def __init__(self, orders: RunOptions, folder: Path, database: Server | None) -> None:
         self._orders, self._database = orders, database
-        (ground / "locks").mkdir()
-        self._url = database.new_database() if database is not None else f"sqlite:///{ground}/data/koala.db"
+        (folder / "locks").mkdir()
+        self._url = database.new_database() if database is not None else f"sqlite:///{folder}/data/koala.db"
         settings = {"database": self._url} if database is not None else {}
-        self._grid = Chaos(ground, **settings)
+        self._grid = ChaosGrid(folder, **settings)
         self._troubles: list[str] = []
         self._outcome = Outcome(orders)
-        self._attack_seconds = 60 * orders.minutes * FAULTS_SHARE
+        self._attack_seconds = 60 * orders.minutes * ATTACK_SHARE
         self._began = time.monotonic()
 
-    def play(self) -> Outcome:
-        over_at = self._began + max(60 * self._orders.minutes, self._attack_seconds + LATE + AT_LEAST)
+    def execute(self) -> Outcome:
+        deadline = self._began + max(60 * self._orders.minutes, self._attack_seconds + MAX_DELAY_S + MIN_COMPLETION_S)
         with self._daemon():
-            submissions, all_looks = self._attack(over_at)
+            submissions, all_looks = self._attack(deadline)
             client = self._grid.client()
-            self._wait_for_jobs(client, over_at)
-            last_looks = self._rest(client)
-            jobs = self._ask(client, time.monotonic() + ASK_WITHIN)
+            self._wait_for_jobs(client, deadline)
+            final_reports = self._wait_until_idle(client)
+            jobs = self._read_jobs(client, time.monotonic() + REPORT_TIMEOUT_S)
             client.close()
-        left = self._end()
-        marks = list(MarkReader(self._grid.ground).new())
-        evidence = Evidence(submissions, jobs, marks, all_looks, last_looks, left, self._troubles)
-        return self._sum_up(evidence)
+        remains = self._stop_daemon()
+        marks = list(MarkReader(self._grid.folder).new())
+        evidence = Evidence(submissions, jobs, marks, all_looks, final_reports, remains, self._troubles)
+        return self._summarize(evidence)
 
     @contextmanager
     def _daemon(self) -> Iterator[None]:
-        """Kept running until it is asked to end."""
+        """Keep the daemon running while the block runs."""
         self._grid.begin()
-        self._keeper = Keeper(self._grid, self._troubles)
+        self._keeper = DaemonKeeper(self._grid, self._troubles)
         self._keeper.start()
         try:
             yield
         finally:
             self._keeper.close()
 
-    def _attack(self, until: float) -> tuple[list[Submission], list[Look]]:
-        """Jobs, local users and faults, all at once."""
+    def _attack(self, until: float) -> tuple[list[Submission], list[ClusterReport]]:
+        """Submit jobs, run local users and inject faults in parallel."""
         orders = self._orders
         seconds = self._attack_seconds
         planned = plan_jobs(orders.seed, orders.jobs)
-        # A bit faster than there is time for, as submitters are held up again and again.
+        # Submit faster than the time requires, since faults delay submitters.
         submitters = Submitters(
             self._grid,
             planned,
             pace=0.7 * seconds / orders.jobs,
-            most=MOST_UNFINISHED,
-            stop_at=self._began + seconds + LATE,
-            until=until,
+            max_unfinished=MAX_UNFINISHED_JOBS,
+            stop_at=self._began + seconds + MAX_DELAY_S,
+            deadline=until,
         )
         users = LocalUsers(self._grid, plan_local_users(orders.seed, orders.jobs // 20, 0.9 * seconds), until)
-        looker, waker = Looker(self._grid), Waker()
-        for one in (submitters, users, looker, waker):
-            one.start()
+        looker, waker = ClusterPoller(self._grid), Waker()
+        for part in (submitters, users, looker, waker):
+            part.start()
         injector = Injector(self._grid, self._keeper, waker, self._database)
         faults = plan_faults(orders.seed, orders.faults, seconds, database=self._database is not None)
         try:
-            injector.run(faults, self._began + seconds + LATE)
+            injector.run(faults, self._began + seconds + MAX_DELAY_S)
         finally:
             waker.close()
-            done = submitters.finish()
+            submissions = submitters.finish()
             self._outcome.local_users = users.finish(10.0)
             looker.close()
         self._troubles += submitters.troubles
         self._outcome.faults = injector.done
         self._outcome.looks = len(looker.looks)
-        return done, looker.looks
+        return submissions, looker.looks
 
     def _wait_for_jobs(self, client: Client, until: float) -> None:
         while time.monotonic() < until:
@@ -144,30 +143,30 @@ class Run:
                 return
             time.sleep(0.2)
 
-    def _rest(self, client: Client) -> list[Look]:
-        """The clusters once they are idle and the spools empty, or what they are after waiting for that."""
-        end = time.monotonic() + AT_REST
+    def _wait_until_idle(self, client: Client) -> list[ClusterReport]:
+        """Wait until all clusters are idle and spools empty, or for the timeout, and return the reports."""
+        end = time.monotonic() + IDLE_TIMEOUT_S
         while True:
-            found = looks(client.get("/api/v1/clusters", end + AT_REST)["clusters"])
-            idle = all((look.idle, look.state) == (look.total, "usable") for look in found)
-            if (idle and not leftovers.spools(self._grid.directory)) or time.monotonic() > end:
-                return found
+            reports = read_reports(client.get("/api/v1/clusters", end + IDLE_TIMEOUT_S)["clusters"])
+            idle = all((look.idle, look.state) == (look.total, "usable") for look in reports)
+            if (idle and not leftovers.list_spools(self._grid.directory)) or time.monotonic() > end:
+                return reports
             time.sleep(0.2)
 
-    def _ask(self, client: Client, until: float) -> list[Told]:
-        """Everything that the daemon knows of its jobs."""
-        found: list[dict[str, Any]] = []
-        before: dict[str, int] = {}
+    def _read_jobs(self, client: Client, until: float) -> list[ReportedJob]:
+        """Return all jobs with their attempts, output and results."""
+        jobs: list[dict[str, Any]] = []
+        cursor: dict[str, int] = {}
         try:
-            while page := client.get("/api/v1/jobs", until, limit=500, **before)["jobs"]:
-                found += page
-                before = {"before": page[-1]["id"]}
-            return [self._told(client, client.get(f"/api/v1/jobs/{job['id']}", until), until) for job in found]
+            while page := client.get("/api/v1/jobs", until, limit=500, **cursor)["jobs"]:
+                jobs += page
+                cursor = {"before": page[-1]["id"]}
+            return [self._read_job(client, client.get(f"/api/v1/jobs/{job['id']}", until), until) for job in jobs]
         except TimeoutError as error:
             self._troubles.append(f"the daemon does not tell of its jobs: {error}")
             return []
 
-    def _told(self, client: Client, job: dict[str, Any], until: float) -> Told:
+    def _read_job(self, client: Client, job: dict[str, Any], until: float) -> ReportedJob:
         path = f"/api/v1/jobs/{job['id']}"
         attempts = client.get(f"{path}/attempts", until)["attempts"]
         sizes: dict[int, Counter[str]] = {}
@@ -176,20 +175,20 @@ class Run:
             for component in attempt["components"]:
                 if not component["superseded"]:
                     sizes[attempt["generation"]][component["cluster"]] += component["size"]
-        own = [component["index"] for component in attempts[-1]["components"]] if attempts else []
-        output = {c: client.ask("GET", f"{path}/logs", until, params={"component": c}).content for c in own}
-        whole = client.ask("GET", f"{path}/logs", until).content
+        components = [component["index"] for component in attempts[-1]["components"]] if attempts else []
+        output = {c: client.request("GET", f"{path}/logs", until, params={"component": c}).content for c in components}
+        joined_output = client.request("GET", f"{path}/logs", until).content
         results = {}
         if job["collect"] and job["state"] == "succeeded":
-            answer = client.ask("GET", f"{path}/results", until)
-            results = _files(answer.content) if answer.status_code == 200 else {"?": answer.content}
+            answer = client.request("GET", f"{path}/results", until)
+            results = _read_archive(answer.content) if answer.status_code == 200 else {"?": answer.content}
         missing = {
             entry["cluster"]
             for entry in job["timeline"]
             if (entry["event"], entry["generation"]) == ("output-missing", job["generation"])
         }
         limit = job["max_restarts"] if job["max_restarts"] is not None else int(RULES["max_restarts"])
-        return Told(
+        return ReportedJob(
             job["id"],
             job["name"],
             job["state"],
@@ -200,55 +199,55 @@ class Run:
             limit,
             sizes,
             output,
-            whole,
+            joined_output,
             results,
             frozenset(missing),
         )
 
-    def _end(self) -> list[str]:
-        """End the daemon; what is left then."""
+    def _stop_daemon(self) -> list[str]:
+        """Stop the daemon, and return what is left of the grid."""
         directory = self._grid.directory
         try:
             if (code := self._grid.stop_daemon()) != 0:
                 self._troubles.append(f"the daemon ended with {code} when it was asked to end")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the rest is to be looked at
+        except Exception as error:  # noqa: BLE001 - after any error the remains are checked
             self._troubles.append(f"the daemon did not end when it was asked to: {error!r}")
             self._grid.kill_daemon()
-        left = leftovers.gone(lambda: leftovers.processes(directory), GONE)
-        left += leftovers.spools(directory) + leftovers.temporary(self._grid.ground / "tmp")
-        left += leftovers.rows(self._url)
-        self._troubles += _tracebacks(self._grid.log)
-        return left
+        remains = leftovers.wait_for_none(lambda: leftovers.list_processes(directory), PROCESS_END_TIMEOUT_S)
+        remains += leftovers.list_spools(directory) + leftovers.list_temporary_files(self._grid.folder / "tmp")
+        remains += leftovers.list_rows(self._url)
+        self._troubles += _list_tracebacks(self._grid.log)
+        return remains
 
-    def _sum_up(self, evidence: Evidence) -> Outcome:
+    def _summarize(self, evidence: Evidence) -> Outcome:
         outcome = self._outcome
         outcome.seconds = time.monotonic() - self._began
         outcome.states.update(job.state for job in evidence.jobs)
         outcome.restarts = sum(job.restarts for job in evidence.jobs)
         outcome.attempts = sum(job.generation for job in evidence.jobs)
-        outcome.ranks = sum(mark.what == "begin" for mark in evidence.marks)
+        outcome.ranks = sum(mark.event == "begin" for mark in evidence.marks)
         outcome.starts = self._grid.starts
         outcome.violations = check(evidence)
         return outcome
 
 
-def _files(archive: bytes) -> dict[str, bytes]:
-    """What components brought, without the names of the components' folders."""
-    found = {}
+def _read_archive(archive: bytes) -> dict[str, bytes]:
+    """Return the files of an archive of results, without the components' folders."""
+    files = {}
     with tarfile.open(fileobj=BytesIO(archive)) as tar:
         for member in tar:
             if member.isfile() and (file := tar.extractfile(member)) is not None:
-                found[member.name.partition("/")[2]] = file.read()
-    return found
+                files[member.name.partition("/")[2]] = file.read()
+    return files
 
 
-def _tracebacks(log: Path) -> list[str]:
-    """Errors that nobody had thought of, as the daemon and its agents logged them: each of its kind once."""
-    found: Counter[str] = Counter()
+def _list_tracebacks(log: Path) -> list[str]:
+    """Return the unexpected errors that the daemon and its agents logged, with counts."""
+    counts: Counter[str] = Counter()
     lines = log.read_text(errors="replace").splitlines()
     for number, line in enumerate(lines):
         if "Traceback (most recent call last)" in line:
             following = (text for text in lines[number + 1 :] if text[:1].strip())
             last = next((text for text in following if not text.startswith(("timestamp=", "Traceback"))), "")
-            found[last[:200]] += 1
-    return [f"{count} tracebacks in the log: {what}" for what, count in found.most_common(TRACEBACKS_SHOWN)]
+            counts[last[:200]] += 1
+    return [f"{count} tracebacks in the log: {error}" for error, count in counts.most_common(MAX_LISTED_TRACEBACKS)]

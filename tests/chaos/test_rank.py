@@ -1,4 +1,4 @@
-"""What ranks mark of themselves and of each other, by real processes."""
+"""Marks that ranks write about themselves and each other, in real processes."""
 
 import json
 import os
@@ -11,26 +11,27 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.clients import command
+from tests.chaos.clients import build_command
 from tests.chaos.marks import Mark, MarkReader
-from tests.chaos.rank import NO_INPUT, line
+from tests.chaos.rank import NO_INPUT, format_line
 from tests.grid.grid import wait_until
 
 pytestmark = pytest.mark.processes
 
-Start = Callable[..., "subprocess.Popen[bytes]"]
+StartRank = Callable[..., "subprocess.Popen[bytes]"]
+WaitForMarks = Callable[[int], list[Mark]]
 LONG = {"seconds": 120.0, "lines": 1, "width": 64, "code": 0}
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "locks").mkdir()
     return tmp_path
 
 
 @pytest.fixture
-def start(ground: Path) -> Iterator[Start]:
-    """Starts a rank as a runner would."""
+def start_rank(folder: Path) -> Iterator[StartRank]:
+    """Yield a function that starts a rank as a runner does."""
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(task: dict[str, Any], *, job: int = 1, generation: int = 1, index: int = 0, node: str = "") -> Any:
@@ -42,8 +43,8 @@ def start(ground: Path) -> Iterator[Start]:
             "KOALA_NODE": node or f"alder-{index + 1}",
             "KOALA_HOST": "127.71.1.1",
         }
-        words = command(ground, task)
-        started.append(subprocess.Popen(words, env=environment, cwd=ground, stdout=subprocess.PIPE))
+        arguments = build_command(folder, task)
+        started.append(subprocess.Popen(arguments, env=environment, cwd=folder, stdout=subprocess.PIPE))
         return started[-1]
 
     yield begin
@@ -53,93 +54,93 @@ def start(ground: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def begun(ground: Path) -> Callable[[int], list[Mark]]:
-    """Waits until so many ranks have marked their begin."""
+def wait_for_begin_marks(folder: Path) -> WaitForMarks:
+    """Return a function that waits for ``count`` begin marks and returns them."""
     marks: list[Mark] = []
-    reader = MarkReader(ground)
+    reader = MarkReader(folder)
 
     def wait(count: int) -> list[Mark]:
-        def look() -> list[Mark]:
+        def read_begin_marks() -> list[Mark]:
             marks.extend(reader.new())
-            return [mark for mark in marks if mark.what == "begin"]
+            return [mark for mark in marks if mark.event == "begin"]
 
-        wait_until(lambda: len(look()) >= count, f"{count} ranks to begin")
-        return look()
+        wait_until(lambda: len(read_begin_marks()) >= count, f"{count} ranks to begin")
+        return read_begin_marks()
 
     return wait
 
 
-def test_a_rank_marks_its_begin_and_its_end_and_writes_what_can_be_foretold(ground: Path, start: Start) -> None:
-    process = start({"seconds": 0.0, "lines": 3, "width": 64, "code": 5}, job=12, generation=2)
+def test_rank_writes_marks_and_expected_output(folder: Path, start_rank: StartRank) -> None:
+    process = start_rank({"seconds": 0.0, "lines": 3, "width": 64, "code": 5}, job=12, generation=2)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 5
-    assert output == b"".join(line("12", 2, 0, number, 3, 64) for number in (1, 2, 3))
-    begin, end = MarkReader(ground).new()
-    assert (begin.what, begin.rank, begin.node, begin.trouble) == ("begin", ("12", 2, 0), "alder-1", ())
-    assert (end.what, end.code, end.lines, end.pid) == ("end", 5, 3, process.pid)
+    assert output == b"".join(format_line("12", 2, 0, number, 3, 64) for number in (1, 2, 3))
+    begin, end = MarkReader(folder).new()
+    assert (begin.event, begin.rank, begin.node, begin.trouble) == ("begin", ("12", 2, 0), "alder-1", ())
+    assert (end.event, end.code, end.lines, end.pid) == ("end", 5, 3, process.pid)
 
 
-def test_only_the_rank_that_is_to_fail_fails(start: Start) -> None:
-    process = start({"seconds": 0.0, "lines": 1, "width": 64, "code": 5}, index=1)
+def test_rank_other_than_failing_one_exits_with_0(start_rank: StartRank) -> None:
+    process = start_rank({"seconds": 0.0, "lines": 1, "width": 64, "code": 5}, index=1)
     assert process.wait(30) == 0
 
 
-def test_a_rank_without_its_files_says_so(start: Start) -> None:
-    assert start({**LONG, "input": "something"}).wait(30) == NO_INPUT
+def test_rank_without_input_file_exits_with_its_code(start_rank: StartRank) -> None:
+    assert start_rank({**LONG, "input": "something"}).wait(30) == NO_INPUT
 
 
-def test_a_second_rank_on_a_node_sees_the_first(start: Start, begun: Callable[[int], list[Mark]]) -> None:
-    start(LONG, job=1)
-    (first,) = begun(1)
-    start(LONG, job=2)
-    _, second = begun(2)
+def test_second_rank_on_node_reports_first_one(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:
+    start_rank(LONG, job=1)
+    (first,) = wait_for_begin_marks(1)
+    start_rank(LONG, job=2)
+    _, second = wait_for_begin_marks(2)
     assert first.trouble == ()
     (trouble,) = second.trouble
     assert trouble.startswith("node taken: 1.1.0")
 
 
-def test_a_second_attempt_sees_the_first(start: Start, begun: Callable[[int], list[Mark]]) -> None:
-    start(LONG, generation=1, index=1)
-    begun(1)
-    start(LONG, generation=2, index=0)
-    _, second = begun(2)
+def test_new_attempt_reports_running_old_one(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:
+    start_rank(LONG, generation=1, index=1)
+    wait_for_begin_marks(1)
+    start_rank(LONG, generation=2, index=0)
+    _, second = wait_for_begin_marks(2)
     assert second.trouble == ("attempt taken: rank 1 of attempt 1 lives",)
 
 
-def test_an_old_attempt_that_comes_late_sees_the_new_one(start: Start, begun: Callable[[int], list[Mark]]) -> None:
-    start(LONG, generation=2, index=1)
-    begun(1)
-    start(LONG, generation=1, index=0)
-    _, second = begun(2)
+def test_late_old_attempt_reports_new_one(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:
+    start_rank(LONG, generation=2, index=1)
+    wait_for_begin_marks(1)
+    start_rank(LONG, generation=1, index=0)
+    _, second = wait_for_begin_marks(2)
     assert second.trouble == ("attempt taken: rank 1 of attempt 2 lives",)
 
 
-def test_a_rank_that_runs_twice_sees_the_first(start: Start, begun: Callable[[int], list[Mark]]) -> None:
-    start(LONG)
-    begun(1)
-    start(LONG, node="birch-1")
-    _, second = begun(2)
+def test_duplicate_rank_reports_first_one(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:
+    start_rank(LONG)
+    wait_for_begin_marks(1)
+    start_rank(LONG, node="birch-1")
+    _, second = wait_for_begin_marks(2)
     assert [trouble.partition(":")[0] for trouble in second.trouble] == ["rank taken"]
 
 
-def test_ranks_of_one_attempt_do_not_disturb_each_other(start: Start, begun: Callable[[int], list[Mark]]) -> None:
+def test_ranks_of_one_attempt_report_no_trouble(start_rank: StartRank, wait_for_begin_marks: WaitForMarks) -> None:
     for index in range(3):
-        start(LONG, index=index)
-    assert [mark.trouble for mark in begun(3)] == [()] * 3
+        start_rank(LONG, index=index)
+    assert [mark.trouble for mark in wait_for_begin_marks(3)] == [()] * 3
 
 
-def test_what_a_rank_left_behind_holds_its_locks(
-    ground: Path, start: Start, begun: Callable[[int], list[Mark]]
+def test_straggler_of_rank_keeps_its_locks(
+    folder: Path, start_rank: StartRank, wait_for_begin_marks: WaitForMarks
 ) -> None:
-    keeper = subprocess.Popen([sys.executable, "-c", SUBREAPER, *command(ground, STRAGGLER)], env=LOCAL)
+    keeper = subprocess.Popen([sys.executable, "-c", SUBREAPER, *build_command(folder, STRAGGLER)], env=LOCAL)
     try:
         assert keeper.wait(30) == 0
-        start(LONG)
-        _, second = begun(2)
+        start_rank(LONG)
+        _, second = wait_for_begin_marks(2)
         assert [trouble.partition(":")[0] for trouble in second.trouble] == ["node taken"]
     finally:
-        (left,) = json.loads((ground / "left").read_text())
-        os.kill(left, signal.SIGKILL)
+        (straggler,) = json.loads((folder / "left").read_text())
+        os.kill(straggler, signal.SIGKILL)
 
 
 STRAGGLER = {"local": "someone", "size": 1, "seconds": 0.0, "lines": 0, "width": 64, "code": 0, "straggler": True}
@@ -151,4 +152,4 @@ subprocess.run(sys.argv[1:], check=True)
 left = [int(pid) for pid in open(f"/proc/self/task/{os.getpid()}/children").read().split()]
 open(sys.argv[-2] + "/left", "w").write(json.dumps(left))
 """
-"""Runs a command, and writes down which processes it left behind: they became its own."""
+"""A program that runs a command and writes the ids of the processes that it adopted from it."""

@@ -1,4 +1,4 @@
-"""Finding the processes of one grid, and only those, and sending them signals."""
+"""Find the processes of one grid, and send signals to them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ MPI = ("prted", "orted", "prterun", "mpirun")
 
 @dataclass(frozen=True)
 class Victim:
-    """A process that was seen to belong to the grid, by what it is held by: its number cannot become another's."""
+    """A process of the grid, held by a file descriptor so that its id cannot be reused."""
 
     kind: str
     pid: int
@@ -33,112 +33,122 @@ class Victim:
         return True
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return not select.select([self.handle], [], [], 0)[0]
 
     def close(self) -> None:
         os.close(self.handle)
 
 
-def victim(kind: str, pid: int, directory: Path, cluster: str = "") -> Victim | None:
-    """None when it is gone, or not of this grid."""
+def open_victim(kind: str, pid: int, directory: Path, cluster: str = "") -> Victim | None:
+    """Return the process as a victim, or None if it has ended or is not of this grid."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return None
-    if belongs(pid, directory):
+    if is_of_grid(pid, directory):
         return Victim(kind, pid, handle, cluster)
     os.close(handle)
     return None
 
 
-def belongs(pid: int, directory: Path) -> bool:
-    """Whether a process names the grid's folder in its command line or environment."""
-    return any(str(directory).encode() in _read(pid, what) for what in ("cmdline", "environ"))
+def is_of_grid(pid: int, directory: Path) -> bool:
+    """Tell whether a process names the grid's folder in its command line or environment."""
+    return any(str(directory).encode() in _read(pid, file) for file in ("cmdline", "environ"))
 
 
-def agents(daemon: int, directory: Path) -> list[Victim]:
-    """Children of the daemon; those that just begin count from when they are ``koala agent``."""
-    found = [(child.pid, _words(child)) for child in _children(daemon)]
-    named = [(pid, cluster) for pid, words in found if "agent" in words for cluster in CLUSTERS if cluster in words]
-    return _victims("agent", named, directory)
+def find_agents(daemon: int, directory: Path) -> list[Victim]:
+    """Return the agents: children of the daemon that execute ``koala agent``."""
+    commands = [(child.pid, _read_arguments(child)) for child in _list_children(daemon)]
+    agents = [
+        (pid, cluster)
+        for pid, arguments in commands
+        if "agent" in arguments
+        for cluster in CLUSTERS
+        if cluster in arguments
+    ]
+    return _open_victims("agent", agents, directory)
 
 
-def managers(directory: Path) -> list[Victim]:
-    """The resource managers, by the files that tell where they are."""
-    named = []
+def find_resource_managers(directory: Path) -> list[Victim]:
+    """Return the resource managers, whose ids are in their state files."""
+    managers = []
     for cluster in CLUSTERS:
         with suppress(OSError, ValueError, KeyError):
-            told = json.loads((directory / "clusters" / cluster / "lrm" / "locald.json").read_text())
-            named.append((int(told["pid"]), cluster))
-    return _victims("lrm", named, directory)
+            state = json.loads((directory / "clusters" / cluster / "lrm" / "locald.json").read_text())
+            managers.append((int(state["pid"]), cluster))
+    return _open_victims("lrm", managers, directory)
 
 
-def runners(directory: Path) -> list[Victim]:
-    """Children of the resource managers that are copies of them: orphans that they adopted are not."""
-    found: list[tuple[int, str]] = []
-    for manager in managers(directory):
-        own = [child.pid for child in _children(manager.pid) if any("locald.py" in word for word in _words(child))]
-        found += [(pid, manager.cluster) for pid in own]
+def find_runners(directory: Path) -> list[Victim]:
+    """Return the runners: children of the resource managers with their command line, unlike adopted orphans."""
+    runners: list[tuple[int, str]] = []
+    for manager in find_resource_managers(directory):
+        copies = [
+            child.pid
+            for child in _list_children(manager.pid)
+            if any("locald.py" in argument for argument in _read_arguments(child))
+        ]
+        runners += [(pid, manager.cluster) for pid in copies]
         manager.close()
-    return _victims("runner", found, directory)
+    return _open_victims("runner", runners, directory)
 
 
-def mpi_daemons(directory: Path) -> list[Victim]:
-    """``mpirun`` and the MPI daemons, wherever below the runners."""
-    found: list[tuple[int, str]] = []
-    for runner in runners(directory):
-        below = _children(runner.pid, all_below=True)
-        found += [(process.pid, runner.cluster) for process in below if _name(process) in MPI]
+def find_mpi_daemons(directory: Path) -> list[Victim]:
+    """Return the ``mpirun`` processes and MPI daemons below the runners."""
+    daemons: list[tuple[int, str]] = []
+    for runner in find_runners(directory):
+        descendants = _list_children(runner.pid, all_below=True)
+        daemons += [(process.pid, runner.cluster) for process in descendants if _read_name(process) in MPI]
         runner.close()
-    return _victims("mpi", found, directory)
+    return _open_victims("mpi", daemons, directory)
 
 
-def _victims(kind: str, named: list[tuple[int, str]], directory: Path) -> list[Victim]:
-    found = (victim(kind, pid, directory, cluster) for pid, cluster in sorted(named))
-    return [one for one in found if one is not None]
+def _open_victims(kind: str, processes: list[tuple[int, str]], directory: Path) -> list[Victim]:
+    victims = (open_victim(kind, pid, directory, cluster) for pid, cluster in sorted(processes))
+    return [candidate for candidate in victims if candidate is not None]
 
 
-def everything(directory: Path) -> dict[int, str]:
-    """All processes of the grid that are left, zombies apart, with their command lines."""
-    found = {}
+def list_processes(directory: Path) -> dict[int, str]:
+    """Return the command lines of all processes of the grid by id, without zombies."""
+    processes = {}
     for process in psutil.process_iter():
-        if process.pid != os.getpid() and belongs(process.pid, directory):
-            found[process.pid] = " ".join(_words(process) or [_name(process)])[:200]
-    return found
+        if process.pid != os.getpid() and is_of_grid(process.pid, directory):
+            processes[process.pid] = " ".join(_read_arguments(process) or [_read_name(process)])[:200]
+    return processes
 
 
-def kill_all(directory: Path, within: float = 10.0) -> None:
-    """Nothing of the grid outlives those who made it, whatever happened."""
-    end = time.monotonic() + within
-    while (left := everything(directory)) and time.monotonic() < end:
-        for pid in left:
-            if found := victim("", pid, directory):
-                found.signal(signal.SIGKILL)
-                found.close()
+def kill_all(directory: Path, timeout_s: float = 10.0) -> None:
+    """Kill all processes of the grid."""
+    end = time.monotonic() + timeout_s
+    while (remaining := list_processes(directory)) and time.monotonic() < end:
+        for pid in remaining:
+            if process := open_victim("", pid, directory):
+                process.signal(signal.SIGKILL)
+                process.close()
         time.sleep(0.1)
 
 
-def _children(pid: int, *, all_below: bool = False) -> list[psutil.Process]:
+def _list_children(pid: int, *, all_below: bool = False) -> list[psutil.Process]:
     with suppress(psutil.Error):
         return psutil.Process(pid).children(recursive=all_below)
     return []
 
 
-def _words(process: psutil.Process) -> list[str]:
+def _read_arguments(process: psutil.Process) -> list[str]:
     with suppress(psutil.Error):
         return process.cmdline()
     return []
 
 
-def _name(process: psutil.Process) -> str:
+def _read_name(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return process.name()
     return ""
 
 
-def _read(pid: int, what: str) -> bytes:
+def _read(pid: int, file: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/{what}").read_bytes()
+        return Path(f"/proc/{pid}/{file}").read_bytes()
     except OSError:
         return b""

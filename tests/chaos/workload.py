@@ -1,4 +1,4 @@
-"""The jobs of a run, drawn from its seed: what is asked for, and what has to become of it."""
+"""The jobs of a run, drawn from its seed, with their expected outcomes."""
 
 import random
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ from typing import Any, Literal
 from tests.chaos.rank import SHORT_LINE
 
 Expected = Literal["succeeded", "failed", "cancelled", "walltime"]
-"""What becomes of a job unless infrastructure fails it too often; ``cancelled`` ones may be over before."""
+"""The outcome of a job unless too many faults hit it; a ``cancelled`` job may end before that."""
 
 CLUSTERS = {"alder": 6, "birch": 5, "cedar": 8, "dogwood": 5}
 NETWORKS = {"alder": "127.71.1", "birch": "127.71.2", "cedar": "127.71.3", "dogwood": "127.71.4"}
-AMPLE = 300.0
-"""Seconds of walltime that no job needs, whatever befalls the grid."""
+AMPLE_WALLTIME_S = 300.0
+"""A walltime that is longer than any job needs."""
 LOUD_LINES, LOUD_WIDTH = (700, 4000), 1024
 OUTPUT_LIMIT = 2 * 1024 * 1024
-"""Bytes that are kept of each component: half of the loud ranks write more than that."""
+"""Bytes of output that are kept of each component; half of the loud ranks write more."""
 KINDS = {
     "plain": 48,
     "fails": 9,
@@ -34,8 +34,8 @@ FAILING = ("fails", "loud-fails", "mpi-fails")
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One job as its submitter means it. ``body`` lacks the command, which takes the ground's folder."""
+class PlannedJob:
+    """A job to submit. ``body`` lacks the command, which depends on the folder of the run."""
 
     number: int
     kind: str
@@ -43,11 +43,11 @@ class Planned:
     task: Mapping[str, Any]
     expected: Expected
     cancel_after: float | None = None
-    """Seconds after its submission was acknowledged."""
+    """Seconds after its acknowledgement, or None."""
     twice: bool = False
-    """Whether two clients submit it at the same moment under one key."""
+    """Whether two clients submit it at the same time with one key."""
     input: str = field(default="", repr=False)
-    """Content of the file that is sent along."""
+    """Content of the staged input file."""
 
     @property
     def name(self) -> str:
@@ -59,16 +59,16 @@ class Planned:
 
     @property
     def walltime(self) -> float | None:
-        found: float | None = self.body.get("walltime")
-        return found
+        walltime: float | None = self.body.get("walltime")
+        return walltime
 
 
 @dataclass(frozen=True)
 class LocalUser:
-    """Somebody who takes nodes past the scheduler, ``at`` seconds after the start."""
+    """A local user who occupies nodes without the scheduler, ``time_s`` seconds after the start."""
 
     number: int
-    at: float
+    time_s: float
     cluster: str
     nodes: int
     seconds: float
@@ -79,31 +79,31 @@ class LocalUser:
 
     @property
     def task(self) -> dict[str, Any]:
-        own = {"local": self.name, "size": self.nodes, "seconds": self.seconds}
-        return {**own, "lines": 2, "width": SHORT_LINE, "code": 0}
+        identity = {"local": self.name, "size": self.nodes, "seconds": self.seconds}
+        return {**identity, "lines": 2, "width": SHORT_LINE, "code": 0}
 
 
-def plan_jobs(seed: int, count: int) -> list[Planned]:
+def plan_jobs(seed: int, count: int) -> list[PlannedJob]:
     chance = random.Random(f"{seed}-jobs")
-    return [_planned(number, chance) for number in range(1, count + 1)]
+    return [_plan_job(number, chance) for number in range(1, count + 1)]
 
 
 def plan_local_users(seed: int, count: int, seconds: float) -> list[LocalUser]:
     chance = random.Random(f"{seed}-local-users")
-    found = []
+    users = []
     for number in range(1, count + 1):
         cluster = chance.choice(sorted(CLUSTERS))
         nodes = chance.randint(1, CLUSTERS[cluster] - 1)
-        found.append(LocalUser(number, chance.uniform(0, seconds), cluster, nodes, chance.uniform(0.5, 3)))
-    return sorted(found, key=lambda one: one.at)
+        users.append(LocalUser(number, chance.uniform(0, seconds), cluster, nodes, chance.uniform(0.5, 3)))
+    return sorted(users, key=lambda user: user.time_s)
 
 
-def _planned(number: int, chance: random.Random) -> Planned:
-    (kind,) = chance.choices(list(KINDS), KINDS.values())
+def _plan_job(number: int, chance: random.Random) -> PlannedJob:
+    (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
     long = kind in ("long", "stubborn", "walltime")
     body: dict[str, Any] = {
         "name": f"{kind}-{number}",
-        "request": _request(chance, 3 if long else 5),
+        "request": _draw_request(chance, 3 if long else 5),
         "launcher": "openmpi" if kind.startswith("mpi") else "processes",
         "priority": "high" if chance.random() < 0.12 else "low",
         "claiming": "incremental" if chance.random() < 0.3 else "atomic",
@@ -113,7 +113,7 @@ def _planned(number: int, chance: random.Random) -> Planned:
     if kind == "walltime":
         body["walltime"] = chance.choice([1.0, 2.0])
     elif chance.random() < 0.3:
-        body["walltime"] = AMPLE
+        body["walltime"] = AMPLE_WALLTIME_S
     if chance.random() < 0.1:
         body["max_restarts"] = chance.randint(0, 2)
     loud = kind.startswith("loud")
@@ -131,7 +131,7 @@ def _planned(number: int, chance: random.Random) -> Planned:
     cancel = chance.uniform(0.0, 4.0) if kind in ("long", "stubborn") else None
     if cancel is None and chance.random() < 0.04:
         cancel = chance.uniform(0.0, 2.0)
-    return Planned(number, kind, body, task, _expected(kind, cancel), cancel, chance.random() < 0.1, content)
+    return PlannedJob(number, kind, body, task, _expected(kind, cancel), cancel, chance.random() < 0.1, content)
 
 
 def _expected(kind: str, cancel: float | None) -> Expected:
@@ -142,9 +142,9 @@ def _expected(kind: str, cancel: float | None) -> Expected:
     return "failed" if kind in FAILING else "succeeded"
 
 
-def _request(chance: random.Random, most: int) -> dict[str, Any]:
+def _draw_request(chance: random.Random, max_size: int) -> dict[str, Any]:
     form = chance.choice(["fixed", "nonfixed", "flexible"])
-    total = chance.randint(1, most)
+    total = chance.randint(1, max_size)
     if form == "flexible":
         return {"type": form, "total_size": total}
     sizes = [total] if total == 1 or chance.random() < 0.3 else [total - total // 2, total // 2]

@@ -69,7 +69,7 @@ def told_by(output: str) -> dict[str, float]:
 
 def run(rounds: int) -> Iterator[Point]:
     """On the testbed, links held and free in turn."""
-    from tests.grid.slow_links import narrowed
+    from tests.grid.slow_links import limited_link
     from tests.grid.testbed import Testbed
 
     grid = Testbed().start()
@@ -91,7 +91,7 @@ def run(rounds: int) -> Iterator[Point]:
             held: list[tuple[float, float]] = []
             free: list[float] = []
             for _ in range(rounds):
-                with narrowed(grid, one, other, f"{RATE * 8:.0f}bit"):
+                with limited_link(grid, one, other, f"{RATE * 8:.0f}bit"):
                     held.append(slowdowns(placement, need * RATE))
                 free.append(slowdowns(placement, need * RATE)[0])
             yield Point(placement, need * RATE, [e for e, _ in held], [w for _, w in held], free)

@@ -136,13 +136,13 @@ def command(application: str) -> list[str]:
 
 def measure() -> Json:
     """Everything, on the testbed."""
-    from tests.grid.slow_links import all_narrowed
+    from tests.grid.slow_links import limited_links
     from tests.grid.testbed import Testbed
 
     grid = Testbed().start()
 
     def held(pairs: Sequence[tuple[str, str]]) -> AbstractContextManager[None]:
-        return all_narrowed(grid, pairs, f"{RATE * 8:.0f}bit") if pairs else nullcontext()
+        return limited_links(grid, pairs, f"{RATE * 8:.0f}bit") if pairs else nullcontext()
 
     found: Json = {"processors": os.cpu_count(), "alone": [], "runs": {}}
     with held(()):

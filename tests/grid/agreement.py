@@ -1,9 +1,8 @@
-"""One workload in two worlds: what a live grid did, as its record tells it, and a simulation of the same jobs.
+"""The decisions of a live grid, read from its record, and those of a simulation of the same jobs.
 
-The simulation is told how long things took, and nothing of what was decided: when each job came, how long each
-component took to start up, and how long from the barrier on it had its nodes. When a job is placed, where, and after
-whom, it finds out by itself, with clusters, agents and an event loop of its own. The seconds of both are those of steps
-of a scheduler, and all are multiples of what one number of the record differs by from the next: sums of them are exact.
+The simulation gets the submission times, the start-up time of each component, and how long it held its nodes after the
+barrier. It decides itself when and where each job is placed and in which order. All times are those of scheduler steps
+and are multiples of the resolution of the record, so their sums are exact.
 """
 
 from collections import Counter
@@ -26,14 +25,16 @@ from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import Runner
 
 CLUSTERS = {"east": 8, "north": 16, "south": 12}
-OVER = (ComponentState.DELIVERING, ComponentState.ENDED)
+ENDED_STATES = (ComponentState.DELIVERING, ComponentState.ENDED)
 Gang = tuple[tuple[ClusterName, int], ...]
 Body = Mapping[str, Any]
 
 
-def workload(jobs: int, seed: int) -> list[Body]:
-    """So many jobs as they are submitted: of all kinds of request, several sizes, policies and both priorities; they
-    sleep for 0.2 to 1 second."""
+def create_workload(jobs: int, seed: int) -> list[Body]:
+    """Return the bodies of ``jobs`` submissions: all kinds of request, several sizes and policies, both priorities.
+
+    The jobs sleep for 0.2 to 1 second.
+    """
     draw = Random(seed)
     return [
         {
@@ -60,141 +61,142 @@ def _request(draw: Random) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """What a scheduler made of one job; seconds since the daemon began."""
+class Decision:
+    """A scheduler's decision on a job; times are seconds since the daemon started."""
 
     placed: float
     gang: Gang
-    """Its nodes on each cluster, by names."""
+    """Its number of nodes on each cluster, ordered by name."""
     started: float
-    """When the barrier opened."""
+    """The time at which the barrier opened."""
 
 
 @dataclass(slots=True)
-class Lasted:
-    """What became of one component, in seconds since the daemon began; 0 for what did not happen yet."""
+class ComponentTimes:
+    """Times of one component in seconds since the daemon started; 0 for events that have not occurred."""
 
     cluster: ClusterName
     submitted: float
     claimed: float = 0.0
     opened: float = 0.0
-    over: float = 0.0
-    """When its end was told; its nodes are free when their cluster does not count it any more either."""
+    ended_at: float = 0.0
+    """The time of the report of its end. Its nodes are free once the report of its cluster omits it, too."""
     free: float = 0.0
 
 
 @dataclass(slots=True)
-class Live:
-    """The life of a daemon, as its record tells it."""
+class LiveRun:
+    """A run of a daemon, read from its record."""
 
     beginning: Beginning
     nodes: dict[ClusterName, int] = field(default_factory=dict)
     jobs: dict[JobId, tuple[float, Job]] = field(default_factory=dict)
-    """As they were submitted, and when."""
-    components: dict[Token, Lasted] = field(default_factory=dict)
-    decided: dict[JobId, Decided] = field(default_factory=dict)
+    """Time and job of each submission."""
+    components: dict[Token, ComponentTimes] = field(default_factory=dict)
+    decided: dict[JobId, Decision] = field(default_factory=dict)
     attempts: int = 0
     _ending: set[Token] = field(default_factory=set)
-    """Those that are over and not free."""
+    """Ended components that still hold nodes."""
     _holding: dict[ClusterName, frozenset[Token]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, path: Path) -> "Live":
-        """The one life of a record."""
-        (found,) = [cls._read(life.beginning, life.steps) for life in RecordFile(path).lives()]
-        return found
-
-    @classmethod
-    def _read(cls, beginning: Beginning, steps: Iterator[Step]) -> "Live":
-        live = cls(beginning)
-        for step in steps:
-            live._take(step, step.at - beginning.now)
+    def read(cls, path: Path) -> "LiveRun":
+        """Read a record that holds one daemon run."""
+        (live,) = [cls._read(recording.beginning, recording.steps) for recording in RecordFile(path).lives()]
         return live
 
-    def _take(self, step: Step, at: float) -> None:
+    @classmethod
+    def _read(cls, beginning: Beginning, steps: Iterator[Step]) -> "LiveRun":
+        live = cls(beginning)
+        for step in steps:
+            live._replay_step(step, step.at - beginning.now)
+        return live
+
+    def _replay_step(self, step: Step, time: float) -> None:
         for event in step.events:
             if isinstance(event, JobSubmitted):
-                self.jobs[event.job.id] = at, event.job
+                self.jobs[event.job.id] = time, event.job
             elif isinstance(event, Reported) and isinstance(event.report, ComponentStatus):
-                self._hear(event.report, at)
+                self._store_report(event.report, time)
             elif isinstance(event, Reported) and isinstance(event.report, ClusterReport):
                 self.nodes[event.cluster] = max(event.report.total, self.nodes.get(event.cluster, 0))
                 self._holding[event.cluster] = event.report.holding
         for token in [token for token in self._ending if token not in self._holding[self.components[token].cluster]]:
-            self.components[token].free = at
+            self.components[token].free = time
             self._ending.remove(token)
-        gangs = {job.job: _gang((each.cluster, each.nodes) for each in job.gang) for job in step.done.jobs}
+        gangs = {job.job: _count_nodes((part.cluster, part.nodes) for part in job.gang) for job in step.done.jobs}
         for ordered in step.done.commands:
             if ordered.what == "SubmitComponent":
-                self.components[ordered.token] = Lasted(ordered.cluster, at)
+                self.components[ordered.token] = ComponentTimes(ordered.cluster, time)
                 job = parse_token(ordered.token).job
-                if job not in self.decided or self.decided[job].placed != at:
+                if job not in self.decided or self.decided[job].placed != time:
                     self.attempts += 1
-                    self.decided[job] = Decided(at, gangs[job], 0.0)
+                    self.decided[job] = Decision(time, gangs[job], 0.0)
             elif ordered.what == "OpenBarrier":
-                self.components[ordered.token].opened = at
+                self.components[ordered.token].opened = time
                 job = parse_token(ordered.token).job
-                self.decided[job] = Decided(self.decided[job].placed, self.decided[job].gang, at)
+                self.decided[job] = Decision(self.decided[job].placed, self.decided[job].gang, time)
 
-    def _hear(self, status: ComponentStatus, at: float) -> None:
+    def _store_report(self, status: ComponentStatus, time: float) -> None:
         component = self.components.get(status.token)
         if component is None:
             return
         if status.hosts and not component.claimed:
-            component.claimed = at
-        if status.state in OVER and not component.over:
-            component.over = at
+            component.claimed = time
+        if status.state in ENDED_STATES and not component.ended_at:
+            component.ended_at = time
             self._ending.add(status.token)
 
     @property
     def startups(self) -> list[float]:
-        """Seconds that components took until all their runners had reported."""
-        return [each.claimed - each.submitted for each in self.components.values()]
+        """Return the seconds until all runners of a component had reported, for each component."""
+        return [durations.claimed - durations.submitted for durations in self.components.values()]
 
 
 class SameDurations(Simulation):
-    """Each component takes as long as it did in the live grid; one that there was not there starts up at once."""
+    """A simulation in which each component takes as long as in the live grid, or starts at once if it is new."""
 
-    def __init__(self, live: Live, **rules: Any) -> None:
+    def __init__(self, live: LiveRun, **rules: Any) -> None:
         begun = live.beginning
         clusters = {
-            each.name: SimulatedCluster(live.nodes[each.name], each.speed, each.profile) for each in begun.clusters
+            durations.name: SimulatedCluster(live.nodes[durations.name], durations.speed, durations.profile)
+            for durations in begun.clusters
         }
-        links = {(one, other): link for one, other, link in begun.links}
+        links = {(cluster, peer): link for cluster, peer, link in begun.links}
         super().__init__(SimulatedGrid(clusters, links), replace(begun.rules, **rules))
-        self._took = {_parts(parse_token(token)): each for token, each in live.components.items()}
+        self._took = {_component_key(parse_token(token)): durations for token, durations in live.components.items()}
 
     def startup(self, runner: Runner, cluster: str) -> float:
-        took = self._took.get(_parts(parse_token(runner.token)))
+        took = self._took.get(_component_key(parse_token(runner.token)))
         return took.claimed - took.submitted if took else super().startup(runner, cluster)
 
     def holds(self, runner: Runner, lasts: float) -> float:
-        took = self._took.get(_parts(parse_token(runner.token)))
+        took = self._took.get(_component_key(parse_token(runner.token)))
         return took.free - took.opened if took else super().holds(runner, lasts)
 
 
-def _gang(components: Iterable[tuple[ClusterName, int]]) -> Gang:
+def _count_nodes(components: Iterable[tuple[ClusterName, int]]) -> Gang:
     nodes: Counter[ClusterName] = Counter()
     for cluster, size in components:
         nodes[cluster] += size
     return tuple(sorted(nodes.items()))
 
 
-def _parts(token: TokenParts) -> tuple[int, int, int]:
+def _component_key(token: TokenParts) -> tuple[int, int, int]:
     return token.job, token.generation, token.component
 
 
-def simulated(live: Live, **rules: Any) -> dict[JobId, Decided]:
-    """What becomes of the same jobs in the simulated world, by the live grid's rules or some others."""
-    decided: dict[JobId, Decided] = {}
-    planned = [PlannedJob(at, job.spec, 1.0, label=str(job.id)) for at, job in live.jobs.values()]
+def simulate_run(live: LiveRun, **rules: Any) -> dict[JobId, Decision]:
+    """Return the simulated decisions on the same jobs, under the live grid's rules or ``rules``."""
+    decided: dict[JobId, Decision] = {}
+    planned = [PlannedJob(submitted_at, job.spec, 1.0, label=str(job.id)) for submitted_at, job in live.jobs.values()]
     for job in SameDurations(live, **rules).run(planned).jobs:
         assert job.placed is not None
         assert job.started is not None
-        decided[int(job.planned.label)] = Decided(job.placed, _gang(job.gang), job.started)
+        decided[int(job.planned.label)] = Decision(job.placed, _count_nodes(job.gang), job.started)
     return decided
 
 
-def order(decided: Mapping[JobId, Decided], what: str) -> Sequence[JobId]:
-    """Jobs in the order in which they were ``placed`` or ``started``; those of one moment by their numbers."""
-    return sorted(decided, key=lambda job: (getattr(decided[job], what), job))
+def sort_jobs(decided: Mapping[JobId, Decision], event: str) -> Sequence[JobId]:
+    """Return the jobs in the order of their ``placed`` or ``started`` times, and by number if these are equal."""
+    return sorted(decided, key=lambda job: (getattr(decided[job], event), job))

@@ -20,7 +20,7 @@ MAX_WAIT_S = 60.0
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], description: str, timeout_s: float = MAX_WAIT_S) -> T:
+def wait_until(condition: Callable[[], T | None], description: str, timeout_s: float = MAX_WAIT_S) -> T:
     """Poll a condition and return its first true value. Fail with the description after the timeout."""
     end = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -172,7 +172,7 @@ class Grid(ABC):
             wait_until(lambda: self.get_cluster(cluster)["state"] == "usable", f"{cluster} to be usable")
             return None
 
-        return wait_until(place, f"a job to be placed on {cluster}")  # type: ignore[return-value]
+        return wait_until(place, f"a job to be placed on {cluster}")
 
     def get_job(self, ident: int) -> dict[str, Any]:
         answer: dict[str, Any] = self.http.get(f"/api/v1/jobs/{ident}").json()
@@ -194,7 +194,7 @@ class Grid(ABC):
                 pytest.fail(f"job {ident} {job['state']} ({job['reason']}): {self.read_output(ident)[-2000:]}")
             return job if job["state"] in states else None
 
-        return wait_until(get_job_in_state, f"job {ident} to be {' or '.join(states)}")  # type: ignore[return-value]
+        return wait_until(get_job_in_state, f"job {ident} to be {' or '.join(states)}")
 
     def start_gated_job(self, gate: Gate, request: dict[str, Any], node_count: int, **fields: Any) -> int:
         """Submit a program that waits for the gate, and return when it runs on ``node_count`` nodes."""

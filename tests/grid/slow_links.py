@@ -1,4 +1,4 @@
-"""A narrow link between two clusters of the testbed: token buckets (tbf) on the ways between their hosts."""
+"""Limit the rate of links between clusters of the testbed by token buckets (tbf)."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,23 +11,23 @@ WIDE, NARROW = "1:1", "1:2"
 
 
 @contextmanager
-def narrowed(testbed: Testbed, one: str, other: str, rate: str) -> Iterator[None]:
-    """While this lasts, what goes from any host of a cluster to any of the other is held to ``rate`` (``40mbit``)."""
-    with all_narrowed(testbed, [(one, other)], rate):
+def limited_link(testbed: Testbed, cluster: str, peer: str, rate: str) -> Iterator[None]:
+    """Limit the traffic between the hosts of two clusters to ``rate`` (as ``40mbit``) while the block runs."""
+    with limited_links(testbed, [(cluster, peer)], rate):
         yield
 
 
 @contextmanager
-def all_narrowed(testbed: Testbed, pairs: Iterable[tuple[str, str]], rate: str) -> Iterator[None]:
-    """The same between the clusters of several pairs: what goes from a host to all those others takes one way."""
-    others: dict[str, set[str]] = {}
-    for one, other in pairs:
-        others.setdefault(one, set()).add(other)
-        others.setdefault(other, set()).add(one)
+def limited_links(testbed: Testbed, pairs: Iterable[tuple[str, str]], rate: str) -> Iterator[None]:
+    """Limit the links of several pairs of clusters. The traffic of a host to all its peers shares one limit."""
+    peers: dict[str, set[str]] = {}
+    for source, peer in pairs:
+        peers.setdefault(source, set()).add(peer)
+        peers.setdefault(peer, set()).add(source)
     narrow = [
-        (host, [_address(there) for cluster in sorted(far) for there in hosts(testbed, cluster)])
-        for near, far in others.items()
-        for host in hosts(testbed, near)
+        (host, [_address(peer_host) for cluster in sorted(far) for peer_host in list_hosts(testbed, cluster)])
+        for near, far in peers.items()
+        for host in list_hosts(testbed, near)
     ]
     try:
         for container, addresses in narrow:
@@ -38,14 +38,14 @@ def all_narrowed(testbed: Testbed, pairs: Iterable[tuple[str, str]], rate: str) 
             container.run("tc", "qdisc", "del", "dev", _interface(container), "root", check=False)
 
 
-def hosts(testbed: Testbed, cluster: str) -> list[Container]:
-    """The head and the nodes of a cluster."""
+def list_hosts(testbed: Testbed, cluster: str) -> list[Container]:
+    """Return the head node and the nodes of a cluster."""
     names = [f"{cluster}-head", *(f"{cluster}-{number}" for number in range(1, testbed.nodes[cluster] + 1))]
     return [testbed.containers[name] for name in names]
 
 
 def _narrow(container: Container, addresses: list[str], rate: str) -> None:
-    """All other traffic goes by a class that is as good as unlimited."""
+    """Limit the traffic of a host to some addresses; other traffic has a class that is practically unlimited."""
     device = _interface(container)
     container.run("tc", "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "1")
     for ident in (WIDE, NARROW):
@@ -58,7 +58,7 @@ def _narrow(container: Container, addresses: list[str], rate: str) -> None:
 
 
 def _interface(container: Container) -> str:
-    """The one on the network by which clusters meet."""
+    """Return the address of a host in the network between the clusters."""
     lines = container.run("ip", "-brief", "-4", "address").splitlines()
     return next(line.split()[0].partition("@")[0] for line in lines if f" {GRID_NETWORK}" in line)
 
@@ -66,4 +66,4 @@ def _interface(container: Container) -> str:
 def _address(container: Container) -> str:
     lines = container.run("ip", "-brief", "-4", "address").splitlines()
     line = next(line for line in lines if f" {GRID_NETWORK}" in line)
-    return next(word for word in line.split() if word.startswith(GRID_NETWORK)).partition("/")[0]
+    return next(field for field in line.split() if field.startswith(GRID_NETWORK)).partition("/")[0]

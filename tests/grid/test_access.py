@@ -1,4 +1,4 @@
-"""Who gets at a daemon, and at what it was told: its own account, not another, and no job."""
+"""Access of other accounts and of jobs to a daemon, its files and its secrets."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SECRETS = {
     "TMPDIR": "/tmp",
     "LC_NUMERIC": "C",
 }
-ASK = """
+REQUESTS_AND_READS = """
 import sys, urllib.error, urllib.request
 for path, data in [("/api/v1/clusters", None), ("/api/v1/jobs", b"{}"), ("/api/v1/jobs/1/cancel", b"")]:
     try:
@@ -47,12 +47,12 @@ for path in sys.argv[2:]:
 """
 
 
-def mode(path: Path) -> int:
+def read_mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
 @needs(IPV6)
-def test_an_address_of_ipv6_serves_agents_and_commands_alike(tmp_path: Path) -> None:
+def test_daemon_on_ipv6_address_serves_agents_and_commands(tmp_path: Path) -> None:
     grid = EmbeddedGrid(tmp_path / "data")
     grid.host = "::1"
     try:
@@ -63,28 +63,28 @@ def test_an_address_of_ipv6_serves_agents_and_commands_alike(tmp_path: Path) -> 
 
 
 @pytest.mark.evidence("A1", "C6")
-def test_another_account_is_refused(make_grid: Callable[..., EmbeddedGrid]) -> None:
+def test_request_of_another_account_is_rejected(make_grid: Callable[..., EmbeddedGrid]) -> None:
     grid = make_grid()
     python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable
     entry = next(grid.state.glob("koala/daemons-*/*"))
     paths = [str(path) for path in (grid.directory / "token", grid.directory / "koala.db", entry)]
     for path in paths:
-        assert mode(Path(path)) == 0o600
+        assert read_mode(Path(path)) == 0o600
         assert Path(path).stat().st_uid == os.geteuid()
-    # Any account may try; only root can try as another, to whom the files are shut as well.
+    # Only root can run the requests as another account, which must not read the files either.
     root = os.geteuid() == 0
     nobody = pwd.getpwnam("nobody")
     account = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []} if root else {}
-    command = [python, "-I", "-c", ASK, grid.url, *(paths if root else [])]
-    asked = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=60, **account)  # type: ignore[call-overload]
-    assert asked.stdout.split() == ["401", "401", "401", *["refused"] * (3 if root else 0)], asked.stderr
+    command = [python, "-I", "-c", REQUESTS_AND_READS, grid.url, *(paths if root else [])]
+    result = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=60, **account)  # type: ignore[call-overload]
+    assert result.stdout.split() == ["401", "401", "401", *["refused"] * (3 if root else 0)], result.stderr
     with httpx2.Client(base_url=grid.url, timeout=60.0) as stranger:
         assert stranger.post("/api/v1/jobs/1/cancel").status_code == 401
 
 
 @pytest.fixture(scope="module")
-def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
-    """A daemon that was told secrets by its environment."""
+def grid_with_secrets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
+    """Yield a grid whose daemon received secrets in its environment."""
     database = tmp_path_factory.mktemp("database") / "the-secret-of-a-path.db"
     grid = EmbeddedGrid(tmp_path_factory.mktemp("grid") / "data", KOALA_DATABASE=f"sqlite:///{database}", **SECRETS)
     grid.token = "the-secret-of-users"
@@ -93,15 +93,15 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid
 
 
 @pytest.mark.evidence("J1")
-def test_a_program_inherits_what_is_named_and_nothing_else(secretive: EmbeddedGrid) -> None:
-    ident = secretive.submit({"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, "env")
-    assert secretive.wait_for_end(ident)["state"] == "succeeded"
-    found = dict(line.split("=", 1) for line in secretive.read_output(ident).splitlines())
-    assert "the-secret" not in secretive.read_output(ident)
-    assert found.keys() & SECRETS.keys() == {"TMPDIR", "LC_NUMERIC"}
-    assert found["MODEL"] == "coarse"
-    assert {"HOME", "PATH", "KOALA_JOB", "KOALA_CLUSTER"} <= found.keys()
-    told = {
+def test_program_environment_has_named_variables_only(grid_with_secrets: EmbeddedGrid) -> None:
+    ident = grid_with_secrets.submit({"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, "env")
+    assert grid_with_secrets.wait_for_end(ident)["state"] == "succeeded"
+    environment = dict(line.split("=", 1) for line in grid_with_secrets.read_output(ident).splitlines())
+    assert "the-secret" not in grid_with_secrets.read_output(ident)
+    assert environment.keys() & SECRETS.keys() == {"TMPDIR", "LC_NUMERIC"}
+    assert environment["MODEL"] == "coarse"
+    assert {"HOME", "PATH", "KOALA_JOB", "KOALA_CLUSTER"} <= environment.keys()
+    job_variables = {
         "KOALA_JOB",
         "KOALA_GENERATION",
         "KOALA_COMPONENT",
@@ -116,30 +116,33 @@ def test_a_program_inherits_what_is_named_and_nothing_else(secretive: EmbeddedGr
         "KOALA_MPI_SERIES",
         "KOALA_STAGE",
     }
-    assert {name for name in found if name.startswith("KOALA_")} <= told
+    assert {name for name in environment if name.startswith("KOALA_")} <= job_variables
 
 
-def test_a_local_users_program_is_not_given_the_token_of_the_command(secretive: EmbeddedGrid) -> None:
-    done = secretive.run_koala("local-run", "north", "1", "env")
-    assert done.returncode == 0, done.stderr
-    assert "PATH=" in done.stdout
-    assert "KOALA_TOKEN" not in done.stdout
-    assert "the-secret-of-users" not in done.stdout
+def test_local_program_environment_lacks_command_token(grid_with_secrets: EmbeddedGrid) -> None:
+    result = grid_with_secrets.run_koala("local-run", "north", "1", "env")
+    assert result.returncode == 0, result.stderr
+    assert "PATH=" in result.stdout
+    assert "KOALA_TOKEN" not in result.stdout
+    assert "the-secret-of-users" not in result.stdout
 
 
-def test_agents_end_when_their_daemon_dies_while_they_start(make_grid: Callable[..., EmbeddedGrid]) -> None:
+def test_starting_agents_end_with_killed_daemon(make_grid: Callable[..., EmbeddedGrid]) -> None:
     grid = make_grid()
     for _ in range(8):
         grid.kill_daemon()
         assert grid.daemon is not None
         grid.launch_daemon()
-        # As soon as there is one, which has not come to its first line yet.
-        wait_until(lambda: agents(grid), "an agent")
+        # Kill the daemon again before an agent has run its first line.
+        wait_until(lambda: list_agent_clusters(grid), "an agent")
     grid.kill_daemon()
     grid.start()
-    wait_until(lambda: sorted(agents(grid)) == ["north", "south"], f"one agent for each cluster: {agents(grid)}")
+    wait_until(
+        lambda: sorted(list_agent_clusters(grid)) == ["north", "south"],
+        f"one agent for each cluster: {list_agent_clusters(grid)}",
+    )
 
 
-def agents(grid: EmbeddedGrid) -> list[str]:
-    found = [process.command for process in grid.list_processes("agent", "--embedded")]
-    return [name for command in found for name in grid.nodes if name in command]
+def list_agent_clusters(grid: EmbeddedGrid) -> list[str]:
+    commands = [process.command for process in grid.list_processes("agent", "--embedded")]
+    return [name for command in commands for name in grid.nodes if name in command]

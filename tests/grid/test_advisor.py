@@ -1,5 +1,7 @@
-"""The advisor learns which of two applications bears to be co-allocated: on embedded clusters, where wave is a program
-that tells by itself over how many clusters it runs, and on the testbed, where a link is slow and the programs are real.
+"""The advisor learns which of two applications may be co-allocated.
+
+On embedded clusters, ``wave`` is a program that sleeps longer on two clusters. On the testbed, the programs are real
+and a link is slow.
 """
 
 import os
@@ -14,29 +16,29 @@ import pytest
 from tests.grid.conftest import GRID_KINDS
 from tests.grid.embedded import EmbeddedGrid
 from tests.grid.grid import Grid
-from tests.grid.slow_links import narrowed
+from tests.grid.slow_links import limited_link
 from tests.grid.testbed import Testbed
 
 pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 
-ROUNDS = 10
-"""In each of them both applications run twice: in one cluster, and over two."""
-ROUNDS_ON_TESTBED = int(os.environ.get("KOALA_TEST_ADVISOR_ROUNDS", "4"))
-"""Real programs take their time."""
-SLOW = "160kbit"
-"""Of the testbed's slow link: wave exchanges a few bytes at each of its steps, prime a few in all."""
+ROUND_COUNT = 10
+"""Rounds, in each of which both applications run in one cluster and over two."""
+TESTBED_ROUND_COUNT = int(os.environ.get("KOALA_TEST_ADVISOR_ROUNDS", "4"))
+"""Rounds on the testbed, where programs run longer."""
+SLOW_RATE = "160kbit"
+"""Rate of the testbed's slow link. ``wave`` exchanges a few bytes at each step, ``prime`` a few in all."""
 
-WAVE = ["--points", "300", "--steps", "4000", "--tolerance", "1"]
-"""Little to work out between two messages."""
+WAVE_OPTIONS = ["--points", "300", "--steps", "4000", "--tolerance", "1"]
+"""Options by which ``wave`` computes little between two messages."""
 
 
-def sleeps(alone: float, together: float) -> list[str]:
-    """A program that runs for another time when its own component is not the whole job."""
+def sleep_command(alone: float, together: float) -> list[str]:
+    """Return a command that sleeps for ``alone`` seconds in one cluster and for ``together`` seconds in several."""
     return ["sh", "-c", f"test $KOALA_COMPONENT_NODES = $KOALA_NODES && exec sleep {alone}; exec sleep {together}"]
 
 
 @dataclass
-class Play:
+class Setup:
     """Two clusters with a slow link between them; jobs of ``size`` nodes fit in one, or are split as ``parts``."""
 
     pair: tuple[str, str]
@@ -44,46 +46,48 @@ class Play:
     parts: tuple[int, int]
     programs: dict[str, list[str]]
     launcher: str
-    rounds: int = ROUNDS
-    others: dict[str, int] = field(default_factory=dict)
-    """Clusters that are not to take part when there is a choice, and their nodes."""
+    rounds: int = ROUND_COUNT
+    other_clusters: dict[str, int] = field(default_factory=dict)
+    """Nodes to block, by cluster, so that a flexible job does not use these clusters."""
     ident: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     def name(self, program: str) -> str:
-        """No other run of this test is to be learned from."""
+        """Return an application name of this run, since the advisor must not learn from other runs."""
         return f"{program}-{self.ident}"
 
-    def submit(self, grid: Grid, program: str, request: dict[str, Any], **more: Any) -> int:
+    def submit(self, grid: Grid, program: str, request: dict[str, Any], **fields: Any) -> int:
         application = self.name(program)
-        return grid.submit(request, *self.programs[program], launcher=self.launcher, application=application, **more)
+        return grid.submit(request, *self.programs[program], launcher=self.launcher, application=application, **fields)
 
-    def advised(self, grid: Grid, program: str) -> int:
+    def submit_with_advice(self, grid: Grid, program: str) -> int:
         return self.submit(grid, program, {"type": "flexible", "total_size": self.size}, policy="auto")
 
     @property
-    def over_both(self) -> dict[str, Any]:
+    def split_request(self) -> dict[str, Any]:
         parts = zip(self.parts, self.pair, strict=True)
         return {"type": "fixed", "components": [{"size": size, "cluster": name} for size, name in parts]}
 
 
-# Wave waits no more once the blockers have run for longer than it would over both: that is to take long.
-EMBEDDED = Play(("north", "south"), 4, (2, 2), {"wave": sleeps(0.3, 4.0), "prime": sleeps(0.3, 0.3)}, "processes")
-TESTBED = Play(
+# ``wave`` must sleep long on two clusters: it stops waiting when the blockers have run for longer than that.
+EMBEDDED = Setup(
+    ("north", "south"), 4, (2, 2), {"wave": sleep_command(0.3, 4.0), "prime": sleep_command(0.3, 0.3)}, "processes"
+)
+TESTBED = Setup(
     ("north", "east"),
     3,
     (2, 1),
     {
-        "wave": ["python", "-m", "koalapy.apps.wave", *WAVE, "--no-where"],
+        "wave": ["python", "-m", "koalapy.apps.wave", *WAVE_OPTIONS, "--no-where"],
         "prime": ["python", "-m", "koalapy.apps.prime", "--limit", str(10**8), "--no-where"],
     },
     "openmpi",
-    ROUNDS_ON_TESTBED,
+    TESTBED_ROUND_COUNT,
     {"south": 2},
 )
 
 
 @pytest.fixture(params=GRID_KINDS)
-def play(request: pytest.FixtureRequest) -> Iterator[tuple[Grid, Play]]:
+def setup(request: pytest.FixtureRequest) -> Iterator[tuple[Grid, Setup]]:
     if request.param == "embedded":
         grid: EmbeddedGrid = request.getfixturevalue("make_grid")()
         yield grid, EMBEDDED
@@ -92,31 +96,31 @@ def play(request: pytest.FixtureRequest) -> Iterator[tuple[Grid, Play]]:
     with ExitStack() as stack:
         stack.callback(testbed.wait_until_idle)
         stack.callback(testbed.cancel_all_jobs)
-        stack.enter_context(narrowed(testbed, *TESTBED.pair, SLOW))
+        stack.enter_context(limited_link(testbed, *TESTBED.pair, SLOW_RATE))
         yield testbed, TESTBED
 
 
-def clusters_of(grid: Grid, ident: int, deadline: float = 120.0) -> set[str]:
-    job = grid.wait_for_end(ident, deadline)
+def wait_for_clusters(grid: Grid, ident: int, timeout_s: float = 120.0) -> set[str]:
+    job = grid.wait_for_end(ident, timeout_s)
     assert job["state"] == "succeeded", (job["reason"], grid.read_output(ident)[-2000:])
     return {component["cluster"] for component in job["components"]}
 
 
 @pytest.mark.timeout(900)
-def test_after_twenty_runs_of_each_prime_is_co_allocated_and_wave_kept_in_one_cluster(play: tuple[Grid, Play]) -> None:
-    grid, plan = play
+def test_advisor_co_allocates_prime_and_keeps_wave_in_one_cluster(setup: tuple[Grid, Setup]) -> None:
+    grid, plan = setup
     for _ in range(plan.rounds):
-        for ident in [plan.advised(grid, program) for program in plan.programs]:
-            assert len(clusters_of(grid, ident)) == 1, "one cluster has room"
+        for ident in [plan.submit_with_advice(grid, program) for program in plan.programs]:
+            assert len(wait_for_clusters(grid, ident)) == 1, "one cluster has room"
         for program in plan.programs:
-            assert clusters_of(grid, plan.submit(grid, program, plan.over_both)) == set(plan.pair)
+            assert wait_for_clusters(grid, plan.submit(grid, program, plan.split_request)) == set(plan.pair)
     gate = grid.make_gate()
-    for name, size in {**dict.fromkeys(plan.pair, 1), **plan.others}.items():
+    for name, size in {**dict.fromkeys(plan.pair, 1), **plan.other_clusters}.items():
         blocker = {"type": "fixed", "components": [{"size": size, "cluster": name}]}
         grid.wait_for_state(grid.submit(blocker, *gate.hold), "running")
     try:
-        wave, prime = plan.advised(grid, "wave"), plan.advised(grid, "prime")
-        assert clusters_of(grid, prime) == set(plan.pair)
+        wave, prime = plan.submit_with_advice(grid, "wave"), plan.submit_with_advice(grid, "prime")
+        assert wait_for_clusters(grid, prime) == set(plan.pair)
         waiting = grid.get_job(wave)
         assert waiting["state"] == "queued"
         assert f"waits for {plan.size} nodes in one cluster" in waiting["reason"]
@@ -124,35 +128,41 @@ def test_after_twenty_runs_of_each_prime_is_co_allocated_and_wave_kept_in_one_cl
         assert "1 more idle node in" in grid.run_koala("explain", str(wave)).stdout
     finally:
         gate.open()
-    assert len(clusters_of(grid, wave)) == 1
-    check_what_is_told(grid, plan, prime)
+    assert len(wait_for_clusters(grid, wave)) == 1
+    check_reported_advice(grid, plan, prime)
     if isinstance(grid, EmbeddedGrid):
-        before = verdicts(grid, plan)
+        learned_verdicts = read_verdicts(grid, plan)
         grid.kill_daemon()
         grid.start()
-        assert verdicts(grid, plan) == before, "what was learned outlives the daemon"
+        assert read_verdicts(grid, plan) == learned_verdicts, "what was learned outlives the daemon"
 
 
-def verdicts(grid: Grid, plan: Play) -> dict[str, tuple[str, int]]:
-    """What is decided for each of the applications, and after how many runs on two clusters."""
-    known = {told["application"]: told for told in grid.http.get("/api/v1/advisor").json()["applications"]}
+def read_verdicts(grid: Grid, plan: Setup) -> dict[str, tuple[str, int]]:
+    """Return the verdict and the number of runs on two clusters for each application."""
+    applications = {
+        application["application"]: application
+        for application in grid.http.get("/api/v1/advisor").json()["applications"]
+    }
     return {
-        program: (told["verdict"], told["runs_on_several"])
+        program: (application["verdict"], application["runs_on_several"])
         for program in plan.programs
-        if (told := known[plan.name(program)])
+        if (application := applications[plan.name(program)])
     }
 
 
-def check_what_is_told(grid: Grid, plan: Play, prime: int) -> None:
-    assert verdicts(grid, plan) == {"wave": ("one cluster", plan.rounds), "prime": ("co-allocated", plan.rounds + 1)}
+def check_reported_advice(grid: Grid, plan: Setup, prime: int) -> None:
+    assert read_verdicts(grid, plan) == {
+        "wave": ("one cluster", plan.rounds),
+        "prime": ("co-allocated", plan.rounds + 1),
+    }
     table = grid.run_koala("advisor").stdout
     assert any(plan.name("wave") in line and line.endswith("one cluster") for line in table.splitlines())
     record = grid.http.get("/api/v1/advisor/record", params={"application": plan.name("prime")}).json()["record"]
     assert len(record) == plan.rounds + 1, "what the user has fixed is no advice"
-    (given,) = [line for line in record if line["job"] == prime]
-    assert given["clusters"] == 2
-    assert {1, 2} <= {len(option["clusters"]) for option in given["options"]}
-    assert given["predicted"] > 0
-    assert given["error"] == pytest.approx(given["predicted"] / given["actual"] - 1)
-    shown = grid.run_koala("advisor", "record", "--application", plan.name("prime"), "--limit", "1").stdout
-    assert f"\n{prime} " in shown
+    (advice,) = [line for line in record if line["job"] == prime]
+    assert advice["clusters"] == 2
+    assert {1, 2} <= {len(option["clusters"]) for option in advice["options"]}
+    assert advice["predicted"] > 0
+    assert advice["error"] == pytest.approx(advice["predicted"] / advice["actual"] - 1)
+    table_of_record = grid.run_koala("advisor", "record", "--application", plan.name("prime"), "--limit", "1").stdout
+    assert f"\n{prime} " in table_of_record

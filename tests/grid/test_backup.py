@@ -1,4 +1,4 @@
-"""A backup of a daemon that runs, put back in another directory, where a daemon goes on with it."""
+"""Backup of a running daemon and its restore."""
 
 import stat
 import subprocess
@@ -14,42 +14,42 @@ pytestmark = pytest.mark.processes
 ONE = {"type": "flexible", "total_size": 1}
 
 
-def done(process: "subprocess.CompletedProcess[str]") -> str:
+def check_output(process: "subprocess.CompletedProcess[str]") -> str:
     assert process.returncode == 0, process.stderr
     return process.stdout
 
 
-def test_backup_of_running_daemon_is_restored_with_jobs_output_results_and_tokens(
+def test_backup_of_running_daemon_restores_jobs_files_and_tokens(
     make_grid: Callable[..., EmbeddedGrid], tmp_path: Path
 ) -> None:
     grid = make_grid()
     backup, data = tmp_path / "backup", str(grid.directory)
-    over = grid.submit(ONE, "sh", "-c", "echo kept; echo result >out", collect=["out"])
-    assert grid.wait_for_end(over)["state"] == "succeeded"
-    token = done(grid.run_koala("token", "create", "--user", "ada", "-q")).strip()
+    ended = grid.submit(ONE, "sh", "-c", "echo kept; echo result >out", collect=["out"])
+    assert grid.wait_for_end(ended)["state"] == "succeeded"
+    token = check_output(grid.run_koala("token", "create", "--user", "ada", "-q")).strip()
     gate = grid.make_gate()
     running = grid.submit(ONE, *gate.hold)
     grid.wait_for_state(running, "running")
-    assert "database of" in done(grid.run_koala("backup", str(backup), "--data-dir", data))
+    assert "database of" in check_output(grid.run_koala("backup", str(backup), "--data-dir", data))
     for path in (backup, *backup.rglob("*")):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
-    refused = grid.run_koala("restore", str(backup), "--data-dir", data, "--replace")
-    assert (refused.returncode, "systemctl stop" in refused.stderr) == (4, True), refused.stderr
+    rejected = grid.run_koala("restore", str(backup), "--data-dir", data, "--replace")
+    assert (rejected.returncode, "systemctl stop" in rejected.stderr) == (4, True), rejected.stderr
     later = grid.submit(ONE, "true")
     grid.wait_for_end(later)
     gate.open()
     grid.wait_for_end(running)
     grid.stop_daemon()
-    refused = grid.run_koala("restore", str(backup), "--data-dir", data)
-    assert (refused.returncode, "--replace" in refused.stderr) == (4, True), refused.stderr
-    restored = done(grid.run_koala("restore", str(backup), "--data-dir", data, "--replace"))
+    rejected = grid.run_koala("restore", str(backup), "--data-dir", data)
+    assert (rejected.returncode, "--replace" in rejected.stderr) == (4, True), rejected.stderr
+    restored = check_output(grid.run_koala("restore", str(backup), "--data-dir", data, "--replace"))
     assert "before-restore-" in restored
     grid.start()
-    assert grid.get_job(over)["state"] == "succeeded"
-    assert grid.read_output(over) == "kept\n"
-    done(grid.run_koala("fetch", str(over), "--to", str(tmp_path / "results")))
+    assert grid.get_job(ended)["state"] == "succeeded"
+    assert grid.read_output(ended) == "kept\n"
+    check_output(grid.run_koala("fetch", str(ended), "--to", str(tmp_path / "results")))
     assert [path.read_text() for path in (tmp_path / "results").rglob("out")] == ["result\n"]
     assert grid.http.get("/api/v1/whoami", headers={"Authorization": f"Bearer {token}"}).json()["user"] == "ada"
-    assert grid.submit(ONE, "true") > later, "no number is given twice"
-    assert grid.wait_for_end(running)["state"] in ("succeeded", "failed"), "its agent tells what became of it"
+    assert grid.submit(ONE, "true") > later, "no job number is used twice"
+    assert grid.wait_for_end(running)["state"] in ("succeeded", "failed"), "its agent reports the result"
     grid.wait_until_idle()

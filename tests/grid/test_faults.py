@@ -1,4 +1,4 @@
-"""Something dies: afterwards the books are right, no node stays held, no process is left."""
+"""Faults of runners, agents, daemons and claims: jobs continue, and no node or process stays occupied."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,75 +24,75 @@ def embedded(make_grid: MakeGrid) -> EmbeddedGrid:
     return make_grid(KOALA_RULES__UNREACHABLE_AFTER="1")
 
 
-def start(grid: Grid, gate: Gate, launcher: str) -> int:
+def start_job(grid: Grid, gate: Gate, launcher: str) -> int:
     return grid.start_gated_job(gate, grid.six_nodes, 6, launcher=launcher)
 
 
-def node_of(grid: Grid, ident: int, cluster: str) -> str:
-    """The first node that the job has in a cluster, by its name there."""
+def find_first_node(grid: Grid, ident: int, cluster: str) -> str:
+    """Return the first node by name that runs a program of the job in a cluster."""
     return min(p.node for p in grid.list_programs(ident) if p.node.startswith(cluster))
 
 
-def finish(grid: Grid, ident: int, gate: Gate, restarts: int) -> None:
+def finish_job(grid: Grid, ident: int, gate: Gate, restarts: int) -> None:
     grid.finish_gated_job(ident, gate, restarts)
     grid.wait_until_idle()
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])
 @pytest.mark.parametrize("cluster", ["north", "south"])
-def test_a_runner_is_killed(grid: Grid, launcher: str, cluster: str) -> None:
+def test_killed_runner_restarts_job(grid: Grid, launcher: str, cluster: str) -> None:
     gate = grid.make_gate()
-    ident = start(grid, gate, launcher)
-    (runner,) = grid.list_runners(f"{ident}.", node_of(grid, ident, cluster))
+    ident = start_job(grid, gate, launcher)
+    (runner,) = grid.list_runners(f"{ident}.", find_first_node(grid, ident, cluster))
     runner.kill()
     wait_until(lambda: grid.get_job(ident)["restarts"] == 1, "the job to be restarted")
-    finish(grid, ident, gate, restarts=1)
+    finish_job(grid, ident, gate, restarts=1)
     assert not any(c["errors"] for c in grid.list_clusters()), "a success resets the count"
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])
-def test_a_nodes_processes_are_killed(grid: Grid, launcher: str) -> None:
+def test_killed_processes_of_node_restart_job(grid: Grid, launcher: str) -> None:
     gate = grid.make_gate()
-    ident = start(grid, gate, launcher)
-    node = node_of(grid, ident, "south")
+    ident = start_job(grid, gate, launcher)
+    node = find_first_node(grid, ident, "south")
     for process in (
         *grid.list_runners(f"{ident}.", node),
         *(w for w in grid.list_workers(f"{ident}.") if w.node == node),
     ):
         process.kill()
     wait_until(lambda: grid.get_job(ident)["restarts"] == 1, "the job to be restarted")
-    finish(grid, ident, gate, restarts=1)
+    finish_job(grid, ident, gate, restarts=1)
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])
-def test_an_agent_is_killed(grid: Grid, launcher: str) -> None:
+def test_killed_agent_leaves_job_running(grid: Grid, launcher: str) -> None:
     gate = grid.make_gate()
-    ident = start(grid, gate, launcher)
+    ident = start_job(grid, gate, launcher)
     grid.kill_agent("south")
     wait_until(lambda: grid.get_cluster("south")["state"] == "usable", "a new agent to connect")
-    finish(grid, ident, gate, restarts=0)
+    finish_job(grid, ident, gate, restarts=0)
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])
-def test_the_daemon_is_killed(grid: Grid, launcher: str) -> None:
+def test_killed_daemon_resumes_jobs(grid: Grid, launcher: str) -> None:
     gate = grid.make_gate()
-    ident = start(grid, gate, launcher)
+    ident = start_job(grid, gate, launcher)
     waiting = grid.submit({"type": "flexible", "total_size": 8}, "true")
     grid.kill_daemon()
     grid.start()
     assert grid.get_job(waiting)["state"] == "queued"
-    finish(grid, ident, gate, restarts=0)
+    finish_job(grid, ident, gate, restarts=0)
     assert grid.wait_for_end(waiting)["state"] == "succeeded"
 
 
-def test_jobs_end_while_no_daemon_is_there(grid: Grid) -> None:
+def test_job_that_ends_without_daemon_succeeds(grid: Grid) -> None:
     gate = grid.make_gate()
-    ident = start(grid, gate, "processes")
+    ident = start_job(grid, gate, "processes")
     grid.kill_daemon()
     gate.open()
     wait_until(lambda: not grid.list_programs(ident), "the programs to end")
     grid.start()
-    finish(grid, ident, gate, restarts=0)
+    finish_job(grid, ident, gate, restarts=0)
 
 
 def test_many_jobs_survive_a_killed_daemon(grid: Grid) -> None:
@@ -108,7 +108,7 @@ def test_many_jobs_survive_a_killed_daemon(grid: Grid) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["south", "east"])
-def test_local_users_who_are_faster_make_the_claim_fail(grid: Grid, cluster: str) -> None:
+def test_claim_fails_when_local_job_takes_nodes(grid: Grid, cluster: str) -> None:
     if cluster not in grid.nodes:
         cluster = "north"
     size = grid.nodes[cluster]
@@ -128,7 +128,7 @@ def test_local_users_who_are_faster_make_the_claim_fail(grid: Grid, cluster: str
 
 
 @pytest.mark.parametrize("cluster", ["south", "east"])
-def test_background_load_is_seen_and_kept_clear_of(grid: Grid, cluster: str) -> None:
+def test_placement_avoids_background_load(grid: Grid, cluster: str) -> None:
     if cluster not in grid.nodes:
         cluster = "north"
     load = grid.start_local_job(cluster, grid.nodes[cluster] - 1)
@@ -140,17 +140,17 @@ def test_background_load_is_seen_and_kept_clear_of(grid: Grid, cluster: str) -> 
     grid.wait_until_idle()
 
 
-def test_one_daemon_for_one_database(embedded: EmbeddedGrid) -> None:
+def test_second_daemon_of_database_is_rejected(embedded: EmbeddedGrid) -> None:
     second = embedded.run_koala("serve", "--port", "0", "--data-dir", str(embedded.directory))
     assert second.returncode not in (0, 5)
     assert "another daemon" in second.stderr
     assert second.stderr.count("\n") == 1
 
 
-def test_a_clean_end_leaves_running_jobs_alone_and_the_next_start_finds_them(grid: Grid) -> None:
+def test_stopped_daemon_leaves_jobs_running(grid: Grid) -> None:
     gate = grid.make_gate()
-    ident = start(grid, gate, "processes")
+    ident = start_job(grid, gate, "processes")
     assert grid.stop_daemon() == 0
     assert grid.list_programs(ident)
     grid.start()
-    finish(grid, ident, gate, restarts=0)
+    finish_job(grid, ident, gate, restarts=0)

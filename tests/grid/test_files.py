@@ -1,4 +1,4 @@
-"""Files on a real daemon with real agents: what is staged, transferred and collected, and what befalls that."""
+"""Replicas and transfers of files on a live grid, with damaged files, cancelled jobs and killed daemons."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ CLUSTERS = json.dumps(
     {name: {"nodes": 2, "network": f"127.0.{i}"} for i, name in enumerate(("east", "north", "south"), 1)}
 )
 MB = 10**6
-Slow = Callable[[], AbstractContextManager[None]]
+SlowTransfers = Callable[[], AbstractContextManager[None]]
 SLOW_RSYNC = """#!/bin/sh
 [ "$1" != --daemon ] && [ -e "$0.slow" ] && set -- --bwlimit=2000 "$@"
 exec {rsync} "$@"
 """
-"""rsync that takes minutes for 300 MB, as long as a file is beside it."""
+"""An rsync that needs minutes for 300 MB while the file ``rsync.slow`` is in its directory."""
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def rsync(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def slow(rsync: Path) -> Slow:
-    """Transfers that begin meanwhile are slow ones."""
+def slow_transfers(rsync: Path) -> SlowTransfers:
+    """Return a context manager in which new transfers are slow."""
 
     @contextmanager
-    def held() -> Iterator[None]:
+    def slow_down() -> Iterator[None]:
         mark = rsync.with_name("rsync.slow")
         mark.touch()
         try:
@@ -53,32 +53,31 @@ def slow(rsync: Path) -> Slow:
         finally:
             mark.unlink()
 
-    return held
+    return slow_down
 
 
-def path_with(rsync: Path) -> str:
+def path_with_rsync(rsync: Path) -> str:
     return f"{rsync.parent}:{os.environ['PATH']}"
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory, rsync: Path) -> Iterator[EmbeddedGrid]:
-    """Three clusters, for all tests that leave them as they found them."""
+    """Yield a grid of three clusters for all tests of the module."""
     directory = tmp_path_factory.mktemp("grid") / "data"
-    embedded = EmbeddedGrid(directory, KOALA_CLUSTERS=CLUSTERS, PATH=path_with(rsync)).start()
+    embedded = EmbeddedGrid(directory, KOALA_CLUSTERS=CLUSTERS, PATH=path_with_rsync(rsync)).start()
     yield embedded
     embedded.wait_until_idle()
     close_grid(embedded)
 
 
-def folder(grid: EmbeddedGrid, cluster: str) -> Path:
-    """The replica directory of a cluster."""
+def replica_folder(grid: EmbeddedGrid, cluster: str) -> Path:
     return grid.directory / "clusters" / cluster / "replicas"
 
 
-def add(grid: EmbeddedGrid, name: str, *clusters: str, content: bytes | Path, place: str = "") -> str:
-    """Put a file, or a copy of a folder, on clusters, and enter it in the catalogue; its SHA-256."""
+def add_replica(grid: EmbeddedGrid, name: str, *clusters: str, content: bytes | Path, place: str = "") -> str:
+    """Write a file or a copy of a folder to clusters, register it in the catalogue, and return its SHA-256."""
     for cluster in clusters:
-        path = folder(grid, cluster) / (place or name.replace("/", "-"))
+        path = replica_folder(grid, cluster) / (place or name.replace("/", "-"))
         if isinstance(content, bytes):
             path.write_bytes(content)
         else:
@@ -97,17 +96,17 @@ def nonfixed(*sizes: int) -> Json:
     return {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
 
 
-def events(job: Json, *names: str) -> list[str]:
+def list_events(job: Json, *names: str) -> list[str]:
     return [entry["event"] for entry in job["timeline"] if entry["event"] in names]
 
 
-def state_of(grid: EmbeddedGrid, name: str, cluster: str) -> str:
-    found = grid.http.get("/api/v1/replicas", params={"name": name}).json()["replicas"]
-    return next(str(replica["state"]) for replica in found if replica["cluster"] == cluster)
+def read_replica_state(grid: EmbeddedGrid, name: str, cluster: str) -> str:
+    replicas = grid.http.get("/api/v1/replicas", params={"name": name}).json()["replicas"]
+    return next(str(replica["state"]) for replica in replicas if replica["cluster"] == cluster)
 
 
-def stages(grid: EmbeddedGrid) -> list[Path]:
-    """Whatever components' folders there are."""
+def list_stages(grid: EmbeddedGrid) -> list[Path]:
+    """Return all stage folders of components."""
     return [
         path
         for cluster in (c["name"] for c in grid.list_clusters())
@@ -115,19 +114,19 @@ def stages(grid: EmbeddedGrid) -> list[Path]:
     ]
 
 
-def transfers(grid: EmbeddedGrid) -> list[psutil.Process]:
-    """rsync where files arrive."""
-    found = []
-    for seen in grid.list_processes("rsync"):
-        if "--daemon" not in seen.command and "rsync" in seen.command[0]:
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                found.append(psutil.Process(seen.pid))
-    return found
+def list_transfers(grid: EmbeddedGrid) -> list[psutil.Process]:
+    """Return the rsync processes that receive files."""
+    processes = []
+    for candidate in grid.list_processes("rsync"):
+        if "--daemon" not in candidate.command and "rsync" in candidate.command[0]:
+            with suppress(psutil.NoSuchProcess):  # it has ended
+                processes.append(psutil.Process(candidate.pid))
+    return processes
 
 
-def test_a_job_runs_where_its_file_is_or_after_the_file_has_come(grid: EmbeddedGrid) -> None:
+def test_job_runs_at_replica_or_after_transfer(grid: EmbeddedGrid) -> None:
     content = os.urandom(20 * MB)
-    add(grid, "climate/mesh", "south", content=content)
+    add_replica(grid, "climate/mesh", "south", content=content)
     inputs = [{"file": "climate/mesh"}]
     close_by = grid.wait_for_end(
         grid.submit(nonfixed(2), "sh", "-c", "test -L mesh", inputs=inputs, policy="close-to-files")
@@ -135,41 +134,47 @@ def test_a_job_runs_where_its_file_is_or_after_the_file_has_come(grid: EmbeddedG
     assert close_by["state"] == "succeeded", close_by["timeline"]
     (component,) = close_by["components"]
     assert (component["cluster"], component["sources"], component["stage_size"]) == ("south", ["south"], 0)
-    assert events(close_by, "transfer", "staged") == []
-    there = grid.submit(fixed("north"), "sha256sum", "mine", inputs=[{"file": "climate/mesh", "as": "mine"}])
-    elsewhere = grid.wait_for_end(there)
+    assert list_events(close_by, "transfer", "staged") == []
+    local_job = grid.submit(fixed("north"), "sha256sum", "mine", inputs=[{"file": "climate/mesh", "as": "mine"}])
+    elsewhere = grid.wait_for_end(local_job)
     assert elsewhere["state"] == "succeeded", elsewhere["timeline"]
-    assert grid.read_output(there).split() == [hashlib.sha256(content).hexdigest(), "mine"]
-    assert events(elsewhere, "placed", "transfer", "staged", "started") == ["placed", "transfer", "staged", "started"]
+    assert grid.read_output(local_job).split() == [hashlib.sha256(content).hexdigest(), "mine"]
+    assert list_events(elsewhere, "placed", "transfer", "staged", "started") == [
+        "placed",
+        "transfer",
+        "staged",
+        "started",
+    ]
     (component,) = elsewhere["components"]
     assert (component["sources"], component["staged"], component["stage_size"]) == (["south"], 20 * MB, 20 * MB)
     assert component["staged_at"] <= elsewhere["started_at"]
-    assert "20 MB from south in" in grid.run_koala("show", str(there)).stdout
+    assert "20 MB from south in" in grid.run_koala("show", str(local_job)).stdout
 
 
-def test_a_replica_that_is_gone_is_not_used_again(grid: EmbeddedGrid) -> None:
-    add(grid, "twice", "north", "south", content=b"twice")
-    (folder(grid, "north") / "twice").unlink()
+def test_missing_replica_is_not_used_again(grid: EmbeddedGrid) -> None:
+    add_replica(grid, "twice", "north", "south", content=b"twice")
+    (replica_folder(grid, "north") / "twice").unlink()
     job = grid.wait_for_end(grid.submit(fixed("east"), "cat", "twice", inputs=[{"file": "twice"}]))
     assert job["state"] == "succeeded", job["timeline"]
     assert (job["restarts"], job["components"][0]["sources"]) == (1, ["south"])
-    wait_until(lambda: state_of(grid, "twice", "north") == "missing", "it to be known as missing")
-    assert state_of(grid, "twice", "south") == "good"
+    wait_until(lambda: read_replica_state(grid, "twice", "north") == "missing", "it to be known as missing")
+    assert read_replica_state(grid, "twice", "south") == "good"
     again = grid.wait_for_end(grid.submit(fixed("east"), "cat", "twice", inputs=[{"file": "twice"}]))
     assert (again["state"], again["restarts"]) == ("succeeded", 0)
 
 
-@pytest.mark.parametrize("what", ["missing", "changed", "truncated"])
-def test_a_job_waits_until_its_only_replica_is_good_again(grid: EmbeddedGrid, what: str) -> None:
-    name, content = f"only-{what}", b"only one"
-    add(grid, name, "north", content=content)
-    path = folder(grid, "north") / name
+@pytest.mark.parametrize("damage", ["missing", "changed", "truncated"])
+def test_job_waits_until_its_only_replica_is_restored(grid: EmbeddedGrid, damage: str) -> None:
+    name, content = f"only-{damage}", b"only one"
+    add_replica(grid, name, "north", content=content)
+    path = replica_folder(grid, "north") / name
     path.unlink()
-    if what != "missing":
-        path.write_bytes(b"another." if what == "changed" else b"only")
+    if damage != "missing":
+        path.write_bytes(b"another." if damage == "changed" else b"only")
     ident = grid.submit(fixed("south"), "cat", name, inputs=[{"file": name}])
     wait_until(
-        lambda: state_of(grid, name, "north") == ("missing" if what == "missing" else "changed"), "it to be noticed"
+        lambda: read_replica_state(grid, name, "north") == ("missing" if damage == "missing" else "changed"),
+        "it to be noticed",
     )
     waiting = grid.wait_for_state(ident, "queued")
     assert name in waiting["reason"], waiting["reason"]
@@ -183,9 +188,9 @@ def test_a_job_waits_until_its_only_replica_is_good_again(grid: EmbeddedGrid, wh
 
 
 @pytest.fixture
-def large(grid: EmbeddedGrid) -> str:
-    """A file of 300 MB in south."""
-    path = folder(grid, "south") / "large"
+def add_large_file(grid: EmbeddedGrid) -> str:
+    """Add a file of 300 MB on south, and return its name."""
+    path = replica_folder(grid, "south") / "large"
     if not path.exists():
         path.touch()
         os.truncate(path, 300 * MB)
@@ -194,59 +199,61 @@ def large(grid: EmbeddedGrid) -> str:
     return "large"
 
 
-def stalled(grid: EmbeddedGrid, ident: int) -> list[psutil.Process]:
-    """Stop a job's transfer, which is a slow one, in its middle."""
+def stall_transfer(grid: EmbeddedGrid, ident: int) -> list[psutil.Process]:
+    """Suspend the processes of a job's slow transfer once it has begun."""
     wait_until(lambda: grid.get_job(ident)["components"][0]["staged"], "some of it to come")
-    running = transfers(grid)
+    running = list_transfers(grid)
     for process in running:
         process.suspend()
     return running
 
 
-def test_a_job_that_is_cancelled_leaves_nothing_of_its_transfer(grid: EmbeddedGrid, large: str, slow: Slow) -> None:
-    with slow():
-        ident = grid.submit(fixed("north"), "true", inputs=[{"file": large}])
-        running = stalled(grid, ident)
+def test_cancelled_job_leaves_no_partial_transfer(
+    grid: EmbeddedGrid, add_large_file: str, slow_transfers: SlowTransfers
+) -> None:
+    with slow_transfers():
+        ident = grid.submit(fixed("north"), "true", inputs=[{"file": add_large_file}])
+        running = stall_transfer(grid, ident)
     assert 0 < grid.get_job(ident)["components"][0]["staged"] < 300 * MB
     grid.cancel(ident)
     assert grid.wait_for_end(ident)["state"] == "cancelled"
     for process in running:
         if process.is_running():
             process.resume()
-    wait_until(lambda: not transfers(grid), "no rsync to be left")
-    wait_until(lambda: not stages(grid), f"no folder to be left: {stages(grid)}")
+    wait_until(lambda: not list_transfers(grid), "no rsync to be left")
+    wait_until(lambda: not list_stages(grid), f"no folder to be left: {list_stages(grid)}")
 
 
-def test_a_transfer_goes_on_when_the_daemon_is_killed_meanwhile(
-    make_grid: Callable[..., EmbeddedGrid], slow: Slow, rsync: Path
+def test_transfer_survives_killed_daemon(
+    make_grid: Callable[..., EmbeddedGrid], slow_transfers: SlowTransfers, rsync: Path
 ) -> None:
-    grid = make_grid(PATH=path_with(rsync))
-    path = folder(grid, "south") / "large"
+    grid = make_grid(PATH=path_with_rsync(rsync))
+    path = replica_folder(grid, "south") / "large"
     path.touch()
     os.truncate(path, 300 * MB)
     grid.http.post("/api/v1/replicas", json={"name": "large", "cluster": "south", "path": str(path)})
     command = "import os; print(os.stat('large').st_size, os.stat('large').st_ino)"
-    with slow():
+    with slow_transfers():
         ident = grid.submit(fixed("north"), sys.executable, "-c", command, inputs=[{"file": "large"}])
-        running = stalled(grid, ident)
+        running = stall_transfer(grid, ident)
     (arriving,) = (grid.directory / "clusters" / "north").rglob("large")
-    there, inode = arriving.stat().st_size, arriving.stat().st_ino
+    size, inode = arriving.stat().st_size, arriving.stat().st_ino
     grid.kill_daemon()
     grid.start()
     for process in running:
         if process.is_running():
             process.resume()
-    seen: list[int] = []
+    sizes: list[int] = []
 
     def is_over() -> bool:
         job = grid.get_job(ident)
-        seen.append(job["components"][0]["staged"])
+        sizes.append(job["components"][0]["staged"])
         return job["state"] in ("succeeded", "failed")
 
     wait_until(is_over, "the job to be over")
     job = grid.get_job(ident)
     assert job["state"] == "succeeded", job["timeline"]
-    assert (job["generation"], events(job, "transfer", "staged")) == (1, ["transfer", "staged"]), job["timeline"]
+    assert (job["generation"], list_events(job, "transfer", "staged")) == (1, ["transfer", "staged"]), job["timeline"]
     assert grid.read_output(ident) == f"{300 * MB} {inode}\n", "the file that had begun to arrive is the one that came"
-    # As long as an agent that was started again has not looked, it tells nothing of what is there.
-    assert min(staged for staged in seen if staged) >= there, f"it began again: {seen}"
+    # A restarted agent reports no replicas until it has checked them.
+    assert min(staged for staged in sizes if staged) >= size, f"it began again: {sizes}"

@@ -1,4 +1,4 @@
-"""Jobs on a real daemon with real processes: what a user gets."""
+"""Jobs of users on a live grid: placement, output, exit codes, walltimes."""
 
 import json
 
@@ -13,26 +13,26 @@ FLEXIBLE_6 = {"type": "flexible", "total_size": 6}
 ONE = {"type": "flexible", "total_size": 1}
 
 
-def sizes(job: dict) -> dict[str, int]:  # type: ignore[type-arg]
+def read_sizes(job: dict) -> dict[str, int]:  # type: ignore[type-arg]
     return {c["cluster"]: c["size"] for c in job["components"]}
 
 
 @pytest.mark.mpi
-def test_a_flexible_mpi_job_runs_over_all_clusters(grid: Grid) -> None:
+def test_flexible_mpi_job_spans_all_clusters(grid: Grid) -> None:
     command = ["--", "python", "-m", "koalapy.apps.poisson"]
-    done = grid.run_koala("submit", "--flexible", "8", "--ppn", "1", "--wait", "--json", *command)
-    assert done.returncode == 0, done.stderr
-    job = json.loads(done.stdout)
+    result = grid.run_koala("submit", "--flexible", "8", "--ppn", "1", "--wait", "--json", *command)
+    assert result.returncode == 0, result.stderr
+    job = json.loads(result.stdout)
     assert job["state"] == "succeeded"
-    assert sizes(job) == grid.nodes
+    assert read_sizes(job) == grid.nodes
     output = grid.read_output(job["id"])
     assert "passed" in output
-    where = {line.split(" on ")[1].split()[0] for line in output.splitlines() if line.startswith("rank ")}
-    assert len(where) == 8
+    used_nodes = {line.split(" on ")[1].split()[0] for line in output.splitlines() if line.startswith("rank ")}
+    assert len(used_nodes) == 8
 
 
 @pytest.mark.mpi
-def test_ranks_per_node(grid: Grid) -> None:
+def test_mpi_job_starts_ranks_per_node(grid: Grid) -> None:
     ident = grid.submit(FLEXIBLE_6, "python", "-m", "koalapy.apps.prime", launcher="openmpi", processes_per_node=2)
     assert grid.wait_for_end(ident)["state"] == "succeeded", grid.read_output(ident)
     output = grid.read_output(ident)
@@ -40,13 +40,13 @@ def test_ranks_per_node(grid: Grid) -> None:
 
 
 @pytest.mark.mpi
-def test_ranks_share_memory_with_those_of_their_own_node_only(grid: Grid) -> None:
-    """Also where nodes have the same host name, as all embedded ones have."""
+def test_mpi_ranks_share_memory_within_their_node(grid: Grid) -> None:
+    """Embedded nodes have the same host name."""
     ident = grid.submit(FLEXIBLE_6, grid.python, "-c", WHO_SHARES, launcher="openmpi", processes_per_node=2)
     assert grid.wait_for_end(ident)["state"] == "succeeded", grid.read_output(ident)
-    told = json.loads(grid.read_output(ident).splitlines()[-1])
-    assert len(told) == 12
-    groups_agree(told)
+    rank_groups = json.loads(grid.read_output(ident).splitlines()[-1])
+    assert len(rank_groups) == 12
+    groups_agree(rank_groups)
 
 
 @pytest.mark.mpi
@@ -65,7 +65,7 @@ def test_coupled_programs_run_as_one_mpi_job(grid: Grid) -> None:
     assert sorted(first.split()[:5]) == ["air"] * 3 + ["ocean"] * 2
 
 
-def test_fixed_components_go_where_they_were_told(grid: Grid) -> None:
+def test_fixed_components_run_in_their_clusters(grid: Grid) -> None:
     request = {"type": "fixed", "components": [{"size": 1, "cluster": "south"}, {"size": 3, "cluster": "north"}]}
     ident = grid.submit(request, "sh", "-c", "echo $KOALA_CLUSTER $KOALA_NODE $KOALA_NODES")
     job = grid.wait_for_end(ident)
@@ -87,12 +87,10 @@ def test_fixed_components_go_where_they_were_told(grid: Grid) -> None:
     ],
 )
 @pytest.mark.parametrize("launcher", ["processes", pytest.param("openmpi", marks=pytest.mark.mpi)])
-def test_a_program_that_fails_is_the_jobs_result(
-    grid: Grid, launcher: str, command: list[str], code: int, says: str
-) -> None:
+def test_failed_program_fails_the_job(grid: Grid, launcher: str, command: list[str], code: int, says: str) -> None:
     ident = grid.submit(FLEXIBLE_6, *command, launcher=launcher)
     job = grid.wait_for_end(ident)
-    # mpirun 5.0.11 itself dies now and then (some 1 in 100) when a rank fails, and then the job is rightly tried again.
+    # mpirun 5.0.11 itself crashes in about 1 of 100 runs when a rank fails, and then the job is correctly restarted.
     crashes = sum("mpirun was killed by signal 11" in e["reason"] for e in job["timeline"] if e["event"] == "requeued")
     assert (job["state"], job["exit_code"], job["restarts"]) == ("failed", code, crashes)
     assert says in grid.read_output(ident)
@@ -100,7 +98,7 @@ def test_a_program_that_fails_is_the_jobs_result(
 
 
 @pytest.mark.parametrize("launcher", ["processes", pytest.param("openmpi", marks=pytest.mark.mpi)])
-def test_cancelling_leaves_no_process(grid: Grid, launcher: str) -> None:
+def test_cancelled_job_leaves_no_process(grid: Grid, launcher: str) -> None:
     stubborn = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 300 & wait' & echo up; sleep 300 & wait; sleep 300"
     ident = grid.submit(FLEXIBLE_6, "sh", "-c", stubborn, launcher=launcher)
     grid.wait_for_state(ident, "running")
@@ -113,13 +111,13 @@ def test_cancelling_leaves_no_process(grid: Grid, launcher: str) -> None:
     grid.wait_until_idle()
 
 
-def test_the_walltime_is_kept(grid: Grid) -> None:
+def test_job_over_its_walltime_is_ended(grid: Grid) -> None:
     job = grid.wait_for_end(grid.submit(ONE, "sleep", "300", walltime=1))
     assert job["state"] == "failed"
     assert job["reason"] == "walltime of 1 s exceeded"
 
 
-def test_output_goes_to_a_file_too(grid: Grid) -> None:
+def test_job_output_is_written_to_file(grid: Grid) -> None:
     folder = grid.make_folder()
     ident = grid.submit(ONE, "echo", "hello", workdir=folder.path, output="out.txt")
     job = grid.wait_for_end(ident)
@@ -128,7 +126,7 @@ def test_output_goes_to_a_file_too(grid: Grid) -> None:
     assert grid.read_output(ident) == "hello\n"
 
 
-def test_logs_are_followed_as_they_come(grid: Grid) -> None:
+def test_logs_follow_prints_output_as_written(grid: Grid) -> None:
     gate = grid.make_gate()
     ident = grid.submit(ONE, "sh", "-c", f"echo first; while [ ! -e {gate.path} ]; do sleep 0.05; done; echo second")
     with grid.http.stream("GET", f"/api/v1/jobs/{ident}/logs", params={"follow": True}) as stream:

@@ -1,4 +1,4 @@
-"""People on head nodes: a daemon, two agents that nobody has started for it, and commands of several accounts."""
+"""Logins on head nodes: a daemon, two agents started separately, and commands of several accounts."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ CONFIGURATION = {
         "bob": {"accounts": {"south": "daemon"}},
     },
 }
-AS_ANOTHER = """
+RUN_AS_ACCOUNT = """
 import importlib, os, pkgutil, sys
 import click.shell_completion, encodings.idna, getpass, grp, ssl, urllib.request
 import koalapy.cli
@@ -49,11 +49,11 @@ uid = int(sys.argv.pop(1))
 os.setgroups([]), os.setgid(uid), os.setuid(uid)
 koalapy.cli.main.main()
 """
-"""Python and koalapy may be where only root reads them."""
+"""Run the command line as another account. Root imports koalapy, since other accounts may be unable to read it."""
 
 
-class Site:
-    """One head node: its agent, and whoever logs in there."""
+class HeadNode:
+    """A head node with its agent and its accounts."""
 
     def __init__(self, grid: EmbeddedGrid, folder: Path, cluster: str) -> None:
         self.grid, self.cluster, self.socket = grid, cluster, folder / "run" / f"{cluster}.sock"
@@ -66,31 +66,36 @@ class Site:
         log = (grid.directory.parent / "daemon.log").open("a")
         self.agent = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
 
-    def koala(self, account: str, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
-        """A command of an account of this host, which was told nothing but where the agent's socket is."""
+    def koala(self, account: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        """Run koala as an account of this host that knows only the agent's socket."""
         home = self.homes / f"{account}-on-{self.cluster}"
         uid = pwd.getpwnam(account).pw_uid
         if not home.exists():
             home.mkdir(mode=0o700)
             os.chown(home, uid, -1)
-        environment = {"PATH": os.environ["PATH"], "HOME": str(home), "KOALA_LOGIN_SOCKET": str(self.socket), **more}
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "KOALA_LOGIN_SOCKET": str(self.socket),
+            **variables,
+        }
         command = [*self.grid.koala_command, *arguments]
         if uid != os.geteuid():
-            command = [sys.executable, "-c", AS_ANOTHER, str(uid), *arguments]
+            command = [sys.executable, "-c", RUN_AS_ACCOUNT, str(uid), *arguments]
         return subprocess.run(
             command, env=environment, cwd="/", capture_output=True, text=True, timeout=90, check=False
         )
 
     def login_of(self, account: str) -> dict[str, Any]:
-        """What the account keeps."""
-        (kept,) = (self.homes / f"{account}-on-{self.cluster}").glob(".local/state/koala/logins-*/[!.]*")
-        assert (kept.stat().st_mode & 0o777, kept.stat().st_uid) == (0o600, pwd.getpwnam(account).pw_uid)
-        found: dict[str, Any] = json.loads(kept.read_text())
-        return found
+        """Return the login that the account has saved."""
+        (path,) = (self.homes / f"{account}-on-{self.cluster}").glob(".local/state/koala/logins-*/[!.]*")
+        assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o600, pwd.getpwnam(account).pw_uid)
+        login: dict[str, Any] = json.loads(path.read_text())
+        return login
 
 
 @pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site]]:
+def head_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HeadNode, HeadNode]]:
     folder = Path(tempfile.mkdtemp(prefix="koala-login-"))
     folder.chmod(0o755)
     (folder / "run").mkdir(mode=0o755)
@@ -100,7 +105,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site
     (folder / "koala.yaml").write_text(yaml.safe_dump(configuration))
     grid = EmbeddedGrid(tmp_path_factory.mktemp("grid") / "data", KOALA_CONFIG=str(folder / "koala.yaml"))
     grid.set_url(grid.launch_daemon())
-    north, south = (Site(grid, folder, name) for name in ("north", "south"))
+    north, south = (HeadNode(grid, folder, name) for name in ("north", "south"))
     wait_until(lambda: grid.get_cluster("north")["state"] == "usable", "the agent of north")
     wait_until(lambda: south.socket.exists(), "the agent of south")
     yield north, south
@@ -114,8 +119,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site
 
 @pytest.mark.evidence("A10")
 @needs(ROOT)
-def test_people_of_two_head_nodes_are_themselves_and_nobody_else(sites: tuple[Site, Site]) -> None:
-    north, south = sites
+def test_login_on_two_head_nodes_identifies_each_account(head_nodes: tuple[HeadNode, HeadNode]) -> None:
+    north, south = head_nodes
     assert north.koala("games", "whoami").stdout.startswith("alice, user, known by games on north")
     assert south.koala("daemon", "whoami").stdout.startswith("bob, user, known by daemon on south")
     run = north.koala(
@@ -126,26 +131,26 @@ def test_people_of_two_head_nodes_are_themselves_and_nobody_else(sites: tuple[Si
     assert "alice" not in south.koala("daemon", "show", job).stdout
     assert south.koala("daemon", "logs", job).returncode != 0
     assert south.koala("daemon", "cancel", job).returncode != 0
-    refused = {
+    rejections = {
         ("games", south): "the account games of south (uid 5) is an account of the system",
         ("daemon", north): "daemon of north (uid 1) is an account of the system",
         ("nobody", north): "nobody of north (uid 65534) is an account of the system",
         (ME, south): f"{ME} of south (uid 0) is an account of the system",
     }
-    for (account, site), why in refused.items():
+    for (account, site), reason in rejections.items():
         answer = site.koala(account, "whoami")
         assert (answer.returncode, answer.stdout) == (4, "")
-        assert why.removeprefix("the account ") in answer.stderr
+        assert reason.removeprefix("the account ") in answer.stderr
         assert "ask the grid's administrators for users.NAME.accounts" in answer.stderr
-    # What one keeps, another cannot read, nor use as his own.
-    kept = next((north.homes / "games-on-north").glob(".local/state/koala/logins-*"))
-    stolen = north.koala("daemon", "whoami", XDG_STATE_HOME=str(kept.parents[1]))
+    # Another account can neither read the saved login nor use it.
+    login_file = next((north.homes / "games-on-north").glob(".local/state/koala/logins-*"))
+    stolen = north.koala("daemon", "whoami", XDG_STATE_HOME=str(login_file.parents[1]))
     assert (stolen.returncode, stolen.stdout) == (4, "")
 
 
-def test_on_a_cluster_of_ones_own_one_is_alone(sites: tuple[Site, Site]) -> None:
-    north, _ = sites
-    mine = Site(north.grid, north.homes, "mine")
+def test_login_on_own_cluster_is_limited_to_its_user(head_nodes: tuple[HeadNode, HeadNode]) -> None:
+    north, _ = head_nodes
+    mine = HeadNode(north.grid, north.homes, "mine")
     wait_until(lambda: mine.grid.get_cluster("mine")["state"] == "usable", "the agent that the daemon has started")
     assert mine.koala(ME, "whoami").stdout.startswith(f"me, user, known by {ME} on mine, until")
     submit = ("submit", "--launcher", "processes", "--fixed", "mine:1", "--wait", "--")
@@ -153,18 +158,18 @@ def test_on_a_cluster_of_ones_own_one_is_alone(sites: tuple[Site, Site]) -> None
     assert (run.returncode, run.stdout.split()[-1]) == (0, ME), run.stderr
     error = north.grid.http.post("/api/v1/jobs", json={**TO_MINE, "owner": "alice"}).json()
     assert error["detail"] == "request.components[0].cluster is mine, but mine is me's own"
-    answer = asyncio.run(vouched_by_hand(mine))
+    answer = asyncio.run(request_attestation(mine))
     assert answer["user"] == "me"
 
 
-async def vouched_by_hand(site: Site) -> dict[str, Any]:
-    """What the socket answers, to whoever asks as anybody else: the kernel knows better."""
+async def request_attestation(site: HeadNode) -> dict[str, Any]:
+    """Request an attestation for another account by hand; the kernel reports the real one to the agent."""
     reader, writer = await asyncio.open_unix_connection(str(site.socket))
     writer.write(b'{"ask": "login", "account": "games", "user": "alice", "uid": 5}\n')
     async with asyncio.timeout(60):
-        said: list[dict[str, Any]] = [json.loads(line) async for line in reader]
+        messages: list[dict[str, Any]] = [json.loads(line) async for line in reader]
     writer.close()
-    return said[1]
+    return messages[1]
 
 
 TO_MINE = {
@@ -174,9 +179,9 @@ TO_MINE = {
 }
 
 
-def test_an_agent_that_would_run_jobs_as_others_than_the_daemon_thinks_is_not_let_in(sites: tuple[Site, Site]) -> None:
-    """One configuration says that jobs run as their owners, the other that they run as the agent's account."""
-    grid = sites[0].grid
+def test_agent_with_other_identity_mode_is_rejected(head_nodes: tuple[HeadNode, HeadNode]) -> None:
+    """The daemon runs jobs as their owners, the agent as its own account."""
+    grid = head_nodes[0].grid
 
     async def reason() -> str:
         url = f"{grid.url.replace('http', 'ws', 1)}/api/v1/agents/west/connect"

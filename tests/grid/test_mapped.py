@@ -24,13 +24,13 @@ UIDS = {"alice": 64_101, "bob": 64_102}
 
 
 class MappedGrid(EmbeddedGrid):
-    """``folder`` is open to all accounts."""
+    """A grid whose jobs run as their owners; ``folder`` is accessible to all accounts."""
 
     def __init__(self, directory: Path, folder: Path) -> None:
         self._folder = folder
-        for name, own in (("passwd", "{0}:x:{1}:{1}::{2}/{0}:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
-            more = "".join(own.format(account, uid, folder) for account, uid in UIDS.items())
-            (folder / name).write_text(Path("/etc", name).read_text() + more)
+        for name, line in (("passwd", "{0}:x:{1}:{1}::{2}/{0}:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
+            lines = "".join(line.format(account, uid, folder) for account, uid in UIDS.items())
+            (folder / name).write_text(Path("/etc", name).read_text() + lines)
         clusters: dict[str, Any] = {
             name: {
                 "kind": "local",
@@ -57,11 +57,11 @@ class MappedGrid(EmbeddedGrid):
         return ["unshare", "--mount", "sh", "-ec", f'{mounts}; exec "$@"', "sh", *super().koala_command]
 
 
-class Person:
+class User:
     def __init__(self, grid: MappedGrid, name: str) -> None:
-        made = grid.run_koala("token", "create", "--user", name, "--role", "user", "-q")
-        assert made.returncode == 0, made.stderr
-        headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
+        token = grid.run_koala("token", "create", "--user", name, "--role", "user", "-q")
+        assert token.returncode == 0, token.stderr
+        headers = {"Authorization": f"Bearer {token.stdout.strip()}"}
         self._grid = grid
         self.http = httpx2.Client(base_url=grid.url, headers=headers, timeout=90.0)
 
@@ -86,47 +86,47 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MappedGrid]:
     folder = Path(tempfile.mkdtemp(prefix="koala-mapped-"))
     folder.chmod(0o755)
     try:
-        made = MappedGrid(tmp_path_factory.mktemp("grid") / "data", folder)
-        made.start()
-        yield made
-        made.wait_until_idle()
-        close_grid(made)
+        mapped_grid = MappedGrid(tmp_path_factory.mktemp("grid") / "data", folder)
+        mapped_grid.start()
+        yield mapped_grid
+        mapped_grid.wait_until_idle()
+        close_grid(mapped_grid)
     finally:
         shutil.rmtree(folder)
 
 
 @pytest.mark.evidence("K1")
-def test_one_job_runs_as_its_owner_on_two_clusters(grid: MappedGrid) -> None:
-    job, said = Person(grid, "ann").finish("id -u; pwd", north=2, south=1)
+def test_mapped_job_runs_as_owner_on_two_clusters(grid: MappedGrid) -> None:
+    job, output = User(grid, "ann").finish("id -u; pwd", north=2, south=1)
     assert (job["state"], job["exit_code"]) == ("succeeded", 0), job
-    assert said.split().count(str(UIDS["alice"])) == 3
+    assert output.split().count(str(UIDS["alice"])) == 3
 
 
 @pytest.mark.evidence("K2")
-def test_each_is_somebody_else_to_the_machine_and_nobodys_files_are_open(grid: MappedGrid) -> None:
+def test_mapped_job_cannot_read_or_signal_other_users(grid: MappedGrid) -> None:
     gate = grid.make_gate()
     folder = Path(gate.path).parent
-    ann, ben = Person(grid, "ann"), Person(grid, "ben")
-    held = ann.submit("trap '' TERM; echo $$; sleep 300", north=1).json()["id"]
-    grid.wait_for_state(held, "running")
-    wait_until(lambda: grid.read_output(held).strip().isdecimal(), "its number")
-    pid = grid.read_output(held).strip()
+    ann, ben = User(grid, "ann"), User(grid, "ben")
+    victim = ann.submit("trap '' TERM; echo $$; sleep 300", north=1).json()["id"]
+    grid.wait_for_state(victim, "running")
+    wait_until(lambda: grid.read_output(victim).strip().isdecimal(), "its number")
+    pid = grid.read_output(victim).strip()
     look = (
         f"cat /proc/{pid}/environ {folder}/* {grid.directory}/token; kill -9 {pid} && echo killed; ls {folder.parent}"
     )
-    job, said = ben.finish(f"({look}) 2>/dev/null; id -u", north=1)
-    assert (job["state"], said) == ("succeeded", f"{UIDS['bob']}\n")
-    assert ann.http.post(f"/api/v1/jobs/{held}/cancel", json={}).status_code == 200
-    assert grid.wait_for_end(held)["state"] == "cancelled"
+    job, output = ben.finish(f"({look}) 2>/dev/null; id -u", north=1)
+    assert (job["state"], output) == ("succeeded", f"{UIDS['bob']}\n")
+    assert ann.http.post(f"/api/v1/jobs/{victim}/cancel", json={}).status_code == 200
+    assert grid.wait_for_end(victim)["state"] == "cancelled"
 
 
-def test_who_has_no_account_there_is_refused(grid: MappedGrid) -> None:
-    refused = Person(grid, "ben").submit("true", south=1)
+def test_submit_without_account_at_cluster_is_rejected(grid: MappedGrid) -> None:
+    refused = User(grid, "ben").submit("true", south=1)
     assert refused.status_code == 422
     assert "ben has no account on south" in refused.text
 
 
-def test_an_account_that_the_machine_does_not_know_runs_nothing(grid: MappedGrid) -> None:
-    job, _ = Person(grid, "ghost").finish("true", north=1)
+def test_job_with_unknown_account_runs_nothing(grid: MappedGrid) -> None:
+    job, _ = User(grid, "ghost").finish("true", north=1)
     assert job["state"] == "failed"
     assert "there is no account nobody-there on north" in job["reason"]

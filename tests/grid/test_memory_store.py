@@ -1,4 +1,4 @@
-"""A daemon whose store is in memory: it does all that others do, and the next one knows nothing of it."""
+"""A daemon with its store in memory."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.processes
 HELLO = ("sh", "-c", "echo $KOALA_JOB:$0")
 
 
-def test_jobs_run_and_nothing_of_them_outlives_their_daemon(make_grid: Callable[..., EmbeddedGrid]) -> None:
+def test_jobs_of_memory_store_are_lost_with_daemon(make_grid: Callable[..., EmbeddedGrid]) -> None:
     grid = make_grid(KOALA_DATABASE="memory:")
     first = grid.submit(grid.six_nodes, *HELLO, "first", launcher="processes")
     assert grid.wait_for_end(first)["state"] == "succeeded"

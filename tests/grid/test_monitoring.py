@@ -1,4 +1,4 @@
-"""A real Prometheus watches a real daemon: rules and board ask for nothing that there is not."""
+"""Rules and board queried by a real Prometheus that monitors a daemon."""
 
 import json
 import re
@@ -22,9 +22,9 @@ from tests.needs import PROMETHEUS, needs
 MONITORING = BOARD.parent
 SCRAPE_INTERVAL = "500ms"
 SHORT = "10s"
-"""What Grafana might make of its interval."""
+"""A value of Grafana's variable for the interval."""
 NOT_PLAYED = ("koala_transferred_bytes_total",)
-"""Counted only once there was one: nothing is transferred here."""
+"""Metrics that exist only after a transfer, of which there is none here."""
 EXPRESSIONS = [target["expr"] for panel in json.loads(text())["panels"] for target in panel.get("targets", ())]
 METRIC = re.compile(r"\b(?:koala|process)_\w+")
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.processes, needs(PROMETHEUS)]
 
 
 class Prometheus:
-    """One that asks a daemon all the time."""
+    """A Prometheus server that scrapes a daemon."""
 
     def __init__(self, directory: Path, url: str, token: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -49,10 +49,10 @@ class Prometheus:
         file.write_text(yaml.safe_dump(configuration))
         checked = subprocess.run(["promtool", "check", "config", file], capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stdout + checked.stderr
-        own = [f"--web.listen-address={self._address}", f"--storage.tsdb.path={directory / 'data'}"]
+        options = [f"--web.listen-address={self._address}", f"--storage.tsdb.path={directory / 'data'}"]
         self._log = (directory / "log").open("w")
         self._process = subprocess.Popen(
-            ["prometheus", f"--config.file={file}", *own], stdout=self._log, stderr=self._log, cwd=directory
+            ["prometheus", f"--config.file={file}", *options], stdout=self._log, stderr=self._log, cwd=directory
         )
 
     def stop(self) -> None:
@@ -62,13 +62,13 @@ class Prometheus:
 
     def get(self, path: str) -> Any:
         with urlopen(f"http://{self._address}/api/v1/{path}", timeout=30) as answer:
-            told = json.load(answer)
-        assert told["status"] == "success"
-        return told["data"]
+            response = json.load(answer)
+        assert response["status"] == "success"
+        return response["data"]
 
     def ask(self, expression: str) -> list[Any]:
-        found: list[Any] = self.get(f"query?query={quote(expression.replace(INTERVAL, SHORT))}")["result"]
-        return found
+        results: list[Any] = self.get(f"query?query={quote(expression.replace(INTERVAL, SHORT))}")["result"]
+        return results
 
     def is_up(self) -> bool:
         try:
@@ -78,9 +78,9 @@ class Prometheus:
 
 
 @contextmanager
-def watched(directory: Path, grid: EmbeddedGrid) -> Iterator[Prometheus]:
-    made = grid.run_koala("token", "create", "--role", "user", "--note", "prometheus", "--quiet")
-    prometheus = Prometheus(directory, grid.url, made.stdout.strip())
+def run_prometheus(directory: Path, grid: EmbeddedGrid) -> Iterator[Prometheus]:
+    token = grid.run_koala("token", "create", "--role", "user", "--note", "prometheus", "--quiet")
+    prometheus = Prometheus(directory, grid.url, token.stdout.strip())
     try:
         wait_until(prometheus.is_up, "Prometheus never got the metrics")
         yield prometheus
@@ -88,13 +88,13 @@ def watched(directory: Path, grid: EmbeddedGrid) -> Iterator[Prometheus]:
         prometheus.stop()
 
 
-def test_rules_and_board_find_what_they_ask_for(tmp_path: Path) -> None:
+def test_rules_and_board_query_existing_metrics(tmp_path: Path) -> None:
     (tmp_path / "grid").mkdir()
     (tmp_path / "prometheus").mkdir()
     grid = EmbeddedGrid(tmp_path / "grid").start()
     try:
         grid.wait_for_end(grid.submit(grid.six_nodes, "true", launcher="processes"))
-        with watched(tmp_path / "prometheus", grid) as prometheus:
+        with run_prometheus(tmp_path / "prometheus", grid) as prometheus:
             for expression in EXPRESSIONS:
                 if not any(name in expression for name in NOT_PLAYED):
                     wait_until(lambda e=expression: prometheus.ask(e), expression)  # type: ignore[misc]
@@ -105,22 +105,22 @@ def test_rules_and_board_find_what_they_ask_for(tmp_path: Path) -> None:
                 "rules were not evaluated",
             )
             assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
-            known = set(prometheus.get("label/__name__/values")) | set(NOT_PLAYED)
-            asked = {name for rule in rules for name in METRIC.findall(rule["query"])}
-            assert asked - known == set()
+            metrics = set(prometheus.get("label/__name__/values")) | set(NOT_PLAYED)
+            queried_metrics = {name for rule in rules for name in METRIC.findall(rule["query"])}
+            assert queried_metrics - metrics == set()
             assert prometheus.ask('koala_placements_total{coallocated="yes"} == 1')
     finally:
         grid.stop_daemon()
 
 
-def test_the_board_is_as_it_was_made() -> None:
+def test_board_file_is_up_to_date() -> None:
     assert BOARD.read_text(encoding="utf-8") == text()
 
 
-def test_each_rule_calls_when_it_should_and_else_does_not() -> None:
+def test_alert_rules_pass_their_rule_tests() -> None:
     for command in (["check", "rules", "koala.rules.yaml"], ["test", "rules", "koala.rules.test.yaml"]):
-        done = subprocess.run(["promtool", *command], cwd=MONITORING, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        result = subprocess.run(["promtool", *command], cwd=MONITORING, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stdout + result.stderr
     rules = yaml.safe_load((MONITORING / "koala.rules.yaml").read_text())["groups"][0]["rules"]
     tried = (MONITORING / "koala.rules.test.yaml").read_text()
     assert [rule["alert"] for rule in rules if f'alertname="{rule["alert"]}"' not in tried] == []

@@ -9,27 +9,27 @@ from tests.grid.grid import Grid
 pytestmark = pytest.mark.processes
 
 
-def on(cluster: str, size: int) -> dict[str, Any]:
+def fixed_request(cluster: str, size: int) -> dict[str, Any]:
     return {"type": "fixed", "components": [{"size": size, "cluster": cluster}]}
 
 
-def events(grid: Grid, ident: int) -> list[str]:
+def list_events(grid: Grid, ident: int) -> list[str]:
     return [entry["event"] for entry in grid.get_job(ident)["timeline"]]
 
 
 @pytest.mark.parametrize("cluster", ["north", "east"])
-def test_a_high_priority_job_preempts_exactly_the_needed_low_ones(grid: Grid, cluster: str) -> None:
+def test_high_priority_job_preempts_only_needed_jobs(grid: Grid, cluster: str) -> None:
     cluster = cluster if cluster in grid.nodes else "south"
     nodes = grid.nodes[cluster]
     theirs, ours = grid.make_gate(), grid.make_gate()
-    low = [grid.start_gated_job(theirs, on(cluster, 1), 1) for _ in range(nodes)]
+    low = [grid.start_gated_job(theirs, fixed_request(cluster, 1), 1) for _ in range(nodes)]
     first = min(p.pid for p in grid.list_programs(low[0]))
-    high = grid.start_gated_job(ours, on(cluster, nodes - 1), nodes - 1, priority="high")
+    high = grid.start_gated_job(ours, fixed_request(cluster, nodes - 1), nodes - 1, priority="high")
     spared, *preempted = low
-    assert [events(grid, ident).count("preempted") for ident in low] == [0, *[1] * (nodes - 1)]
+    assert [list_events(grid, ident).count("preempted") for ident in low] == [0, *[1] * (nodes - 1)]
     for ident in preempted:
         job = grid.wait_for_state(ident, "queued")
-        assert f"job {high}" in str(job["timeline"]), "it is told for whom"
+        assert f"job {high}" in str(job["timeline"]), "the timeline names the preempting job"
         assert not grid.list_programs(ident)
     assert grid.get_job(spared)["state"] == "running"
     assert min(p.pid for p in grid.list_programs(spared)) == first

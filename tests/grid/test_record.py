@@ -1,4 +1,4 @@
-"""What a real daemon has recorded is replayed as it was, however the daemon ended."""
+"""Replay of the record of a live daemon that was stopped or killed."""
 
 import json
 import os
@@ -20,8 +20,8 @@ FIXED: list[dict[str, Any]] = [
 ]
 
 
-def some_jobs(grid: Grid, draw: Random, count: int) -> list[int]:
-    """Jobs of all kinds, of which some are cancelled."""
+def submit_jobs(grid: Grid, draw: Random, count: int) -> list[int]:
+    """Submit jobs of all kinds, and cancel some."""
     idents = []
     for _ in range(count):
         request = draw.choice([{"type": "flexible", "total_size": draw.randint(1, 7)}, *FIXED])
@@ -32,23 +32,23 @@ def some_jobs(grid: Grid, draw: Random, count: int) -> list[int]:
     return idents
 
 
-def replayed(grid: Grid, file: Path) -> list[dict[str, Any]]:
-    done = grid.run_koala("replay", str(file), "--json")
-    assert done.returncode == 0, done.stderr
-    lives: list[dict[str, Any]] = json.loads(done.stdout)["lives"]
+def replay_record(grid: Grid, file: Path) -> list[dict[str, Any]]:
+    result = grid.run_koala("replay", str(file), "--json")
+    assert result.returncode == 0, result.stderr
+    lives: list[dict[str, Any]] = json.loads(result.stdout)["lives"]
     return lives
 
 
-def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
+def test_replay_reproduces_two_daemon_runs(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
     grid, draw = make_grid(KOALA_RULES__UNREACHABLE_AFTER="1"), Random(7)
-    over = some_jobs(grid, draw, 6)
-    for ident in over:
+    ended = submit_jobs(grid, draw, 6)
+    for ident in ended:
         grid.wait_for_end(ident)
     assert grid.run_koala("export", "-o", str(tmp_path / "before.gz")).returncode == 0, "which also is on the disk then"
-    some_jobs(grid, draw, 4)
+    submit_jobs(grid, draw, 4)
     grid.kill_daemon()
     grid.start()
-    for ident in some_jobs(grid, draw, 5):
+    for ident in submit_jobs(grid, draw, 5):
         grid.wait_for_end(ident)
     grid.wait_until_idle()
     file = tmp_path / "day.gz"
@@ -62,8 +62,8 @@ def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., Em
     link.symlink_to(file)
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
-    for there in (link, fifo):
-        assert grid.run_koala("export", "-o", str(there), "--until", "1e8").returncode == 0
+    for path in (link, fifo):
+        assert grid.run_koala("export", "-o", str(path), "--until", "1e8").returncode == 0
     assert link.is_symlink()
     assert fifo.is_fifo()
     for written in (os.read(reader, 65_536), file.read_bytes()):
@@ -71,20 +71,20 @@ def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., Em
     os.close(reader)
     assert grid.run_koala("export", "-o", str(file)).returncode == 0
     for folder in (".", str(tmp_path), "/"):
-        done = grid.run_koala("export", "-o", folder)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "is a folder" in done.stderr
-    first, second = replayed(grid, file)
+        result = grid.run_koala("export", "-o", folder)
+        assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+        assert "is a folder" in result.stderr
+    first, second = replay_record(grid, file)
     assert (first["divergence"], second["divergence"]) == (None, None)
     assert first["jobs"] >= 6
     assert first["placements"] >= 4
     assert second["placements"] > 0
 
 
-def test_who_records_nothing_says_so(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
+def test_export_without_recording_fails(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
     grid = make_grid(KOALA_RECORD__ENABLED="false")
-    done = grid.run_koala("export", "-o", str(tmp_path / "day.gz"))
-    assert done.returncode != 0
-    assert "this daemon records nothing" in done.stderr
+    result = grid.run_koala("export", "-o", str(tmp_path / "day.gz"))
+    assert result.returncode != 0
+    assert "this daemon records nothing" in result.stderr
     assert not list(tmp_path.glob("*day.gz*"))
     assert not (grid.directory / "record").exists()

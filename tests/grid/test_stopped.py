@@ -1,4 +1,4 @@
-"""What is stopped (SIGSTOP) and goes on: nobody's verdict may be older than the news it is made of."""
+"""Agents and daemons that are suspended by SIGSTOP must not judge walltimes by old reports."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.processes
 
 MakeGrid = Callable[..., EmbeddedGrid]
 WALLTIME = 10.0
-"""Seconds; within them a program begins that is told to end at once, and ends, however busy this machine is."""
+"""Seconds within which a program starts and ends even on a busy machine."""
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def embedded(make_grid: MakeGrid) -> EmbeddedGrid:
 
 
 @contextmanager
-def stopped(pid: int) -> Iterator[None]:
+def suspended(pid: int) -> Iterator[None]:
     process = psutil.Process(pid)
     process.suspend()
     try:
@@ -32,27 +32,27 @@ def stopped(pid: int) -> Iterator[None]:
         process.resume()
 
 
-def start(grid: EmbeddedGrid, *command: str) -> tuple[int, Callable[[], bool]]:
-    """A job that runs, and whether its walltime is over."""
+def start_job(grid: EmbeddedGrid, *command: str) -> tuple[int, Callable[[], bool]]:
+    """Start a job, and return it with a function that tells whether its walltime has passed."""
     request = {"type": "fixed", "components": [{"size": 2, "cluster": "north"}]}
     ident = grid.submit(request, *command, walltime=WALLTIME)
     grid.wait_for_state(ident, "running")
-    seen = time.monotonic()
-    return ident, lambda: time.monotonic() - seen > WALLTIME + 1
+    started_at = time.monotonic()
+    return ident, lambda: time.monotonic() - started_at > WALLTIME + 1
 
 
-def let_end(grid: EmbeddedGrid, ident: int, gate: Gate) -> None:
+def finish_job(grid: EmbeddedGrid, ident: int, gate: Gate) -> None:
     wait_until(lambda: len(grid.list_programs(ident)) == 2, "its programs to run")
     gate.open()
     wait_until(lambda: not grid.list_programs(ident), "its programs to end")
 
 
-def test_an_agent_is_stopped_while_a_program_ends_in_time(embedded: EmbeddedGrid) -> None:
-    """Stopped for as long as a silence is overlooked, and longer."""
+def test_program_ending_while_agent_is_suspended_succeeds(embedded: EmbeddedGrid) -> None:
+    """Suspend it for longer than a silence is tolerated."""
     gate = embedded.make_gate()
-    ident, is_late = start(embedded, *gate.hold)
-    with stopped(embedded.find_agent("north").pid):
-        let_end(embedded, ident, gate)
+    ident, is_late = start_job(embedded, *gate.hold)
+    with suspended(embedded.find_agent("north").pid):
+        finish_job(embedded, ident, gate)
         wait_until(lambda: embedded.get_cluster("north")["state"] == "unreachable", "the silence to be noticed")
         assert "has not answered for" in embedded.get_cluster("north")["reason"]
         wait_until(is_late, "the walltime to be over")
@@ -60,21 +60,21 @@ def test_an_agent_is_stopped_while_a_program_ends_in_time(embedded: EmbeddedGrid
     assert (job["state"], job["restarts"]) == ("succeeded", 0), job["timeline"]
 
 
-def test_the_daemon_is_stopped_while_a_program_ends_in_time(embedded: EmbeddedGrid) -> None:
+def test_program_ending_while_daemon_is_suspended_succeeds(embedded: EmbeddedGrid) -> None:
     gate = embedded.make_gate()
-    ident, is_late = start(embedded, *gate.hold)
+    ident, is_late = start_job(embedded, *gate.hold)
     assert embedded.daemon is not None
-    with stopped(embedded.daemon.pid):
-        let_end(embedded, ident, gate)
+    with suspended(embedded.daemon.pid):
+        finish_job(embedded, ident, gate)
         wait_until(is_late, "the walltime to be over")
     job = embedded.wait_for_end(ident)
     assert (job["state"], job["restarts"]) == ("succeeded", 0), job["timeline"]
 
 
-def test_a_program_that_does_not_end_is_ended_for_its_walltime(embedded: EmbeddedGrid) -> None:
-    """Also when its agent was stopped at that moment: it says so as soon as it can."""
-    ident, is_late = start(embedded, "sleep", "600")
-    with stopped(embedded.find_agent("north").pid):
+def test_program_over_walltime_is_ended_despite_suspension(embedded: EmbeddedGrid) -> None:
+    """Its agent is suspended when the walltime ends, and reports it afterwards."""
+    ident, is_late = start_job(embedded, "sleep", "600")
+    with suspended(embedded.find_agent("north").pid):
         wait_until(is_late, "the walltime to be over")
     job = embedded.wait_for_end(ident)
     assert (job["state"], job["reason"]) == ("failed", "walltime of 10 s exceeded")

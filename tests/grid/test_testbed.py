@@ -1,4 +1,4 @@
-"""What only real resource managers have: queues, daemons that die, nodes taken out by operators, networks cut.
+"""Behaviour of real resource managers: queues, killed services, drained nodes, network failures.
 
 Collected when the testbed is up (``make testbed``).
 """
@@ -30,19 +30,19 @@ def bed(testbed: Testbed) -> Iterator[Testbed]:
     testbed.wait_until_idle()
 
 
-def on(cluster: str, size: int) -> dict[str, Any]:
+def fixed_request(cluster: str, size: int) -> dict[str, Any]:
     return {"type": "fixed", "components": [{"size": size, "cluster": cluster}]}
 
 
-def start(bed: Testbed, gate: Gate, request: dict[str, Any] = FLEXIBLE_8, launcher: str = "openmpi") -> int:
-    """Start a job of ranks that wait for the gate, by default one on all nodes."""
+def start_job(bed: Testbed, gate: Gate, request: dict[str, Any] = FLEXIBLE_8, launcher: str = "openmpi") -> int:
+    """Start a job of ranks that wait for the gate, by default on all nodes."""
     size = request.get("total_size") or sum(component["size"] for component in request["components"])
     return bed.start_gated_job(gate, request, size, launcher=launcher)
 
 
-def test_every_resource_manager_shows_its_part_as_running(bed: Testbed) -> None:
+def test_resource_managers_list_their_components_as_running(bed: Testbed) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate)
+    ident = start_job(bed, gate)
     for cluster in ("north", "south"):
         rows = bed.heads[cluster].run("squeue", "-h", "-o", "%j %T %D", user="alice").split()
         assert f"-{_token(bed, ident, cluster)}." in rows[0]
@@ -53,17 +53,17 @@ def test_every_resource_manager_shows_its_part_as_running(bed: Testbed) -> None:
 
 
 def _token(bed: Testbed, ident: int, cluster: str) -> str:
-    """Without the nonce, which nobody is told."""
+    """Return the component token without its nonce, which is secret."""
     (index,) = [i for i, c in enumerate(bed.get_job(ident)["components"]) if c["cluster"] == cluster]
     return f"{ident}.{bed.get_job(ident)['generation']}.{index}"
 
 
 @pytest.mark.evidence("R6")
 @pytest.mark.parametrize("cluster", ["north", "east"])
-def test_nobody_finds_a_runners_secret(bed: Testbed, cluster: str) -> None:
-    """Once it runs it is where only root can look: in no file, no environment, no command line, no book."""
+def test_runner_secret_is_found_in_no_file_or_process(bed: Testbed, cluster: str) -> None:
+    """A running runner's secret is in no file, environment, command line or accounting record."""
     gate = bed.make_gate()
-    ident = start(bed, gate, on(cluster, 2), "processes")
+    ident = start_job(bed, gate, fixed_request(cluster, 2), "processes")
     processes = bed.list_processes()
     assert not [p for p in processes if any("SECRET" in name for name in p.environment)]
     spools = {r.environment["KOALA_SPOOL"] for r in bed.list_runners(f"{ident}.")}
@@ -80,15 +80,15 @@ def test_nobody_finds_a_runners_secret(bed: Testbed, cluster: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_port_is_kept(bed: Testbed) -> None:
-    """The suite of every resource manager, played on the heads at the same time."""
+def test_port_suite_passes_on_slurm_and_grid_engine(bed: Testbed) -> None:
+    """Run the port suite of each resource manager on the head nodes in parallel."""
     with ThreadPoolExecutor() as pool:
-        for said in pool.map(partial(play_suite, bed), ("north", "east"), ("slurm", "sge")):
-            assert said.endswith("ended with 0\n"), said
-            assert "skipped" not in said
+        for failure in pool.map(partial(run_port_suite, bed), ("north", "east"), ("slurm", "sge")):
+            assert failure.endswith("ended with 0\n"), failure
+            assert "skipped" not in failure
 
 
-def play_suite(bed: Testbed, cluster: str, kind: str, partition: str = "batch") -> str:
+def run_port_suite(bed: Testbed, cluster: str, kind: str, partition: str = "batch") -> str:
     folder = f"/shared/{cluster}/home/koala/port-{uuid4().hex[:8]}"
     pytest_there = ["/opt/koala/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300"]
     environment = f"KOALA_PORT_KIND={kind} KOALA_PORT_PARTITION={partition}"
@@ -96,11 +96,11 @@ def play_suite(bed: Testbed, cluster: str, kind: str, partition: str = "batch") 
     return bed.containers[f"{cluster}-head"].shell(script + " 2>&1; echo ended with $?", user="koala")
 
 
-# Nodes that operators take out
+# Drained nodes
 
 
 @contextmanager
-def drained(bed: Testbed, cluster: str) -> Iterator[None]:
+def drained_node(bed: Testbed, cluster: str) -> Iterator[None]:
     head, node = bed.heads[cluster], f"{cluster}-1"
     if cluster == "east":
         head.run("qmod", "-d", f"all.q@{node}", user="sgeadmin")
@@ -115,8 +115,8 @@ def drained(bed: Testbed, cluster: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("cluster", ["north", "east"])
-def test_a_drained_node_is_seen_and_kept_clear_of(bed: Testbed, cluster: str) -> None:
-    with drained(bed, cluster):
+def test_placement_avoids_drained_node(bed: Testbed, cluster: str) -> None:
+    with drained_node(bed, cluster):
         wait_until(lambda: bed.get_cluster(cluster)["down"] == 1, "the drain to be seen")
         assert bed.get_cluster(cluster)["idle"] == 2
         ident = bed.submit({"type": "flexible", "total_size": 7}, "sh", "-c", "echo $KOALA_NODE")
@@ -125,27 +125,27 @@ def test_a_drained_node_is_seen_and_kept_clear_of(bed: Testbed, cluster: str) ->
     wait_until(lambda: bed.get_cluster(cluster)["idle"] == 3, "the node to be back")
 
 
-# A site that binds processes to processors, and gives jobs little memory that ask for none: south
+# South binds processes to processors, and gives little memory to jobs that request none
 
 
-def test_a_program_has_its_nodes_whole(bed: Testbed) -> None:
-    """Slurm looks at memory each second; who asks for none gets 80 MB there."""
+def test_program_gets_whole_nodes(bed: Testbed) -> None:
+    """Slurm checks memory each second; jobs that request none get 80 MB there."""
     hold = "import os, time; held = bytearray(os.urandom(1 << 20) * 300); time.sleep(2.5)"
     look = f"{hold}; print('processors', len(os.sched_getaffinity(0)), flush=True)"
-    job = bed.wait_for_end(bed.submit(on("south", 2), "python", "-c", look, launcher="openmpi"))
+    job = bed.wait_for_end(bed.submit(fixed_request("south", 2), "python", "-c", look, launcher="openmpi"))
     assert (job["state"], job["restarts"]) == ("succeeded", 0), job
     processors = bed.heads["south"].run("nproc").strip()
     assert bed.read_output(job["id"]).split() == ["processors", processors] * 2
 
 
-def test_nodes_without_a_feature_that_is_wanted_are_none_of_ours(bed: Testbed) -> None:
-    wanted = "KOALA_CLUSTERS__SOUTH__NATIVE_SPECIFICATION=--constraint=quick"
-    out = bed.heads["south"].run("env", wanted, *check_command(bed, "south", "--json"), user="koala", check=False)
+def test_nodes_without_required_feature_are_excluded(bed: Testbed) -> None:
+    setting = "KOALA_CLUSTERS__SOUTH__NATIVE_SPECIFICATION=--constraint=quick"
+    out = bed.heads["south"].run("env", setting, *check_command(bed, "south", "--json"), user="koala", check=False)
     [nodes] = [f["found"] for f in json.loads(out)["findings"] if f["what"] == "nodes"]
     assert nodes.startswith("1, "), nodes
 
 
-# Daemons that die under running jobs
+# Killed services
 
 
 SERVICES = [
@@ -157,51 +157,53 @@ SERVICES = [
 
 
 @contextmanager
-def held(bed: Testbed, where: str, service: str) -> Iterator[None]:
-    """A service that was killed, and does not come back before the end."""
+def stopped_service(bed: Testbed, service_host: str, service: str) -> Iterator[None]:
+    """Kill a service, and prevent its restart while the block runs."""
     if service == "slurmctld":
-        # Slurm writes its state down some seconds later; a controller killed before that starts its youngest jobs anew,
-        # and takes those that have just ended for running.
-        wait_until(lambda: _has_saved(bed.containers[where]), "Slurm to save which jobs run")
+        # Slurm saves its state some seconds later. A controller killed before that restarts its newest jobs, and
+        # considers those that have just ended as running.
+        wait_until(lambda: _has_saved(bed.containers[service_host]), "Slurm to save which jobs run")
     if service == "qmaster":
-        # So does Grid Engine not know how to go on with a job that was on its way to a node.
+        # Grid Engine cannot continue a job that was being sent to a node.
         states = "qstat -u '*' | awk 'NR > 2 { print $5 }'"
-        wait_until(lambda: set(bed.containers[where].shell(states).split()) <= {"r"}, "Grid Engine to see it run")
-    bed.containers[where].hold(service)
+        wait_until(
+            lambda: set(bed.containers[service_host].shell(states).split()) <= {"r"}, "Grid Engine to see it run"
+        )
+    bed.containers[service_host].hold(service)
     try:
         yield
     finally:
-        bed.containers[where].release(service)
+        bed.containers[service_host].release(service)
     if service == "qmaster":
-        # Grid Engine 8.1.9's execution daemons tell a new qmaster of no job's end before they are restarted, too.
+        # Execution daemons of Grid Engine 8.1.9 report no ended job to a new qmaster until they are restarted, too.
         wait_until(lambda: "all.q" in bed.heads["east"].shell("qstat -f", check=False), "the qmaster to answer")
         for node in ("east-1", "east-2", "east-3"):
             bed.containers[node].kill("execd")
-        wait_until(lambda: _is_whole(bed), "Grid Engine's daemons to find each other", 120)
+        wait_until(lambda: _has_idle_nodes(bed), "Grid Engine's daemons to find each other", 120)
 
 
 def _has_saved(head: containers.Container) -> bool:
-    """Whether its state is younger than every start and end of a job, also of jobs that are over.
+    """Tell whether the saved state is newer than every start and end of a job, also of ended jobs.
 
     Of the same second it may be older; but what is not saved would be within some seconds.
     """
     times = "squeue -h -t all -o '%S %e' | tr ' ' '\\n' | grep T | date -f - +%s"  # a time that is not known is N/A
     saved, now, *changes = head.shell(f"stat -c %Y /var/spool/slurmctld/job_state; date +%s; {times}").split()
-    latest = max((int(at) for at in changes if int(at) <= int(now)), default=0)
+    latest = max((int(changed_at) for changed_at in changes if int(changed_at) <= int(now)), default=0)
     return int(saved) > latest or (int(saved) == latest and int(now) > latest + 10)
 
 
-def _is_whole(bed: Testbed) -> bool:
+def _has_idle_nodes(bed: Testbed) -> bool:
     rows = [row.split() for row in bed.heads["east"].shell("qstat -f | grep all.q@", check=False).splitlines()]
     return len(rows) == 3 and all(len(row) == 5 for row in rows)
 
 
-@pytest.mark.parametrize(("cluster", "where", "service"), SERVICES)
-def test_a_running_job_outlives_a_daemon_that_comes_back(bed: Testbed, cluster: str, where: str, service: str) -> None:
+@pytest.mark.parametrize(("cluster", "service_host", "service"), SERVICES)
+def test_running_job_survives_restarted_service(bed: Testbed, cluster: str, service_host: str, service: str) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate)
-    with held(bed, where, service):
-        if where.endswith("head"):
+    ident = start_job(bed, gate)
+    with stopped_service(bed, service_host, service):
+        if service_host.endswith("head"):
             wait_until(lambda: bed.get_cluster(cluster)["reason"], "the cluster's page to tell")
         assert bed.get_job(ident)["state"] == "running"
     bed.finish_gated_job(ident, gate)
@@ -210,7 +212,7 @@ def test_a_running_job_outlives_a_daemon_that_comes_back(bed: Testbed, cluster: 
 
 def test_grid_engine_frees_nodes_of_ended_jobs_after_a_qmaster_restart(bed: Testbed) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate, on("east", 2), launcher="processes")
+    ident = start_job(bed, gate, fixed_request("east", 2), launcher="processes")
     bed.heads["east"].kill("qmaster")
     wait_until(lambda: "all.q" in bed.heads["east"].shell("qstat -f", check=False), "the qmaster to answer")
     bed.finish_gated_job(ident, gate)
@@ -221,20 +223,20 @@ def test_grid_engine_frees_nodes_of_ended_jobs_after_a_qmaster_restart(bed: Test
     )
 
 
-def test_a_job_is_restarted_when_slurm_gives_its_node_up(bed: Testbed) -> None:
+def test_job_on_node_lost_by_slurm_is_restarted(bed: Testbed) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate)
-    with held(bed, "north-1", "slurmd"):
+    ident = start_job(bed, gate)
+    with stopped_service(bed, "north-1", "slurmd"):
         wait_until(lambda: bed.get_job(ident)["restarts"] == 1, "Slurm to give the node up", 120)
         wait_until(lambda: not bed.list_programs(ident), "every program to be ended, also where slurmd is dead")
         wait_until(lambda: bed.get_cluster("north")["down"] == 1, "the node to be seen as down")
     bed.finish_gated_job(ident, gate, restarts=1)
 
 
-def test_a_job_outlives_an_execution_daemon_that_grid_engine_misses(bed: Testbed) -> None:
+def test_job_survives_unreachable_execution_daemon(bed: Testbed) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate)
-    with held(bed, "east-1", "execd"):
+    ident = start_job(bed, gate)
+    with stopped_service(bed, "east-1", "execd"):
         head = bed.heads["east"]
         wait_until(
             lambda: "u" in head.shell("qstat -f -q '*@east-1' | grep @east-1").split()[-1], "it to be missed", 120
@@ -243,13 +245,13 @@ def test_a_job_outlives_an_execution_daemon_that_grid_engine_misses(bed: Testbed
     bed.finish_gated_job(ident, gate)
 
 
-@pytest.mark.parametrize(("cluster", "where", "service"), SERVICES[:3])
-def test_a_job_cancelled_while_a_daemon_is_away_leaves_nothing(
-    bed: Testbed, cluster: str, where: str, service: str
+@pytest.mark.parametrize(("cluster", "service_host", "service"), SERVICES[:3])
+def test_job_cancelled_without_service_leaves_nothing(
+    bed: Testbed, cluster: str, service_host: str, service: str
 ) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate)
-    with held(bed, where, service):
+    ident = start_job(bed, gate)
+    with stopped_service(bed, service_host, service):
         bed.cancel(ident)
         wait_until(
             lambda: not bed.list_programs(ident), "the programs to end though the resource manager cannot end them"
@@ -257,21 +259,21 @@ def test_a_job_cancelled_while_a_daemon_is_away_leaves_nothing(
     assert bed.wait_for_end(ident, 90)["state"] == "cancelled"
 
 
-def test_the_other_clusters_work_on_while_one_has_no_resource_manager(bed: Testbed) -> None:
-    with held(bed, "south-head", "slurmctld"):
+def test_clusters_work_while_one_lacks_resource_manager(bed: Testbed) -> None:
+    with stopped_service(bed, "south-head", "slurmctld"):
         wait_until(lambda: bed.get_cluster("south")["reason"], "the cluster's page to tell")
         job = bed.wait_for_end(bed.submit({"type": "flexible", "total_size": 6}, "true"))
         assert {c["cluster"] for c in job["components"]} == {"north", "east"}
     wait_until(lambda: not bed.get_cluster("south")["reason"], "the cluster to be well again")
 
 
-# Resource managers that hang, refuse, or let nothing go
+# Resource managers that hang, reject jobs or keep ended ones
 
 
 @contextmanager
-def stopped(bed: Testbed, where: str, program: str) -> Iterator[None]:
-    """A daemon that is there and does nothing."""
-    container = bed.containers[where]
+def suspended_program(bed: Testbed, service_host: str, program: str) -> Iterator[None]:
+    """Suspend a program while the block runs."""
+    container = bed.containers[service_host]
     container.shell(f"kill -STOP $(pidof {program})")
     try:
         yield
@@ -282,15 +284,15 @@ def stopped(bed: Testbed, where: str, program: str) -> Iterator[None]:
 HANGING = [("south", "south-head", "slurmctld"), ("east", "east-head", "sge_qmaster")]
 
 
-@pytest.mark.parametrize(("cluster", "where", "program"), HANGING)
-def test_a_resource_manager_that_hangs_is_told_of_and_gets_no_job(
-    bed: Testbed, cluster: str, where: str, program: str
+@pytest.mark.parametrize(("cluster", "service_host", "program"), HANGING)
+def test_hanging_resource_manager_is_reported_and_gets_no_job(
+    bed: Testbed, cluster: str, service_host: str, program: str
 ) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate)
-    with stopped(bed, where, program):
+    ident = start_job(bed, gate)
+    with suspended_program(bed, service_host, program):
         wait_until(
-            lambda: bed.get_cluster(cluster)["reason"].startswith("not answering since "), "the hang to be told of"
+            lambda: bed.get_cluster(cluster)["reason"].startswith("not answering since "), "the hang to be reported"
         )
         assert bed.get_cluster(cluster)["state"] == "unreachable"
         assert bed.get_job(ident)["state"] == "running", "what runs there runs on"
@@ -298,11 +300,11 @@ def test_a_resource_manager_that_hangs_is_told_of_and_gets_no_job(
     bed.finish_gated_job(ident, gate)
 
 
-def test_what_is_handed_in_while_slurm_hangs_is_one_job(bed: Testbed) -> None:
-    with stopped(bed, "south-head", "slurmctld"):
-        ident = bed.submit(on("south", 1), "true")
+def test_submission_during_slurm_hang_creates_one_job(bed: Testbed) -> None:
+    with suspended_program(bed, "south-head", "slurmctld"):
+        ident = bed.submit(fixed_request("south", 1), "true")
         wait_until(
-            lambda: bed.get_cluster("south")["reason"].startswith("not answering since "), "the hang to be told of"
+            lambda: bed.get_cluster("south")["reason"].startswith("not answering since "), "the hang to be reported"
         )
     job = bed.wait_for_end(ident)
     assert (job["state"], job["restarts"]) == ("succeeded", 0)
@@ -311,33 +313,33 @@ def test_what_is_handed_in_while_slurm_hangs_is_one_job(bed: Testbed) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["north", "south"])
-def test_a_walltime_that_slurm_does_not_allow_is_the_jobs_own_fault(bed: Testbed, cluster: str) -> None:
+def test_job_with_walltime_over_slurm_limit_fails(bed: Testbed, cluster: str) -> None:
     head = bed.heads[cluster]
     head.shell("scontrol update PartitionName=batch MaxTime=10")
     try:
         for _ in range(4):
-            job = bed.wait_for_end(bed.submit(on(cluster, 1), "true", walltime=3600))
+            job = bed.wait_for_end(bed.submit(fixed_request(cluster, 1), "true", walltime=3600))
             assert (job["state"], job["restarts"]) == ("failed", 0)
             assert f"refused it: {cluster}: Slurm will not start it: PartitionTimeLimit" in job["reason"]
         assert bed.get_cluster(cluster)["errors"] == 0
-        assert bed.wait_for_end(bed.submit(on(cluster, 1), "true", walltime=300))["state"] == "succeeded"
+        assert bed.wait_for_end(bed.submit(fixed_request(cluster, 1), "true", walltime=300))["state"] == "succeeded"
     finally:
         head.shell("scontrol update PartitionName=batch MaxTime=INFINITE")
 
 
-def test_a_job_that_grid_engine_does_not_let_go_is_told_of_until_it_does(bed: Testbed) -> None:
+def test_job_stuck_in_grid_engine_is_reported_until_freed(bed: Testbed) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate, on("east", 3), launcher="processes")
-    for where in ("east-head", "east-1", "east-2", "east-3"):
-        bed.containers[where].shell("kill -9 $(pidof sge_qmaster sge_execd)")
+    ident = start_job(bed, gate, fixed_request("east", 3), launcher="processes")
+    for service_host in ("east-head", "east-1", "east-2", "east-3"):
+        bed.containers[service_host].shell("kill -9 $(pidof sge_qmaster sge_execd)")
     bed.cancel(ident)
     wait_until(
         lambda: bed.get_job(ident)["state"] == "cancelled" or "still holds" in bed.get_cluster("east")["reason"],
-        "the job to be cancelled, or told of",
+        "the job to be cancelled or reported",
         60,
     )
-    seen = bed.get_cluster("east")
-    assert seen["used"] + seen["background"] + seen["idle"] + seen["down"] == seen["total"]
+    cluster = bed.get_cluster("east")
+    assert cluster["used"] + cluster["background"] + cluster["idle"] + cluster["down"] == cluster["total"]
     assert bed.wait_for_end(ident, 240)["state"] == "cancelled"
     wait_until(
         lambda: bed.get_cluster("east")["idle"] == 3 and not bed.get_cluster("east")["reason"],
@@ -350,7 +352,7 @@ def test_a_job_that_grid_engine_does_not_let_go_is_told_of_until_it_does(bed: Te
 
 
 @contextmanager
-def cut(bed: Testbed, service: str) -> Iterator[None]:
+def disconnected(bed: Testbed, service: str) -> Iterator[None]:
     container = bed.containers[service]
     containers.change_network("disconnect", container)
     try:
@@ -359,11 +361,11 @@ def cut(bed: Testbed, service: str) -> Iterator[None]:
         containers.change_network("connect", container, ADDRESSES[service])
 
 
-def test_a_network_cut_between_agents_and_daemon_costs_nothing(bed: Testbed) -> None:
+def test_disconnected_agents_keep_jobs_running(bed: Testbed) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate)
+    ident = start_job(bed, gate)
     clusters = ("south", "east")
-    with cut(bed, "south-head"), cut(bed, "east-head"):
+    with disconnected(bed, "south-head"), disconnected(bed, "east-head"):
         for cluster in clusters:
             wait_until(lambda: bed.get_cluster(cluster)["state"] == "unreachable", "the loss to be noticed", 120)  # noqa: B023
         assert len(bed.list_programs(ident)) == 8
@@ -372,17 +374,17 @@ def test_a_network_cut_between_agents_and_daemon_costs_nothing(bed: Testbed) -> 
     bed.finish_gated_job(ident, gate)
 
 
-def test_a_job_that_ends_while_its_agent_is_cut_off_is_not_lost(bed: Testbed) -> None:
+def test_job_ending_while_agent_is_disconnected_succeeds(bed: Testbed) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate, launcher="processes")
-    with cut(bed, "south-head"):
+    ident = start_job(bed, gate, launcher="processes")
+    with disconnected(bed, "south-head"):
         gate.open()
         wait_until(lambda: not bed.list_programs(ident), "the programs to end")
     assert bed.wait_for_end(ident, 120)["state"] == "succeeded"
     assert bed.read_output(ident).count("done") == 8
 
 
-def test_nodes_that_cannot_reach_each_other_are_named(bed: Testbed) -> None:
+def test_unreachable_nodes_are_named_in_reason(bed: Testbed) -> None:
     node = bed.containers["south-1"]
     node.shell("ip route add blackhole 198.18.0.31/32")
     try:
@@ -398,7 +400,7 @@ def test_nodes_that_cannot_reach_each_other_are_named(bed: Testbed) -> None:
     assert job["state"] == "failed"
     assert "south-1" in job["reason"]
     assert "east-1" in job["reason"]
-    # Whichever of the two was quicker to miss the other; the port is of that cluster's range.
+    # Either of the two may notice the other first; the port is of that cluster's range.
     assert re.search(r" at 198\.18\.0\.(31:22|21:21)\d{3} ", job["reason"]), job["reason"]
     for cluster in ("south", "east"):
         bed.run_koala("clusters", "clear", cluster)
@@ -407,7 +409,7 @@ def test_nodes_that_cannot_reach_each_other_are_named(bed: Testbed) -> None:
 # Profiles
 
 
-def test_a_command_may_use_what_its_cluster_has(bed: Testbed) -> None:
+def test_cluster_profile_variables_reach_the_command(bed: Testbed) -> None:
     ident = bed.submit(FLEXIBLE_8, "sh", "-c", 'echo "$0" "$1" "$2"', "{cluster}", "{scratch}/{job}", "{home}")
     assert bed.wait_for_end(ident)["state"] == "succeeded"
     assert sorted(set(bed.read_output(ident).splitlines())) == [
@@ -415,7 +417,7 @@ def test_a_command_may_use_what_its_cluster_has(bed: Testbed) -> None:
     ]
 
 
-def test_ranks_speak_over_the_network_that_the_profile_names(bed: Testbed) -> None:
+def test_ranks_communicate_over_network_of_profile(bed: Testbed) -> None:
     program = (
         "import os; from mpi4py import MPI; w = MPI.COMM_WORLD; "
         "print(w.rank, os.environ['OMPI_MCA_btl_tcp_if_include'], flush=True); w.Barrier()"
@@ -425,14 +427,14 @@ def test_ranks_speak_over_the_network_that_the_profile_names(bed: Testbed) -> No
     assert sorted(bed.read_output(ident).splitlines()) == [f"{rank} 198.18.0.0/24" for rank in range(8)]
 
 
-# What operators are told
+# Checks and database
 
 
 @pytest.mark.parametrize("cluster", ["north", "south", "east"])
-def test_check_finds_everything_in_order(bed: Testbed, cluster: str) -> None:
+def test_check_of_healthy_cluster_passes(bed: Testbed, cluster: str) -> None:
     head = bed.heads[cluster]
-    done = json.loads(head.run(*check_command(bed, cluster, "--json"), user="koala"))
-    assert [f for f in done["findings"] if not f["ok"]] == []
+    report = json.loads(head.run(*check_command(bed, cluster, "--json"), user="koala"))
+    assert [f for f in report["findings"] if not f["ok"]] == []
 
 
 @pytest.mark.parametrize(
@@ -445,7 +447,7 @@ def test_check_finds_everything_in_order(bed: Testbed, cluster: str) -> None:
         ("south", "MPI__SERIES", "4", "series"),
     ],
 )
-def test_check_names_what_is_wrong_and_the_way_out(
+def test_check_of_misconfigured_cluster_names_remedy(
     bed: Testbed, cluster: str, setting: str, value: str, says: str
 ) -> None:
     wrong = f"KOALA_CLUSTERS__{cluster.upper()}__{setting}={value}"
@@ -456,25 +458,35 @@ def test_check_names_what_is_wrong_and_the_way_out(
     assert says in str(bad)
 
 
-def check_command(bed: Testbed, cluster: str, *more: str) -> list[str]:
+def check_command(bed: Testbed, cluster: str, *options: str) -> list[str]:
     settings = ["KOALA_CONFIG=/etc/koala/koala.yaml", "KOALA_CA_FILE=/etc/koala/ca.pem"]
     settings += ["KOALA_URL=https://198.18.0.2:8642"]
     token = bed.containers[f"{cluster}-head"].run("cat", "/secrets/agent-token")
     directory = f"/shared/{cluster}/home/koala/agent"
-    return ["env", *settings, f"KOALA_AGENT_TOKEN={token}", "koala", "check", cluster, "--directory", directory, *more]
+    return [
+        "env",
+        *settings,
+        f"KOALA_AGENT_TOKEN={token}",
+        "koala",
+        "check",
+        cluster,
+        "--directory",
+        directory,
+        *options,
+    ]
 
 
-def test_the_daemons_database_is_postgresql(bed: Testbed) -> None:
+def test_daemon_stores_jobs_in_postgresql(bed: Testbed) -> None:
     psql = "PGPASSWORD=$(cat /secrets/database-password) psql -h 127.0.0.1 -U postgres -At koala"
     command = f"{psql} -c 'select count(*) from jobs'"
-    before = int(bed.containers["database"].shell(command))
+    job_count = int(bed.containers["database"].shell(command))
     bed.wait_for_end(bed.submit({"type": "flexible", "total_size": 1}, "true"))
-    assert int(bed.containers["database"].shell(command)) == before + 1
+    assert int(bed.containers["database"].shell(command)) == job_count + 1
 
 
-def test_the_database_may_restart_under_running_jobs(bed: Testbed) -> None:
+def test_running_jobs_survive_database_restart(bed: Testbed) -> None:
     gate = bed.make_gate()
-    ident = start(bed, gate, on("north", 2), "processes")
+    ident = start_job(bed, gate, fixed_request("north", 2), "processes")
     bed.containers["database"].kill("postgres")
 
     def answers(path: str) -> bool:
@@ -485,5 +497,5 @@ def test_the_database_may_restart_under_running_jobs(bed: Testbed) -> None:
 
     wait_until(lambda: answers(f"/api/v1/jobs/{ident}"), "the daemon to answer again")
     bed.finish_gated_job(ident, gate)
-    # It refuses changes until its next look at the database.
+    # The daemon rejects changes until its next check of the database.
     wait_until(lambda: answers("/readyz"), "the daemon to take changes again")

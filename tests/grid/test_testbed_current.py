@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.grid.grid import wait_until
-from tests.grid.test_testbed import check_command, on, play_suite
+from tests.grid.test_testbed import check_command, fixed_request, run_port_suite
 from tests.grid.testbed import WEST, Testbed
 
 THREE_MANAGERS = {
@@ -43,7 +43,7 @@ def test_one_mpi_job_spans_slurm_22_and_24_and_grid_engine(bed: Testbed) -> None
 
 
 def test_exit_code_behind_a_full_queue_is_the_programs(bed: Testbed) -> None:
-    job = bed.wait_for_end(bed.submit(on(WEST, 2), "sh", "-c", "exit 7", launcher="processes"))
+    job = bed.wait_for_end(bed.submit(fixed_request(WEST, 2), "sh", "-c", "exit 7", launcher="processes"))
     assert (job["state"], job["exit_code"]) == ("failed", 7)
 
 
@@ -64,6 +64,6 @@ def test_job_of_fewer_nodes_than_the_partition_takes_runs_elsewhere(bed: Testbed
 @pytest.mark.timeout(600)
 def test_port_suite_passes_on_slurm_24(bed: Testbed) -> None:
     bed.drain(WEST)
-    output = play_suite(bed, WEST, "slurm", "single")
+    output = run_port_suite(bed, WEST, "slurm", "single")
     assert output.endswith("ended with 0\n"), output
     assert "skipped" not in output

@@ -1,12 +1,13 @@
-"""Files and links on the testbed: replicas that lie in one cluster, and a link that is narrower than the others."""
+"""Replicas and transfers on the testbed, with one link that is slower than the others."""
 
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.grid.grid import wait_until
-from tests.grid.slow_links import narrowed
+from tests.grid.slow_links import limited_link
 from tests.grid.testbed import Testbed
 
 pytestmark = pytest.mark.timeout(300)
@@ -15,7 +16,7 @@ MEGABYTES = 200
 
 
 class Replicas:
-    """A file of random bytes in some clusters' replica directories, under a name of its own in the catalogue."""
+    """A file of random bytes with replicas on some clusters, registered under a unique name."""
 
     def __init__(self, testbed: Testbed, megabytes: int, *clusters: str) -> None:
         self.testbed, self.name = testbed, f"survey-{uuid.uuid4().hex[:8]}"
@@ -44,8 +45,10 @@ def grid(testbed: Testbed) -> Iterator[Testbed]:
     testbed.wait_until_idle()
 
 
-def run(grid: Testbed, request: dict[str, object], replicas: Replicas, policy: str) -> tuple[int, dict[str, object]]:
-    """A job that prints the checksum of its input; the job at its end."""
+def run_checksum_job(
+    grid: Testbed, request: dict[str, Any], replicas: Replicas, policy: str
+) -> tuple[int, dict[str, Any]]:
+    """Run a job that prints the checksum of its input, and return its number and its final state."""
     ident = grid.submit(
         request,
         "sh",
@@ -61,51 +64,51 @@ def run(grid: Testbed, request: dict[str, object], replicas: Replicas, policy: s
     return ident, job
 
 
-def events(grid: Testbed, ident: int) -> list[str]:
+def list_events(grid: Testbed, ident: int) -> list[str]:
     return [entry["event"] for entry in grid.http.get(f"/api/v1/jobs/{ident}/timeline").json()["timeline"]]
 
 
-def test_a_job_runs_where_its_input_is_or_its_input_comes_to_it(grid: Testbed) -> None:
+def test_job_runs_at_its_input_or_after_transfer(grid: Testbed) -> None:
     replicas = Replicas(grid, MEGABYTES, "north")
-    two: dict[str, object] = {"type": "nonfixed", "components": [{"size": 2}]}
+    two: dict[str, Any] = {"type": "nonfixed", "components": [{"size": 2}]}
     try:
-        ident, job = run(grid, two, replicas, "close-to-files")
+        ident, job = run_checksum_job(grid, two, replicas, "close-to-files")
         assert [c["cluster"] for c in job["components"]] == ["north"]
-        assert "transfer" not in events(grid, ident)
-        ident, job = run(grid, two, replicas, "worst-fit")
+        assert "transfer" not in list_events(grid, ident)
+        ident, job = run_checksum_job(grid, two, replicas, "worst-fit")
         assert [c["cluster"] for c in job["components"]] == ["east"], "the first of the two with most idle nodes"
-        told = events(grid, ident)
-        assert [event for event in told if event in ("placed", "transfer", "staged", "started")] == [
+        job_events = list_events(grid, ident)
+        assert [event for event in job_events if event in ("placed", "transfer", "staged", "started")] == [
             "placed",
             "transfer",
             "staged",
             "started",
         ]
-        shown = grid.run_koala("show", str(ident))
-        assert f"{replicas.name} (200 MB) from north to east" in shown.stdout
+        listing = grid.run_koala("show", str(ident))
+        assert f"{replicas.name} (200 MB) from north to east" in listing.stdout
         for head in grid.heads.values():
             wait_until(lambda head=head: not head.shell("ls -A /shared/*/stages"), "the files to be gone")  # type: ignore[misc]
     finally:
         replicas.remove()
 
 
-def test_the_faster_replica_is_taken(grid: Testbed) -> None:
-    """A narrow link is measured, and the transfer goes by the other one; then the other one is narrow.
+def test_transfer_uses_replica_behind_faster_link(grid: Testbed) -> None:
+    """Measure a slow link, check that the transfer uses the other one, and then exchange the two.
 
-    A network that has become another is believed at the second ping-pong.
+    A changed measurement is trusted from the second time on.
     """
     replicas = Replicas(grid, 20, "north", "south")
-    on_east: dict[str, object] = {"type": "fixed", "components": [{"size": 1, "cluster": "east"}]}
+    on_east: dict[str, Any] = {"type": "fixed", "components": [{"size": 1, "cluster": "east"}]}
     try:
         for slow, fast in (("north", "south"), ("south", "north")):
-            with narrowed(grid, slow, "east", "40mbit"):
+            with limited_link(grid, slow, "east", "40mbit"):
                 for _ in range(2):
                     measured = grid.run_koala("network", "measure", "north", "south", "east", timeout=120)
                     assert measured.returncode == 0, measured.stderr
                 links = {frozenset((e["one"], e["other"])): e for e in grid.http.get("/api/v1/network").json()["links"]}
                 assert links[frozenset((slow, "east"))]["bandwidth"] < 6e6
                 assert links[frozenset((fast, "east"))]["bandwidth"] > 12e6
-                _, job = run(grid, on_east, replicas, "close-to-files")
+                _, job = run_checksum_job(grid, on_east, replicas, "close-to-files")
             assert [c["sources"] for c in job["components"]] == [[fast]]
     finally:
         grid.run_koala("network", "measure", timeout=120)

@@ -28,12 +28,12 @@ def bed(testbed: Testbed) -> Iterator[Testbed]:
     testbed.wait_until_idle()
 
 
-def test_a_sweep_over_all_clusters_gives_bit_for_bit_what_a_pool_gives_here(bed: Testbed, tmp_path: Path) -> None:
+def test_sweep_over_clusters_equals_local_sweep_exactly(bed: Testbed, tmp_path: Path) -> None:
     nodes = {container.service for container in bed.worker_nodes}
     everywhere = {"type": "flexible", "total_size": len(nodes)}
     ident = bed.submit(everywhere, *SWEEP, launcher="openmpi", collect=["results/*.parquet"])
     wait_until(
-        lambda: {p.node for p in bed.list_workers(f"{ident}.") if _simulates(p)} == nodes, "every node to simulate"
+        lambda: {p.node for p in bed.list_workers(f"{ident}.") if _is_rank(p)} == nodes, "every node to simulate"
     )
     job = bed.wait_for_end(ident)
     assert job["state"] == "succeeded", bed.read_output(ident)
@@ -41,24 +41,24 @@ def test_a_sweep_over_all_clusters_gives_bit_for_bit_what_a_pool_gives_here(bed:
     fetched = bed.run_koala("fetch", str(ident), "--to", str(tmp_path / "job"))
     assert fetched.returncode == 0, fetched.stderr
     [file] = (tmp_path / "job").glob("*/results/*.parquet")
-    asked = Asked([experiment_named(NAME)], tmp_path / "here", Traces(tmp_path), seeds=1)
+    request = Asked([experiment_named(NAME)], tmp_path / "here", Traces(tmp_path), seeds=1)
     with workers(2) as pool:
-        [here] = run(asked, pool)
+        [here] = run(request, pool)
     assert here.kept is not None
-    assert _exactly(load(file.parent, NAME)) == _exactly(here.kept)
+    assert _list_exact_values(load(file.parent, NAME)) == _list_exact_values(here.kept)
     assert len(here.kept.results) > len(nodes)
 
 
-def _simulates(seen: NodeProcess) -> bool:
-    """Return whether a process is a rank: ``mpirun`` has the same arguments, and is no Python."""
-    return "experiments" in seen.command and "python" in seen.command[0]
+def _is_rank(process: NodeProcess) -> bool:
+    """Tell whether a process is a rank. ``mpirun`` has the same arguments but is not Python."""
+    return "experiments" in process.command and "python" in process.command[0]
 
 
-def _exactly(kept: Kept | None) -> list[tuple[str, str]]:
-    """All that was drawn and came of it, each number to its last bit; how long it took is no part of it."""
-    assert kept is not None
-    return [_told(result) for result in kept.results]
+def _list_exact_values(stored: Kept | None) -> list[tuple[str, str]]:
+    """Return drawn parameters and results with exact numbers, without run times."""
+    assert stored is not None
+    return [_describe_result(result) for result in stored.results]
 
 
-def _told(result: Result) -> tuple[str, str]:
+def _describe_result(result: Result) -> tuple[str, str]:
     return result.cell.key, repr(dict(result.values))

@@ -1,4 +1,4 @@
-"""Two people with accounts of their own on real clusters: each job is its owner's, and no other's.
+"""Jobs of two users with separate accounts on the testbed's clusters.
 
 North and east have agents that may change their account, south's has rules of sudo. Collected when the testbed is up.
 """
@@ -23,29 +23,29 @@ UIDS = {"alice": "1501", "bob": "1502"}
 EACH = pytest.mark.parametrize("cluster", CLUSTERS)
 
 
-class Person:
-    """Somebody with a token; ``account`` is what the clusters call them."""
+class User:
+    """A user with a token; ``account`` is the user's account on the clusters."""
 
     def __init__(self, bed: Testbed, name: str, account: str) -> None:
         self._bed, self.name, self.account = bed, name, account
-        made = bed.run_koala("token", "create", "--user", name, "--role", "user", "--expires", "1h", "-q")
-        assert made.returncode == 0, made.stderr
-        self.token = made.stdout.strip()
+        token = bed.run_koala("token", "create", "--user", name, "--role", "user", "--expires", "1h", "-q")
+        assert token.returncode == 0, token.stderr
+        self.token = token.stdout.strip()
         headers = {"Authorization": f"Bearer {self.token}", "X-Requested-With": "koala"}
         verify = Trust(bed.ca_file).create_context()
         self.http = httpx2.Client(base_url=bed.url, timeout=90.0, headers=headers, verify=verify)
 
-    def submit(self, cluster: str, *command: str, size: int = 1, **more: Any) -> int:
+    def submit(self, cluster: str, *command: str, size: int = 1, **fields: Any) -> int:
         request = {"type": "fixed", "components": [{"size": size, "cluster": cluster}]}
-        body = {"request": request, "command": list(command), "launcher": "processes", **more}
+        body = {"request": request, "command": list(command), "launcher": "processes", **fields}
         answer = self.http.post("/api/v1/jobs", json=body)
         assert answer.status_code == 201, answer.text
         return int(answer.json()["id"])
 
-    def koala(self, *arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
+    def koala(self, *arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
         environment = self._bed.environment | {"KOALA_URL": self._bed.url, "KOALA_TOKEN": self.token}
         command = [*self._bed.koala_command, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=MAX_WAIT_S, env=environment, **more)
+        return subprocess.run(command, capture_output=True, text=True, timeout=MAX_WAIT_S, env=environment, **options)
 
 
 def _identity(container: Container, identity: str) -> None:
@@ -54,7 +54,7 @@ def _identity(container: Container, identity: str) -> None:
 
 @pytest.fixture(scope="module")
 def bed(testbed: Testbed) -> Iterator[Testbed]:
-    """The testbed with jobs that are their owners', and as it was afterwards."""
+    """Yield the testbed in the mode in which jobs run as their owners."""
     switched = [testbed.containers["daemon"], testbed.containers[f"{WEST}-head"], *testbed.heads.values()]
 
     def switch(identity: str) -> None:
@@ -72,18 +72,17 @@ def bed(testbed: Testbed) -> Iterator[Testbed]:
 
 
 @pytest.fixture(scope="module")
-def alice(bed: Testbed) -> Person:
-    return Person(bed, "alice", "alice")
+def alice(bed: Testbed) -> User:
+    return User(bed, "alice", "alice")
 
 
 @pytest.fixture(scope="module")
-def robert(bed: Testbed) -> Person:
-    """Called bob by the clusters."""
-    return Person(bed, "robert", "bob")
+def robert(bed: Testbed) -> User:
+    return User(bed, "robert", "bob")
 
 
-def running(bed: Testbed, person: Person, cluster: str, size: int = 1) -> tuple[int, Gate]:
-    """A job of somebody's that waits for a gate."""
+def start_gated_job(bed: Testbed, person: User, cluster: str, size: int = 1) -> tuple[int, Gate]:
+    """Start a job of a user that waits for a gate."""
     gate = bed.make_gate()
     ident = person.submit(cluster, *gate.hold, size=size)
     bed.wait_for_state(ident, "running")
@@ -91,54 +90,58 @@ def running(bed: Testbed, person: Person, cluster: str, size: int = 1) -> tuple[
     return ident, gate
 
 
-def finish(bed: Testbed, ident: int, gate: Gate) -> None:
+def finish_job(bed: Testbed, ident: int, gate: Gate) -> None:
     gate.open()
     job = bed.wait_for_end(ident, 120)
     assert (job["state"], job["exit_code"]) == ("succeeded", 0), job
 
 
-def owner(bed: Testbed, seen: NodeProcess) -> str:
-    return bed.containers[seen.node].run("stat", "-c", "%u", f"/proc/{seen.pid}").strip()
+def read_owner(bed: Testbed, process: NodeProcess) -> str:
+    return bed.containers[process.node].run("stat", "-c", "%u", f"/proc/{process.pid}").strip()
 
 
 @pytest.mark.evidence("K1")
 @EACH
-def test_each_jobs_processes_are_its_owners(bed: Testbed, alice: Person, robert: Person, cluster: str) -> None:
-    jobs = {person.account: running(bed, person, cluster) for person in (alice, robert)}
+def test_job_processes_belong_to_job_owner(bed: Testbed, alice: User, robert: User, cluster: str) -> None:
+    jobs = {person.account: start_gated_job(bed, person, cluster) for person in (alice, robert)}
     for account, (ident, _) in jobs.items():
         processes = [*bed.list_programs(ident), *bed.list_runners(f"{ident}.")]
-        assert {owner(bed, seen) for seen in processes if "slurmstepd" not in seen.text} == {UIDS[account]}
-    shown = "squeue -h -o %u" if CLUSTERS[cluster][0] == "slurm" else "qstat -u '*' | tail -n +3 | awk '{print $4}'"
-    assert sorted(bed.heads[cluster].shell(shown).split()) == ["alice", "bob"]
+        assert {read_owner(bed, process) for process in processes if "slurmstepd" not in process.text} == {
+            UIDS[account]
+        }
+    queue_command = (
+        "squeue -h -o %u" if CLUSTERS[cluster][0] == "slurm" else "qstat -u '*' | tail -n +3 | awk '{print $4}'"
+    )
+    assert sorted(bed.heads[cluster].shell(queue_command).split()) == ["alice", "bob"]
     for ident, gate in jobs.values():
-        finish(bed, ident, gate)
+        finish_job(bed, ident, gate)
 
 
 @pytest.mark.evidence("K1")
 @EACH
-def test_a_job_finds_what_a_login_would(bed: Testbed, alice: Person, cluster: str) -> None:
-    # Grid Engine gives a job a group that has no name.
-    asked = "id -un; id -Gn 2>/dev/null; echo $HOME $USER $LOGNAME; env | grep -cw grid; umask"
-    ident = alice.submit(cluster, "sh", "-c", asked)
+def test_job_environment_equals_login_environment(bed: Testbed, alice: User, cluster: str) -> None:
+    # Grid Engine adds a group without a name to each job.
+    script = "id -un; id -Gn 2>/dev/null; echo $HOME $USER $LOGNAME; env | grep -cw grid; umask"
+    ident = alice.submit(cluster, "sh", "-c", script)
     assert bed.wait_for_end(ident)["state"] == "succeeded"
-    who, groups, own, agents, _ = bed.read_output(ident).splitlines()
-    assert (who, own) == ("alice", "/home/alice alice alice")
+    user, groups, variables, agents, _ = bed.read_output(ident).splitlines()
+    assert (user, variables) == ("alice", "/home/alice alice alice")
     assert {"alice", "people"} <= set(groups.split())
     assert agents == "0"
 
 
 @pytest.mark.evidence("K2")
 @EACH
-def test_nobody_reads_signals_or_ends_anothers_job(bed: Testbed, alice: Person, robert: Person, cluster: str) -> None:
-    """Tried from the very node on which it runs, and by a job on another."""
-    ident, gate = running(bed, alice, cluster)
+def test_user_cannot_read_or_signal_jobs_of_others(bed: Testbed, alice: User, robert: User, cluster: str) -> None:
+    """Try it from the node of the victim, and from a job on another node."""
+    ident, gate = start_gated_job(bed, alice, cluster)
     job = bed.get_job(ident)["components"][0]["lrm_job"]
     victims = [*bed.list_programs(ident), *bed.list_runners(f"{ident}.")]
     ends = {"slurm": f"scancel {job}", "sge": f"qdel {job}"}[CLUSTERS[cluster][0]]
-    there = bed.containers[victims[0].node]
-    for seen in victims:
-        for attempt in (f"kill -9 {seen.pid}", f"cat /proc/{seen.pid}/environ", f"cat /proc/{seen.pid}/mem"):
-            assert there.shell(f"{attempt} >/dev/null 2>&1 && echo did", user="bob", check=False) == ""
+    node = bed.containers[victims[0].node]
+    for victim in victims:
+        for attempt in (f"kill -9 {victim.pid}", f"cat /proc/{victim.pid}/environ", f"cat /proc/{victim.pid}/mem"):
+            assert node.shell(f"{attempt} >/dev/null 2>&1 && echo did", user="bob", check=False) == ""
     base = f"/shared/{cluster}"
     script = (
         f"ls {base}/jobs/alice {base}/grid {base}/jobs; cat {base}/jobs/alice/*/*; "
@@ -148,30 +151,30 @@ def test_nobody_reads_signals_or_ends_anothers_job(bed: Testbed, alice: Person, 
     )
     attack = robert.submit(cluster, "sh", "-c", f"({script}) 2>/dev/null; true")
     assert bed.wait_for_end(attack)["state"] == "succeeded"
-    said = bed.read_output(attack)
-    assert "launch" not in said
-    assert "alice" not in said.replace("alice's", "")
+    output = bed.read_output(attack)
+    assert "launch" not in output
+    assert "alice" not in output.replace("alice's", "")
     assert bed.get_job(ident)["state"] == "running"
-    finish(bed, ident, gate)
+    finish_job(bed, ident, gate)
 
 
 @pytest.mark.evidence("K8")
 @EACH
-def test_files_go_to_their_owner_and_come_back(
-    bed: Testbed, alice: Person, robert: Person, cluster: str, tmp_path: Path
+def test_staged_and_collected_files_belong_to_owner(
+    bed: Testbed, alice: User, robert: User, cluster: str, tmp_path: Path
 ) -> None:
     (tmp_path / "in.txt").write_text("from alice\n")
     command = "stat -c %U . in.txt; cat in.txt > out.txt; ln -s /etc/shadow shadow; chmod 700 .; cp out.txt second.txt"
     fixed = f"{cluster}:1"
     options = ["--fixed", fixed, "--launcher", "processes", "--stage", "in.txt", "--collect", "*.txt", "--wait"]
-    done = alice.koala("submit", *options, "--collect", "shadow", "--", "sh", "-c", command, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    result = alice.koala("submit", *options, "--collect", "shadow", "--", "sh", "-c", command, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     ident = max(job["id"] for job in alice.http.get("/api/v1/jobs").json()["jobs"])
     assert bed.read_output(ident).split() == ["alice", "alice"]
     fetched = alice.koala("fetch", str(ident), "--to", str(tmp_path / "back"))
     assert fetched.returncode == 0, fetched.stderr
-    found = {path.name: path.read_text() for path in (tmp_path / "back").rglob("*") if path.is_file()}
-    assert found == {"in.txt": "from alice\n", "out.txt": "from alice\n", "second.txt": "from alice\n"}
+    results = {path.name: path.read_text() for path in (tmp_path / "back").rglob("*") if path.is_file()}
+    assert results == {"in.txt": "from alice\n", "out.txt": "from alice\n", "second.txt": "from alice\n"}
     assert robert.koala("fetch", str(ident), "--to", str(tmp_path / "other")).returncode != 0
     head = bed.heads[cluster]
     wait_until(lambda: not head.shell(f"ls /shared/{cluster}/jobs/alice").split(), "nothing of it to be left")
@@ -180,22 +183,22 @@ def test_files_go_to_their_owner_and_come_back(
 @pytest.mark.evidence("K3")
 @EACH
 @pytest.mark.parametrize(
-    ("user", "why"),
+    ("user", "reason"),
     [("ghost", "there is no account ghost on"), ("munge", "is below min_uid"), ("grid", "the agent's own account")],
 )
-def test_accounts_that_are_no_persons_get_nothing(bed: Testbed, cluster: str, user: str, why: str) -> None:
-    ident = Person(bed, user, user).submit(cluster, "true")
+def test_submit_as_system_account_is_rejected(bed: Testbed, cluster: str, user: str, reason: str) -> None:
+    ident = User(bed, user, user).submit(cluster, "true")
     job = bed.wait_for_end(ident)
     assert job["state"] == "failed"
-    assert why in job["reason"], job
+    assert reason in job["reason"], job
 
 
-def test_a_login_on_each_head_node_is_the_accounts_own(bed: Testbed) -> None:
+def test_login_on_head_node_identifies_its_account(bed: Testbed) -> None:
     for cluster in ("north", "east"):
         head = bed.heads[cluster]
         for account, name in (("alice", "alice"), ("bob", "robert")):
-            said = head.run("koala", "whoami", user=account)
-            assert name in said, said
+            identity = head.run("koala", "whoami", user=account)
+            assert name in identity, identity
             head.run(
                 "koala",
                 "submit",
@@ -210,31 +213,33 @@ def test_a_login_on_each_head_node_is_the_accounts_own(bed: Testbed) -> None:
             )
 
 
-def test_what_was_done_is_written_down(bed: Testbed, alice: Person, robert: Person) -> None:
-    """And what was refused; by whom, as whom they came, and from where."""
+def test_audit_log_records_actions_of_users(bed: Testbed, alice: User, robert: User) -> None:
+    """Entries name the actor, the way of authentication, the address and the outcome, also of rejected actions."""
     head = bed.heads["north"]
     head.run("koala", "logout", user="alice")
     head.run("koala", "whoami", user="alice")
     ident = alice.submit("north", "true")
     assert robert.http.post(f"/api/v1/jobs/{ident}/hold").status_code == 403
     bed.wait_for_end(ident)
-    said = bed.run_koala("audit-log", "--json-lines")
-    assert said.returncode == 0, said.stderr
-    entries = [json.loads(line) for line in said.stdout.splitlines()]
-    known = {(e["actor"], e["how"].partition(" ")[0], e["action"], e["target"], e["outcome"]) for e in entries}
-    assert ("alice", "token", "submit_job", f"job {ident}", "done") in known
+    result = bed.run_koala("audit-log", "--json-lines")
+    assert result.returncode == 0, result.stderr
+    entries = [json.loads(line) for line in result.stdout.splitlines()]
+    recorded_actions = {
+        (e["actor"], e["how"].partition(" ")[0], e["action"], e["target"], e["outcome"]) for e in entries
+    }
+    assert ("alice", "token", "submit_job", f"job {ident}", "done") in recorded_actions
     login = next(e for e in entries if (e["actor"], e["action"], e["how"]) == ("alice", "login", "alice on north"))
     assert (login["role"], login["address"], login["outcome"]) == ("user", "cluster north", "done")
     refused = [e for e in entries if e["actor"] == "robert" and e["outcome"] == "refused"]
     assert any(str(ident) in f"{e['target']} {e['detail']}" for e in refused), refused
     secrets = [alice.token, robert.token]
-    assert not [word for word in secrets if word in said.stdout]
+    assert not [secret for secret in secrets if secret in result.stdout]
 
 
-def test_an_agent_that_comes_back_finds_what_was_left_meanwhile(bed: Testbed, alice: Person) -> None:
-    """Its runners leave their results where only their account can read."""
+def test_restarted_agent_removes_remains_of_jobs(bed: Testbed, alice: User) -> None:
+    """Runners leave results in folders that only their account can read."""
     for cluster in CLUSTERS:
-        ident, gate = running(bed, alice, cluster)
+        ident, gate = start_gated_job(bed, alice, cluster)
         bed.heads[cluster].hold("agent")
         gate.open()
         wait_until(lambda: not bed.list_programs(ident), "the program to end")  # noqa: B023
@@ -245,7 +250,7 @@ def test_an_agent_that_comes_back_finds_what_was_left_meanwhile(bed: Testbed, al
 
 
 @pytest.mark.evidence("K5")
-def test_south_lets_its_agent_run_what_the_rules_name_and_no_more(bed: Testbed) -> None:
+def test_sudo_rules_of_south_allow_listed_commands_only(bed: Testbed) -> None:
     head = bed.heads["south"]
     may: Callable[[str], str] = lambda command: head.shell(  # noqa: E731
         f"sudo -n -u alice -- {command} && echo did", user="grid", check=False

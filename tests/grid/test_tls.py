@@ -1,4 +1,4 @@
-"""A daemon that speaks TLS, with its agents and commands, an authority of one's own, and those who do not belong."""
+"""A daemon with TLS, its agents and commands, and clients that do not trust it."""
 
 import json
 import os
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.grid]
 AGENT_TOKEN = "the-secret-of-south"
 
 
-class Secured(EmbeddedGrid):
-    """Its agent of south comes from outside, and knows the daemon by its authority."""
+class TlsGrid(EmbeddedGrid):
+    """A grid with TLS whose agent of south is started separately and trusts the private authority."""
 
     def __init__(self, directory: Path, authority: CertificateAuthority, pair: CertificateFiles) -> None:
         clusters = {"north": {"nodes": 2}, "south": {"nodes": 2, "token": AGENT_TOKEN, "embedded": False}}
@@ -44,11 +44,11 @@ class Secured(EmbeddedGrid):
             )
         return self.agents[-1]
 
-    def as_another(self, *words: str, url: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
-        """A command of somebody who finds no daemon by himself, and was given its token."""
+    def as_another(self, *arguments: str, url: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+        """Run koala as another account with the daemon's token; it finds no daemon by itself."""
         environment = self.environment | {"XDG_STATE_HOME": "/nowhere", "KOALA_TOKEN": self.admin_token} | environment
         return subprocess.run(
-            [*self.koala_command, words[0], "--url", url or self.url, *words[1:]],
+            [*self.koala_command, arguments[0], "--url", url or self.url, *arguments[1:]],
             env=environment,
             capture_output=True,
             text=True,
@@ -62,9 +62,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory, authority: CertificateAuthority) -> Iterator[Secured]:
+def grid(tmp_path_factory: pytest.TempPathFactory, authority: CertificateAuthority) -> Iterator[TlsGrid]:
     path = tmp_path_factory.mktemp("grid")
-    grid = Secured(path / "data", authority, authority.issue())
+    grid = TlsGrid(path / "data", authority, authority.issue())
     url = grid.launch_daemon()
     grid.start_agent(url, path / "agent.log", path / "outside", KOALA_CA_FILE=str(authority.file))
     grid.connect(url)
@@ -76,7 +76,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory, authority: CertificateAuthori
 
 
 def served(url: str, trust: Trust) -> str:
-    """The certificate that whoever connects is shown."""
+    """Return the certificate that the daemon presents."""
     parts = urlsplit(url)
     with (
         socket.create_connection((parts.hostname, parts.port), timeout=30) as plain,
@@ -88,11 +88,11 @@ def served(url: str, trust: Trust) -> str:
 
 
 @pytest.mark.evidence("L1")
-def test_jobs_run_and_the_commands_of_its_account_find_it_without_an_option(grid: Secured) -> None:
+def test_commands_of_same_account_trust_daemon_without_option(grid: TlsGrid) -> None:
     assert grid.url.startswith("https://127.0.0.1:")
-    told = grid.url.replace("https", "http")
-    for url in (grid.url, told, told.replace("127.0.0.1", "localhost")):
-        done = subprocess.run(
+    plain_url = grid.url.replace("https", "http")
+    for url in (grid.url, plain_url, plain_url.replace("127.0.0.1", "localhost")):
+        result = subprocess.run(
             [
                 *grid.koala_command,
                 "submit",
@@ -110,63 +110,63 @@ def test_jobs_run_and_the_commands_of_its_account_find_it_without_an_option(grid
             text=True,
             timeout=120,
         )
-        assert (done.returncode, done.stdout.count("hello\n")) == (0, 4), done.stderr
+        assert (result.returncode, result.stdout.count("hello\n")) == (0, 4), result.stderr
 
 
 @pytest.mark.evidence("L2", "C7")
-def test_others_know_it_by_its_authority_and_by_nothing_less(
-    grid: Secured, authority: CertificateAuthority, tmp_path: Path
+def test_commands_of_another_account_need_its_authority(
+    grid: TlsGrid, authority: CertificateAuthority, tmp_path: Path
 ) -> None:
     assert grid.as_another("clusters", "--ca-file", str(authority.file)).returncode == 0
     by_name = grid.url.replace("127.0.0.1", "localhost")
     assert grid.as_another("clusters", KOALA_CA_FILE=str(authority.file), url=by_name).returncode == 0
-    other = CertificateAuthority(tmp_path, "another")
-    for ca_file, told in [
+    other_authority = CertificateAuthority(tmp_path, "another")
+    for ca_file, error in [
         ("", "an authority that this machine does not trust"),
-        (str(other.file), "an authority that this machine does not trust"),
+        (str(other_authority.file), "an authority that this machine does not trust"),
     ]:
         refused = grid.as_another("clusters", KOALA_CA_FILE=ca_file)
         assert (refused.returncode, refused.stdout) == (5, "")
-        assert told in refused.stderr
+        assert error in refused.stderr
         assert "--ca-file or KOALA_CA_FILE" in refused.stderr
     missing = grid.as_another("clusters", "--ca-file", str(tmp_path / "none"))
     assert (missing.returncode, "none: No such file or directory" in missing.stderr) == (2, True)
 
 
-def test_a_command_in_clear_is_told_so(grid: Secured) -> None:
+def test_command_without_tls_is_rejected_with_hint(grid: TlsGrid) -> None:
     refused = grid.as_another("submit", "--flexible", "2", "--", "x" * 30_000, url=grid.url.replace("https", "http"))
     assert refused.stderr == "koala: this port speaks TLS; ask by https://\n"
 
 
 @pytest.mark.evidence("L2")
 @pytest.mark.parametrize(
-    ("scheme", "told"),
+    ("scheme", "error"),
     [("https", "signed by an authority that this machine does not trust"), ("http", "this port speaks TLS")],
 )
-def test_an_agent_that_does_not_know_it_says_why_and_check_does(
-    grid: Secured, tmp_path: Path, scheme: str, told: str
+def test_agent_without_trust_reports_reason_as_check_does(
+    grid: TlsGrid, tmp_path: Path, scheme: str, error: str
 ) -> None:
     url, log = grid.url.replace("https", scheme), tmp_path / "log"
     stranger = grid.start_agent(url, log, tmp_path / "agent")
-    wait_until(lambda: told in log.read_text(), "it to say why")
+    wait_until(lambda: error in log.read_text(), "it to say why")
     stranger.terminate()
     stranger.wait(timeout=60)
     assert AGENT_TOKEN not in log.read_text()
-    found = subprocess.run(
+    result = subprocess.run(
         [*grid.koala_command, "check", "south", "--url", url, "--directory", str(tmp_path / "agent"), "--json"],
         env=grid.environment | {"KOALA_AGENT_TOKEN": AGENT_TOKEN},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    (daemon,) = [one for one in json.loads(found.stdout)["findings"] if one["what"] == "daemon"]
-    assert told in daemon["found"]
+    (daemon,) = [finding for finding in json.loads(result.stdout)["findings"] if finding["what"] == "daemon"]
+    assert error in daemon["found"]
     assert daemon["ok"] is False
 
 
 @pytest.mark.evidence("L6")
-def test_a_renewed_certificate_is_shown_while_a_log_is_followed(
-    grid: Secured, authority: CertificateAuthority, tmp_path: Path
+def test_renewed_certificate_is_served_during_open_stream(
+    grid: TlsGrid, authority: CertificateAuthority, tmp_path: Path
 ) -> None:
     gate = grid.make_gate()
     job = grid.submit({"type": "flexible", "total_size": 2}, *gate.hold)
@@ -181,13 +181,13 @@ def test_a_renewed_certificate_is_shown_while_a_log_is_followed(
     heard.start()
     grid.wait_for_state(job, "running")
     trust = Trust(authority.file)
-    before, renewed = served(grid.url, trust), authority.issue()
+    first_certificate, renewed = served(grid.url, trust), authority.issue()
     grid.pair.replace_with(renewed)
-    wait_until(lambda: served(grid.url, trust) != before, "the new certificate to be shown")
+    wait_until(lambda: served(grid.url, trust) != first_certificate, "the new certificate to be shown")
     assert served(grid.url, trust) == renewed.certificate.read_text()
     grid.pair.key.write_text("broken")
     log = grid.directory.parent / "daemon.log"
-    wait_until(lambda: "the old certificate stays" in log.read_text(), "the broken file to be told of")
+    wait_until(lambda: "the old certificate stays" in log.read_text(), "the report of the broken file")
     assert served(grid.url, trust) == renewed.certificate.read_text()
     gate.open()
     heard.join(60)
@@ -198,7 +198,7 @@ def test_a_renewed_certificate_is_shown_while_a_log_is_followed(
     wait_until(lambda: grid.get_cluster("north")["state"] == "usable", "the next agent to know the daemon by it")
 
 
-def test_what_asks_by_tls_where_none_is_spoken_is_told_so(grid: Secured) -> None:
+def test_tls_client_of_plain_daemon_gets_hint(grid: TlsGrid) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
@@ -215,33 +215,43 @@ def test_what_asks_by_tls_where_none_is_spoken_is_told_so(grid: Secured) -> None
     assert "the server there does not speak TLS; use http://" in refused.stderr
 
 
-def refused(tmp_path: Path, *words: str) -> str:
+def read_rejection(tmp_path: Path, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
-    done = subprocess.run(
-        [*EmbeddedGrid(tmp_path).koala_command, "serve", "--port", "0", "--data-dir", str(tmp_path / "data"), *words],
+    result = subprocess.run(
+        [
+            *EmbeddedGrid(tmp_path).koala_command,
+            "serve",
+            "--port",
+            "0",
+            "--data-dir",
+            str(tmp_path / "data"),
+            *arguments,
+        ],
         env=environment,
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (result.returncode, result.stdout) == (2, "")
     assert not (tmp_path / "data" / "koala.db").exists()
-    return done.stderr
+    return result.stderr
 
 
 @pytest.mark.evidence("L1", "C7")
-def test_no_daemon_serves_other_machines_in_clear_nor_with_half_a_certificate(tmp_path: Path) -> None:
+def test_daemon_on_public_address_without_tls_is_rejected(tmp_path: Path) -> None:
     pair = CertificateAuthority(tmp_path / "authority").issue()
     for host in ("0.0.0.0", "::"):
-        said = refused(tmp_path, "--host", host)
-        assert said.startswith(
+        error = read_rejection(tmp_path, "--host", host)
+        assert error.startswith(
             f"koala: --host is {host}, which other machines reach: without TLS they would send tokens unencrypted; "
         )
-        assert "--tls-cert" in said
-        assert "--behind-proxy" in said
-    assert "--tls-cert is given without --tls-key" in refused(tmp_path, "--tls-cert", str(pair.certificate))
-    assert "--tls-key is given without --tls-cert" in refused(tmp_path, "--host", "0.0.0.0", "--tls-key", str(pair.key))
-    assert "'proxy' is neither an IP address" in refused(tmp_path, "--behind-proxy", "127.0.0.1,proxy")
+        assert "--tls-cert" in error
+        assert "--behind-proxy" in error
+    assert "--tls-cert is given without --tls-key" in read_rejection(tmp_path, "--tls-cert", str(pair.certificate))
+    assert "--tls-key is given without --tls-cert" in read_rejection(
+        tmp_path, "--host", "0.0.0.0", "--tls-key", str(pair.key)
+    )
+    assert "'proxy' is neither an IP address" in read_rejection(tmp_path, "--behind-proxy", "127.0.0.1,proxy")
     pair.key.chmod(0o644)
-    said = refused(tmp_path, "--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
-    assert "may be read by others" in said
+    error = read_rejection(tmp_path, "--tls-cert", str(pair.certificate), "--tls-key", str(pair.key))
+    assert "may be read by others" in error

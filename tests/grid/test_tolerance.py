@@ -1,4 +1,4 @@
-"""A cluster on which every start fails is given up, the others go on, and once it is mended it comes back by itself."""
+"""A cluster on which every start fails is excluded, and returns once it is repaired."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,10 +29,10 @@ def grid(request: pytest.FixtureRequest) -> Iterator[Grid]:
 
 @contextmanager
 def every_start_fails(grid: Grid) -> Iterator[None]:
-    """On the broken cluster; nodes stay idle, for the resource manager thinks that all is well."""
+    """Make every start fail on a cluster whose resource manager still reports idle nodes."""
     if isinstance(grid, Testbed):
         nodes = [node for node in grid.worker_nodes if node.service.startswith(BROKEN)]
-        # What slurmd starts in a job's name may run nothing that the runner needs.
+        # slurmd starts the batch script, which cannot run the programs that the runner needs.
         break_, mend = (
             "chmod 700 $(readlink -f /opt/koala/bin/python)",
             "chmod 755 $(readlink -f /opt/koala/bin/python)",
@@ -53,14 +53,16 @@ def every_start_fails(grid: Grid) -> Iterator[None]:
         switch.unlink()
 
 
-def test_a_cluster_whose_every_start_fails_is_given_up_and_comes_back_after_it_was_mended(grid: Grid) -> None:
-    others = sum(size for name, size in grid.nodes.items() if name != BROKEN)
+def test_cluster_with_failing_starts_is_excluded_until_repaired(grid: Grid) -> None:
+    other_nodes = sum(size for name, size in grid.nodes.items() if name != BROKEN)
     with every_start_fails(grid):
         stubborn = grid.submit(ON_IT, "true", max_restarts=1000)
         wait_until(lambda: grid.get_cluster(BROKEN)["state"] in ("unusable", "probation"), "three errors in a row")
         assert grid.get_job(stubborn)["restarts"] >= 3
         assert grid.get_job(stubborn)["state"] not in ("succeeded", "failed")
-        wide = [grid.submit({"type": "flexible", "total_size": others}, "true", max_restarts=1000) for _ in range(2)]
+        wide = [
+            grid.submit({"type": "flexible", "total_size": other_nodes}, "true", max_restarts=1000) for _ in range(2)
+        ]
         small = [grid.submit({"type": "flexible", "total_size": 1}, "true", max_restarts=1000) for _ in range(6)]
         for ident in (*wide, *small):
             job = grid.wait_for_end(ident)

@@ -1,4 +1,4 @@
-"""Programs that save themselves when they are warned, and go on from there: with real processes from end to end."""
+"""Programs that save their state on a warning signal and resume from it."""
 
 import sys
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def save(number, frame):
     with open(state + ".new", "w") as file:
         file.write(str(done))
     os.replace(state + ".new", state)
-    # What it interrupts may be printing.
+    # The interrupted code may be printing.
     os.write(1, f"saved at {done} by {signal.Signals(number).name}".encode() + bytes([10]))
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
@@ -61,20 +61,20 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedGrid]:
     close_grid(embedded)
 
 
-class Saving:
-    """A job on two nodes of north whose programs keep what they have done in files of their own."""
+class SavingJob:
+    """A job on two nodes of north whose programs save their progress in files."""
 
-    def __init__(self, grid: EmbeddedGrid, folder: Path, warning: str = "TERM@60", **more: Any) -> None:
+    def __init__(self, grid: EmbeddedGrid, folder: Path, warning: str = "TERM@60", **fields: Any) -> None:
         self.grid, self.state, self.gate = grid, folder / "state", folder / "gate"
-        request = {"type": "fixed", "components": [{"size": 2, "cluster": more.pop("cluster", "north")}]}
-        # A warning that comes before Python is there waits for it.
+        request = {"type": "fixed", "components": [{"size": 2, "cluster": fields.pop("cluster", "north")}]}
+        # A signal that arrives before Python handles it stays pending.
         early = ("env", "--block-signal=TERM,USR1")
         command = (*early, sys.executable, "-u", "-c", PROGRAM, str(self.state), str(self.gate))
-        self.ident = grid.submit(request, *command, warning=warning, **more)
+        self.ident = grid.submit(request, *command, warning=warning, **fields)
         self.runs()
 
     def runs(self, generation: int = 1) -> None:
-        """An attempt runs, and its signals are handled."""
+        """Wait until the attempt runs and handles its signals."""
         wait_until(lambda: self.grid.get_job(self.ident)["generation"] == generation, "the attempt")
         wait_until(lambda: self.grid.read_output(self.ident).count("from ") == 2, "both of its programs to be ready")
 
@@ -89,21 +89,21 @@ class Saving:
         return [int(self.state.with_name(f"state.{index}").read_text()) for index in (0, 1)]
 
 
-def goes_on_from_what_was_saved(job: Saving) -> None:
-    """And has done so without a restart, that is without any failure."""
+def check_resumed_from_saved_step(job: SavingJob) -> None:
+    """Check that the programs resumed from their saved steps without a failure."""
     job.runs(2)
     saved = job.saved()
     assert min(saved) > 0
     end = job.ends()
     assert (end["state"], end["generation"], end["restarts"]) == ("succeeded", 2, 0)
-    said = job.grid.read_output(job.ident).splitlines()
-    assert sorted(line for line in said if line != "done") == sorted(f"from {each}" for each in saved)
+    lines = job.grid.read_output(job.ident).splitlines()
+    assert sorted(line for line in lines if line != "done") == sorted(f"from {step}" for step in saved)
     assert len(job.events("warned")) == 1
     assert not job.events("not-warned")
 
 
-def test_a_preempted_job_saves_itself_and_goes_on(grid: EmbeddedGrid, tmp_path: Path) -> None:
-    job = Saving(grid, tmp_path)
+def test_preempted_job_saves_state_and_resumes(grid: EmbeddedGrid, tmp_path: Path) -> None:
+    job = SavingJob(grid, tmp_path)
     high = grid.submit(
         {"type": "fixed", "components": [{"size": grid.nodes["north"], "cluster": "north"}]},
         "true",
@@ -111,12 +111,12 @@ def test_a_preempted_job_saves_itself_and_goes_on(grid: EmbeddedGrid, tmp_path: 
         priority="high",
     )
     assert grid.wait_for_end(high)["generation"] == 1, "it has waited for the grace"
-    goes_on_from_what_was_saved(job)
+    check_resumed_from_saved_step(job)
 
 
 @pytest.mark.mpi
-def test_every_rank_of_an_mpi_program_is_told_and_mpirun_is_not(grid: EmbeddedGrid, tmp_path: Path) -> None:
-    """Only when all were it saves itself; it leaves both of its clusters for what is wanted on one."""
+def test_preemption_signal_reaches_ranks_but_not_mpirun(grid: EmbeddedGrid, tmp_path: Path) -> None:
+    """The program saves its state only if all ranks received the signal."""
     state, gate = tmp_path / "state", tmp_path / "gate"
     both = {"type": "fixed", "components": [{"size": 2, "cluster": name} for name in ("north", "south")]}
     command = (sys.executable, "-u", "-c", TOGETHER, str(state), str(gate))

@@ -1,4 +1,4 @@
-"""``koala what-if``, asked of a real daemon with jobs that run and wait."""
+"""``koala what-if`` on a live grid with running and waiting jobs."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.processes
 MakeGrid = Callable[..., EmbeddedGrid]
 
 
-def test_what_comes_and_what_would_come(make_grid: MakeGrid) -> None:
+def test_what_if_shows_forecast_with_and_without_change(make_grid: MakeGrid) -> None:
     grid = make_grid()
     runs = grid.submit({"type": "flexible", "total_size": 8}, *grid.make_gate().hold, walltime=600)
     grid.wait_for_state(runs, "running")
@@ -23,8 +23,8 @@ def test_what_comes_and_what_would_come(make_grid: MakeGrid) -> None:
     line = next(line for line in page.stdout.splitlines() if line.startswith(str(waits)))
     assert line.endswith("its walltime")
 
-    found = json.loads(grid.run_koala("what-if", "--add", "west=8", "--json").stdout)
-    as_it_is, changed = ({each["job"]: each for each in found[way]["jobs"]} for way in ("as_it_is", "changed"))
+    answer = json.loads(grid.run_koala("what-if", "--add", "west=8", "--json").stdout)
+    as_it_is, changed = ({job["job"]: job for job in answer[variant]["jobs"]} for variant in ("as_it_is", "changed"))
     assert set(as_it_is) == {runs, waits}
     assert 0 < as_it_is[waits]["starts"]["middle"] <= 600
     assert 0 < changed[waits]["starts"]["middle"] < as_it_is[waits]["starts"]["middle"], "what starting takes"

@@ -1,4 +1,4 @@
-"""A workload made and run by the command line against a real daemon: the report is what happened there."""
+"""Workloads generated and run by the command line on a live grid."""
 
 import json
 from collections.abc import Callable
@@ -27,8 +27,8 @@ NAMES = {
 }
 
 
-def generated(grid: EmbeddedGrid, file: Path, *options: str) -> str:
-    made = grid.run_koala(
+def generate_workload(grid: EmbeddedGrid, file: Path, *options: str) -> str:
+    result = grid.run_koala(
         "workload",
         "generate",
         "--sizes",
@@ -47,29 +47,29 @@ def generated(grid: EmbeddedGrid, file: Path, *options: str) -> str:
         str(file),
         *options,
     )
-    assert made.returncode == 0, made.stderr
+    assert result.returncode == 0, result.stderr
     return str(file)
 
 
-def test_a_run_with_background_load(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
+def test_workload_run_with_background_load_succeeds(make_grid: Callable[..., EmbeddedGrid], tmp_path: Path) -> None:
     grid = make_grid(KOALA_BACKGROUND_LOAD="true")
-    file = generated(grid, tmp_path / "w.jsonl", "--jobs", str(JOBS))
-    done = grid.run_koala("workload", "run", file, *RUN, timeout=110)
-    assert done.returncode == 0, done.stderr
+    file = generate_workload(grid, tmp_path / "w.jsonl", "--jobs", str(JOBS))
+    result = grid.run_koala("workload", "run", file, *RUN, timeout=110)
+    assert result.returncode == 0, result.stderr
     folder = tmp_path / "w.jsonl.report"
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     assert report["summary"]["states"] == {"succeeded": JOBS}
-    told = {job["id"]: job for job in grid.http.get("/api/v1/jobs", params={"limit": 100}).json()["jobs"]}
-    assert sorted(told) == sorted(job["id"] for job in report["jobs"])
+    jobs = {job["id"]: job for job in grid.http.get("/api/v1/jobs", params={"limit": 100}).json()["jobs"]}
+    assert sorted(jobs) == sorted(job["id"] for job in report["jobs"])
     for job in report["jobs"]:
-        daemon = told[job["id"]]
-        assert {name: job[name] for name in NAMES} == {name: daemon[other] for name, other in NAMES.items()}
+        daemon = jobs[job["id"]]
+        assert {name: job[name] for name in NAMES} == {name: daemon[field] for name, field in NAMES.items()}
         places: dict[str, int] = {}
         for component in daemon["components"]:
             places[component["cluster"]] = places.get(component["cluster"], 0) + component["size"]
         assert (job["clusters"], job["coallocated"]) == (places, len(places) > 1)
         assert job["execution_time"] == pytest.approx(daemon["response_time"] - daemon["wait_time"])
-    mean = sum(job["response_time"] for job in told.values()) / JOBS
+    mean = sum(job["response_time"] for job in jobs.values()) / JOBS
     assert report["summary"]["response_time"] == pytest.approx(mean)
     used = report["utilisation"]
     assert set(used["clusters"]) == {"north", "south"}
@@ -77,5 +77,5 @@ def test_a_run_with_background_load(make_grid: Callable[..., EmbeddedGrid], tmp_
     assert 0 < used["all"]["ours"] < 1
     for name in ("response", "coallocated", "utilisation", "cdf", "sizes"):
         assert (folder / f"{name}.png").stat().st_size > 5000
-        assert f"{name}.png" in done.stdout
+        assert f"{name}.png" in result.stdout
     grid.wait_until_idle()
