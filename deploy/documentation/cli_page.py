@@ -19,23 +19,23 @@ def commands() -> dict[str, click.Command]:
 
 def page() -> str:
     """Return a section for each command as Markdown: help, usage, arguments and options."""
-    return "\n".join(_section(words, command) for words, command in commands().items() if words != "koala")
+    return "\n".join(_section(path, command) for path, command in commands().items() if path != "koala")
 
 
-def _commands_below(words: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    yield words, command
+def _commands_below(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield path, command
     if isinstance(command, Commands):
         context = click.Context(command)
         for name in command.list_commands(context):
             subcommand = command.get_command(context, name)
             assert subcommand is not None
-            yield from _commands_below(f"{words} {name}", subcommand)
+            yield from _commands_below(f"{path} {name}", subcommand)
 
 
-def _section(words: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=words)
-    usage = " ".join([words, *command.collect_usage_pieces(context)])
-    parts = [f"\n### {words}\n", f"{command.help or ''}\n", f"```text\n{usage}\n```\n"]
+def _section(path: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=path)
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    parts = [f"\n### {path}\n", f"{command.help or ''}\n", f"```text\n{usage}\n```\n"]
     rows = []
     for parameter in command.params:
         record = parameter.get_help_record(context)

@@ -155,10 +155,10 @@ def picture(name: str) -> str:
     """The SVG of a policy's example."""
     example, answer = EXAMPLES[name], placement(name)
     height = TOP + LANE * len(GRID.clusters) + 40
-    told = f"{name} places koala submit {example.words} as {result(answer)}"
+    title = f"{name} places koala submit {example.words} as {result(answer)}"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-        f"<title>{escape(told)}</title>",
+        f"<title>{escape(title)}</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
         _text("words", 16, 28, f"koala submit {example.words}"),
@@ -172,13 +172,15 @@ def picture(name: str) -> str:
 
 def _lane(cluster: ClusterView, answer: Placement, y: int, fact: str) -> Iterator[str]:
     yield _text("name", 16, y + 21, cluster.name)
-    taken = [number for number, c in enumerate(answer.components) for _ in range(c.size) if c.cluster == cluster.name]
+    components = [
+        number for number, c in enumerate(answer.components) for _ in range(c.size) if c.cluster == cluster.name
+    ]
     for node in range(cluster.total):
         x = LEFT + node * (NODE + GAP)
         square = f'x="{x}" y="{y}" width="{NODE}" height="{NODE}" rx="4"'
-        if node < len(taken):
-            yield f'<rect class="c{taken[node]}" {square}/>'
-            yield _text("mark", x + NODE // 2, y + 20, str(taken[node]))
+        if node < len(components):
+            yield f'<rect class="c{components[node]}" {square}/>'
+            yield _text("mark", x + NODE // 2, y + 20, str(components[node]))
         elif node < cluster.idle:
             yield f'<rect class="idle" {square}/>'
         else:
@@ -197,8 +199,8 @@ def _key(y: int) -> Iterator[str]:
     yield _text("key", LEFT + 390, y + 12, "others have it")
 
 
-def _text(kind: str, x: int, y: int, words: str) -> str:
-    return f'<text class="{kind}" x="{x}" y="{y}">{escape(words)}</text>'
+def _text(kind: str, x: int, y: int, text: str) -> str:
+    return f'<text class="{kind}" x="{x}" y="{y}">{escape(text)}</text>'
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ MANY_VALUES = 12
 
 
 def document() -> Json:
-    """What a daemon without clusters, of which nothing stays, says of its API."""
+    """Return the OpenAPI document of a temporary daemon without clusters."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
         environment |= {"KOALA_DATABASE": "memory:", "KOALA_CLUSTERS": "{}", "XDG_STATE_HOME": folder}
@@ -35,16 +35,18 @@ def document() -> Json:
                 if not line.startswith("koala serves "):
                     raise RuntimeError(f"the daemon does not start: {line}{daemon.communicate(timeout=10)[1]}")
                 with urllib.request.urlopen(f"{line.split()[2]}/openapi.json", timeout=30) as answer:
-                    found: Json = json.load(answer)
+                    api_document: Json = json.load(answer)
             finally:
                 daemon.terminate()
                 daemon.communicate(timeout=30)
-    return found
+    return api_document
 
 
-def page(found: Json) -> str:
+def page(api_document: Json) -> str:
     """Return the reference as Markdown: codes of errors, permissions, operations and schemas."""
-    return "\n".join([_problem_codes(), _permissions(found), _every_operation(found), _schemas(found)])
+    return "\n".join(
+        [_problem_codes(), _permissions(api_document), _every_operation(api_document), _schemas(api_document)]
+    )
 
 
 def _problem_codes() -> str:
@@ -52,21 +54,25 @@ def _problem_codes() -> str:
     return "\n".join(["", "### Error codes { #problem-codes }", "", *_table(("code", "status", "meaning"), rows)])
 
 
-def _permissions(found: Json) -> str:
+def _permissions(api_document: Json) -> str:
     """Return the table of the access that each operation needs."""
     rows = [
         (f"[`{method.upper()} {path}`](#{operation['operationId']})", str(access_of(path, operation["operationId"])))
-        for path, operations in found["paths"].items()
+        for path, operations in api_document["paths"].items()
         for method, operation in operations.items()
     ]
     lines = ["## Permissions", "", "`owner`: the job's owner and operators. `public`: no token is needed.", ""]
     return "\n".join([*lines, *_table(("operation", "access"), sorted(rows, key=lambda row: row[0]))])
 
 
-def _every_operation(found: Json) -> str:
-    operations = [(path, method, one) for path, all_ in found["paths"].items() for method, one in all_.items()]
+def _every_operation(api_document: Json) -> str:
+    operations = [
+        (path, method, details)
+        for path, methods in api_document["paths"].items()
+        for method, details in methods.items()
+    ]
     lines: list[str] = []
-    for tag in found["tags"]:
+    for tag in api_document["tags"]:
         lines += [f"## {tag['name'].capitalize()}", "", tag["description"], ""]
         for path, method, operation in operations:
             if tag["name"] in operation["tags"]:
@@ -82,32 +88,32 @@ def _operation(path: str, method: str, operation: Json) -> Iterator[str]:
     yield f"\n{operation['description'].strip().replace('``', '`')}\n"
     yield f"For {whom}.\n"
     rows = [
-        (f"`{one['name']}`", one["in"], _type(one["schema"]), _told(one, needed=one.get("required", False)))
-        for one in operation.get("parameters", ())
+        (f"`{item['name']}`", item["in"], _type(item["schema"]), _describe(item, needed=item.get("required", False)))
+        for item in operation.get("parameters", ())
     ]
     yield from _table(("parameter", "in", "value", "meaning"), rows)
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         yield f"Body, `{kind}`: {_type(content['schema'])}\n"
     answers = sorted(operation["responses"].items())
-    well = [f"{status} {_answer(one)}" for status, one in answers if status < "400"]
+    well = [f"{status} {_answer(item)}" for status, item in answers if status < "400"]
     problems = ", ".join(status for status, _ in answers if status >= "400")
     yield f"Answers: {' · '.join(well)}; [errors](#errors): {problems}.\n"
 
 
 def _answer(answer: Json) -> str:
     types = [_type(content["schema"]) for content in answer.get("content", {}).values() if content.get("schema")]
-    words = answer["description"]
-    return ", ".join([*([] if words == "Successful Response" else [words]), *types])
+    description = answer["description"]
+    return ", ".join([*([] if description == "Successful Response" else [description]), *types])
 
 
-def _schemas(found: Json) -> str:
+def _schemas(api_document: Json) -> str:
     lines = ["## Schemas", "", "The types of bodies and answers.", ""]
-    for name, schema in sorted(found["components"]["schemas"].items()):
+    for name, schema in sorted(api_document["components"]["schemas"].items()):
         needed = schema.get("required", ())
         lines += [f"### {name} {{ #schema-{name} }}", "", _cleaned(schema.get("description", "")), ""]
         rows = [
-            (f"`{own}`", _type(one), _told(one, needed=own in needed))
-            for own, one in schema.get("properties", {}).items()
+            (f"`{field}`", _type(field_schema), _describe(field_schema, needed=field in needed))
+            for field, field_schema in schema.get("properties", {}).items()
         ]
         lines += _table(("field", "value", "meaning"), rows)
         if "enum" in schema or not rows:
@@ -123,8 +129,8 @@ def _table(head: Iterable[str], rows: Sequence[tuple[str, ...]]) -> Iterator[str
         yield ""
 
 
-def _told(one: Json, *, needed: bool) -> str:
-    return _cleaned(f"{'required. ' if needed else ''}{one.get('description', '')}")
+def _describe(schema: Json, *, needed: bool) -> str:
+    return _cleaned(f"{'required. ' if needed else ''}{schema.get('description', '')}")
 
 
 def _cleaned(text: str) -> str:
@@ -132,19 +138,21 @@ def _cleaned(text: str) -> str:
 
 
 def _type(schema: Json) -> str:
-    """A schema in a few words, with links to those that have names."""
+    """Describe a schema briefly, with links to named schemas."""
     if reference := schema.get("$ref"):
         name = reference.rpartition("/")[2]
         return f"[{name}](#schema-{name})"
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return " or ".join(dict.fromkeys(_type(one) for one in choices))
+        return " or ".join(dict.fromkeys(_type(choice) for choice in choices))
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
-        told = ", ".join(f"`{value}`" for value in values[:MANY_VALUES])
-        return f"{told}, …" if len(values) > MANY_VALUES else told
+        listed_values = ", ".join(f"`{value}`" for value in values[:MANY_VALUES])
+        return f"{listed_values}, …" if len(values) > MANY_VALUES else listed_values
     if schema.get("type") == "array":
         return f"list of {_type(schema.get('items', {}))}"
-    if schema.get("type") == "object" and isinstance(of := schema.get("additionalProperties"), dict):
-        return f"by name: {_type(of)}"
-    bounds = [f"{word} {schema[key]:g}" for key, word in BOUNDS.items() if key in schema and abs(schema[key]) < 10**7]
+    if schema.get("type") == "object" and isinstance(value_schema := schema.get("additionalProperties"), dict):
+        return f"by name: {_type(value_schema)}"
+    bounds = [
+        f"{phrase} {schema[key]:g}" for key, phrase in BOUNDS.items() if key in schema and abs(schema[key]) < 10**7
+    ]
     return ", ".join([str(schema.get("type", "anything")), *bounds])

@@ -1,4 +1,4 @@
-"""The page with every setting: of ``config.settings.Settings``, whatever is in it, by its types and docstrings."""
+"""Build the reference of settings from the types and docstrings of ``config.settings.Settings``."""
 
 import ast
 import inspect
@@ -25,7 +25,7 @@ SPANS = {86400: "days", 3600: "hours"}
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One of them; ``path`` as it stands in refusals: ``clusters.NAME.mpi.ports``."""
+    """A setting; ``path`` is its name in errors, such as ``clusters.NAME.mpi.ports``."""
 
     path: str
     kind: str
@@ -39,7 +39,7 @@ class Setting:
 
 @dataclass(slots=True)
 class Section:
-    """Settings that belong together, and the paths under which they all may be given."""
+    """Settings of one class, and the paths at which they may be set."""
 
     paths: list[str]
     meaning: str
@@ -47,59 +47,61 @@ class Section:
 
 
 def page() -> str:
-    """As Markdown; the part by hand stands before it."""
-    return "".join(f"\n{text}" for section in sections() for text in _told(section))
+    """Return a table for each section as Markdown."""
+    return "".join(f"\n{text}" for section in sections() for text in _render_section(section))
 
 
-def _told(section: Section) -> Iterator[str]:
+def _render_section(section: Section) -> Iterator[str]:
     top = section.paths == [""]
     yield "## Daemon\n" if top else f"## {', '.join(f'`{path}`' for path in section.paths)}\n"
     if section.meaning and not top:
         yield f"{section.meaning}\n"
     yield "| setting | value | default | meaning |\n| --- | --- | --- | --- |"
-    for one in section.settings:
-        name = one.path.removeprefix(f"{section.paths[0]}.")
-        cells = (f"`{name}`", one.kind, one.default, one.meaning)
+    for setting in section.settings:
+        name = setting.path.removeprefix(f"{section.paths[0]}.")
+        cells = (f"`{name}`", setting.kind, setting.default, setting.meaning)
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
     yield ""
 
 
 def sections() -> list[Section]:
-    """The daemon's own settings first, then each part of them; one that may stand in several places comes once."""
-    found: dict[Any, Section] = {}
+    """Return the sections, the daemon's own settings first. A section with several paths occurs once."""
+    sections_by_type: dict[Any, Section] = {}
     waiting: list[tuple[str, Any]] = [("", Settings)]
     while waiting:
         path, kind = waiting.pop(0)
-        if kind in found:
-            found[kind].paths.append(path)
+        if kind in sections_by_type:
+            sections_by_type[kind].paths.append(path)
             continue
-        section = found[kind] = Section([path], _paragraph(inspect.cleandoc(kind.__doc__ or "")))
+        section = sections_by_type[kind] = Section([path], _paragraph(inspect.cleandoc(kind.__doc__ or "")))
         for name, type_, default, meaning in _fields(kind):
-            own = f"{path}.{name}".removeprefix(".")
-            below = list(_parts(own, type_))
+            setting_path = f"{path}.{name}".removeprefix(".")
+            below = list(_parts(setting_path, type_))
             waiting += below
             if not below:
-                section.settings.append(Setting(own, _kind(type_), _default(default, meaning), meaning))
-    return [section for section in found.values() if section.settings]
+                section.settings.append(Setting(setting_path, _kind(type_), _default(default, meaning), meaning))
+    return [section for section in sections_by_type.values() if section.settings]
 
 
 def _fields(kind: Any) -> Iterator[tuple[str, Any, Any, str]]:
-    """Name, type, default and meaning of each field of a section."""
-    told = _docstrings(kind)
+    """Yield name, type, default and meaning of each field of a section."""
+    docstrings = _docstrings(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         for name, info in kind.model_fields.items():
             type_ = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
-            yield name, type_, info.default, told.get(name, "")
+            yield name, type_, info.default, docstrings.get(name, "")
         return
-    for own in fields(kind):
-        default = own.default if own.default_factory is MISSING else own.default_factory()
-        yield own.name, own.type, default, told.get(own.name, "")
+    for dataclass_field in fields(kind):
+        default = (
+            dataclass_field.default if dataclass_field.default_factory is MISSING else dataclass_field.default_factory()
+        )
+        yield dataclass_field.name, dataclass_field.type, default, docstrings.get(dataclass_field.name, "")
 
 
 @cache
 def _docstrings(kind: type) -> Mapping[str, str]:
-    """The texts below a class's fields; what a class says itself goes before what it inherits."""
-    told: dict[str, str] = {}
+    """Return the docstrings of a class's fields, including inherited ones."""
+    docstrings: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not base.__module__.startswith("koalapy."):
             continue
@@ -109,8 +111,8 @@ def _docstrings(kind: type) -> Mapping[str, str]:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 match following:
                     case ast.Expr(ast.Constant(str() as text)):
-                        told[statement.target.id] = _paragraph(inspect.cleandoc(text))
-    return told
+                        docstrings[statement.target.id] = _paragraph(inspect.cleandoc(text))
+    return docstrings
 
 
 def _paragraph(text: str) -> str:
@@ -118,13 +120,13 @@ def _paragraph(text: str) -> str:
 
 
 def _parts(path: str, type_: Any) -> Iterator[tuple[str, Any]]:
-    """The sections within a setting: itself, or those of which it is a list or a mapping."""
+    """Yield the sections within a setting: itself, or the elements of a list or mapping."""
     origin, within = get_origin(type_), get_args(type_)
     if is_dataclass(type_):
         yield path, type_
     elif origin is Annotated or origin in (Union, UnionType):
-        for one in within[:1] if origin is Annotated else within:
-            yield from _parts(path, one)
+        for part_type in within[:1] if origin is Annotated else within:
+            yield from _parts(path, part_type)
     elif origin in (list, tuple, Sequence):
         yield from _parts(f"{path}[N]", within[0])
     elif origin in (dict, Mapping):
@@ -132,13 +134,13 @@ def _parts(path: str, type_: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _kind(type_: Any) -> str:
-    """A type in words, with its bounds."""
+    """Describe a type with its bounds."""
     origin, within = get_origin(type_), get_args(type_)
     if origin is Annotated:
-        bounds = [words for each in within[1:] for words in _bounds(each)]
+        bounds = [phrase for constraint in within[1:] for phrase in _bounds(constraint)]
         return ", ".join([_kind(within[0]), *bounds])
     if origin in (Union, UnionType):
-        return " or ".join(_kind(one) for one in within if one is not NoneType)
+        return " or ".join(_kind(member) for member in within if member is not NoneType)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in within)
     if origin in (list, tuple, Sequence, frozenset):
@@ -146,14 +148,14 @@ def _kind(type_: Any) -> str:
     if origin in (dict, Mapping):
         return f"by name: {_kind(within[1])}"
     if isinstance(type_, type) and issubclass(type_, Enum):
-        return ", ".join(f"`{one.value}`" for one in type_)
+        return ", ".join(f"`{member.value}`" for member in type_)
     return NUMBERS.get(getattr(type_, "__name__", ""), "path")
 
 
 def _bounds(constraint: Any) -> Iterator[str]:
     if isinstance(constraint, FieldInfo):
-        for each in constraint.metadata:
-            yield from _bounds(each)
+        for inner_constraint in constraint.metadata:
+            yield from _bounds(inner_constraint)
     elif isinstance(constraint, annotated_types.BaseMetadata):
         yield from describe_bounds(constraint)
 
