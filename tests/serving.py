@@ -261,7 +261,7 @@ async def serving(
     )
     files = Files(engine, file_store, sites or Sites(), bundles)
     outputs = Outputs(engine, queries, store, FileOutput(path.parent / "output", 1000))
-    jobs = Jobs(engine, queries, store, outputs, saved.next_job, describe, files.resolve, submission_rules)
+    jobs = Jobs(engine, queries, store, outputs, saved.next_job, describe, files.resolve_spec, submission_rules)
     results = Results(
         file_store,
         path.parent / "results",

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from koalapy.api import fields
 from koalapy.daemon.engine.database import READING_USER
-from koalapy.daemon.observability.audit import under_way
+from koalapy.daemon.observability.audit import identify_request
 from koalapy.model.errors import ForbiddenError, NotLoggedIn, ProblemCode
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobId
@@ -158,7 +158,7 @@ def build_authorizer(
             if access != "agents" or name == "cluster"
         )
         READING_USER.set("" if identity is None else identity.user)
-        under_way(identity, operation, target, change=operation not in READ_ONLY_OPERATIONS)
+        identify_request(identity, operation, target, change=operation not in READ_ONLY_OPERATIONS)
         if access in ("public", "agents"):
             return
         minimum_role = access if isinstance(access, Role) else Role.USER

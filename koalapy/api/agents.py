@@ -68,7 +68,7 @@ def agents_router(hub: Hub, tokens: Tokens, attempts: AgentAttempts | None = Non
             await socket.send_denial_response(rejection.to_response())
             return
         await socket.accept()
-        await hub.serve(cluster, AgentConnection(socket))
+        await hub.serve_connection(cluster, AgentConnection(socket))
 
     @router.get("/api/v1/agents/{cluster}/connect", include_in_schema=False)
     async def would_connect(request: Request, cluster: str) -> Response:
@@ -109,18 +109,18 @@ def check_agent_token(
             "add it to the daemon's configuration",
         )
     expected, address = tokens[cluster], client_address(connection.scope)
-    wait = attempts.wait(cluster, address)
+    wait = attempts.block_time(cluster, address)
     token = connection.headers.get("authorization", "").removeprefix("Bearer ").strip()
     # Random tokens of ``openssl rand -hex 24`` or the daemon are longer and more varied.
     is_guessable = len(expected or "") < MIN_RANDOM_LENGTH or len(set(expected or "")) < MIN_RANDOM_CHARACTERS
     if expected and not (wait and is_guessable) and hmac.compare_digest(token.encode(), expected.encode()):
-        attempts.admitted(cluster, address)
+        attempts.record_success(cluster, address)
         return None
     if wait:
         reason = f"too many wrong tokens were sent for cluster {cluster}, the last from {address}"
         hint = "stop the agent that uses an old token; a token made by openssl rand -hex 24 is accepted at once"
         return Rejection(ProblemCode.TOO_MANY_WRONG_TOKENS, reason, hint, wait)
-    attempts.failed(cluster, address)
+    attempts.count_failure(cluster, address)
     reason = f"the token is not that of cluster {cluster}"
     if not expected:
         reason = f"clusters.{cluster}.token is not set in the daemon's configuration"

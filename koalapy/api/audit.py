@@ -16,7 +16,7 @@ from koalapy.api.guard import READ_METHODS
 from koalapy.api.middleware import client_address
 from koalapy.api.routes import api_router
 from koalapy.daemon.observability import audit
-from koalapy.daemon.observability.audit import Audit, Deed
+from koalapy.daemon.observability.audit import Audit, AuditedRequest
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.errors import UsageError
 from koalapy.model.job import MAX_DURATION
@@ -53,16 +53,16 @@ class AuditMiddleware:
             return
         method = scope.get("method", "GET")
         change = method not in READ_METHODS
-        entry = Deed(method if method in METHODS else "other", "", change)
+        entry = AuditedRequest(method if method in METHODS else "other", "", change)
         entry.target = scope["path"][:MAX_TARGET_LENGTH]
         if change:
             entry.address = client_address(scope)
-        audit.begin(entry)
+        audit.begin_request(entry)
 
         async def record_and_send(message: Message) -> None:
             if message["type"] in STARTS and not (entry.written and message["status"] < 400):
-                entry.address, entry.by = entry.address or client_address(scope), entry.by or identity_of(scope)
-                await self._audit.close(entry, message["status"])
+                entry.address, entry.caller = entry.address or client_address(scope), entry.caller or identity_of(scope)
+                await self._audit.close_request(entry, message["status"])
             await send(message)
 
         await self._app(scope, receive, record_and_send)
@@ -102,7 +102,7 @@ def audit_router(audit_log: Audit) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Any:
         """List recorded actions and rejected requests with their user and address, oldest first."""
-        entries = await audit_log.entries(AuditFilter(0.0, user, action, after, limit), since)
+        entries = await audit_log.read_entries(AuditFilter(0.0, user, action, after, limit), since)
         if action and not entries and not after:
             _check_action(action, request.app.routes)
         return {"entries": entries, "next": entries[-1].id if entries else after}
@@ -111,6 +111,6 @@ def audit_router(audit_log: Audit) -> APIRouter:
     async def verify_audit(after: After = 0, after_hash: Hash = "") -> Any:
         """Verify the hashes of up to 100,000 entries in order: from the first one, or after an entry whose hash is
         known from an earlier check or the daemon's log."""
-        return await audit_log.verify(AuditHead(after, after_hash) if after else None)
+        return await audit_log.verify_entries(AuditHead(after, after_hash) if after else None)
 
     return router

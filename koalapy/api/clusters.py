@@ -130,7 +130,7 @@ def clusters_router(service: Jobs) -> APIRouter:
     async def show_metrics(since: Since = 3600.0) -> Any:
         """Show the use of the clusters and the waiting times of jobs over the last ``since`` seconds. Spans of more
         than two days begin at the start of a day (UTC)."""
-        return _metrics_view(await service.measure(since))
+        return _metrics_view(await service.measure_use(since))
 
     @router.get("/policies", response_model=PolicyList)
     async def list_policies() -> Any:
@@ -220,7 +220,7 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
         if not 0 < order.seconds <= MAX_BACKGROUND_S:
             hint = f"give more than 0 and up to {MAX_BACKGROUND_S:g} seconds"
             raise UsageError(f"seconds is {order.seconds:g}", field="seconds", value=order.seconds, hint=hint)
-        return await questions.ask(
+        return await questions.ask_agent(
             name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=AGENT_TIMEOUT_S
         )
 
@@ -230,7 +230,7 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
         if not allowed:
             return _forbidden()
         service.get_cluster(name)
-        return await questions.ask(name, "background-stop", {}, timeout=AGENT_TIMEOUT_S)
+        return await questions.ask_agent(name, "background-stop", {}, timeout=AGENT_TIMEOUT_S)
 
     return router
 

@@ -22,7 +22,7 @@ from koalapy.daemon.auth.pace import AgentAttempts
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import Results
-from koalapy.daemon.observability.audit import about
+from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import NotFoundError, ProblemCode
 from koalapy.model.replica import Replica
 from koalapy.model.request import Bundle
@@ -103,7 +103,7 @@ def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
     )
     async def fetch_results(job: Id) -> StreamingResponse:
         """Download the result files of the job's last attempt as one tar archive."""
-        return StreamingResponse(await results.archive(job), media_type=TAR)
+        return StreamingResponse(await results.open_archive(job), media_type=TAR)
 
     return router
 
@@ -117,7 +117,9 @@ def _add_replicas(router: APIRouter, files: Files) -> None:
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
     ) -> Any:
         """List the replicas of logical files, in order of name and cluster."""
-        replicas = files.list(name, (after, after_cluster), limit + 1)  # one more shows whether there is another page
+        replicas = files.list_replicas(
+            name, (after, after_cluster), limit + 1
+        )  # one more shows whether there is another page
         page, next_page = replicas[:limit], None
         if len(replicas) > limit:
             query: dict[str, Any] = {} if name is None else {"name": name}
@@ -129,20 +131,20 @@ def _add_replicas(router: APIRouter, files: Files) -> None:
     async def add_replica(order: ReplicaOrder) -> Any:
         """Register a file or folder on a cluster as a replica. The cluster's agent reads it first, which may take
         minutes."""
-        return await files.add(order.name, order.cluster, order.path)
+        return await files.add_replica(order.name, order.cluster, order.path)
 
     @router.post("/replicas/verify", response_model=VerifiedList, responses=problem_responses(404))
     async def verify_replicas(choice: ReplicaChoice | None = None) -> Any:
         """Verify replicas by their agents, which may take minutes; replicas that are good again are used again."""
         choice = choice or ReplicaChoice()
-        verified = await files.verify(choice.name, choice.cluster)
+        verified = await files.verify_replicas(choice.name, choice.cluster)
         return {"replicas": [asdict(v.replica) | {"problem": v.problem} for v in verified]}
 
     @router.delete("/replicas", response_model=ReplicaList, responses=problem_responses(404))
     async def remove_replicas(name: Needed, cluster: Where = None) -> Any:
         """Remove replicas of a logical file from the catalogue, and return them. The files themselves are not
         deleted."""
-        return {"replicas": await files.remove(name, cluster)}
+        return {"replicas": await files.remove_replicas(name, cluster)}
 
 
 def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
@@ -162,23 +164,23 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
         length = request.headers.get("content-length", "")
         try:
             announced = int(length[:20]) if length.isdecimal() else 0
-            bundle, created = await bundles.put(request.stream(), announced, caller.user)
+            bundle, created = await bundles.add_bundle(request.stream(), announced, caller.user)
         except ClientDisconnect:
             return INCOMPLETE()
         except TimeoutError:
             return STALLED()
-        about(f"bundle {bundle.id}")
+        describe_request(f"bundle {bundle.id}")
         response.status_code = 201 if created else 200
         return bundle
 
     @router.get("/bundles/{bundle}", response_model=BundleView)
     async def show_bundle(bundle: BundleId, caller: Caller) -> Any:
         """Show a bundle of the caller."""
-        return bundles.wanted_by(caller, bundle)
+        return bundles.touch_visible(caller, bundle)
 
     @router.head("/bundles/{bundle}", include_in_schema=False)
     async def has_bundle(bundle: BundleId, caller: Caller) -> Response:
-        bundles.wanted_by(caller, bundle)
+        bundles.touch_visible(caller, bundle)
         return Response()
 
 
@@ -212,8 +214,8 @@ def agent_files_router(
                 value=bundle,
                 code=ProblemCode.BUNDLE_NOT_FOUND,
             )
-        bundles.get(bundle)
-        return FileResponse(bundles.path(bundle), media_type=TAR)
+        bundles.get_bundle(bundle)
+        return FileResponse(bundles.path_of(bundle), media_type=TAR)
 
     @router.put("/results/{token}", response_model=ResultView)
     async def put(request: Request, cluster: str, token: str) -> Any:
@@ -221,7 +223,7 @@ def agent_files_router(
         if rejection := reject(request, cluster):
             return rejection
         try:
-            return await results.put(cluster, token, request.stream())
+            return await results.store_result(cluster, token, request.stream())
         except ClientDisconnect:
             return INCOMPLETE()
         except TimeoutError:

@@ -76,7 +76,7 @@ def explain_router(service: Jobs) -> APIRouter:
     @router.get("/jobs/{job}/explain", response_model=ExplanationView, response_model_exclude_unset=True)
     async def explain_job(job: Id, caller: Caller) -> Any:
         """Explain why a job waits and what would start it, why it was placed where it is, or how it ended."""
-        return await service.explain(job, caller)
+        return await service.explain_job(job, caller)
 
     @router.post(
         "/explain", response_model=ExplanationView, response_model_exclude_unset=True, responses=problem_responses(409)
@@ -226,7 +226,7 @@ def _if_submitted_view(forecast: IfSubmitted) -> dict[str, Any]:
     expected = forecast.expected
     if expected is None:
         starts = Interval(0.0, 0.0, 0.0) if forecast.at_once else None
-        view = {"at_once": forecast.at_once, "why": forecast.why}
+        view = {"at_once": forecast.at_once, "why": forecast.reason}
         return {**view, "starts": starts, "ends": None, "not_run": None, "basis": ""}
     reason = "" if expected.starts else f"it started in no simulation of the next {format_days(HORIZON)}"
     fields = {name: getattr(expected, name) for name in ("starts", "ends", "not_run", "basis")}
@@ -248,12 +248,12 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
         """Predict when a job would start if it were submitted now: at once, or as simulated within the waiting time.
         Nothing is stored."""
         spec = await jobs.complete_spec(submission.to_model(), caller)
-        return _if_submitted_view(await service.if_submitted(spec, wait))
+        return _if_submitted_view(await service.forecast_submission(spec, wait))
 
     @router.get("/jobs/{job}/forecast", response_model=JobForecastView)
     async def foretell_job(job: Id, wait: Wait = 10.0) -> Any:
         """Predict when a job will start and end, from a simulation of at most a minute ago."""
-        ready, expected = await service.expected(job, wait)
+        ready, expected = await service.forecast_job(job, wait)
         return {"ready": ready, "expected": expected}
 
     return router
@@ -339,7 +339,7 @@ def advisor_router(advisor: Advisor) -> APIRouter:
     async def show_advisor(caller: Caller) -> Any:
         """List applications with their learned run times and the advisor's decision. Users see the applications of
         their own jobs."""
-        records = await advisor.applications(_visible_user(caller))
+        records = await advisor.list_applications(_visible_user(caller))
         return {"applications": [_application_view(record) for record in records]}
 
     @router.get("/record", response_model=AdvisorRecord)
@@ -348,8 +348,8 @@ def advisor_router(advisor: Advisor) -> APIRouter:
         predictions by kind and period. Users see their own jobs."""
         user = _visible_user(caller)
         return {
-            "record": await advisor.record(application, limit, user),
-            "coverage": await advisor.coverage(application, user),
+            "record": await advisor.read_advice(application, limit, user),
+            "coverage": await advisor.read_coverage(application, user),
         }
 
     return router
@@ -373,11 +373,11 @@ def _application_view(record: ApplicationRecord) -> dict[str, Any]:
             "slowdown": _slowdown_and_bounds(record.slowdowns[group.where])[0] if group.where else None,
             "slowdown_between": _slowdown_and_bounds(record.slowdowns[group.where])[1:] if group.where else None,
         }
-        for group in record.seen
+        for group in record.runs
     ]
     return {
         "application": record.application,
-        "clusters": len(record.where) or 2,
+        "clusters": len(record.clusters) or 2,
         "slowdown": _slowdown_and_bounds(record.slowdown)[0],
         "slowdown_between": _slowdown_and_bounds(record.slowdown)[1:],
         "runs_on_several": record.runs_on_several,

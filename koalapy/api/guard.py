@@ -137,17 +137,17 @@ class TokenAuthenticator:
         if not token:
             return not_logged_in()
         reason = ""
-        identity = self._identities.of(token)
+        identity = self._identities.find_identity(token)
         if identity is None:
             try:
-                identity = await self._identities.verify(token)
+                identity = await self._identities.verify_token(token)
             except TokenRejected as error:
                 reason = error.message
             except SiteUnavailable as error:
                 return problem(error.code, error.message, hint=error.hint, headers={"Retry-After": "10"})
         if identity is not None and not identity.guessable:
             return identity
-        if wait := self._pace.guessing(address):
+        if wait := self._pace.block_time(address):
             return problem(
                 ProblemCode.TOO_MANY_WRONG_TOKENS,
                 f"too many wrong tokens were sent from {address}",
@@ -155,13 +155,13 @@ class TokenAuthenticator:
                 headers={"Retry-After": str(ceil(wait))},
             )
         if identity is None:
-            self._pace.failed(address)
+            self._pace.count_failure(address)
             return not_logged_in(reason)
         return identity
 
     def authenticate_browser(self, token: str) -> Identity | None:
         """Return the identity of a session cookie's token. These are random, so that guesses need no limit."""
-        identity = self._identities.of(token) if token else None
+        identity = self._identities.find_identity(token) if token else None
         return identity if identity is not None and identity.token is not None else None
 
 
@@ -236,7 +236,7 @@ class Guard:
             await send(message)
 
         try:
-            with self._identities.using(identity, cancel):
+            with self._identities.end_on_expiry(identity, cancel):
                 await self._app(scope, receive, note_and_send)
         except asyncio.CancelledError:
             if not is_invalid or task.uncancel():
@@ -305,7 +305,7 @@ class Guard:
         return await self._authenticator.authenticate(client_address(scope), token)
 
     def _check_rate(self, identity: Identity) -> JSONResponse | None:
-        if (excess_and_wait := self._pace.excess(identity.user)) is None:
+        if (excess_and_wait := self._pace.find_excess(identity.user)) is None:
             return None
         excess, wait = excess_and_wait
         return problem(

@@ -79,11 +79,11 @@ def history_router(service: History) -> APIRouter:
     ) -> Any:
         """Show the use of clusters, and the waiting times, run times and outcomes of jobs, by day or week. Only
         operators see other users, and other users' jobs in a trace."""
-        span = service.span(first, last)
+        span = service.make_span(first, last)
         if format is Format.SWF:
             user = None if caller.has_role(Role.OPERATOR) else caller.user
-            return StreamingResponse(service.trace(span, user), media_type="text/plain; charset=utf-8")
-        table = await service.table(by, step, span, visible_to(caller, by, name))
+            return StreamingResponse(service.export_trace(span, user), media_type="text/plain; charset=utf-8")
+        table = await service.read_table(by, step, span, visible_to(caller, by, name))
         if format is Format.CSV:
             return Response(await to_thread(as_csv, table.lines), media_type="text/csv; charset=utf-8")
         lines = (_LINE.dump_json(line).decode() for line in table.lines)
@@ -149,8 +149,8 @@ def sharing_router(service: Sharing, history: History) -> APIRouter:
     async def show_sharing(request: Request, first: First = None, last: Last = None) -> Any:
         """Compare, for each site, the response times of its users' jobs in the grid with those on the site by itself,
         which are simulated. Covers finished jobs submitted in these days; takes some seconds."""
-        span = history.span(first, last)
-        report = await cancel_on_disconnect(request, service.report(span))
+        span = history.make_span(first, last)
+        report = await cancel_on_disconnect(request, service.make_report(span))
         results = {name: getattr(report, name) for name in ("start", "end", "every_site", "sites", "exclusions")}
         return SharingView.model_validate({"first": span.first, "last": span.last, **results})
 
@@ -192,6 +192,6 @@ def record_router(record: Record | None, clock: Callable[[], float]) -> APIRoute
                 code=ProblemCode.RECORD_DISABLED,
             )
         now = clock()
-        return StreamingResponse(await record.export(now - since, now - until), media_type=LINES)
+        return StreamingResponse(await record.export_recordings(now - since, now - until), media_type=LINES)
 
     return router

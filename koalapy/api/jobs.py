@@ -256,19 +256,19 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
 
         A job that is cancelled already counts as a success, so that the request may be repeated.
         """
-        results = await bulk.cancel(order.jobs, caller, order.reason, warn=order.warn)
+        results = await bulk.cancel_jobs(order.jobs, caller, order.reason, warn=order.warn)
         return {"jobs": [_cancelled_job(result) for result in results]}
 
     @router.post("/hold", response_model=ChangedJobs)
     async def hold_jobs(order: HoldOrder, caller: Caller) -> Any:
         """Hold many queued jobs, each independently of the others. A job that is held already counts as a success."""
-        return {"jobs": [_changed_job(result) for result in await bulk.hold(order.jobs, caller, order.reason)]}
+        return {"jobs": [_changed_job(result) for result in await bulk.hold_jobs(order.jobs, caller, order.reason)]}
 
     @router.post("/release", response_model=ChangedJobs)
     async def release_jobs(order: ReleaseOrder, caller: Caller) -> Any:
         """Release many held jobs, each independently of the others. A job that is queued already counts as a
         success."""
-        return {"jobs": [_changed_job(result) for result in await bulk.release(order.jobs, caller)]}
+        return {"jobs": [_changed_job(result) for result in await bulk.release_jobs(order.jobs, caller)]}
 
     @router.post("/priority", response_model=ChangedJobs)
     async def set_priority(order: PriorityOrder, caller: Caller) -> Any:
@@ -320,7 +320,7 @@ def _add_events(router: APIRouter, service: Jobs) -> None:
     async def changes(job: Id, last: LastId = 0) -> AsyncIterator[JobChange]:
         """Return the changes of a job; raise ``NotFoundError`` here, before the response begins."""
         await service.get(job)
-        return service.follow(job, last)
+        return service.follow_job(job, last)
 
     @router.get(
         "/{job}/events",
@@ -358,7 +358,7 @@ def changes_router(changes: Changes) -> APIRouter:
         """
         if not last:
             yield _grid_change(frozenset(TOPICS), changes.version)
-        async for topics in changes.follow(last):
+        async for topics in changes.follow_changes(last):
             yield _grid_change(topics, changes.version)
 
     return router

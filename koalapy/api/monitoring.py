@@ -66,7 +66,7 @@ def health_router(
     async def healthz() -> Any:
         """Report the daemon's health: ``degraded`` if a check of the daemon fails, or a cluster is neither usable nor
         drained."""
-        return health.report()
+        return health.make_report()
 
     @router.get("/livez", response_model=Liveness, tags=["health"], operation_id=live)
     async def livez() -> Any:
@@ -85,7 +85,7 @@ def health_router(
     ) -> Any:
         """Report whether the daemon accepts jobs and actions, with a reason for each failed check; 503 if it does
         not."""
-        readiness = health.readiness(of_clusters=clusters)
+        readiness = health.check_readiness(of_clusters=clusters)
         if identity_of(request.scope) is None:
             readiness = readiness.for_strangers()
         if readiness.ready:
@@ -205,8 +205,8 @@ def _jobs(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
 
 
 def _engine(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
-    rounds = instruments.rounds
-    yield _histogram("round_seconds", "Duration of engine cycles, including database writes.", {(): rounds.whole})
+    rounds = instruments.cycles
+    yield _histogram("round_seconds", "Duration of engine cycles, including database writes.", {(): rounds.total})
     yield _histogram("step_seconds", "Part of each engine cycle that blocks the event loop.", {(): rounds.step})
     yield _gauge("round_events", "Events that the last engine cycle processed.", rounds.waiting)
     yield _gauge("waiting_events", "Events that wait for the next engine cycle.", figures.waiting_events)
@@ -414,7 +414,7 @@ class RequestCounter:
                 if route != OTHER and scope["path"].startswith(API_PREFIX) and not route.startswith(API_PREFIX):
                     route = f"{API_PREFIX}{route}"
                 method = scope["method"] if scope["method"] in METHODS else OTHER
-                self._requests.note(route, method, message["status"], seconds)
+                self._requests.note_request(route, method, message["status"], seconds)
             await send(message)
 
         await self._app(scope, receive, count_and_send)

@@ -119,7 +119,7 @@ def network_router(network: Network) -> APIRouter:
     @router.get("", response_model=NetworkView)
     async def show_network() -> Any:
         """Show every link of the grid, between two clusters or within one, with its newest measurement."""
-        records = network.links()
+        records = network.list_links()
         return {
             "clusters": [record.pair[0] for record in records if record.pair[0] == record.pair[1]],
             "links": [_link_view(record) for record in records],
@@ -131,7 +131,7 @@ def network_router(network: Network) -> APIRouter:
         """Measure links by jobs of low priority, and return those that are measured. In the first seconds after the
         daemon's start the response waits for the agents to connect."""
         await network.wait_for_agents()
-        order, since = order or MeasureOrder(), network.now()
+        order, since = order or MeasureOrder(), network.current_time()
         for index, names in enumerate(order.pairs or ()):
             if len(names) != 2:
                 raise UsageError(
@@ -141,12 +141,12 @@ def network_router(network: Network) -> APIRouter:
                     hint="give two names, the same twice for the network within a cluster",
                 )
         pairs = None if order.pairs is None else [(first, second) for first, second in order.pairs]
-        return {"since": since, "links": network.measure(order.clusters, pairs)}
+        return {"since": since, "links": network.measure_links(order.clusters, pairs)}
 
     @router.get("/{one}/{other}/history", response_model=LinkHistory)
     async def show_link_history(one: Name, other: Name, limit: Limit = 20) -> Any:
         """List the measurements between two clusters, or within one, newest first."""
-        measurements = await network.history(one, other, limit)
+        measurements = await network.read_history(one, other, limit)
         first, second = pair_of(one, other)
         return {"one": first, "other": second, "measurements": measurements}
 
@@ -154,7 +154,7 @@ def network_router(network: Network) -> APIRouter:
 
 
 def _link_view(link: LinkRecord) -> dict[str, Any]:
-    measured = link.known
+    measured = link.measurements
     return {
         "one": link.pair[0],
         "other": link.pair[1],

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from koalapy.api.job_views import ComponentInput, Fixed, FixedComponent, Flexible, JobInput, NonFixed, NonFixedComponent
-from koalapy.daemon.observability.audit import about
+from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.corrections import explain_error
 from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError
 from koalapy.model.request import WarningSignal
@@ -45,7 +45,7 @@ def problem(
 ) -> JSONResponse:
     """Return a problem response with the message, the wrong field, a hint, and additional ``fields`` for programs."""
     if code.status in (401, 403, 429):
-        about(detail=detail)
+        describe_request(detail=detail)
     body = _problem(code, detail, field, value, hint) | dict(fields or {})
     return JSONResponse(body, code.status, headers, media_type="application/problem+json")
 

@@ -15,7 +15,7 @@ from koalapy.api.routes import api_router
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, Identities, TokenOrder
 from koalapy.daemon.auth.login import LOGIN_CODE_TTL_S, LoginCodes
 from koalapy.daemon.jobs.quota import LimitsInUse, ScopeInUse
-from koalapy.daemon.observability.audit import about
+from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.errors import ConflictError, ForbiddenError
 from koalapy.model.identity import Identity, Role
 from koalapy.ports import StoredToken
@@ -86,21 +86,21 @@ def tokens_router(identities: Identities) -> APIRouter:
         order = order or NewToken()
         user = order.user or caller.user
         role = order.role or (caller.role if user == caller.user else Role.USER)
-        token, secret = await identities.create(TokenOrder(user, role, order.expires, order.note), caller)
-        about(f"token {token.id} of {token.user}, {token.role}")
+        token, secret = await identities.create_token(TokenOrder(user, role, order.expires, order.note), caller)
+        describe_request(f"token {token.id} of {token.user}, {token.role}")
         return _view(token) | {"token": secret}
 
     @router.get("", response_model=TokenList)
     async def list_tokens(caller: Caller, user: TokenOwner = None, include_invalid: IncludeInvalid = False) -> Any:
         """List valid tokens without their secrets: administrators see all tokens, other users their own."""
-        return {"tokens": [_view(token) for token in identities.list(caller, user, every=include_invalid)]}
+        return {"tokens": [_view(token) for token in identities.list_tokens(caller, user, every=include_invalid)]}
 
     @router.post("/revoke", response_model=TokenList, responses=problem_responses(404))
     async def revoke_tokens(caller: Caller, order: RevokeOrder) -> Any:
         """Revoke tokens at once, close their open streams, and return all that were revoked."""
-        about("all tokens" if order.all else f"tokens {', '.join(map(str, order.tokens))}")
+        describe_request("all tokens" if order.all else f"tokens {', '.join(map(str, order.tokens))}")
         if not order.all:
-            return {"tokens": [_view(token) for token in await identities.revoke(order.tokens, caller)]}
+            return {"tokens": [_view(token) for token in await identities.revoke_tokens(order.tokens, caller)]}
         if not caller.has_role(Role.ADMIN):
             raise ForbiddenError("only administrators may revoke all tokens", field="all", hint="list your own tokens")
         return {"tokens": [_view(token) for token in await identities.revoke_all()]}
@@ -108,7 +108,7 @@ def tokens_router(identities: Identities) -> APIRouter:
     @router.post("/{token}/revoke", response_model=TokenList)
     async def revoke_token(caller: Caller, token: Id) -> Any:
         """Revoke one token and those that it created."""
-        return {"tokens": [_view(revoked) for revoked in await identities.revoke([token], caller)]}
+        return {"tokens": [_view(revoked) for revoked in await identities.revoke_tokens([token], caller)]}
 
     return router
 
@@ -147,14 +147,14 @@ def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
         """Revoke the token of this request at once."""
         if caller.token is None:
             raise ConflictError(f"{caller.how} cannot log out", hint="remove it where it was configured or issued")
-        await identities.revoke([caller.token], caller)
+        await identities.revoke_tokens([caller.token], caller)
         return {"user": caller.user}
 
     @router.post("/login-codes", response_model=LoginCode)
     async def create_login_code(caller: Caller) -> Any:
         """Create a link that logs a browser in as the caller once, within a minute."""
-        about(detail="for a browser")
-        return {"path": f"/login?{urlencode({'code': codes.make(caller)})}", "expires_in": LOGIN_CODE_TTL_S}
+        describe_request(detail="for a browser")
+        return {"path": f"/login?{urlencode({'code': codes.create_code(caller)})}", "expires_in": LOGIN_CODE_TTL_S}
 
     return router
 
@@ -190,6 +190,6 @@ def limits_router(limits: LimitsInUse) -> APIRouter:
     async def show_limits(caller: Caller, user: LimitedUser = None) -> Any:
         """Show the caller's limits and how much of each is used; operators may name another user."""
         user = limited_user(caller, user)
-        return {"user": user, "scopes": await limits.read(user), "contact": limits.limits.contact}
+        return {"user": user, "scopes": await limits.read_limits(user), "contact": limits.limits.contact}
 
     return router

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from koalapy.config.settings import Settings
-from koalapy.daemon.agents.agent_messages import NoteImpostor
+from koalapy.daemon.agents.agent_messages import RecordRejectedRunner
 from koalapy.daemon.auth.identities import LAST_USE_INTERVAL, Identities, Verifier
 from koalapy.daemon.auth.login import LoginRules, Logins
 from koalapy.daemon.auth.provider_login import ProviderLogins
@@ -47,8 +47,8 @@ def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate
         log.warning("a new token was made", action="token-made", file=str(data_dir / TOKEN_FILE), reason=reason)
     with ExitStack() as stack:
         try:
-            shown = certificate.shown if certificate else None
-            stack.callback(Registration(token, reachable_addresses(listener), shown).close)
+            certificate_path = certificate.public_path if certificate else None
+            stack.callback(Registration(token, reachable_addresses(listener), certificate_path).close)
         except OSError as error:
             # Accounts of system services may have no home directory. The token is in the data directory as well.
             log.warning(
@@ -120,7 +120,7 @@ def build_identities(
     return Identities(fixed, store, users, clock, provider, reserved_names())
 
 
-def note_impostors(audit: Audit) -> NoteImpostor:
+def make_rejected_runner_recorder(audit: Audit) -> RecordRejectedRunner:
     """Return a function that records in the audit log a rejected runner that an agent has reported."""
 
     async def note(cluster: str, job: Job, report: RejectedRunner) -> None:
@@ -159,11 +159,11 @@ def token_duties(identities: Identities, provider: "Oidc | None") -> list[Duty]:
 
     async def tidy() -> None:
         try:
-            await identities.tidy()
+            await identities.remove_expired()
         except (StoreUnavailable, LeaseLost) as error:
             log.warning("some expired tokens could not be removed", action="token-not-stored", error=error.message)
 
-    keys = [] if provider is None else [Duty("keys of the provider", REFRESH_INTERVAL, provider.keys.refresh)]
+    keys = [] if provider is None else [Duty("keys of the provider", REFRESH_INTERVAL, provider.keys.refresh_keys)]
     return [
         *keys,
         Duty("last uses of tokens", LAST_USE_INTERVAL, identities.store_last_uses),

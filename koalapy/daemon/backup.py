@@ -79,15 +79,15 @@ def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only
         files, files_size = _copy_folder(data_dir, target / FILES, NOT_COPIED)
         if config is not None:
             _copy_file(config, target / CONFIGURATION)
-        kind, named = "sqlite" if size else "elsewhere", "" if config is None else str(config)
-        made = BackupSummary(__version__, time.time(), kind, size, files, files_size, named)
-        _write_private(target / MANIFEST, json.dumps(asdict(made), indent=2))
+        kind, config_path = "sqlite" if size else "elsewhere", "" if config is None else str(config)
+        summary = BackupSummary(__version__, time.time(), kind, size, files, files_size, config_path)
+        _write_private(target / MANIFEST, json.dumps(asdict(summary), indent=2))
     except BaseException as error:
         shutil.rmtree(target, ignore_errors=True)
         if isinstance(error, OSError):
-            raise _failed(error, target) from error
+            raise _storage_error(error, target) from error
         raise
-    return made
+    return summary
 
 
 def restore_backup(
@@ -99,10 +99,10 @@ def restore_backup(
     ``UsageError`` if the backup is of SQLite but the configuration names PostgreSQL, ``NotFoundError`` if the backup is
     incomplete, and ``StoreUnavailable`` if a file cannot be read or written.
     """
-    made = _read_manifest(source)
+    summary = _read_manifest(source)
     url = load(config or installed_configuration()).database
     database = _sqlite_file(url, data_dir)
-    if database is None and made.database == "sqlite":
+    if database is None and summary.database == "sqlite":
         raise UsageError(
             "the configuration names PostgreSQL, and the backup is of SQLite",
             field="database",
@@ -122,23 +122,23 @@ def restore_backup(
     try:
         with _folder_for(data_dir) as incoming:
             _copy_folder(source / FILES, incoming, ())
-            if made.database == "sqlite":
+            if summary.database == "sqlite":
                 _copy_database(source / DATABASE, incoming / DATABASE)
                 _raise_numbers(incoming / DATABASE, database, data_dir / "output")
             _give_to_owner_of(data_dir, incoming)
-            displaced = _swap(incoming, data_dir, present, database)
+            displaced = _swap_data(incoming, data_dir, present, database)
     except OSError as error:
-        raise _failed(error, data_dir) from error
-    return made, displaced
+        raise _storage_error(error, data_dir) from error
+    return summary, displaced
 
 
 def _sqlite_file(url: str | None, data_dir: Path) -> Path | None:
     return file_of(url) if url else data_dir / DATABASE
 
 
-def _failed(error: OSError, where: Path) -> StoreUnavailable:
+def _storage_error(error: OSError, path: Path) -> StoreUnavailable:
     return StoreUnavailable(
-        f"{error.filename or where}: {(error.strerror or str(error)).lower()}",
+        f"{error.filename or path}: {(error.strerror or str(error)).lower()}",
         hint="make room or mend it, and try again",
     )
 
@@ -151,7 +151,7 @@ def _make_empty_folder(path: Path) -> None:
         if is_empty:
             path.chmod(0o700)
     except OSError as error:
-        raise _failed(error, path) from error
+        raise _storage_error(error, path) from error
     if not is_empty:
         raise ConflictError(f"{path} is not empty", field="DIR", value=str(path), hint="give a new folder")
 
@@ -163,21 +163,21 @@ def _copy_database(source: Path, target: Path) -> int:
     """Copy a SQLite database as of one point in time, and check the copy; return its size in bytes."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
-        with closing(_connect(source, "ro")) as original, closing(_connect(target, "rw")) as copy:
+        with closing(_connect_database(source, "ro")) as original, closing(_connect_database(target, "rw")) as copy:
             original.backup(copy)
-            found = copy.execute("PRAGMA quick_check(1)").fetchone()
-        if found != ("ok",):
-            raise StoreUnavailable(f"{source} is damaged: {found[0]}", hint="restore an earlier backup")
+            check_result = copy.execute("PRAGMA quick_check(1)").fetchone()
+        if check_result != ("ok",):
+            raise StoreUnavailable(f"{source} is damaged: {check_result[0]}", hint="restore an earlier backup")
     except sqlite3.Error as error:
         raise StoreUnavailable(f"cannot copy {source}: {error}", hint="see that it is a database of koala") from error
     return target.stat().st_size
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def _connect_database(path: Path, mode: str) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode={mode}", uri=True, timeout=30.0)
 
 
-def _copy_folder(source: Path, target: Path, left_out: tuple[str, ...]) -> tuple[int, int]:
+def _copy_folder(source: Path, target: Path, excluded: tuple[str, ...]) -> tuple[int, int]:
     """Copy regular files and folders, but no links; return the numbers of files and bytes.
 
     Skip entries that are removed during the copy.
@@ -189,11 +189,11 @@ def _copy_folder(source: Path, target: Path, left_out: tuple[str, ...]) -> tuple
     except FileNotFoundError:
         return 0, 0
     for entry in entries:
-        if entry.name in left_out or entry.name.startswith((DISPLACED, INCOMING)):
+        if entry.name in excluded or entry.name.startswith((DISPLACED, INCOMING)):
             continue
         if entry.is_dir(follow_symlinks=False):
-            more = _copy_folder(Path(entry.path), target / entry.name, ())
-            files, size = files + more[0], size + more[1]
+            nested = _copy_folder(Path(entry.path), target / entry.name, ())
+            files, size = files + nested[0], size + nested[1]
         elif entry.is_file(follow_symlinks=False):
             with suppress(FileNotFoundError):
                 size += _copy_file(Path(entry.path), target / entry.name)
@@ -273,19 +273,19 @@ def _raise_numbers(copy: Path, replaced: Path | None, output: Path) -> None:
     last_job, epoch = recorded_numbers(output.with_name(NUMBERS_FILE)), 0
     with suppress(sqlite3.Error):
         if replaced is not None and replaced.exists():
-            with closing(_connect(replaced, "ro")) as old:
+            with closing(_connect_database(replaced, "ro")) as old:
                 numbered, epoch = old.execute("SELECT last_job, epoch FROM lease").fetchone() or (0, 0)
                 last_job = max(last_job, numbered, *old.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone())
     with suppress(FileNotFoundError):
         last_job = max([last_job, *(int(name) for name in os.listdir(output) if name.isdecimal() and len(name) < 19)])
     with (
-        closing(_connect(copy, "rw")) as made,
+        closing(_connect_database(copy, "rw")) as restored,
         suppress(sqlite3.OperationalError),
     ):  # Databases of early versions lack these columns.
-        made.execute(
+        restored.execute(
             "UPDATE lease SET last_job = max(last_job, ?), epoch = max(epoch, ?), expires_at = 0", (last_job, epoch)
         )
-        made.commit()
+        restored.commit()
 
 
 def _give_to_owner_of(data_dir: Path, incoming: Path) -> None:
@@ -296,7 +296,7 @@ def _give_to_owner_of(data_dir: Path, incoming: Path) -> None:
             os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
-def _swap(incoming: Path, data_dir: Path, present: list[str], database: Path | None) -> Path | None:
+def _swap_data(incoming: Path, data_dir: Path, present: list[str], database: Path | None) -> Path | None:
     """Move the present data into a new folder and the restored data into its place, the database last.
 
     Return the folder with the replaced data, or None if there was none. A replaced database outside of the data

@@ -76,7 +76,7 @@ def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
     scheduler: Scheduler | RecordedScheduler
     if settings.record.enabled:
         record = Record(data_dir / "record", settings.record, settings.disks, beginning)
-        scheduler = RecordedScheduler(beginning, policies, make_nonce, time.monotonic, record.keep)
+        scheduler = RecordedScheduler(beginning, policies, make_nonce, time.monotonic, record.queue_step)
     else:
         scheduler = beginning.scheduler(policies, make_nonce, time.monotonic)
     queries = scheduler.queries
@@ -128,7 +128,7 @@ def collect_beginning(
         settings.rules,
         tuple(policies.names()),
         tuple(collect_clusters(settings, saved)),
-        tuple((one, other, link) for (one, other), link in links.known_links().items()),
+        tuple((first, second, link) for (first, second), link in links.known_links().items()),
         tuple(stores.advice.runs(MAX_LEARNED_RUNS)),
         People(
             users.configured,

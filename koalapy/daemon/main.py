@@ -21,9 +21,9 @@ from koalapy.daemon.core import build_core, check_settings
 from koalapy.daemon.engine.daemon import Daemon
 from koalapy.daemon.listener.connections import FILES_WANTED, Connections
 from koalapy.daemon.observability.audit import Audit
-from koalapy.daemon.observability.spans import traced
+from koalapy.daemon.observability.spans import traced_jobs
 from koalapy.daemon.services import build_duties, build_services
-from koalapy.daemon.web_server import ServerOptions, build_application, listen, load_certificate, trust_proxies
+from koalapy.daemon.web_server import ServerOptions, bind_listener, build_application, load_certificate, trust_proxies
 from koalapy.policies.installed import load_policies
 from koalapy.policies.registry import Registry
 from koalapy.system.files import FOR_OTHERS, make_private_directory
@@ -44,7 +44,7 @@ def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure_logging()
     sections = {} if config is None else read_file(config)
-    settings = options.apply(load(config))
+    settings = options.apply_to(load(config))
     configure_logging(settings.log_level, settings.log_format)
     watch_out_for_crashes()
     warn_of_unknown_variables()
@@ -99,7 +99,7 @@ async def run(
     The data directory is made once settings and address are valid.
     """
     check_settings(settings)
-    listener = listen(host, port, settings)
+    listener = bind_listener(host, port, settings)
     data_dir = make_data_directory()
     certificate = load_certificate(settings, data_dir)
     core = build_core(settings, policies, data_dir)
@@ -108,10 +108,10 @@ async def run(
     connections = Connections(raise_file_limit(FILES_WANTED))
     tokens = make_agent_tokens(settings)
     agents = build_embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
-    with traced(settings, engine, stores.jobs.instance), own_access(data_dir, listener, certificate) as own_token:
+    with traced_jobs(settings, engine, stores.jobs.instance), own_access(data_dir, listener, certificate) as own_token:
         identities = build_identities(settings, stores.tokens, core.clock, provider, own_token)
         logins = build_logins(settings, identities, core.clock, audit)
-        await logins.end_what_is_over()
+        await logins.revoke_outdated()
         services = build_services(core, identities, logins, audit, certificate, more_checks)
         app = build_application(core, host, services, identities, tokens, audit, connections.max_requests)
         app = trust_proxies(app, settings, certificate)
@@ -119,8 +119,8 @@ async def run(
         services.network.start()
         core.notifications.start()
         try:
-            await services.health.look_at_disks()
-            await engine.instruments.look_at_size(stores.history.size)
+            await services.health.check_disks()
+            await engine.instruments.measure_size(stores.history.size)
             await Daemon(
                 engine,
                 stores.jobs,
@@ -133,13 +133,13 @@ async def run(
                 duties,
                 certificate,
                 manager,
-                lambda: services.health.readiness().status,
+                lambda: services.health.check_readiness().status,
                 audit.give_up,
             ).run()
         finally:
             await services.network.stop()
             await core.notifications.stop()
-            await audit.end()
+            await audit.end_writing()
             if core.record is not None:
                 await core.record.close()
             stores.jobs.close()

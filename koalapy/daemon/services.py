@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from koalapy.daemon.access import note_impostors, reserved_names
+from koalapy.daemon.access import make_rejected_runner_recorder, reserved_names
 from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
 from koalapy.daemon.agents.hub import Hub, Terms
 from koalapy.daemon.agents.questions import Questions
-from koalapy.daemon.agents.wire import is_brought
+from koalapy.daemon.agents.wire import is_replica_needed
 from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
 from koalapy.daemon.alerts.alerts import Alerts, Check, build_alerts
 from koalapy.daemon.alerts.daemon_checks import CertificateCheck, RecordCheck
@@ -77,9 +77,9 @@ def build_services(
     owners, outputs = queries.owner_use.limits, Outputs(engine, queries, stores.jobs, stores.output)
 
     def is_wanted(cluster: ClusterName, source: ClusterName, path: str) -> bool:
-        return is_brought(queries.jobs(), cluster, source, path, engine.catalogue)
+        return is_replica_needed(queries.jobs(), cluster, source, path, engine.catalogue)
 
-    questions = Questions(sessions.offer, is_wanted)
+    questions = Questions(sessions.offer_message, is_wanted)
     bundles = Bundles(
         stores.files,
         data_dir / "bundles",
@@ -91,18 +91,20 @@ def build_services(
     files = Files(engine, stores.files, questions, bundles)
     rules = SubmissionRules(settings.high_priority, identities.role_of, reserved_names())
     next_job, reachable = stores.saved.next_job, settings.notifications.reachable
-    jobs = Jobs(engine, queries, stores.jobs, outputs, next_job, core.describe, files.resolve, rules, reachable)
+    jobs = Jobs(engine, queries, stores.jobs, outputs, next_job, core.describe, files.resolve_spec, rules, reachable)
     result_limits = StorageLimits(settings.collect_limit, settings.results_quota)
     results = Results(
         stores.files, data_dir / "results", result_limits, clock=clock, attempts=jobs.list_attempts, owners=owners
     )
     network = Network(engine, queries, jobs, stores.measurements, core.links, settings.network)
-    feedback = TransferFeedback(network.record_transfer, files.spoiled, engine.instruments.moved)
+    feedback = TransferFeedback(network.record_transfer, files.mark_spoiled, engine.instruments.count_transfer)
     hub = Hub(
         engine,
         queries.accounts,
         sessions,
-        AgentMessages(engine, queries, outputs, sessions, questions, feedback, logins, note_impostors(audit)),
+        AgentMessages(
+            engine, queries, outputs, sessions, questions, feedback, logins, make_rejected_runner_recorder(audit)
+        ),
         questions,
         Terms(stores.jobs.instance, core.run_id, settings.output_limit, settings.public_url or ""),
         unreachable_after=queries.rules.unreachable_after,
@@ -147,19 +149,21 @@ def build_duties(core: Core, services: Services, audit: Audit, certificate: Cert
         services.bundles, services.results, services.retention, settings.results_keep, removal_clock(core.clock)
     )
     duties = [
-        Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy, by_calendar=True),
-        Duty("alerts", ALERTS_INTERVAL, services.alerts.look),
-        Duty("disks", DISK_INTERVAL, services.health.look_at_disks),
+        Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.remove_expired, by_calendar=True),
+        Duty("alerts", ALERTS_INTERVAL, services.alerts.run_checks),
+        Duty("disks", DISK_INTERVAL, services.health.check_disks),
         Duty("network", DUE_CHECK_INTERVAL, services.network.measure_due_links),
-        Duty("predictions", COUNT_INTERVAL, partial(instruments.look_at_predictions, services.track_record.counts)),
-        Duty("notifications", NOTIFICATIONS_INTERVAL, core.notifications.look),
-        Duty("audit", MERGE_INTERVAL, lambda: audit.tidy(settings.audit_keep)),
-        Duty("size", SIZE_INTERVAL, partial(instruments.look_at_size, core.stores.history.size)),
+        Duty(
+            "predictions", COUNT_INTERVAL, partial(instruments.read_predictions, services.track_record.count_outcomes)
+        ),
+        Duty("notifications", NOTIFICATIONS_INTERVAL, core.notifications.notify_long_waits),
+        Duty("audit", MERGE_INTERVAL, lambda: audit.write_and_prune(settings.audit_keep)),
+        Duty("size", SIZE_INTERVAL, partial(instruments.measure_size, core.stores.history.size)),
     ]
     if settings.forecast_interval:
-        duties.append(Duty("forecast", settings.forecast_interval, services.forecasts.watch))
+        duties.append(Duty("forecast", settings.forecast_interval, services.forecasts.forecast_periodically))
     if certificate is not None:
-        duties.append(Duty("certificate", LOOK_INTERVAL, partial(asyncio.to_thread, certificate.look)))
+        duties.append(Duty("certificate", LOOK_INTERVAL, partial(asyncio.to_thread, certificate.reload_if_changed)))
     if core.record is not None:
         duties.append(Duty("record", FLUSH_INTERVAL, core.record.flush))
     return duties

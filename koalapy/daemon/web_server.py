@@ -43,7 +43,7 @@ class ServerOptions:
     behind_proxy: str | None = None
     """Addresses and networks of proxies, separated by commas."""
 
-    def apply(self, settings: Settings) -> Settings:
+    def apply_to(self, settings: Settings) -> Settings:
         """Return the settings with these options. Raise ``UsageError`` for an invalid proxy."""
         tls = TlsSection(
             settings.tls.certificate if self.tls_cert is None else str(self.tls_cert.absolute()),
@@ -53,7 +53,7 @@ class ServerOptions:
         return settings.model_copy(update={"tls": tls, "behind_proxy": behind})
 
 
-def listen(host: str, port: int, settings: Settings) -> socket.socket:
+def bind_listener(host: str, port: int, settings: Settings) -> socket.socket:
     """Return a bound socket.
 
     Raise ``UsageError`` if the address cannot be bound, or if it is reached from other machines without TLS.
@@ -96,9 +96,9 @@ def load_certificate(settings: Settings, data_dir: Path) -> Certificate | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        given, missing = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
+        present, missing = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
         raise UsageError(
-            f"{given} is given without {missing}",
+            f"{present} is given without {missing}",
             field=missing,
             hint="give both, or tls.certificate and tls.key in the configuration",
         )
@@ -118,9 +118,11 @@ def build_application(
     settings, engine, attempts = core.settings, core.engine, AgentAttempts()
     bundles, results = services.bundles, services.results
     hosts, pace, codes = AllowedHosts([host, *settings.allowed_hosts]), Pace(services.limits.limits), LoginCodes()
-    at_provider = provider_logins(settings, identities)
-    ways = LoginServices(identities, TokenAuthenticator(identities, pace), codes, at_provider, settings.login_lifetime)
-    dashboard = build_dashboard(services, engine, ways, audit)
+    provider_service = provider_logins(settings, identities)
+    login_services = LoginServices(
+        identities, TokenAuthenticator(identities, pace), codes, provider_service, settings.login_lifetime
+    )
+    dashboard = build_dashboard(services, engine, login_services, audit)
     routers = [
         agents_router(services.hub, agent_tokens, attempts),
         background_router(services.jobs, services.questions, settings.background_load),

@@ -71,5 +71,5 @@ def _add_events(dashboard: Dashboard) -> None:
     @dashboard.router.get("/events", operation_id="dashboard_events", response_class=EventSourceResponse)
     async def events(since: str = "") -> AsyncIterator[ServerSentEvent]:
         """Stream an event ``changed`` for each change; pages then reload their content."""
-        async for topics in changes.follow(since):
+        async for topics in changes.follow_changes(since):
             yield ServerSentEvent(event="changed", data={"topics": sorted(topics), "version": changes.version})

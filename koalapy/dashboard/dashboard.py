@@ -55,7 +55,7 @@ class PageCache:
     async def get(self, key: Hashable, render_page: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the cached page, or render it once for all requests that wait for it."""
         now, cached = asyncio.get_running_loop().time(), self._pages.get(key)
-        if cached is not None and cached.created_at > self._changes.told_at:
+        if cached is not None and cached.created_at > self._changes.signalled_at:
             is_fresh = cached.version == self._changes.version
             if now - cached.created_at >= (FRESH_LIFETIME_S if is_fresh else STALE_LIFETIME_S):
                 cached = None
@@ -170,7 +170,7 @@ class Dashboard:
                     }
                     start = time.thread_time()
                     page, thread_seconds = await to_thread(_render_compressed, template, context)
-                    self.changes.spent(thread_seconds + time.thread_time() - start)
+                    self.changes.add_cost(thread_seconds + time.thread_time() - start)
                     return page
 
                 address = request.url.path, request.url.query

@@ -12,7 +12,7 @@ from koalapy.api.middleware import client_address
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import LoginCodes
 from koalapy.daemon.auth.provider_login import ProviderLogins
-from koalapy.daemon.observability.audit import about, under_way
+from koalapy.daemon.observability.audit import describe_request, identify_request
 from koalapy.dashboard.dashboard import Dashboard, SentForm, read_form
 from koalapy.model.errors import SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity
@@ -62,7 +62,7 @@ class BrowserLogin:
 
     async def show_login(self, request: Request, next: Text = "/", code: Text = "") -> Response:
         """Show a form for a token; with a valid one-time code, ask whether to log in as its user."""
-        identity = self._services.codes.whose(code) if code else None
+        identity = self._services.codes.find_identity(code) if code else None
         if code and identity is None:
             problem = {
                 "detail": "This link was valid once, for one minute.",
@@ -76,7 +76,7 @@ class BrowserLogin:
         form = await read_form(request)
         destination = safe_destination(form.get("next"))
         if code := form.get("code"):
-            identity = self._services.codes.take(code)
+            identity = self._services.codes.redeem_code(code)
             if identity is None:
                 return await self.show_login(request, destination, code)
             return await self._begin_session(request, identity, destination)
@@ -95,7 +95,7 @@ class BrowserLogin:
         """Redirect the browser to the OpenID provider."""
         assert self._services.provider is not None
         callback = str(request.url.replace(path=CALLBACK_PATH, query=""))
-        url, state = self._services.provider.begin(callback, safe_destination(next))
+        url, state = self._services.provider.begin_login(callback, safe_destination(next))
         return RedirectResponse(url, 303, {"Set-Cookie": state_cookie(request.scope, state)})
 
     async def finish_provider_login(
@@ -106,10 +106,10 @@ class BrowserLogin:
         try:
             if error or not code or not state or read_cookie(request.scope, "state") != state:
                 raise TokenRejected(error[:100] or "this login did not begin in this browser")
-            identity, destination = await self._services.provider.finish(state, code)
+            identity, destination = await self._services.provider.finish_login(state, code)
         except (TokenRejected, SiteUnavailable) as problem:
             status = 401 if isinstance(problem, TokenRejected) else 503
-            about(detail=problem.message)
+            describe_request(detail=problem.message)
             return self._login_page(request, status, problem={"detail": problem.message, "hint": "try again"})
         # Browsers do not send a SameSite cookie with a redirect that began at the provider, so a page links on.
         response = await self._begin_session(request, identity, destination)
@@ -118,10 +118,10 @@ class BrowserLogin:
         return page
 
     async def _begin_session(self, request: Request, identity: Identity, destination: str) -> Response:
-        under_way(identity, "dashboard_login", "", change=True)
+        identify_request(identity, "dashboard_login", "", change=True)
         now = self._clock()
         expires_at = min(now + self._services.lifetime_s, identity.expires_at or float("inf"))
-        stored, token = await self._services.identities.issue(
+        stored, token = await self._services.identities.issue_token(
             identity.user,
             identity.role,
             expires_at,
@@ -130,13 +130,13 @@ class BrowserLogin:
             note=SESSION_NOTE,
             made_by=identity.token,
         )
-        about(f"token {stored.id}", SESSION_NOTE)
+        describe_request(f"token {stored.id}", SESSION_NOTE)
         headers = {"Set-Cookie": login_cookie(request.scope, token, expires_at - now)}
         return RedirectResponse(destination, 303, headers)
 
     async def log_out(self, request: Request, caller: Caller, form: SentForm) -> Response:
         """Revoke the token of the browser session."""
         if caller.token is not None:
-            await self._services.identities.revoke([caller.token], caller)
+            await self._services.identities.revoke_tokens([caller.token], caller)
         headers = {"Set-Cookie": login_cookie(request.scope, "", 0)}
         return RedirectResponse(LOGIN_PATH, 303, headers)

@@ -166,7 +166,7 @@ class SurveyCache:
     async def load(self) -> Survey:
         """Return the current survey, or a recent one while computing it again would cost too much."""
         now, task, changes = asyncio.get_running_loop().time(), self._task, self._engine.changes
-        is_recent = changes.told_at < self._started_at > now - REUSE_FACTOR * self._computing_s
+        is_recent = changes.signalled_at < self._started_at > now - REUSE_FACTOR * self._computing_s
         is_usable = self._version == changes.version or is_recent
         has_failed = task is not None and task.done() and (task.cancelled() or task.exception() is not None)
         if task is None or has_failed or not is_usable:

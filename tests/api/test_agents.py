@@ -35,7 +35,7 @@ class Hub:
     def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
         pass
 
-    async def serve(self, cluster: str, connection: AgentConnection) -> None:
+    async def serve_connection(self, cluster: str, connection: AgentConnection) -> None:
         await connection.send(f"welcome to {cluster}")
         await connection.close("bye " * 100)
 
@@ -46,10 +46,10 @@ class Bundles:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def get(self, bundle: str) -> StoredBundle:
+    def get_bundle(self, bundle: str) -> StoredBundle:
         return StoredBundle(bundle, 5, 1, 0.0)
 
-    def path(self, bundle: str) -> Path:
+    def path_of(self, bundle: str) -> Path:
         return self._path
 
 

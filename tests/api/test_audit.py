@@ -154,11 +154,11 @@ async def test_audit_entry_is_written_after_database_returns(api: Api, monkeypat
         patched.setattr(audit._store, "append_audit", fail)
         assert (await api.send_as("ada", "POST", "/api/v1/bundles", content=BUNDLE)).status_code == 201
         assert (await api.send_as("anonymous", "GET", "/api/v1/jobs")).status_code == 401
-        await audit.flush()
+        await audit.flush_entries()
     unwritten = [log["entry"].action for log in logs if log["action"] == "audit-not-written"]
     assert unwritten == ["upload_bundle", "GET"], "each is logged once, in case the daemon is killed"
     assert await list_entries(api) == []
-    await audit.flush()
+    await audit.flush_entries()
     assert [entry["action"] for entry in await list_entries(api)] == ["upload_bundle", "GET"]
 
 
@@ -178,12 +178,12 @@ async def test_audit_does_not_block_requests_while_database_hangs(api: Api, monk
                 *(api.send_as("anonymous", "GET", path) for path in 20 * ["/api/v1/jobs", "/api/v1/clusters"]),
                 *(audit.record("login", None, origin=f"192.0.2.{number}") for number in range(20)),
             )
-            await audit.flush()
+            await audit.flush_entries()
         assert await asyncio.to_thread(lambda: "a thread is free") == "a thread is free"
     finally:
         proceed.set()
-    await audit.flush()
-    await audit.flush()
+    await audit.flush_entries()
+    await audit.flush_entries()
     log = await list_entries(api, limit=1000)
     assert sum(entry["times"] for entry in log if entry["action"] == "GET") == 40
     assert sum(entry["action"] == "login" for entry in log) == 20
@@ -208,7 +208,7 @@ async def test_audit_end_writes_entries_behind_pending_write(api: Api, monkeypat
         with block_writes(audit, monkeypatch) as proceed:
             for target in ("is under way", "waits"):
                 await audit.record("login", None, origin="192.0.2.1", target=target)
-        ending = asyncio.create_task(audit.end())
+        ending = asyncio.create_task(audit.end_writing())
         await asyncio.sleep(0)
         proceed.set()
         await ending
@@ -224,7 +224,7 @@ async def test_audit_end_logs_entries_not_written(api: Api, monkeypatch: pytest.
             await audit.record("login", None, origin="192.0.2.1", target=target)
         for _ in range(3):
             await audit.record("login", None, origin="192.0.2.1", target="is counted", outcome="refused")
-        await audit.end()
+        await audit.end_writing()
         proceed.set()
     unwritten = [log["entry"] for log in logs if log["action"] == "audit-entry"]
     assert [(entry.target, entry.times) for entry in unwritten] == [
@@ -259,12 +259,12 @@ async def test_audit_counts_repeated_rejections(api: Api) -> None:
         for number in range(50):
             assert (await http.get(f"/api/v1/anything/{number}")).status_code == 401
     assert len(await list_entries(api)) == 1, "the first is written at once"
-    await audit.flush()
+    await audit.flush_entries()
     log = await list_entries(api)
     assert [entry["times"] for entry in log] == [1, 49]
     for number in range(MAX_KINDS + 20):
         await audit.record("login", None, origin=f"192.0.2.{number}", outcome="refused")
-    await audit.flush()
+    await audit.flush_entries()
     log = (await list_entries(api, limit=1000))[2:]
     assert len(log) == MAX_KINDS + 1
     assert (log[-1]["address"], log[-1]["times"]) == ("others", 20)
@@ -272,7 +272,7 @@ async def test_audit_counts_repeated_rejections(api: Api) -> None:
 
 async def test_audit_attributes_concurrent_requests_to_their_users(api: Api) -> None:
     await asyncio.gather(*(api.submit_as(user) for user in ("ada", "bob", "director") for _ in range(5)))
-    log = await api.app.state.audit.entries(AuditFilter())
+    log = await api.app.state.audit.read_entries(AuditFilter())
     jobs = (await api.send_as("root", "GET", "/api/v1/jobs")).json()["jobs"]
     assert {(entry.actor, entry.target) for entry in log} == {(job["owner"], f"job {job['id']}") for job in jobs}
     assert len(log) == len(jobs) == 15
@@ -289,10 +289,10 @@ async def test_verify_audit_after_removal_names_missing_entry(api: Api, tmp_path
         in (await api.send_as("root", "GET", "/api/v1/audit/verify", params=parameters)).json()["problem"]
     )
     audit: Audit = api.app.state.audit
-    await audit.tidy(None)
+    await audit.write_and_prune(None)
     change_audit_table(tmp_path, "delete from audit where id = 3", "update audit_chain set head_id = 2, head_hash = ''")
     with capture_logs() as logs:
-        await audit.tidy(None)
+        await audit.write_and_prune(None)
     (line,) = [line for line in logs if line["action"] == "audit-changed"]
     assert line["error"] == "entry 3 was removed since the daemon wrote it"
 
@@ -300,10 +300,10 @@ async def test_verify_audit_after_removal_names_missing_entry(api: Api, tmp_path
 async def test_audit_head_is_logged_once_per_change(api: Api) -> None:
     await api.submit_as("ada")
     with capture_logs() as logs:
-        await api.app.state.audit.tidy(None)
-        await api.app.state.audit.tidy(None)
+        await api.app.state.audit.write_and_prune(None)
+        await api.app.state.audit.write_and_prune(None)
         await api.submit_as("ada")
-        await api.app.state.audit.tidy(None)
+        await api.app.state.audit.write_and_prune(None)
     assert [line["entry"] for line in logs if line["action"] == "audit-head"] == [1]
 
 

@@ -29,10 +29,10 @@ class Provider:
     def __init__(self, answer: Verified | Exception) -> None:
         self.answer, self.seen, self.asked = answer, set[str](), 0
 
-    def known(self, token: str) -> Verified | None:
+    def cached_result(self, token: str) -> Verified | None:
         return self.answer if token in self.seen and isinstance(self.answer, Verified) else None
 
-    async def verify(self, token: str) -> Verified:
+    async def verify_token(self, token: str) -> Verified:
         self.asked += 1
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -65,12 +65,12 @@ def bearer(token: str) -> dict[str, str]:
 )
 async def test_provider_token_maps_to_configured_role(verified: Verified, role: Role) -> None:
     identities = Identities(FIXED, None, USERS, lambda: 1000.0, Provider(verified))
-    assert identities.of(SIGNED) is None
-    identity = await identities.verify(SIGNED)
+    assert identities.find_identity(SIGNED) is None
+    identity = await identities.verify_token(SIGNED)
     assert identity is not None
     assert (identity.user, identity.role, identity.expires_at) == (verified.user, role, 2000.0)
     assert identity.groups == USERS.groups_of(verified.user)
-    assert identities.of(SIGNED) == identity
+    assert identities.find_identity(SIGNED) == identity
 
 
 async def test_provider_token_is_verified_once() -> None:

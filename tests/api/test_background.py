@@ -23,7 +23,7 @@ class AgentStub:
         self.requests: list[tuple[str, str, Json]] = []
         self.fault: Exception | None = None
 
-    async def ask(self, cluster: str, kind: str, payload: dict[str, object], timeout: float = 30.0) -> Json:
+    async def ask_agent(self, cluster: str, kind: str, payload: dict[str, object], timeout: float = 30.0) -> Json:
         self.requests.append((cluster, kind, payload))
         if self.fault is not None:
             raise self.fault

@@ -92,7 +92,9 @@ class ClusterStub:
         check_cluster(name, ["north"])
         return ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", None, 1, 1.0)
 
-    async def ask(self, cluster: str, kind: str, payload: dict[str, object], timeout: float = 0.0) -> dict[str, Any]:
+    async def ask_agent(
+        self, cluster: str, kind: str, payload: dict[str, object], timeout: float = 0.0
+    ) -> dict[str, Any]:
         return {"stopped": 1} if kind == "background-stop" else {"name": "koala-load", "lrm_job": "1"}
 
 

@@ -106,6 +106,6 @@ async def test_job_events_end_on_database_failure_or_deleted_job(
         yield JobChange(await jobs.get(job), ())
         raise error
 
-    monkeypatch.setattr(jobs, "follow", failing)
+    monkeypatch.setattr(jobs, "follow_job", failing)
     answer = await api.get("/api/v1/jobs/1/events")
     assert [kind for _, kind, _ in parse_events(answer.text)] == ["job"]

@@ -28,7 +28,7 @@ class Hub:
     def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
         pass
 
-    async def serve(self, cluster: str, connection: Any) -> None:
+    async def serve_connection(self, cluster: str, connection: Any) -> None:
         await connection.send("welcome")
 
 

@@ -56,7 +56,7 @@ class NoHub:
     def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
         pass
 
-    async def serve(self, cluster: str, connection: AgentConnection) -> None:
+    async def serve_connection(self, cluster: str, connection: AgentConnection) -> None:
         raise AssertionError(f"an agent of {cluster} has connected")
 
 

@@ -31,7 +31,7 @@ class MemoryActions:
     def __init__(self, service: "MemoryService") -> None:
         self._service = service
 
-    async def cancel(
+    async def cancel_jobs(
         self, jobs: Sequence[JobId], by: Identity, reason: str, *, warn: bool = False
     ) -> Sequence[ActionResult]:
         done = []
@@ -39,7 +39,7 @@ class MemoryActions:
             try:
                 done.append(ActionResult(job, await self._service.cancel(job, by, reason, warn=warn)))
             except ConflictError as error:
-                known = self._service.record(job)
+                known = self._service.make_record(job)
                 done.append(
                     ActionResult(job, known)
                     if known.job.state is JobState.CANCELLED
@@ -49,10 +49,10 @@ class MemoryActions:
                 done.append(ActionResult(job, error=error))
         return done
 
-    async def hold(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
+    async def hold_jobs(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
         return [await self._changed(job, self._service.hold(job, by, reason)) for job in jobs]
 
-    async def release(self, jobs: Sequence[JobId], by: Identity) -> Sequence[ActionResult]:
+    async def release_jobs(self, jobs: Sequence[JobId], by: Identity) -> Sequence[ActionResult]:
         return [await self._changed(job, self._service.release(job, by)) for job in jobs]
 
     async def _changed(self, job: JobId, change: Awaitable[JobRecord]) -> ActionResult:
@@ -95,7 +95,7 @@ class MemoryService:
 
     async def submit(self, spec: JobSpec, by: Identity, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
         if idempotency_key in self.keys:
-            return self.record(self.keys[idempotency_key]), False
+            return self.make_record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
         spec = SubmissionRules(HighPriority(Role.USER)).with_owner(spec, by)
@@ -103,7 +103,7 @@ class MemoryService:
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
         self.records[job.id], self.printed[job.id] = self._become(job)
-        return self.record(job.id), True
+        return self.make_record(job.id), True
 
     def _become(self, job: Job) -> tuple[Job, bytes]:
         match job.spec.command:
@@ -180,14 +180,14 @@ class MemoryService:
             raise StoreUnavailable("the database does not answer")
         if job not in self.records:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
-        return self.record(job)
+        return self.make_record(job)
 
     async def get_owned(self, job: JobId, by: Identity) -> JobRecord:
         record = await self.get(job)
         check_is_theirs(by, record.job)
         return record
 
-    def record(self, job: JobId) -> JobRecord:
+    def make_record(self, job: JobId) -> JobRecord:
         return JobRecord(self.records[job], self.records[job].reason)
 
     async def list_page(self, which: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
@@ -203,7 +203,7 @@ class MemoryService:
         before = found[which.limit - 1].job.id if len(found) > which.limit else None
         return found[: which.limit], before
 
-    async def explain(self, job: JobId, by: Identity) -> Explanation:
+    async def explain_job(self, job: JobId, by: Identity) -> Explanation:
         found = (await self.get(job)).job
         explanation = self.explanation or Explanation(None, found.state, found.reason or str(found.state))
         return replace(explanation, job=job)
@@ -216,7 +216,7 @@ class MemoryService:
     async def complete_spec(self, spec: JobSpec, by: Identity) -> JobSpec:
         return spec
 
-    async def if_submitted(self, spec: JobSpec, patience: float) -> IfSubmitted:
+    async def forecast_submission(self, spec: JobSpec, patience: float) -> IfSubmitted:
         return self.told
 
     async def read_timeline(self, job: JobId) -> Sequence[TimelineEntry]:
@@ -229,7 +229,7 @@ class MemoryService:
         record = await self.get(job)
         return record, [record.job.attempt] if record.job.attempt else []
 
-    async def measure(self, since: float) -> Metrics:
+    async def measure_use(self, since: float) -> Metrics:
         mean_times = {Priority.HIGH: MeanTimes(), Priority.LOW: MeanTimes(3, 1.5, 62.0, 60.5, 3725.25)}
         usage = Usage({"north": 7200.0}, mean_times, {JobState.SUCCEEDED: 2, JobState.FAILED: 1}, 4)
         return Metrics(3600.0 - since, 3600.0, usage, self.list_clusters(), 5, 1)
@@ -255,7 +255,7 @@ class MemoryService:
             async with self.changed:
                 await self.changed.wait_for(lambda: self.records[job].state.is_final)
 
-    async def follow(self, job: JobId, last: int) -> AsyncIterator[JobChange]:
+    async def follow_job(self, job: JobId, last: int) -> AsyncIterator[JobChange]:
         for number, (restarts, entry) in enumerate(self.story, 1):
             if number > last:
                 record = await self.get(job)
@@ -268,7 +268,7 @@ class MemoryService:
     def list_policies(self) -> Sequence[dict[str, object]]:
         return builtin_policies().describe_policies()
 
-    def report(self) -> HealthReport:
+    def make_report(self) -> HealthReport:
         return HealthReport("ok", True, [], [], "0", 1, 0, 0, {})
 
 

@@ -15,24 +15,24 @@ class MemoryBundles:
         self.kept: dict[str, bytes] = {}
         self.uploads = 0
 
-    async def put(
+    async def add_bundle(
         self, content: AsyncIterator[bytes], announced: int = 0, owner: str = ""
     ) -> tuple[StoredBundle, bool]:
         data = b"".join([piece async for piece in content])
         ident = hashlib.sha256(data).hexdigest()
         self.uploads += 1
         self.kept[ident] = data
-        return self.get(ident), True
+        return self.get_bundle(ident), True
 
-    def get(self, bundle: str) -> StoredBundle:
+    def get_bundle(self, bundle: str) -> StoredBundle:
         if bundle not in self.kept:
             raise NotFoundError(f"there is no bundle {bundle}", field="bundle")
         return StoredBundle(bundle, len(self.kept[bundle]), 1, 0.0)
 
-    def wanted_by(self, by: Identity, bundle: str) -> StoredBundle:
-        return self.get(bundle)
+    def touch_visible(self, by: Identity, bundle: str) -> StoredBundle:
+        return self.get_bundle(bundle)
 
-    def path(self, bundle: str) -> Path:
+    def path_of(self, bundle: str) -> Path:
         raise AssertionError("for agents only")
 
 
@@ -40,10 +40,10 @@ class MemoryResults:
     def __init__(self) -> None:
         self.archives: dict[int, Sequence[bytes]] = {}
 
-    async def put(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
+    async def store_result(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
         raise AssertionError("for agents only")
 
-    async def archive(self, job: int) -> Iterator[bytes]:
+    async def open_archive(self, job: int) -> Iterator[bytes]:
         if job not in self.archives:
             raise NotFoundError(
                 f"nothing is collected of job {job}", field="job", hint="koala submit --collect PATTERN"

@@ -29,16 +29,16 @@ class MemoryNetwork:
         self.lines = list(lines)
         self.table = LinkTable(("north", "south"), configured or {}, lines)
 
-    def now(self) -> float:
+    def current_time(self) -> float:
         return NOW
 
-    def links(self) -> list[LinkRecord]:
+    def list_links(self) -> list[LinkRecord]:
         if self.under_way and not self.stands_still:
             found = self.finds[self.under_way.pop(0)]
             if found is not None:
                 self.lines.insert(0, found)
-                self.table.learn(found)
-        return [self._record(pair) for pair in self.table.pairs()]
+                self.table.add_measurement(found)
+        return [self._record(pair) for pair in self.table.list_pairs()]
 
     def _record(self, pair: ClusterPair) -> LinkRecord:
         under_way = (
@@ -47,22 +47,22 @@ class MemoryNetwork:
             else None
         )
         known = self.table[pair]
-        return LinkRecord(pair, known.state(NOW, self.stale_after), known.link, known, under_way)
+        return LinkRecord(pair, known.state_at(NOW, self.stale_after), known.link, known, under_way)
 
     async def wait_for_agents(self) -> None:
         pass
 
-    def measure(
+    def measure_links(
         self, clusters: Sequence[str] | None = None, pairs: Sequence[ClusterPair] | None = None
     ) -> list[MeasureReply]:
         for index, name in enumerate(clusters or ()):
             if name not in ("north", "south"):
                 raise UsageError(f"clusters[{index}] is {name}", field=f"clusters[{index}]", hint="known: north, south")
-        wanted = [p for p in self.table.pairs() if clusters is None or set(p) <= set(clusters)]
+        wanted = [p for p in self.table.list_pairs() if clusters is None or set(p) <= set(clusters)]
         self.under_way = [pair for pair in wanted if pair in self.finds]
         return [MeasureReply(pair, reason="" if pair in self.finds else f"{pair[0]} has 1 node") for pair in wanted]
 
-    async def history(self, one: str, other: str, limit: int) -> list[Measurement]:
+    async def read_history(self, one: str, other: str, limit: int) -> list[Measurement]:
         if other not in ("north", "south"):
             raise NotFoundError(f"there is no cluster {other}", field="cluster", hint="known: north, south")
         return [line for line in self.lines if (line.one, line.other) == pair_of(one, other)][:limit]

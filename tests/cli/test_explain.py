@@ -110,7 +110,7 @@ SPAN = Interval(60.0, 90.0, 300.0)
             IfSubmitted(False, Expected(9, JobState.QUEUED, None, None, None, 1.0, "its walltime")),
             "not known: it started in no simulation of the next 30 days",
         ),
-        (IfSubmitted(False, why="it takes longer than 10 s"), "not known: it takes longer than 10 s"),
+        (IfSubmitted(False, reason="it takes longer than 10 s"), "not known: it takes longer than 10 s"),
     ],
 )
 def test_a_dry_run_says_when_the_job_would_start(koala: Koala, server: Server, told: IfSubmitted, says: str) -> None:

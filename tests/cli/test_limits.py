@@ -18,7 +18,7 @@ class InUse:
 
     limits = Limits(contact="write to grid@example.org")
 
-    async def read(self, user: str) -> Sequence[ScopeInUse]:
+    async def read_limits(self, user: str) -> Sequence[ScopeInUse]:
         if user != "ada":
             return []
         own = [LimitInUse("nodes", 64, 12), LimitInUse("bundle_bytes", 10**9, 2048.0)]

@@ -34,7 +34,7 @@ class Served:
 
     def renew(self) -> None:
         self.pair.replace_with(self.authority.issue())
-        self.certificate.look()
+        self.certificate.reload_if_changed()
 
     @contextmanager
     def listening(self) -> Iterator[str]:
@@ -85,7 +85,7 @@ def answer(url: str, trust: Trust, timeouts: ClientTimeouts = FAST) -> int:
 
 
 def test_who_has_read_the_certificate_before_looks_again(served: Served) -> None:
-    trust = Renewing(pinned=served.certificate.shown)
+    trust = Renewing(pinned=served.certificate.public_path)
     trust.between.append(served.renew)
     with served.listening() as url:
         assert answer(url, trust) == 200
@@ -94,15 +94,17 @@ def test_who_has_read_the_certificate_before_looks_again(served: Served) -> None
 
 def test_who_has_read_the_one_that_is_not_shown_yet_comes_again(served: Served) -> None:
     later = served.authority.issue()
-    served.certificate.shown.write_bytes(later.certificate.read_bytes())
+    served.certificate.public_path.write_bytes(later.certificate.read_bytes())
 
     def show() -> None:
         served.pair.replace_with(later)
-        served.certificate.look()
+        served.certificate.reload_if_changed()
 
     served.when_refused = show
     with served.listening() as url:
-        assert answer(url, Trust(pinned=served.certificate.shown), replace(FAST, certificate_renewal_s=60.0)) == 200
+        assert (
+            answer(url, Trust(pinned=served.certificate.public_path), replace(FAST, certificate_renewal_s=60.0)) == 200
+        )
     assert served.refused == 1
 
 

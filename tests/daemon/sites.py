@@ -17,7 +17,7 @@ class Sites:
     away: set[str] = field(default_factory=set)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
-    async def ask(self, cluster: str, what: str, payload: dict[str, Any], timeout: float = 0.0) -> dict[str, Any]:
+    async def ask_agent(self, cluster: str, what: str, payload: dict[str, Any], timeout: float = 0.0) -> dict[str, Any]:
         path = payload["path"]
         self.asked.append((cluster, path))
         if cluster in self.away:

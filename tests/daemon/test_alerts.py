@@ -43,8 +43,8 @@ class Scene:
     async def look(self, after: float, *wrong: Alert) -> list[str]:
         self.now += after
         self.wrong = list(wrong)
-        await self.alerts.look()
-        return [each.target for each in self.alerts.current()]
+        await self.alerts.run_checks()
+        return [each.target for each in self.alerts.current_alerts()]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ async def test_it_begins_after_it_has_held_and_ends_after_it_is_over_for_a_momen
 async def test_it_is_told_with_the_newest_words_and_the_oldest_time(scene: Scene) -> None:
     await scene.look(0, alert(since=90.0, summary="first"))
     await scene.look(6, alert(since=106.0, summary="then", severity=Severity.WARNING))
-    (told,) = scene.alerts.current()
+    (told,) = scene.alerts.current_alerts()
     assert (told.since, told.summary, told.severity) == (90.0, "then", Severity.WARNING)
 
 

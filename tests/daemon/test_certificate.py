@@ -53,8 +53,8 @@ def test_who_trusts_its_authority_or_the_very_certificate_is_shown_it(
     served = Certificate(pair.certificate, pair.key, data_dir)
     assert shown(served.context, Trust(authority.file).create_context()) == text_of(pair)
     assert shown(served.context, Trust(authority.file).create_context(), "localhost") == text_of(pair)
-    assert shown(served.context, Trust(pinned=served.shown).create_context(), "grid.example.org") == text_of(pair)
-    assert served.shown.stat().st_mode & 0o777 == 0o600
+    assert shown(served.context, Trust(pinned=served.public_path).create_context(), "grid.example.org") == text_of(pair)
+    assert served.public_path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.evidence("L6")
@@ -66,8 +66,8 @@ def test_new_files_are_taken_up_and_new_connections_see_them(authority: Certific
     assert shown(served.context, trust) == first
     pair.replace_with(renewed)
     assert shown(served.context, trust) == first
-    served.look()
-    assert shown(served.context, trust) == text_of(renewed) == served.shown.read_text()
+    served.reload_if_changed()
+    assert shown(served.context, trust) == text_of(renewed) == served.public_path.read_text()
     with pytest.raises(ssl.SSLCertVerificationError):
         shown(served.context, pinned_context(first))
 
@@ -80,17 +80,17 @@ def test_broken_files_are_told_once_and_the_old_certificate_stays(
     served = Certificate(pair.certificate, pair.key, data_dir)
     pair.certificate.write_text(text_of(renewed))
     for _ in range(3):
-        served.look()
+        served.reload_if_changed()
     told = capsys.readouterr().out
     assert told.count("the old certificate stays") == 1
     assert "does not belong to" in told
     assert key.splitlines()[1] not in told
-    assert shown(served.context, Trust(authority.file).create_context()) == first == served.shown.read_text()
+    assert shown(served.context, Trust(authority.file).create_context()) == first == served.public_path.read_text()
     pair.key.unlink()
-    served.look()
+    served.reload_if_changed()
     assert "cannot be read: No such file" in capsys.readouterr().out
     pair.replace_with(renewed)
-    served.look()
+    served.reload_if_changed()
     assert shown(served.context, Trust(authority.file).create_context()) == text_of(renewed)
 
 
@@ -102,7 +102,7 @@ def test_one_that_expires_is_told_once_a_day(
 ) -> None:
     pair = authority.issue(days=days)
     served = Certificate(pair.certificate, pair.key, data_dir)
-    served.look()
+    served.reload_if_changed()
     said = capsys.readouterr().out
     assert said.count("the certificate") == (1 if told else 0)
     assert told in said
@@ -157,7 +157,7 @@ def test_nothing_older_than_tls_1_2_is_spoken(authority: CertificateAuthority, d
     for context in (
         served.context,
         Trust(authority.file).create_context(),
-        Trust(pinned=served.shown).create_context(),
+        Trust(pinned=served.public_path).create_context(),
     ):
         assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
         assert context.verify_mode == (ssl.CERT_NONE if context is served.context else ssl.CERT_REQUIRED)

@@ -8,7 +8,7 @@ from koalapy.daemon.alerts.cluster_checks import CONNECT_GRACE, REJECTION_WINDOW
 from koalapy.daemon.alerts.daemon_checks import CertificateCheck
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.listener.certificate import EXPIRY_WARNING, Certificate
-from koalapy.daemon.observability.figures import _cluster as figures_of_cluster
+from koalapy.daemon.observability.figures import _cluster_figures as figures_of_cluster
 from koalapy.dashboard.rows import ClusterRow, Survey, cluster_row
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import DiskLimits
@@ -31,7 +31,7 @@ async def alerts_of(daemon: Daemon, after: float = CONNECT_GRACE + 1) -> list[Al
 
 def health_of(daemon: Daemon) -> dict[str, str]:
     """The reason of each failed check of north."""
-    checks = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits()).readiness().checks
+    checks = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits()).check_readiness().checks
     return {check.name: check.reason for check in checks if check.cluster == "north" and not check.ok}
 
 
@@ -126,10 +126,10 @@ async def test_certificate_files_that_are_refused_are_an_alert_until_they_are_co
     certificate, own = Certificate(pair.certificate, pair.key, tmp_path), pair.certificate.read_text()
     check = CertificateCheck(certificate)
     pair.certificate.write_text(other.certificate.read_text())
-    certificate.look()
+    certificate.reload_if_changed()
     (alert,) = [alert async for alert in check(5.0)]
     assert (alert.kind, alert.severity) == (AlertKind.CERTIFICATE, Severity.WARNING)
     assert "does not belong to" in alert.cause
     pair.certificate.write_text(own)
-    certificate.look()
+    certificate.reload_if_changed()
     assert [alert async for alert in check(5.0)] == []

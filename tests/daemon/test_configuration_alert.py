@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from koalapy.config.strict_yaml import read_file
-from koalapy.daemon.alerts.daemon_checks import ConfigurationCheck, difference_of
+from koalapy.daemon.alerts.daemon_checks import ConfigurationCheck, describe_difference
 from koalapy.model.alert import Alert, AlertKind
 
 
@@ -72,4 +72,4 @@ def test_configuration_that_cannot_be_read_is_an_alert(path: Path) -> None:
 def test_difference_of_configurations_names_settings(
     before: Mapping[str, Any], now: Mapping[str, Any], told: str
 ) -> None:
-    assert difference_of(before, now) == told
+    assert describe_difference(before, now) == told

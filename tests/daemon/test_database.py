@@ -29,7 +29,7 @@ def submit(threads: Threads, user: str, count: int, gate: threading.Event, order
 
 
 def test_threads_with_a_user_at_his_limit_serve_other_users(gate: threading.Event) -> None:
-    threads, order = Threads(3, "test", most_per_user=2), list[str]()
+    threads, order = Threads(3, "test", max_per_user=2), list[str]()
     submit(threads, "eve", 50, gate, order)
     assert threads.submit_for("ada", lambda: "answer").result(DEADLINE) == "answer"
     assert set(order) <= {"eve"}
@@ -48,13 +48,13 @@ def test_threads_with_one_thread_serve_users_in_turn(gate: threading.Event) -> N
 
 
 def test_threads_with_work_of_the_daemon_use_all_threads(gate: threading.Event) -> None:
-    threads, order = Threads(3, "test", most_per_user=1), list[str]()
+    threads, order = Threads(3, "test", max_per_user=1), list[str]()
     submit(threads, "", 2, gate, order)
     assert threads.submit(lambda: "answer").result(DEADLINE) == "answer"
 
 
 def test_threads_with_failing_work_raise_its_error_and_go_on() -> None:
-    threads = Threads(1, "test", most_per_user=1)
+    threads = Threads(1, "test", max_per_user=1)
     with pytest.raises(ZeroDivisionError):
         threads.submit_for("eve", lambda: 1 // 0).result(DEADLINE)
     assert threads.submit_for("eve", lambda: "answer").result(DEADLINE) == "answer"

@@ -11,7 +11,7 @@ from apscheduler.util import datetime_repr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.daemon.engine.duties import CalendarTrigger, Duties, Duty, following_run, next_due, repeat
+from koalapy.daemon.engine.duties import CalendarTrigger, Duties, Duty, following_run, next_due, repeat_duty
 
 MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 INTERVALS = st.floats(0.1, 1e6)
@@ -63,7 +63,7 @@ async def test_repeat_goes_on_after_an_error_and_leaves_out_missed_runs() -> Non
         now += seconds
 
     with pytest.raises(Ends):
-        await repeat(Duty("x", 2.0, work), lambda: now, sleep)
+        await repeat_duty(Duty("x", 2.0, work), lambda: now, sleep)
     assert runs == [102.0, 104.0, 1104.0, 1106.0, 1108.0]
     assert slept == [2.0, 2.0, 0.0, 2.0, 2.0]
 

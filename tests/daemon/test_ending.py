@@ -80,7 +80,7 @@ async def run():
     working = asyncio.ensure_future(database.run_in_database(hang))
     trail = audit.Audit(Store(), time.time)
     await trail.record("login", None, origin="192.0.2.1")
-    await trail.end()
+    await trail.end_writing()
     try:
         await database.query(hang)
     except StoreUnavailable:

@@ -93,45 +93,45 @@ async def until(look: Callable[[], bool]) -> None:
 
 async def test_a_file_is_entered_as_its_agent_sees_it(world: World) -> None:
     world.sites.content["north", "/data/mesh"] = b"mesh"
-    replica = await world.files.add("climate/mesh", "north", "/data/mesh")
+    replica = await world.files.add_replica("climate/mesh", "north", "/data/mesh")
     assert (replica.size, replica.checksum, replica.parts) == (4, sha(b"mesh"), None)
-    assert world.files.list() == world.store.replicas() == [replica]
+    assert world.files.list_replicas() == world.store.replicas() == [replica]
     assert world.told == [ReplicasChanged("climate/mesh", ("north",))]
     assert Catalogue(world.store.replicas()).good_sites("climate/mesh") == ("north",)
 
 
 async def test_a_folder_has_parts(world: World) -> None:
     world.sites.content["north", "/data/f"] = {"b": b"bb", "a": b"a"}
-    replica = await world.files.add("f", "north", "/data/f")
+    replica = await world.files.add_replica("f", "north", "/data/f")
     assert [(part.name, part.size) for part in replica.parts or ()] == [("a", 1), ("b", 2)]
 
 
 async def test_another_file_is_no_replica_of_it(world: World) -> None:
     world.sites.content |= {("north", "/m"): b"mesh", ("south", "/m"): b"mash", ("south", "/n"): b"mesh"}
-    await world.files.add("m", "north", "/m")
+    await world.files.add_replica("m", "north", "/m")
     with pytest.raises(ConflictError, match="south:/m is another file than the m on north") as refused:
-        await world.files.add("m", "south", "/m")
+        await world.files.add_replica("m", "south", "/m")
     assert "koala replicas remove m" in refused.value.hint
-    assert [replica.cluster for replica in world.files.list("m")] == ["north"]
-    await world.files.add("m", "south", "/n")
+    assert [replica.cluster for replica in world.files.list_replicas("m")] == ["north"]
+    await world.files.add_replica("m", "south", "/n")
     assert world.told[-1] == ReplicasChanged("m", ("north", "south"))
 
 
 async def test_of_two_that_are_added_at_once_only_one_decides_what_it_is(world: World) -> None:
     world.sites.content |= {("north", "/m"): b"mesh", ("south", "/m"): b"mash"}
     ended = await asyncio.gather(
-        world.files.add("m", "north", "/m"), world.files.add("m", "south", "/m"), return_exceptions=True
+        world.files.add_replica("m", "north", "/m"), world.files.add_replica("m", "south", "/m"), return_exceptions=True
     )
     assert sorted(type(one).__name__ for one in ended) == ["ConflictError", "Replica"]
-    assert len(world.files.list("m")) == 1
+    assert len(world.files.list_replicas("m")) == 1
 
 
 async def test_the_only_replica_may_become_another_file(world: World) -> None:
     world.sites.content["north", "/m"] = b"mesh"
-    await world.files.add("m", "north", "/m")
+    await world.files.add_replica("m", "north", "/m")
     world.sites.content["north", "/m"] = b"finer mesh"
-    assert (await world.files.add("m", "north", "/m")).size == 10
-    assert len(world.files.list("m")) == 1
+    assert (await world.files.add_replica("m", "north", "/m")).size == 10
+    assert len(world.files.list_replicas("m")) == 1
 
 
 @pytest.mark.parametrize(
@@ -159,37 +159,37 @@ async def test_what_cannot_be_entered_is_refused_by_its_field(
         ("south", "/secret"): SiteRejected("not below", fault=SiteFault.OUTSIDE),
     }
     with pytest.raises(UsageError) as refused:
-        await world.files.add(name, cluster, path)
+        await world.files.add_replica(name, cluster, path)
     assert refused.value.field == field
     assert refused.value.hint
-    assert world.files.list() == []
+    assert world.files.list_replicas() == []
 
 
 @pytest.mark.parametrize("name", ["-rf", "a b", "ünïcode/ä", "..a", "a/../b", "a:partitioned"])
 async def test_strange_names_are_names(world: World, name: str) -> None:
     world.sites.content["north", "/m"] = b""
-    assert (await world.files.add(name, "north", "/m")).name == name
-    await world.files.remove(name)
-    assert world.files.list() == []
+    assert (await world.files.add_replica(name, "north", "/m")).name == name
+    await world.files.remove_replicas(name)
+    assert world.files.list_replicas() == []
 
 
 async def test_a_cluster_out_of_reach_is_told(world: World) -> None:
     world.sites.away = {"north"}
     with pytest.raises(SiteUnavailable, match="north is out of reach"):
-        await world.files.add("m", "north", "/m")
+        await world.files.add_replica("m", "north", "/m")
 
 
 async def test_verify_finds_what_became_of_replicas(world: World) -> None:
     content = world.sites.content
     content |= {("north", f"/{name}"): b"mesh" for name in "abcd"} | {("south", "/a"): b"mesh"}
     for name in "abcd":
-        await world.files.add(name, "north", f"/{name}")
-    await world.files.add("a", "south", "/a")
+        await world.files.add_replica(name, "north", f"/{name}")
+    await world.files.add_replica("a", "south", "/a")
     content["north", "/b"] = b"mash"
     del content["north", "/c"]
     content["north", "/d"] = SiteRejected("/d cannot be read: Permission denied", fault=SiteFault.UNREADABLE)
     world.sites.away = {"south"}
-    found = await world.files.verify()
+    found = await world.files.verify_replicas()
     assert [(v.replica.name, v.replica.cluster, v.replica.state.value, v.problem) for v in found] == [
         ("a", "north", "good", ""),
         ("a", "south", "good", "south is out of reach"),
@@ -205,7 +205,7 @@ async def test_verify_finds_what_became_of_replicas(world: World) -> None:
     assert [world.state(name, "north").value for name in "abcd"] == ["good", "changed", "missing", "unreadable"]
     assert {t.file: t.sites for t in world.told} == {"a": ("north", "south"), "b": (), "c": (), "d": ()}
     content["north", "/b"] = b"mesh"
-    (again,) = await world.files.verify("b", "north")
+    (again,) = await world.files.verify_replicas("b", "north")
     assert (again.replica.state, again.replica.reason) == (ReplicaState.GOOD, "")
     assert world.told[-1] == ReplicasChanged("b", ("north",))
 
@@ -215,17 +215,17 @@ async def test_what_is_added_again_during_a_look_is_not_overwritten(
 ) -> None:
     content = world.sites.content
     content["north", "/m"] = b"mesh"
-    await world.files.add("m", "north", "/m")
+    await world.files.add_replica("m", "north", "/m")
     content["north", "/m"] = b"mash"
-    real = world.files._seen
+    real = world.files._read_state
 
     async def seen(replica: Replica) -> Replica:
         found = await real(replica)
-        await world.files.add("m", "north", "/m")
+        await world.files.add_replica("m", "north", "/m")
         return found
 
-    monkeypatch.setattr(world.files, "_seen", seen)
-    (verified,) = await world.files.verify("m")
+    monkeypatch.setattr(world.files, "_read_state", seen)
+    (verified,) = await world.files.verify_replicas("m")
     assert (verified.replica.state, verified.replica.checksum) == (ReplicaState.GOOD, sha(b"mash"))
     assert world.state("m", "north") is ReplicaState.GOOD
 
@@ -233,12 +233,12 @@ async def test_what_is_added_again_during_a_look_is_not_overwritten(
 async def test_an_old_replica_does_not_become_a_good_one_of_what_has_its_name_now(world: World) -> None:
     content = world.sites.content
     content |= {("north", "/m"): b"mesh", ("south", "/m"): b"new mesh"}
-    await world.files.add("m", "north", "/m")
+    await world.files.add_replica("m", "north", "/m")
     del content["north", "/m"]
-    await world.files.verify("m")
-    await world.files.add("m", "south", "/m")
+    await world.files.verify_replicas("m")
+    await world.files.add_replica("m", "south", "/m")
     content["north", "/m"] = b"mesh"
-    north, south = await world.files.verify("m")
+    north, south = await world.files.verify_replicas("m")
     assert (north.replica.state, south.replica.state) == (ReplicaState.CHANGED, ReplicaState.GOOD)
     assert north.replica.reason.endswith("as on south")
     assert world.told[-1].sites == ("south",)
@@ -251,20 +251,20 @@ async def test_what_is_not_there_cannot_be_verified_or_removed(
     world: World, name: str, cluster: str | None, error: type[Exception]
 ) -> None:
     world.sites.content["north", "/m"] = b""
-    await world.files.add("m", "north", "/m")
+    await world.files.add_replica("m", "north", "/m")
     with pytest.raises(error):
-        await world.files.verify(name, cluster)
+        await world.files.verify_replicas(name, cluster)
     with pytest.raises(error):
-        await world.files.remove(name, cluster)
+        await world.files.remove_replicas(name, cluster)
 
 
 async def test_remove_forgets_one_or_all(world: World) -> None:
     world.sites.content |= {("north", "/m"): b"", ("south", "/m"): b""}
     for cluster in ("north", "south"):
-        await world.files.add("m", cluster, "/m")
-    assert [r.cluster for r in await world.files.remove("m", "north")] == ["north"]
+        await world.files.add_replica("m", cluster, "/m")
+    assert [r.cluster for r in await world.files.remove_replicas("m", "north")] == ["north"]
     assert world.told[-1] == ReplicasChanged("m", ("south",))
-    await world.files.remove("m")
+    await world.files.remove_replicas("m")
     assert world.told[-1] == ReplicasChanged("m", ())
     assert world.store.replicas() == []
 
@@ -272,41 +272,41 @@ async def test_remove_forgets_one_or_all(world: World) -> None:
 async def test_a_spoiled_replica_is_not_used_and_gets_its_reason(world: World) -> None:
     world.sites.content |= {("north", "/m"): b"mesh", ("south", "/m"): b"mesh"}
     for cluster in ("north", "south"):
-        await world.files.add("m", cluster, "/m")
+        await world.files.add_replica("m", cluster, "/m")
     del world.sites.content["north", "/m"]
-    assert world.files.spoiled("m", "north", "rsync said no") == (ReplicasChanged("m", ("south",)),)
-    assert world.files.spoiled("m", "north", "again") == ()
-    assert world.files.spoiled("x", "north", "unknown") == ()
+    assert world.files.mark_spoiled("m", "north", "rsync said no") == (ReplicasChanged("m", ("south",)),)
+    assert world.files.mark_spoiled("m", "north", "again") == ()
+    assert world.files.mark_spoiled("x", "north", "unknown") == ()
     await until(lambda: world.daemon.engine.catalogue.get("m", "north").state is ReplicaState.MISSING)  # type: ignore[union-attr]
     assert world.state("m", "north") is ReplicaState.MISSING
 
 
 async def test_a_spoiled_replica_does_not_become_good_by_itself(world: World) -> None:
     world.sites.content["north", "/m"] = b"mesh"
-    await world.files.add("m", "north", "/m")
+    await world.files.add_replica("m", "north", "/m")
     asked = len(world.sites.asked)
-    world.files.spoiled("m", "north", "the checksum is another")
+    world.files.mark_spoiled("m", "north", "the checksum is another")
     await until(lambda: len(world.sites.asked) > asked)
     await until(lambda: not world.files._background)
     assert world.state("m", "north") is ReplicaState.UNREADABLE
-    assert world.files.list("m")[0].reason == "the checksum is another"
-    await world.files.verify("m")
+    assert world.files.list_replicas("m")[0].reason == "the checksum is another"
+    await world.files.verify_replicas("m")
     assert world.state("m", "north") is ReplicaState.GOOD
 
 
 async def test_submissions_are_filled_in(world: World) -> None:
     world.sites.content["north", "/m"] = b"mesh"
-    await world.files.add("m", "north", "/m")
-    bundle, _ = await world.bundles.put(pieces(archive_of(GOOD)))
+    await world.files.add_replica("m", "north", "/m")
+    bundle, _ = await world.bundles.add_bundle(pieces(archive_of(GOOD)))
     spec = JobSpec(FlexibleRequest(1), ("wave",), inputs=(InputFile("m"),), bundle=Bundle(bundle.id, 0, 0))
-    resolved = await world.files.resolve(spec, DIRECTOR)
+    resolved = await world.files.resolve_spec(spec, DIRECTOR)
     assert resolved.inputs == (InputFile("m", 4, ("north",)),)
     assert resolved.bundle == Bundle(bundle.id, bundle.size, 3)
     assert resolved.application == "wave"
     with pytest.raises(UsageError, match="bundle has a data, and so is an input called"):
-        await world.files.resolve(replace(spec, inputs=(InputFile("m", target="data"),)), DIRECTOR)
+        await world.files.resolve_spec(replace(spec, inputs=(InputFile("m", target="data"),)), DIRECTOR)
     with pytest.raises(UsageError, match="there is no bundle") as refused:
-        await world.files.resolve(replace(spec, bundle=Bundle("f" * 64, 0, 0)), DIRECTOR)
+        await world.files.resolve_spec(replace(spec, bundle=Bundle("f" * 64, 0, 0)), DIRECTOR)
     assert (refused.value.field, "--stage" in refused.value.hint) == ("bundle", True)
 
 
@@ -315,11 +315,11 @@ async def test_submissions_are_filled_in(world: World) -> None:
 
 async def test_the_same_archive_is_kept_once(world: World) -> None:
     data = archive_of(GOOD)
-    bundle, created = await world.bundles.put(pieces(data))
+    bundle, created = await world.bundles.add_bundle(pieces(data))
     assert (bundle.id, bundle.size, bundle.files, created) == (sha(data), len(data), 3, True)
-    assert await world.bundles.put(pieces(data, 10**6)) == (bundle, False)
-    assert world.bundles.path(bundle.id).read_bytes() == data
-    assert [path.name for path in world.bundles.path(bundle.id).parent.iterdir()] == [bundle.id]
+    assert await world.bundles.add_bundle(pieces(data, 10**6)) == (bundle, False)
+    assert world.bundles.path_of(bundle.id).read_bytes() == data
+    assert [path.name for path in world.bundles.path_of(bundle.id).parent.iterdir()] == [bundle.id]
     assert world.store.bundles() == [bundle]
 
 
@@ -357,22 +357,22 @@ BAD = {
 @pytest.mark.parametrize("what", BAD)
 async def test_a_bad_archive_is_refused_and_nothing_of_it_kept(world: World, what: str) -> None:
     with pytest.raises(UsageError) as refused:
-        await world.bundles.put(pieces(BAD[what]))
+        await world.bundles.add_bundle(pieces(BAD[what]))
     assert (refused.value.field, bool(refused.value.hint)) == ("body", True)
-    assert list(world.bundles.path("x").parent.iterdir()) == []
+    assert list(world.bundles.path_of("x").parent.iterdir()) == []
     assert world.store.bundles() == []
 
 
 async def test_an_archive_as_tar_makes_it_is_taken(world: World) -> None:
     names = {"./": None, "./a/": None, "./a/é -x": b"1", "./a/..b": b"2", "l" * 200 + "/" + "m" * 200: b"3"}
-    bundle, _ = await world.bundles.put(pieces(archive_of(names)))
+    bundle, _ = await world.bundles.add_bundle(pieces(archive_of(names)))
     assert bundle.files == 3
 
 
 async def test_an_archive_that_is_too_large_is_refused(world: World) -> None:
     with pytest.raises(TooLargeError, match="larger than 100 KB"):
-        await world.bundles.put(pieces(archive_of({"a": b"x" * 200_000})))
-    assert list(world.bundles.path("x").parent.iterdir()) == []
+        await world.bundles.add_bundle(pieces(archive_of({"a": b"x" * 200_000})))
+    assert list(world.bundles.path_of("x").parent.iterdir()) == []
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(world: World) -> None:
@@ -381,8 +381,8 @@ async def test_an_upload_that_breaks_off_leaves_nothing(world: World) -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        await world.bundles.put(breaking())
-    assert list(world.bundles.path("x").parent.iterdir()) == []
+        await world.bundles.add_bundle(breaking())
+    assert list(world.bundles.path_of("x").parent.iterdir()) == []
 
 
 async def test_a_bundle_is_kept_while_it_is_needed_or_was_wanted(world: World, tmp_path: Path) -> None:
@@ -391,38 +391,38 @@ async def test_a_bundle_is_kept_while_it_is_needed_or_was_wanted(world: World, t
     bundles = Bundles(
         world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=lambda: needed, clock=lambda: now
     )
-    kept = [(await bundles.put(pieces(archive_of({name: b""}))))[0].id for name in "abc"]
+    kept = [(await bundles.add_bundle(pieces(archive_of({name: b""}))))[0].id for name in "abc"]
     now += RETENTION
-    bundles.touch(kept[1])
+    bundles.touch_bundle(kept[1])
     now += 1
     needed.add(kept[0])
-    assert await bundles.tidy() == [kept[2]]
+    assert await bundles.remove_expired() == [kept[2]]
     assert sorted(bundle.id for bundle in world.store.bundles()) == sorted(kept[:2])
     assert {bundle.used_at for bundle in world.store.bundles()} == {now, now - 1}
     with pytest.raises(NotFoundError):
-        bundles.get(kept[2])
+        bundles.get_bundle(kept[2])
     now += RETENTION
     for left in (".incoming-x", "f" * 64):
         (tmp_path / "bundles" / left).touch()
     again = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: now)
-    assert await again.tidy() == [kept[1]]
+    assert await again.remove_expired() == [kept[1]]
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == [kept[0]]
 
 
 async def test_a_bundle_whose_file_is_lost_can_be_uploaded_again(world: World) -> None:
     data = archive_of(GOOD)
-    bundle, _ = await world.bundles.put(pieces(data))
-    world.bundles.path(bundle.id).unlink()
+    bundle, _ = await world.bundles.add_bundle(pieces(data))
+    world.bundles.path_of(bundle.id).unlink()
     with pytest.raises(NotFoundError):
-        world.bundles.get(bundle.id)
-    assert (await world.bundles.put(pieces(data)))[1]
-    assert world.bundles.path(bundle.id).read_bytes() == data
+        world.bundles.get_bundle(bundle.id)
+    assert (await world.bundles.add_bundle(pieces(data)))[1]
+    assert world.bundles.path_of(bundle.id).read_bytes() == data
 
 
 async def test_what_lies_directly_in_a_bundle_is_known_after_a_restart_too(world: World, tmp_path: Path) -> None:
-    bundle, _ = await world.bundles.put(pieces(archive_of(GOOD)))
+    bundle, _ = await world.bundles.add_bundle(pieces(archive_of(GOOD)))
     again = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: 1000.0)
-    assert await world.bundles.tops(bundle.id) == await again.tops(bundle.id) == {"run.sh", "data"}
+    assert await world.bundles.top_names(bundle.id) == await again.top_names(bundle.id) == {"run.sh", "data"}
 
 
 def said_of(kind: bytes, content: bytes) -> bytes:
@@ -453,18 +453,18 @@ END = bytes(1024)
 )
 async def test_no_archive_makes_us_hold_more_than_is_sensible(world: World, data: bytes) -> None:
     bundles = Bundles(
-        world.store, world.bundles.path("x").parent, StorageLimits(10**8, 10**9), needed=list, clock=lambda: 0.0
+        world.store, world.bundles.path_of("x").parent, StorageLimits(10**8, 10**9), needed=list, clock=lambda: 0.0
     )
     with pytest.raises(UsageError) as caught:
-        await bundles.put(pieces(data + END, 100_000))
+        await bundles.add_bundle(pieces(data + END, 100_000))
     assert caught.value.field == "body"
 
 
 async def test_an_archive_of_too_many_files_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("koalapy.daemon.files.archives.MAX_NAMES", 5)
-    await world.bundles.put(pieces(archive_of({f"a/{i}": b"" for i in range(4)})))
+    await world.bundles.add_bundle(pieces(archive_of({f"a/{i}": b"" for i in range(4)})))
     with pytest.raises(TooLargeError, match="more than 5 files"):
-        await world.bundles.put(pieces(archive_of({f"a/{i}": b"" for i in range(5)})))
+        await world.bundles.add_bundle(pieces(archive_of({f"a/{i}": b"" for i in range(5)})))
 
 
 async def test_an_archive_for_which_there_is_no_room(world: World, tmp_path: Path) -> None:
@@ -474,7 +474,7 @@ async def test_an_archive_for_which_there_is_no_room(world: World, tmp_path: Pat
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
     try:
         with pytest.raises(StoreUnavailable, match="cannot be kept: File too large"):
-            await bundles.put(pieces(archive_of({"a": b"x" * 4_000_000}), 300_000))
+            await bundles.add_bundle(pieces(archive_of({"a": b"x" * 4_000_000}), 300_000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
@@ -486,24 +486,24 @@ async def test_a_bundle_that_is_wanted_while_others_are_removed_stays(
 ) -> None:
     now = 1000.0
     bundles = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: now)
-    kept = [(await bundles.put(pieces(archive_of({name: b""}))))[0].id for name in "ab"]
+    kept = [(await bundles.add_bundle(pieces(archive_of({name: b""}))))[0].id for name in "ab"]
     now += RETENTION + 1
     real = world.store.remove_bundle
 
     def removing(bundle: str) -> None:
-        bundles.touch(kept[1])
+        bundles.touch_bundle(kept[1])
         real(bundle)
 
     monkeypatch.setattr(world.store, "remove_bundle", removing)
-    assert await bundles.tidy() == [kept[0]]
+    assert await bundles.remove_expired() == [kept[0]]
     assert [bundle.id for bundle in world.store.bundles()] == [kept[1]]
 
 
 async def test_a_needed_bundle_whose_file_is_lost_keeps_nobody_from_tidying(world: World) -> None:
-    bundle, _ = await world.bundles.put(pieces(archive_of(GOOD)))
-    world.bundles.path(bundle.id).unlink()
+    bundle, _ = await world.bundles.add_bundle(pieces(archive_of(GOOD)))
+    world.bundles.path_of(bundle.id).unlink()
     world.needed |= {bundle.id, "f" * 64}
-    assert await world.bundles.tidy() == []
+    assert await world.bundles.remove_expired() == []
 
 
 async def test_a_bundle_that_was_not_written_down_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,8 +513,8 @@ async def test_a_bundle_that_was_not_written_down_is_not_there(world: World, mon
     with monkeypatch.context() as broken:
         broken.setattr(world.store, "save_bundles", refuse)
         with pytest.raises(StoreUnavailable):
-            await world.bundles.put(pieces(archive_of(GOOD)))
-    bundle, created = await world.bundles.put(pieces(archive_of(GOOD)))
+            await world.bundles.add_bundle(pieces(archive_of(GOOD)))
+    bundle, created = await world.bundles.add_bundle(pieces(archive_of(GOOD)))
     assert created
     assert [found.id for found in world.store.bundles()] == [bundle.id]
 
@@ -559,12 +559,12 @@ def results_of(
 
 async def test_results_come_together(world: World, tmp_path: Path) -> None:
     results = results_of(world, tmp_path, Tried(world))
-    await results.put("south", "7.1.0", pieces(archive_of({"of-the-first": b"x"})))
-    await results.put("south", "7.2.1", pieces(archive_of({"old": b"x"})))
-    await results.put("north", "7.2.0", pieces(archive_of(GOOD | {"./d/": None})))
-    stored = await results.put("south", "7.2.1", pieces(archive_of({"é" * 90: b"y" * 513})))
+    await results.store_result("south", "7.1.0", pieces(archive_of({"of-the-first": b"x"})))
+    await results.store_result("south", "7.2.1", pieces(archive_of({"old": b"x"})))
+    await results.store_result("north", "7.2.0", pieces(archive_of(GOOD | {"./d/": None})))
+    stored = await results.store_result("south", "7.2.1", pieces(archive_of({"é" * 90: b"y" * 513})))
     assert (stored.rank, stored.cluster, stored.files) == (1, "south", 1)
-    found = unpacked(b"".join(await results.archive(7)))
+    found = unpacked(b"".join(await results.open_archive(7)))
     expected = {f"0-north/{name}": content for name, content in GOOD.items()}
     assert found == expected | {"0-north": None, "0-north/d": None, "1-south": None, "1-south/" + "é" * 90: b"y" * 513}
 
@@ -572,9 +572,9 @@ async def test_results_come_together(world: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.HELD])
 async def test_what_a_failed_attempt_brought_is_not_the_jobs(world: World, tmp_path: Path, state: JobState) -> None:
     results = results_of(world, tmp_path, Tried(world, state=state))
-    await results.put("north", "7.2.0", pieces(archive_of({"a": b"1"})))
+    await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"1"})))
     with pytest.raises(NotFoundError, match=f"job 7 is {state}: its files come when it ends"):
-        await results.archive(7)
+        await results.open_archive(7)
 
 
 @pytest.mark.parametrize(("mtime", "told"), [(9.2e18, 2**33), (-5.0, 0), (1e9, 10**9)])
@@ -584,8 +584,8 @@ async def test_times_that_no_file_system_knows_are_mended(
     member = tarfile.TarInfo("a")
     member.mtime = mtime
     results = results_of(world, tmp_path, Tried(world))
-    await results.put("north", "7.2.0", pieces(archive((member, b"1"))))
-    with tarfile.open(fileobj=io.BytesIO(b"".join(await results.archive(7)))) as found:
+    await results.store_result("north", "7.2.0", pieces(archive((member, b"1"))))
+    with tarfile.open(fileobj=io.BytesIO(b"".join(await results.open_archive(7)))) as found:
         assert found.getmember("0-north/a").mtime == told
 
 
@@ -594,30 +594,30 @@ async def test_times_that_no_file_system_knows_are_mended(
 async def test_only_a_component_of_that_cluster_may_bring_something(world: World, tmp_path: Path, token: str) -> None:
     results = results_of(world, tmp_path, Tried(world))
     with pytest.raises(NotFoundError):
-        await results.put("north", token, pieces(archive_of(GOOD)))
+        await results.store_result("north", token, pieces(archive_of(GOOD)))
 
 
 async def test_of_earlier_attempts_nothing_is_kept(world: World, tmp_path: Path) -> None:
     results = results_of(world, tmp_path, Tried(world))
-    await results.put("south", "7.1.0", pieces(archive_of({"a": b"1"})))
-    await results.put("north", "7.2.0", pieces(archive_of({"a": b"2"})))
+    await results.store_result("south", "7.1.0", pieces(archive_of({"a": b"1"})))
+    await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"2"})))
     assert [path.name for path in (tmp_path / "results" / "7").iterdir()] == ["2.0.tar"]
 
 
 async def test_who_collects_nothing_gets_nothing(world: World, tmp_path: Path) -> None:
     results = results_of(world, tmp_path, Tried(world, replace(COLLECTING, collect=())))
     with pytest.raises(ConflictError):
-        await results.put("north", "7.2.0", pieces(archive_of(GOOD)))
+        await results.store_result("north", "7.2.0", pieces(archive_of(GOOD)))
 
 
 async def test_bad_results_are_refused_and_what_was_there_stays(world: World, tmp_path: Path) -> None:
     results = results_of(world, tmp_path, Tried(world))
-    await results.put("north", "7.2.0", pieces(archive_of({"a": b"1"})))
+    await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"1"})))
     with pytest.raises(UsageError):
-        await results.put("north", "7.2.0", pieces(BAD["symbolic link"]))
+        await results.store_result("north", "7.2.0", pieces(BAD["symbolic link"]))
     with pytest.raises(TooLargeError):
-        await results.put("north", "7.2.0", pieces(archive_of({"a": b"x" * 200_000})))
-    assert unpacked(b"".join(await results.archive(7)))["0-north/a"] == b"1"
+        await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"x" * 200_000})))
+    assert unpacked(b"".join(await results.open_archive(7)))["0-north/a"] == b"1"
 
 
 @pytest.mark.parametrize(
@@ -632,27 +632,27 @@ async def test_why_there_is_nothing_to_fetch(
     world: World, tmp_path: Path, spec: JobSpec, state: JobState, why: str
 ) -> None:
     with pytest.raises(NotFoundError, match=why) as refused:
-        await results_of(world, tmp_path, Tried(world, spec, state)).archive(7)
+        await results_of(world, tmp_path, Tried(world, spec, state)).open_archive(7)
     assert refused.value.hint
 
 
 async def test_results_are_removed_some_time_after_the_end(world: World, tmp_path: Path) -> None:
     tried = Tried(world, state=JobState.RUNNING)
     results = results_of(world, tmp_path, tried)
-    await results.put("north", "7.2.0", pieces(archive_of({"a": b"1"})))
-    assert await results.tidy(1e9) == [], "of a job that has not ended"
+    await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"1"})))
+    assert await results.remove_expired(1e9) == [], "of a job that has not ended"
     ended = replace(tried.job, state=JobState.SUCCEEDED, ended_at=50.0)
     world.daemon.store.write(Batch(1.0, world.daemon.store.epoch, {7: ended}))
-    assert await results.tidy(50.0) == []
-    assert await results.tidy(51.0) == [7]
+    assert await results.remove_expired(50.0) == []
+    assert await results.remove_expired(51.0) == [7]
     assert list((tmp_path / "results").iterdir()) == []
     tried.job = ended
     with pytest.raises(NotFoundError, match="the files of job 7 are not kept any more"):
-        await results.archive(7)
+        await results.open_archive(7)
 
 
 async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_path: Path) -> None:
-    kept, gone = [(await world.bundles.put(pieces(archive_of({name: b""}))))[0] for name in "ab"]
+    kept, gone = [(await world.bundles.add_bundle(pieces(archive_of({name: b""}))))[0] for name in "ab"]
 
     def now() -> float:
         return RETENTION + 2000.0
@@ -664,6 +664,6 @@ async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_pa
     outputs = Outputs(world.daemon.engine, world.daemon.queries, world.daemon.store, world.daemon.kept)
     history = SqlHistory(world.daemon.store.database)
     retention = Retention(history, outputs, results, RetentionTimes(None, 3600.0), now)
-    await Housekeeping(bundles, results, retention, 60.0, now).tidy()
+    await Housekeeping(bundles, results, retention, 60.0, now).remove_expired()
     assert [bundle.id for bundle in world.store.bundles()] == [kept.id]
-    assert not bundles.path(gone.id).exists()
+    assert not bundles.path_of(gone.id).exists()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.daemon.forecast.forecasts import FRESH, MAX_ASKED, Forecasts, IfSubmitted
+from koalapy.daemon.forecast.forecasts import FRESH_S, MAX_SUBMISSIONS, Forecasts, IfSubmitted
 from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.model.errors import BusyError, NotFoundError, UsageError
 from koalapy.model.job import JobSpec
@@ -66,15 +66,15 @@ async def test_what_was_foretold_holds_for_a_minute() -> None:
         return answer_what_if(question)
 
     forecasts = Forecasts(queries_at(50.0), People(), clock, load_policies, work)
-    ready, expected = await forecasts.expected(12, 60.0)
+    ready, expected = await forecasts.forecast_job(12, 60.0)
     assert ready
     assert expected is not None
     assert expected.starts is not None
-    clock.now += FRESH - 1
-    assert await forecasts.expected(12, 0.0) == (True, expected)
-    assert await forecasts.expected(999, 0.0) == (True, None)
+    clock.now += FRESH_S - 1
+    assert await forecasts.forecast_job(12, 0.0) == (True, expected)
+    assert await forecasts.forecast_job(999, 0.0) == (True, None)
     clock.now += 2
-    assert (await forecasts.expected(12, 60.0))[1] is not None
+    assert (await forecasts.forecast_job(12, 60.0))[1] is not None
     assert asked == [50.0, 111.0]
 
 
@@ -88,10 +88,10 @@ async def test_who_does_not_wait_for_it_hears_it_later() -> None:
         return answer_what_if(question)
 
     forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
-    assert await forecasts.expected(12, 0.01) == (False, None)
-    assert await forecasts.expected(12, 0.01) == (False, None)
+    assert await forecasts.forecast_job(12, 0.01) == (False, None)
+    assert await forecasts.forecast_job(12, 0.01) == (False, None)
     may_go_on.set()
-    ready, expected = await forecasts.expected(12, 60.0)
+    ready, expected = await forecasts.forecast_job(12, 60.0)
     assert (ready, asked) == (True, 1)
     assert expected is not None
 
@@ -106,9 +106,9 @@ async def test_a_failure_is_told_and_does_not_last() -> None:
 
     forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
     with pytest.raises(BusyError):
-        await forecasts.expected(12, 60.0)
+        await forecasts.forecast_job(12, 60.0)
     fails = False
-    assert (await forecasts.expected(12, 60.0))[0]
+    assert (await forecasts.forecast_job(12, 60.0))[0]
 
 
 async def test_a_failure_that_nobody_waits_for_leaves_no_complaint() -> None:
@@ -119,7 +119,7 @@ async def test_a_failure_that_nobody_waits_for_leaves_no_complaint() -> None:
         raise BusyError("too long", retry_after=1.0)
 
     forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
-    assert await forecasts.expected(12, 0.01) == (False, None)
+    assert await forecasts.forecast_job(12, 0.01) == (False, None)
     (under_way,) = asyncio.all_tasks() - {asyncio.current_task()}
     may_go_on.set()
     await asyncio.wait([under_way])
@@ -139,13 +139,13 @@ async def test_a_submission_is_foretold_behind_those_who_wait_and_the_same_one_o
 
     queries = queries_at(50.0)
     forecasts = Forecasts(queries, People(), Clock(), load_policies, work)
-    told = await asyncio.gather(*(forecasts.if_submitted(WIDE, 60.0) for _ in range(50)))
+    told = await asyncio.gather(*(forecasts.forecast_submission(WIDE, 60.0) for _ in range(50)))
     assert len({id(each.expected) for each in told}) == len(asked) == 1
     assert told[0].expected is not None
     assert told[0].expected.starts is not None
     assert told[0].expected.basis == "its walltime"
     assert asked[0] not in {job.id for job in queries.jobs()}
-    assert await forecasts.if_submitted(replace(WIDE, request=FlexibleRequest(1000)), 60.0) != told[0]
+    assert await forecasts.forecast_submission(replace(WIDE, request=FlexibleRequest(1000)), 60.0) != told[0]
 
 
 async def test_where_it_is_not_known_in_time_that_is_told_in_words_and_many_do_not_pile_up() -> None:
@@ -159,12 +159,16 @@ async def test_where_it_is_not_known_in_time_that_is_told_in_words_and_many_do_n
 
     forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
     specs = [replace(WIDE, name=f"{number}") for number in range(100)]
-    told = await asyncio.gather(*(forecasts.if_submitted(spec, 0.01) for spec in specs))
-    assert [each.why.startswith("to work it out takes longer than 0.01 s") for each in told].count(True) == MAX_ASKED
-    assert [each.why.startswith("too many predictions are requested") for each in told].count(True) == 100 - MAX_ASKED
+    told = await asyncio.gather(*(forecasts.forecast_submission(spec, 0.01) for spec in specs))
+    assert [each.reason.startswith("to work it out takes longer than 0.01 s") for each in told].count(
+        True
+    ) == MAX_SUBMISSIONS
+    assert [each.reason.startswith("too many predictions are requested") for each in told].count(
+        True
+    ) == 100 - MAX_SUBMISSIONS
     may_go_on.set()
-    assert (await forecasts.if_submitted(specs[0], 60.0)).why.startswith("it could not be worked out")
-    assert asked <= MAX_ASKED
+    assert (await forecasts.forecast_submission(specs[0], 60.0)).reason.startswith("it could not be worked out")
+    assert asked <= MAX_SUBMISSIONS
 
 
 async def test_what_there_is_room_for_starts_at_once() -> None:
@@ -172,7 +176,7 @@ async def test_what_there_is_room_for_starts_at_once() -> None:
         raise AssertionError("nothing is to be simulated")
 
     forecasts = Forecasts(queries_at(1e9), People(), Clock(), load_policies, work)
-    assert await forecasts.if_submitted(WIDE, 60.0) == IfSubmitted(at_once=True)
+    assert await forecasts.forecast_submission(WIDE, 60.0) == IfSubmitted(at_once=True)
 
 
 def kept_by(stores: Stores) -> dict[tuple[int, str, float], Prediction]:
@@ -203,31 +207,31 @@ async def test_what_is_foretold_is_kept_again_once_a_job_is_twice_as_old_and_wha
     assert {each.source for each in first.values()} == {PredictionSource.WHAT_IF}
     assert first[waiting[0], "start", 50.0].conditions["waiting"] == len(waiting)
     clock.now = 115.0
-    assert (await forecasts.expected(waiting[0], 60.0))[0]
-    assert (await forecasts.expected(waiting[0], 60.0))[0]
+    assert (await forecasts.forecast_job(waiting[0], 60.0))[0]
+    assert (await forecasts.forecast_job(waiting[0], 60.0))[0]
     more = kept_by(stores).keys() - first.keys()
     assert more == {(waiting[0], kind, 115.0) for kind in ("start", "end", "run-time")}, "and the others are too young"
     clock.now = 400.0
-    await forecasts.watch()
+    await forecasts.forecast_periodically()
     assert len(kept_by(stores)) > len(first) + len(more)
-    counts = await record.counts()
+    counts = await record.count_outcomes()
     assert sum(counts.values()) == len(kept_by(stores))
 
 
 async def test_nobody_asked_and_nothing_is_foretold_while_nobody_waits_or_it_was_told_just_now() -> None:
     clock = Clock()
     nobody, _, _, asked = recording(queries_at(1e9), clock)
-    await nobody.watch()
+    await nobody.forecast_periodically()
     assert asked == []
     forecasts, stores, _, asked = recording(queries_at(50.0), clock)
-    await forecasts.watch()
-    await forecasts.watch()
+    await forecasts.forecast_periodically()
+    await forecasts.forecast_periodically()
     assert asked == [50.0]
     assert {each.source for each in kept_by(stores).values()} == {PredictionSource.DAEMON}
 
 
 async def test_users_are_told_of_their_own_jobs_only() -> None:
     forecasts, _, record, _ = recording(queries_at(50.0), Clock())
-    await forecasts.watch()
-    assert await record.coverage("somebody") == []
-    assert {each.kind for each in await record.coverage()} == {"start", "end", "run-time"}
+    await forecasts.forecast_periodically()
+    assert await record.read_coverage("somebody") == []
+    assert {each.kind for each in await record.read_coverage()} == {"start", "end", "run-time"}

@@ -29,26 +29,26 @@ async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(
             service_health, "measure_disks", lambda folders: [Disk("data directory", str(tmp_path), free, 10**12)]
         )
-        await health.look_at_disks()
+        await health.check_disks()
         words = f"the disk of its data directory ({tmp_path}) has"
-        report = health.report()
+        report = health.make_report()
         assert (report.status, report.ready, report.problems) == ("degraded", True, [f"{words} 1 GB left"])
         assert report.disks == [Disk("data directory", str(tmp_path), 10**9, 10**12, None)]
         free = 100
-        await health.look_at_disks()
-        report = health.report()
+        await health.check_disks()
+        report = health.make_report()
         assert (report.status, report.ready, report.problems) == ("degraded", False, [f"{words} 100 bytes left"])
         free = 10**11
-        await health.look_at_disks()
-        assert (health.report().ready, health.report().problems) == (True, [])
+        await health.check_disks()
+        assert (health.make_report().ready, health.make_report().problems) == (True, [])
 
         def broken(folders: object) -> list[Disk]:
             raise OSError(5, "Input/output error")
 
         monkeypatch.setattr(service_health, "measure_disks", broken)
-        await health.look_at_disks()
-        assert health.report().problems == ["the daemon's disks cannot be looked at: Input/output error"]
-        assert not health.report().ready, "who does not know says no"
+        await health.check_disks()
+        assert health.make_report().problems == ["the daemon's disks cannot be looked at: Input/output error"]
+        assert not health.make_report().ready, "who does not know says no"
 
 
 async def test_a_disk_that_takes_no_file_or_does_not_answer_is_none_to_count_on(
@@ -62,19 +62,19 @@ async def test_a_disk_that_takes_no_file_or_does_not_answer_is_none_to_count_on(
 
         with monkeypatch.context() as patched:
             patched.setattr(service_health, "_try_to_write", read_only)
-            await health.look_at_disks()
+            await health.check_disks()
         told = f"the disk of its data directory ({tmp_path}) takes no file: Read-only file system"
-        assert health.readiness().reasons == [told]
-        assert health.readiness().status == f"not ready; {told}"
+        assert health.check_readiness().reasons == [told]
+        assert health.check_readiness().status == f"not ready; {told}"
         answers = threading.Event()
         monkeypatch.setattr(service_health, "_try_to_write", lambda folder: answers.wait(DEADLINE))
-        looking = asyncio.create_task(health.look_at_disks())
+        looking = asyncio.create_task(health.check_disks())
         silent = [f"the daemon's disks have not answered for {service_health.DISK_TIMEOUT:g} s"]
         with signals.hanging_threads():
-            await signals.until(lambda: health.readiness().reasons == silent)
+            await signals.until(lambda: health.check_readiness().reasons == silent)
         answers.set()
         await looking
-        assert health.readiness().ready
+        assert health.check_readiness().ready
 
 
 async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_are_told(
@@ -86,9 +86,9 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
         now = time.monotonic()
         monkeypatch.setattr(service_health, "time", SimpleNamespace(monotonic=lambda: now))
         database.lease_renewed_at = now - service_health.LEASE_OVERDUE - 1
-        assert health.readiness().reasons == ["the lease was renewed 11 s ago: another daemon may take over"]
+        assert health.check_readiness().reasons == ["the lease was renewed 11 s ago: another daemon may take over"]
         database.lease_renewed_at = now
-        assert health.readiness().ready
+        assert health.check_readiness().ready
         writes, may_write = threading.Event(), threading.Event()
         monkeypatch.setattr(daemon.store, "write", lambda batch: writes.set() or may_write.wait(DEADLINE))
         north.says(ClusterReport(total=3, idle=3))
@@ -96,26 +96,26 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
         await signals.until(writes.is_set)
         assert daemon.engine.cycle_started_at is not None
         database.lease_renewed_at = now = daemon.engine.cycle_started_at + service_health.ROUND_TIMEOUT
-        assert health.readiness().reasons == ["a round of the engine does not end since 3 s"]
+        assert health.check_readiness().reasons == ["a round of the engine does not end since 3 s"]
         may_write.set()
-        await signals.until(lambda: health.readiness().ready)
+        await signals.until(lambda: health.check_readiness().ready)
         database.lease_lost = True
-        assert health.readiness().reasons == ["another daemon has taken over"]
+        assert health.check_readiness().reasons == ["another daemon has taken over"]
         daemon.engine.draining = True
-        assert health.readiness().reasons == ["another daemon has taken over", "the daemon is ending"]
+        assert health.check_readiness().reasons == ["another daemon has taken over", "the daemon is ending"]
 
 
 async def test_of_a_cluster_what_is_not_known_is_not_well(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, _):
         health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
-        told = {(check.name, check.cluster): check for check in health.readiness().checks}
+        told = {(check.name, check.cluster): check for check in health.check_readiness().checks}
         assert told["agent", "south"].reason == "its agent has not connected yet"
         assert told["resource manager", "south"].reason == "nothing is known of it while the agent is away"
         assert told["agent", "north"].ok
-        assert (health.readiness().ready, health.readiness(of_clusters=True).ready) == (True, False)
-        strangers = health.readiness().for_strangers()
+        assert (health.check_readiness().ready, health.check_readiness(of_clusters=True).ready) == (True, False)
+        strangers = health.check_readiness().for_strangers()
         assert {check.reason for check in strangers.checks} == {"", service_health.FOR_USERS}
-        assert [check.ok for check in strangers.checks] == [check.ok for check in health.readiness().checks]
+        assert [check.ok for check in strangers.checks] == [check.ok for check in health.check_readiness().checks]
 
 
 async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ async def test_jobs_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
         health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
 
         def counts() -> tuple[int, int]:
-            return health.report().queued, health.report().active
+            return health.make_report().queued, health.make_report().active
 
         for ident, wanted in enumerate([(0, 1), (0, 2), (1, 2)], 1):
             await jobs.submit(SPEC, ADA)
@@ -158,8 +158,8 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
         await jobs.submit(SPEC, ADA)
-        assert health.report().queued == 0
-        assert health.report().active == 1
+        assert health.make_report().queued == 0
+        assert health.make_report().active == 1
         await job_when(jobs, JobState.CLAIMING, 1)
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         await job_when(jobs, JobState.STARTING, 1)
@@ -173,11 +173,11 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
         await signals.until(lambda: daemon.scheduler.queries.job(1) is None)
         assert not (await jobs.get(1)).job.state.is_final, "that is what anybody reads"
-        assert (health.report().active, (await jobs.measure(60.0)).active) == (1, 1)
+        assert (health.make_report().active, (await jobs.measure_use(60.0)).active) == (1, 1)
         may_write.set()
-        await signals.until(lambda: not health.report().active)
+        await signals.until(lambda: not health.make_report().active)
         assert (await jobs.get(1)).job.state is JobState.SUCCEEDED
-        assert (await jobs.measure(60.0)).active == 0
+        assert (await jobs.measure_use(60.0)).active == 0
 
 
 async def test_readiness_with_removed_or_replaced_folder_is_false_until_it_is_back(tmp_path: Path) -> None:
@@ -185,15 +185,15 @@ async def test_readiness_with_removed_or_replaced_folder_is_false_until_it_is_ba
     folder.mkdir()
     async with north_and_jobs(tmp_path) as (daemon, _, _):
         health = HealthMonitor(daemon.engine, daemon.queries, {"output": folder}, DiskLimits(0, 0))
-        await health.look_at_disks()
-        assert health.readiness().ready
+        await health.check_disks()
+        assert health.check_readiness().ready
         folder.rename(tmp_path / "before")
-        await health.look_at_disks()
-        assert f"its output ({folder}) was removed while the daemon uses it" in health.report().problems
+        await health.check_disks()
+        assert f"its output ({folder}) was removed while the daemon uses it" in health.make_report().problems
         folder.mkdir()
-        await health.look_at_disks()
-        assert health.readiness().reasons == [f"its output ({folder}) was replaced while the daemon uses it"]
+        await health.check_disks()
+        assert health.check_readiness().reasons == [f"its output ({folder}) was replaced while the daemon uses it"]
         folder.rmdir()
         (tmp_path / "before").rename(folder)
-        await health.look_at_disks()
-        assert health.readiness().ready
+        await health.check_disks()
+        assert health.check_readiness().ready

@@ -50,8 +50,8 @@ class Place:
         self.stores.jobs.write(Batch(at=self.now, epoch=1, jobs={each.id: each for each in jobs}))
 
     async def lines(self, by: Kind = Kind.GRID, step: Step = Step.DAY, **which: Any) -> list[Any]:
-        span = self.history.span(which.pop("first", None), which.pop("last", None))
-        return list((await self.history.table(by, step, span, **which)).lines)
+        span = self.history.make_span(which.pop("first", None), which.pop("last", None))
+        return list((await self.history.read_table(by, step, span, **which)).lines)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ async def test_nothing_is_told_of_the_wrong_way_round_and_of_too_much(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match="first is 2024-10-11, which is after last"):
-        place.history.span(date(2024, 10, 11), date(2024, 10, 10))
+        place.history.make_span(date(2024, 10, 11), date(2024, 10, 10))
     monkeypatch.setattr("koalapy.daemon.jobs.history.MAX_LINES", 1)
     with pytest.raises(UsageError, match="has more than 1 lines") as refused:
         await place.lines(Kind.USER)
@@ -135,8 +135,8 @@ async def test_nothing_is_told_of_the_wrong_way_round_and_of_too_much(
 
 async def test_a_trace_can_be_read_as_a_workload(place: Place) -> None:
     place.end(job(4, day=THURSDAY, hours=1, clusters={}, state=JobState.CANCELLED))
-    span = place.history.span(None, None)
-    text = "".join([piece async for piece in place.history.trace(span, None)])
+    span = place.history.make_span(None, None)
+    text = "".join([piece async for piece in place.history.export_trace(span, None)])
     trace = swf.parse(text.splitlines(), "trace")
     assert [(each.number, each.processors, each.ran, each.status) for each in trace.jobs] == [
         (1, 4, 7200.0, 1),
@@ -147,15 +147,15 @@ async def test_a_trace_can_be_read_as_a_workload(place: Place) -> None:
     assert trace.processors == 15
     users = [line.split()[11] for line in text.splitlines() if not line.startswith(";")]
     assert len({*users}) == 2
-    own = "".join([piece async for piece in place.history.trace(span, "bob")])
+    own = "".join([piece async for piece in place.history.export_trace(span, "bob")])
     assert sorted(line.split()[11] for line in own.splitlines() if not line.startswith(";")) == ["-1", "-1", "-1", "1"]
 
 
 async def test_a_trace_is_told_piece_by_piece(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that ended at the same moment, too."""
     monkeypatch.setattr("koalapy.daemon.jobs.history.TRACE_PAGE_SIZE", 1)
-    span = place.history.span(None, None)
-    text = "".join([piece async for piece in place.history.trace(span, None)])
+    span = place.history.make_span(None, None)
+    text = "".join([piece async for piece in place.history.export_trace(span, None)])
     assert [line.split()[0] for line in text.splitlines() if not line.startswith(";")] == ["2", "3", "1"]
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.daemon.agents import hub
-from koalapy.daemon.agents.agent_messages import AgentMessages, NoteImpostor, TransferFeedback
+from koalapy.daemon.agents.agent_messages import AgentMessages, RecordRejectedRunner, TransferFeedback
 from koalapy.daemon.agents.hub import Hub, Terms
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import MAX_UNREAD, Session, Sessions
@@ -81,7 +81,7 @@ class Daemon:
         max_strays: int = MAX_STRAYS,
         max_unread: int = MAX_UNREAD,
         feedback: TransferFeedback | None = None,
-        note_impostor: NoteImpostor | None = None,
+        note_impostor: RecordRejectedRunner | None = None,
     ) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
@@ -106,7 +106,7 @@ class Daemon:
         self.kept = FileOutput(path.parent / "output", 1000)
         self.outputs = Outputs(self.engine, self.queries, self.store, self.kept)
         self.jobs = Jobs(self.engine, self.queries, self.store, self.outputs, 1, self.describe)
-        questions = Questions(sessions.offer, lambda cluster, source, path: False)
+        questions = Questions(sessions.offer_message, lambda cluster, source, path: False)
         self.messages = AgentMessages(
             self.engine, self.queries, self.outputs, sessions, questions, feedback, None, note_impostor
         )
@@ -149,7 +149,7 @@ class Daemon:
         self, cluster: str, *known: wire.KnownDaemon, agent: Agent | None = None
     ) -> AsyncIterator[Agent]:
         agent = agent or Agent()
-        serving = asyncio.create_task(self.hub.serve(cluster, agent))
+        serving = asyncio.create_task(self.hub.serve_connection(cluster, agent))
         agent.says(wire.Hello(cluster=cluster, version="1", lrm="slurm", host="head", pid=1, known=list(known)))
         yield agent
         await agent.close("")
@@ -212,14 +212,16 @@ async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_pat
         north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(WorkItem())  # what follows from its inventory is done then
-        daemon.sessions.send("north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()])
+        daemon.sessions.send_commands(
+            "north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()]
+        )
         await signals.until(lambda: north.heard[-1]["type"] == "stop")
         assert (north.heard[-1]["reason"], north.closed) == ("odd ?", "")
 
 
 async def test_an_agent_that_does_not_say_hello_is_sent_away(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
-        await daemon.hub.serve("north", silent := Agent())
+        await daemon.hub.serve_connection("north", silent := Agent())
         assert silent.closed == f"no hello came within {hub.HELLO_TIMEOUT:g} s"
 
 
@@ -284,10 +286,10 @@ async def test_what_the_daemon_has_not_read_is_nobodys_silence() -> None:
     """It is busy with one of the agent's messages, for longer than silence is allowed to last."""
     agent = Agent()
     session = Session("north", agent, wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1))
-    frames = session.listen(agent.frames())
+    frames = session.receive_frames(agent.frames())
     agent.says(report(4))
     await anext(frames)
-    silent = asyncio.create_task(session.silent(0.02))
+    silent = asyncio.create_task(session.wait_until_silent(0.02))
     _, waiting = await asyncio.wait({silent}, timeout=0.2)
     assert waiting, "one frame is still being dealt with"
     listening = asyncio.create_task(anext(frames))
@@ -360,7 +362,7 @@ async def test_a_second_agent_is_refused_by_the_name_of_the_first_while_that_ans
         for host, pid in (("head", 2), ("login", 1)):
             second = Agent()
             second.says(hello(pid, host))
-            await daemon.hub.serve("north", second)
+            await daemon.hub.serve_connection("north", second)
             assert second.closed == "cluster north has an agent already, process 1 on head: stop one of them"
             assert not second.heard
         north.says(report(3))
@@ -373,7 +375,7 @@ async def test_an_agent_that_hangs_or_has_come_anew_is_replaced(tmp_path: Path, 
         await signals.until(lambda: first.heard)
         second = Attentive()
         second.says(hello(pid))
-        serving = asyncio.create_task(daemon.hub.serve("north", second))
+        serving = asyncio.create_task(daemon.hub.serve_connection("north", second))
         second.says(Inventory(components=()), report(2))
         await until(daemon, "north", ("usable", 2, ""))
         assert first.closed
@@ -388,7 +390,7 @@ async def test_an_agent_that_has_come_anew_is_connected_once_it_has_told_what_it
         await until(daemon, "north", ("usable", 4, ""))
         second = Attentive()
         second.says(hello(1))
-        serving = asyncio.create_task(daemon.hub.serve("north", second))
+        serving = asyncio.create_task(daemon.hub.serve_connection("north", second))
         await until(daemon, "north", ("unreachable", 4, NO_REPORT_YET))
         second.says(Inventory(components=()), report(2))
         await until(daemon, "north", ("usable", 2, ""))
@@ -402,7 +404,7 @@ async def test_an_agent_that_hangs_up_while_another_waits_makes_way_at_once(tmp_
         await signals.until(lambda: first.heard)
         second = Attentive()
         second.says(hello(2))
-        serving = asyncio.create_task(daemon.hub.serve("north", second))
+        serving = asyncio.create_task(daemon.hub.serve_connection("north", second))
         await signals.until(lambda: any(m["type"] == "probe" for m in first.heard))
         await first.close("")
         second.says(Inventory(components=()), report(2))
@@ -431,7 +433,7 @@ def renewals(agent: Agent) -> list[int]:
 async def test_silence_is_counted_from_the_last_frame_not_from_the_last_look_before_it(tmp_path: Path) -> None:
     """A lease may have been renewed by that frame: the daemon counts from no earlier a moment."""
     session = Session("north", Agent(), wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1))
-    frames = session.listen(_one_frame())
+    frames = session.receive_frames(_one_frame())
     await anext(frames)
     session.silence = 5.0  # as looks have counted it, the first of which came just after the frame
     assert session.heard_ago < 5.0

@@ -36,10 +36,10 @@ async def begun(store: Slow, questions: int) -> None:
 async def test_who_comes_while_others_wait_is_in_the_next_question() -> None:
     store = Slow()
     keys = IdempotencyKeys(store)  # type: ignore[arg-type]
-    first = [asyncio.create_task(keys.find(key)) for key in "ab"]
+    first = [asyncio.create_task(keys.find_submission(key)) for key in "ab"]
     await begun(store, 1)
     store.known["c"] = Submitted("c", 3, "digest")
-    later = [asyncio.create_task(keys.find(key)) for key in "cdc"]
+    later = [asyncio.create_task(keys.find_submission(key)) for key in "cdc"]
     await asyncio.sleep(0)
     later[1].cancel()
     store.may_answer.release(2)
@@ -52,7 +52,7 @@ async def test_a_failure_is_that_of_those_who_asked_then() -> None:
     store = Slow()
     keys = IdempotencyKeys(store)  # type: ignore[arg-type]
     store.away = True
-    failing = [asyncio.create_task(keys.find(key)) for key in "ab"]
+    failing = [asyncio.create_task(keys.find_submission(key)) for key in "ab"]
     await begun(store, 1)
     store.may_answer.release()
     for one in failing:
@@ -60,13 +60,13 @@ async def test_a_failure_is_that_of_those_who_asked_then() -> None:
             await one
     store.away = False
     store.may_answer.release()
-    assert await keys.find("a") is None
+    assert await keys.find_submission("a") is None
 
 
 async def test_find_behind_a_question_that_hangs_raises_store_unavailable() -> None:
     store = Slow()
     keys = IdempotencyKeys(store)  # type: ignore[arg-type]
-    finding = [asyncio.create_task(keys.find(key)) for key in "abc"]
+    finding = [asyncio.create_task(keys.find_submission(key)) for key in "abc"]
     await begun(store, 1)
     with signals.hanging_threads():
         for task in finding:
@@ -75,4 +75,4 @@ async def test_find_behind_a_question_that_hangs_raises_store_unavailable() -> N
     assert len(store.asked) == 1, "they waited for their turn"
     store.known["d"] = Submitted("d", 4, "digest")
     store.may_answer.release(10)
-    assert await keys.find("d") == store.known["d"]
+    assert await keys.find_submission("d") == store.known["d"]

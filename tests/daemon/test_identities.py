@@ -52,8 +52,8 @@ class Place:
         self.identities = Identities({OWN: ROOT}, self.store, USERS, self.clock, **self._more)
 
     async def made(self, order: TokenOrder = ALICE, by: Identity = ROOT) -> tuple[StoredToken, str, Identity]:
-        token, shown = await self.identities.create(order, by)
-        identity = self.identities.of(shown)
+        token, shown = await self.identities.create_token(order, by)
+        identity = self.identities.find_identity(shown)
         assert identity is not None
         return token, shown, identity
 
@@ -77,24 +77,24 @@ async def test_no_two_are_alike_and_nothing_near_one_is_one(place: Place) -> Non
     shown = {(await place.made())[1] for _ in range(20)}
     assert len(shown) == 20
     for near in ("", " ", shown.pop()[:-1], "\udcff", PREFIX, "a" * 100_000):
-        assert place.identities.of(near) is None
+        assert place.identities.find_identity(near) is None
 
 
 async def test_the_next_daemon_knows_them(place: Place) -> None:
     _, shown, identity = await place.made()
     place.start()
-    assert place.identities.of(shown) == identity
+    assert place.identities.find_identity(shown) == identity
 
 
 @pytest.mark.evidence("C4", "T3")
 async def test_a_token_holds_until_it_expires(place: Place) -> None:
     _, shown, _ = await place.made(TokenOrder("alice", Role.USER, 60.0))
     place.clock.at += 59.9
-    assert place.identities.of(shown)
+    assert place.identities.find_identity(shown)
     place.clock.at += 0.1
-    assert place.identities.of(shown) is None
+    assert place.identities.find_identity(shown) is None
     place.start()
-    assert place.identities.of(shown) is None
+    assert place.identities.find_identity(shown) is None
 
 
 async def test_one_that_nobody_said_anything_of_does_not_hold_for_ever(place: Place) -> None:
@@ -105,11 +105,11 @@ async def test_one_that_nobody_said_anything_of_does_not_hold_for_ever(place: Pl
 async def test_one_that_is_revoked_holds_no_longer_for_the_next_daemon_either(place: Place) -> None:
     _, shown, _ = await place.made()
     _, other, _ = await place.made()
-    await place.identities.revoke([1], ROOT)
-    assert place.identities.of(shown) is None
+    await place.identities.revoke_tokens([1], ROOT)
+    assert place.identities.find_identity(shown) is None
     place.start()
-    assert place.identities.of(shown) is None
-    assert place.identities.of(other)
+    assert place.identities.find_identity(shown) is None
+    assert place.identities.find_identity(other)
 
 
 @pytest.mark.evidence("T4")
@@ -117,19 +117,19 @@ async def test_it_holds_no_longer_though_the_database_is_away_and_whoever_said_s
     _, shown, _ = await place.made()
     place.store.fails = True
     with pytest.raises(StoreUnavailable):
-        await place.identities.revoke([1], ROOT)
-    assert place.identities.of(shown) is None
+        await place.identities.revoke_tokens([1], ROOT)
+    assert place.identities.find_identity(shown) is None
     place.store.fails = False
-    await place.identities.revoke([1], ROOT)
+    await place.identities.revoke_tokens([1], ROOT)
     place.start()
-    assert place.identities.of(shown) is None
+    assert place.identities.find_identity(shown) is None
 
 
 async def test_none_is_given_out_that_is_not_stored(place: Place) -> None:
     place.store.fails = True
     with pytest.raises(StoreUnavailable):
-        await place.identities.create(ALICE, ROOT)
-    assert place.identities.list(ROOT) == []
+        await place.identities.create_token(ALICE, ROOT)
+    assert place.identities.list_tokens(ROOT) == []
 
 
 # Who may have which
@@ -150,26 +150,30 @@ async def test_others_make_none_for_others_nor_one_that_can_do_more(
 ) -> None:
     alice = Identity("alice", role, "alice on north")
     if order.user == "alice" and alice.has_role(order.role):
-        await place.identities.create(order, alice)
+        await place.identities.create_token(order, alice)
         return
     with pytest.raises(ForbiddenError):
-        await place.identities.create(order, alice)
-    assert place.identities.list(ROOT) == []
+        await place.identities.create_token(order, alice)
+    assert place.identities.list_tokens(ROOT) == []
 
 
 @pytest.mark.evidence("U11", "T2")
 async def test_nor_one_that_lasts_longer_than_what_they_show(place: Place) -> None:
     alice = Identity("alice", Role.USER, "alice on north", expires_at=1600.0)
     for wanted, got in ((None, 1600.0), (9000.0, 1600.0), (60.0, 1060.0)):
-        assert (await place.identities.create(TokenOrder("alice", Role.USER, wanted), alice))[0].expires_at == got
+        assert (await place.identities.create_token(TokenOrder("alice", Role.USER, wanted), alice))[0].expires_at == got
 
 
 async def test_a_login_says_which_site_it_came_from_and_no_other_token_does(place: Place) -> None:
-    _, login = await place.identities.issue("ada", Role.USER, None, agent_of("north"), how="ada on north")
-    _, elsewhere = await place.identities.issue("ada", Role.USER, None, agent_of("south"), how="ada on north")
+    _, login = await place.identities.issue_token("ada", Role.USER, None, agent_of("north"), how="ada on north")
+    _, elsewhere = await place.identities.issue_token("ada", Role.USER, None, agent_of("south"), how="ada on north")
     _, made, _ = await place.made(by=Identity("alice", Role.USER, "alice on north"))
     for _ in range(2):
-        assert [who and who.site for who in map(place.identities.of, (login, elsewhere, made))] == ["north", "", ""]
+        assert [who and who.site for who in map(place.identities.find_identity, (login, elsewhere, made))] == [
+            "north",
+            "",
+            "",
+        ]
         place.start()
 
 
@@ -179,15 +183,20 @@ async def test_what_a_token_has_made_is_revoked_with_it_and_so_is_what_that_has_
     _, second, again = await place.made(by=alice)
     _, third, _ = await place.made(by=again)
     _, other, _ = await place.made()
-    assert [token.id for token in await place.identities.revoke([1], ROOT)] == [1, 2, 3]
-    assert [place.identities.of(shown) is None for shown in (first, second, third, other)] == [True, True, True, False]
+    assert [token.id for token in await place.identities.revoke_tokens([1], ROOT)] == [1, 2, 3]
+    assert [place.identities.find_identity(shown) is None for shown in (first, second, third, other)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 async def test_a_token_that_is_revoked_while_it_makes_another_makes_none(place: Place) -> None:
     _, _, alice = await place.made()
     async with place.identities._changing:
-        making = asyncio.ensure_future(place.identities.create(ALICE, alice))
-        revoking = asyncio.ensure_future(place.identities.revoke([1], ROOT))
+        making = asyncio.ensure_future(place.identities.create_token(ALICE, alice))
+        revoking = asyncio.ensure_future(place.identities.revoke_tokens([1], ROOT))
         await asyncio.sleep(0)
     with pytest.raises(ForbiddenError):
         await making
@@ -207,24 +216,24 @@ async def test_nor_does_one_that_is_revoked_while_the_other_is_written(
         save(tokens)
 
     monkeypatch.setattr(place.store, "save_tokens", slow)
-    making = asyncio.ensure_future(place.identities.create(ALICE, alice))
+    making = asyncio.ensure_future(place.identities.create_token(ALICE, alice))
     await asyncio.to_thread(writing.wait, 30)
-    revoking = asyncio.ensure_future(place.identities.revoke([1], ROOT))
+    revoking = asyncio.ensure_future(place.identities.revoke_tokens([1], ROOT))
     await asyncio.sleep(0)
     go_on.set()
     with pytest.raises(ForbiddenError):
         await making
     assert [token.id for token in await revoking] == [1, 2]
-    assert place.identities.list(ROOT) == []
+    assert place.identities.list_tokens(ROOT) == []
     place.start()
-    assert place.identities.list(ROOT) == []
+    assert place.identities.list_tokens(ROOT) == []
 
 
 async def test_one_that_cannot_be_written_is_none(place: Place) -> None:
     place.store.fails = True
     with pytest.raises(StoreUnavailable):
         await place.made()
-    assert place.identities.list(ROOT, every=True) == []
+    assert place.identities.list_tokens(ROOT, every=True) == []
 
 
 async def test_nobody_has_any_number_of_them() -> None:
@@ -232,7 +241,7 @@ async def test_nobody_has_any_number_of_them() -> None:
     await place.made()
     await place.made(TokenOrder("alice", Role.USER, 10.0))
     with pytest.raises(ConflictError, match="alice has 2 tokens already"):
-        await place.identities.create(ALICE, ROOT)
+        await place.identities.create_token(ALICE, ROOT)
     await place.made(TokenOrder("bob", Role.USER))
     place.clock.at += 10
     await place.made()
@@ -245,23 +254,23 @@ async def test_nobody_has_any_number_of_them() -> None:
 async def test_others_than_administrators_see_and_end_their_own_only(place: Place) -> None:
     _, _, alice = await place.made()
     _, bobs, bob = await place.made(TokenOrder("bob", Role.OPERATOR))
-    listed = place.identities.list
+    listed = place.identities.list_tokens
     assert [token.id for token in listed(alice)] == [1]
     assert [token.id for token in listed(alice, "bob")] == []
     assert [token.id for token in listed(ROOT)] == [1, 2]
     assert [token.id for token in listed(ROOT, "bob")] == [2]
     for wanted in ([2], [1, 2], [3]):
         with pytest.raises(NotFoundError):
-            await place.identities.revoke(wanted, alice)
-    assert place.identities.of(bobs)
-    assert [token.id for token in await place.identities.revoke([2], bob)] == [2]
+            await place.identities.revoke_tokens(wanted, alice)
+    assert place.identities.find_identity(bobs)
+    assert [token.id for token in await place.identities.revoke_tokens([2], bob)] == [2]
 
 
 async def test_all_that_were_asked_for_can_be_revoked_and_the_daemon_s_own_stays(place: Place) -> None:
     shown = [(await place.made())[1] for _ in range(3)]
     assert len(await place.identities.revoke_all()) == 3
-    assert [place.identities.of(one) for one in shown] == [None] * 3
-    assert place.identities.of(OWN) == ROOT
+    assert [place.identities.find_identity(one) for one in shown] == [None] * 3
+    assert place.identities.find_identity(OWN) == ROOT
 
 
 # What is open
@@ -272,14 +281,14 @@ async def test_what_is_open_ends_with_its_token_and_nothing_else(place: Place) -
     _, _, alice = await place.made()
     _, _, bob = await place.made(TokenOrder("bob", Role.USER))
     with (
-        place.identities.using(alice, lambda: ended.append("alice")),
-        place.identities.using(alice, lambda: ended.append("alice too")),
-        place.identities.using(bob, lambda: ended.append("bob")),
-        place.identities.using(ROOT, lambda: ended.append("root")),
+        place.identities.end_on_expiry(alice, lambda: ended.append("alice")),
+        place.identities.end_on_expiry(alice, lambda: ended.append("alice too")),
+        place.identities.end_on_expiry(bob, lambda: ended.append("bob")),
+        place.identities.end_on_expiry(ROOT, lambda: ended.append("root")),
     ):
-        await place.identities.revoke([1], ROOT)
+        await place.identities.revoke_tokens([1], ROOT)
         assert sorted(ended) == ["alice", "alice too"]
-    await place.identities.revoke([2], ROOT)
+    await place.identities.revoke_tokens([2], ROOT)
     assert sorted(ended) == ["alice", "alice too"]
     assert not place.identities._open
 
@@ -287,7 +296,7 @@ async def test_what_is_open_ends_with_its_token_and_nothing_else(place: Place) -
 async def test_what_is_open_ends_when_its_token_expires(place: Place) -> None:
     ended = asyncio.Event()
     _, _, alice = await place.made(TokenOrder("alice", Role.USER, 0.01))
-    with place.identities.using(alice, ended.set):
+    with place.identities.end_on_expiry(alice, ended.set):
         await asyncio.wait_for(ended.wait(), 30)
 
 
@@ -299,32 +308,32 @@ async def test_when_a_token_was_used_is_known_at_once_and_stored_once_in_a_while
     place.clock.at += 5
     written = place.store.written
     for _ in range(100):
-        place.identities.of(shown)
-    assert place.identities.list(ROOT)[0].last_used_at == 1005.0
+        place.identities.find_identity(shown)
+    assert place.identities.list_tokens(ROOT)[0].last_used_at == 1005.0
     assert place.store.written == written
     await place.identities.store_last_uses()
     await place.identities.store_last_uses()
     assert place.store.written == written + 1
     place.start()
-    assert place.identities.list(ROOT)[0].last_used_at == 1005.0
+    assert place.identities.list_tokens(ROOT)[0].last_used_at == 1005.0
 
 
 async def test_a_use_that_is_stored_undoes_no_revocation(place: Place) -> None:
     _, shown, _ = await place.made()
     async with place.identities._changing:
         storing = asyncio.ensure_future(place.identities.store_last_uses())
-        revoking = asyncio.ensure_future(place.identities.revoke([1], ROOT))
+        revoking = asyncio.ensure_future(place.identities.revoke_tokens([1], ROOT))
         await asyncio.sleep(0)
     await asyncio.gather(storing, revoking)
     place.start()
-    assert place.identities.of(shown) is None
+    assert place.identities.find_identity(shown) is None
 
 
 async def test_a_database_that_is_away_keeps_no_use_from_being_told_later(place: Place) -> None:
     await place.made()
     place.store.fails = True
     await place.identities.store_last_uses()
-    assert place.identities.list(ROOT)[0].last_used_at == 1000.0
+    assert place.identities.list_tokens(ROOT)[0].last_used_at == 1000.0
 
 
 # What has ended
@@ -334,15 +343,15 @@ async def test_those_that_have_ended_are_listed_for_a_while_and_their_numbers_ar
     await place.made(TokenOrder("alice", Role.USER, 10.0))
     await place.made()
     await place.made(TokenOrder("alice", Role.USER, 10.0))
-    await place.identities.revoke([2], ROOT)
+    await place.identities.revoke_tokens([2], ROOT)
     place.clock.at += 10
-    assert place.identities.list(ROOT) == []
-    assert [token.id for token in place.identities.list(ROOT, every=True)] == [1, 2, 3]
-    assert await place.identities.tidy() == 0
+    assert place.identities.list_tokens(ROOT) == []
+    assert [token.id for token in place.identities.list_tokens(ROOT, every=True)] == [1, 2, 3]
+    assert await place.identities.remove_expired() == 0
     place.clock.at += RETENTION + 1
-    assert await place.identities.tidy() == 2
+    assert await place.identities.remove_expired() == 2
     place.start()
-    assert [token.id for token in place.identities.list(ROOT, every=True)] == [3]
+    assert [token.id for token in place.identities.list_tokens(ROOT, every=True)] == [3]
     assert (await place.made())[0].id == 4
 
 
@@ -354,12 +363,12 @@ async def test_what_was_made_is_found_by_what_made_it_however_long_ago_one_betwe
     await place.made(TokenOrder("alice", Role.USER, 10.0), between)
     await place.made()
     place.clock.at += RETENTION + 11
-    assert await place.identities.tidy() == 1
+    assert await place.identities.remove_expired() == 1
     place.start()
-    assert [token.id for token in await place.identities.revoke([1], ROOT)] == [1, 2, 3, 4]
-    assert place.identities.of(left) is None
+    assert [token.id for token in await place.identities.revoke_tokens([1], ROOT)] == [1, 2, 3, 4]
+    assert place.identities.find_identity(left) is None
     place.clock.at += RETENTION + 1
-    assert await place.identities.tidy() == 4
+    assert await place.identities.remove_expired() == 4
 
 
 async def test_a_token_whose_role_a_later_version_knows_is_no_token(place: Place) -> None:
@@ -367,7 +376,7 @@ async def test_a_token_whose_role_a_later_version_knows_is_no_token(place: Place
     [stored] = place.store.tokens()
     place.store.save_tokens([replace(stored, role="god")])
     place.start()
-    assert place.identities.of(shown) is None
+    assert place.identities.find_identity(shown) is None
 
 
 # Roles by all sources, and names of the daemon's own
@@ -376,10 +385,10 @@ async def test_a_token_whose_role_a_later_version_knows_is_no_token(place: Place
 class Provider:
     """An OpenID provider that gives carol the role of an administrator."""
 
-    def known(self, token: str) -> Verified | None:
+    def cached_result(self, token: str) -> Verified | None:
         return self.verified if token == "a.b.c" else None
 
-    async def verify(self, token: str) -> Verified:
+    async def verify_token(self, token: str) -> Verified:
         return self.verified
 
     def role_of(self, user: str) -> Role:
@@ -405,20 +414,22 @@ async def test_role_of_user_is_the_highest_of_all_sources(place: Place) -> None:
         assert identities.role_of(user) is Role.USER, user
     place.clock.at += 30.0
     assert identities.role_of("grace") is Role.OPERATOR
-    await identities.revoke([1], ROOT)
+    await identities.revoke_tokens([1], ROOT)
     assert identities.role_of("grace") is Role.USER
 
 
 async def test_provider_token_of_name_of_daemon_is_refused(place: Place) -> None:
     identities = from_all_sources(place, Provider("koala"))
     with pytest.raises(TokenRejected, match=r"the user koala is the daemon's own; .* oidc\.users"):
-        await identities.verify("a.b.c")
-    assert identities.of("a.b.c") is None
+        await identities.verify_token("a.b.c")
+    assert identities.find_identity("a.b.c") is None
 
 
 async def test_create_token_for_name_of_daemon_by_another_administrator_is_refused(place: Place) -> None:
     identities = from_all_sources(place, Provider())
     with pytest.raises(ForbiddenError) as refusal:
-        await identities.create(TokenOrder("koala", Role.USER), ROOT)
+        await identities.create_token(TokenOrder("koala", Role.USER), ROOT)
     assert refusal.value.field == "user"
-    await identities.create(TokenOrder("koala", Role.ADMIN), Identity("koala", Role.ADMIN, "the daemon's own token"))
+    await identities.create_token(
+        TokenOrder("koala", Role.ADMIN), Identity("koala", Role.ADMIN, "the daemon's own token")
+    )

@@ -17,5 +17,5 @@ async def test_find_by_id_reads_only_jobs_of_these_ids() -> None:
         return [], None
 
     finder = JobFinder(cast("Any", SimpleNamespace(list_page=page)), cast("Any", None), lambda: 0.0)
-    await finder.find(parse_search("state:over id:12,13"), Identity("root", Role.ADMIN, "token 1"))
+    await finder.find_jobs(parse_search("state:over id:12,13"), Identity("root", Role.ADMIN, "token 1"))
     assert [which.ids for which in filters] == [(12, 13)]

@@ -118,7 +118,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         job = await job_when(jobs, JobState.STARTING, 1)
         await daemon.engine.commit(WorkItem())  # what memory says is written then
-        measure = await jobs.measure(3600.0)
+        measure = await jobs.measure_use(3600.0)
         assert job.attempt is not None
         claimed = job.attempt.components[0].claimed_at
         assert claimed is not None
@@ -131,7 +131,7 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         assert over.attempt.components[0].state is ComponentState.ENDED
         ended = over.attempt.components[0].ended_at
         assert ended is not None
-        usage = (await jobs.measure(3600.0)).usage
+        usage = (await jobs.measure_use(3600.0)).usage
         assert usage.node_seconds == pytest.approx({"north": 2 * (ended - claimed)})
         assert usage.ended == {JobState.SUCCEEDED: 1}
         assert usage.mean_times[SPEC.priority].jobs == 1
@@ -158,12 +158,12 @@ async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
 
         monkeypatch.setattr(daemon.store, "timeline", counted)
         async with asyncio.timeout(DEADLINE):
-            following = jobs.follow(waits, after=3)
+            following = jobs.follow_job(waits, line_number=3)
             seen = [line for _ in range(3) for line in (await anext(following)).timeline]
             await jobs.cancel(waits, ADA, "enough")
             seen += [line async for change in following for line in change.timeline]
         assert [number for number, _ in seen] == list(range(4, len(timeline(waits)) + 1))
         assert [entry for _, entry in seen] == timeline(waits)[3:]
         assert (sum(read), max(read)) == (len(seen), 10)
-        assert [change.timeline async for change in jobs.follow(waits, after=2**63)] == [()]
+        assert [change.timeline async for change in jobs.follow_job(waits, line_number=2**63)] == [()]
         assert others != waits

@@ -107,7 +107,7 @@ def test_a_daemon_that_starts_knows_what_the_one_before_had_told_the_scheduler(
     live = book(configured)
     grid = GridStatus([ClusterStatus(name) for name in NAMES], live.known_links())
     for measurement in history:
-        live.learn(measurement)
+        live.add_measurement(measurement)
         grid.set_link(*PAIR, live[PAIR].link)
         grid.set_link(*PAIR[::-1], live[PAIR].link_back)
     again = book(configured, *newest_of_each_sort(history))
@@ -162,26 +162,26 @@ def test_small_changes_are_told_once_they_have_become_a_large_one() -> None:
 def test_an_unreachable_link_stays_so_whatever_was_moved_over_it_until_it_is_measured() -> None:
     known = book(Link(0.1, 5.0), replace(BASE, at=1.0, latency=1.0, bandwidth=2.0), replace(FAILED, at=2.0))
     known.learn_transfer(PAIR, 9 * MIN_TRANSFER_SIZE, 1.0, 3.0)
-    assert (known[PAIR].state(4.0, WEEK), known[PAIR].link) == (LinkState.UNREACHABLE, Link(unreachable=True))
+    assert (known[PAIR].state_at(4.0, WEEK), known[PAIR].link) == (LinkState.UNREACHABLE, Link(unreachable=True))
     assert known.known_links() == {PAIR: Link(unreachable=True)}
-    known.learn(replace(BASE, at=4.0, latency=3.0, bandwidth=4.0))
-    assert (known[PAIR].state(5.0, WEEK), known[PAIR].link) == (LinkState.MEASURED, Link(3.0, 4.0))
+    known.add_measurement(replace(BASE, at=4.0, latency=3.0, bandwidth=4.0))
+    assert (known[PAIR].state_at(5.0, WEEK), known[PAIR].link) == (LinkState.MEASURED, Link(3.0, 4.0))
 
 
 def test_states() -> None:
-    assert book()[PAIR].state(0.0, WEEK) is LinkState.UNMEASURED
-    assert book(Link(1.0))[PAIR].state(0.0, WEEK) is LinkState.CONFIGURED
+    assert book()[PAIR].state_at(0.0, WEEK) is LinkState.UNMEASURED
+    assert book(Link(1.0))[PAIR].state_at(0.0, WEEK) is LinkState.CONFIGURED
     old = book(None, replace(BASE, latency=1.0, bandwidth=2.0))
-    assert [old[PAIR].state(now, WEEK) for now in (WEEK, WEEK + 1)] == [LinkState.MEASURED, LinkState.STALE]
+    assert [old[PAIR].state_at(now, WEEK) for now in (WEEK, WEEK + 1)] == [LinkState.MEASURED, LinkState.STALE]
     assert old[PAIR].link == Link(1.0, 2.0), "used all the same"
-    old.learn(replace(VAIN, at=WEEK))
-    assert old[PAIR].state(WEEK, WEEK) is LinkState.MEASURED
+    old.add_measurement(replace(VAIN, at=WEEK))
+    assert old[PAIR].state_at(WEEK, WEEK) is LinkState.MEASURED
     assert (old[PAIR].error, old[PAIR].tried_at) == ("no nodes", WEEK)
 
 
 def test_clusters_that_are_not_configured_any_more_are_not_learned_of() -> None:
     known = LinkTable(["north"], {}, [replace(BASE, latency=1.0, bandwidth=1.0)])
-    assert (known.pairs(), known.known_links()) == ([("north", "north")], {})
+    assert (known.list_pairs(), known.known_links()) == ([("north", "north")], {})
     assert known.learn_transfer(PAIR, 10 * MIN_TRANSFER_SIZE, 1.0, 1.0) is None
     assert pair_of("south", "north") == PAIR
 
@@ -190,7 +190,7 @@ def test_a_ping_pong_after_the_clock_was_set_back_is_the_newest() -> None:
     known = book(None, replace(FAILED, at=7200.0))[PAIR].with_measurement(
         replace(BASE, at=3600.0, latency=1.0, bandwidth=2.0)
     )
-    assert (known.state(3601.0, WEEK), known.link, known.error) == (LinkState.MEASURED, Link(1.0, 2.0), "")
+    assert (known.state_at(3601.0, WEEK), known.link, known.error) == (LinkState.MEASURED, Link(1.0, 2.0), "")
     assert known.tried_at == 3600.0
     moved = replace(BASE, kind=MeasurementKind.TRANSFER, at=100.0, bandwidth=9.0)
     assert known.with_measurement(moved).link == Link(1.0, 9.0)
@@ -253,18 +253,18 @@ def test_several_long_transfers_in_a_row_replace_what_was_known(
 
 def test_one_ping_pong_that_is_far_from_the_others_does_not_count() -> None:
     known = book(None, *(replace(BASE, at=float(at), latency=1.0, bandwidth=1e9) for at in range(2)))
-    known.learn(replace(BASE, at=3.0, latency=50.0, bandwidth=2e7))
+    known.add_measurement(replace(BASE, at=3.0, latency=50.0, bandwidth=2e7))
     assert known[PAIR].link == Link(1.0, 1e9)
-    known.learn(replace(BASE, at=4.0, latency=50.0, bandwidth=2e7))
+    known.add_measurement(replace(BASE, at=4.0, latency=50.0, bandwidth=2e7))
     assert known[PAIR].link == Link(50.0, 2e7), "it was no chance"
 
 
 def test_one_ping_pong_does_not_replace_what_transfers_have_shown() -> None:
     known = book(None, *(replace(BASE, at=float(at), latency=1.0, bandwidth=9e8) for at in range(2)))
     known.learn_transfer(PAIR, 60 * 10**9, 60.0, 3.0)
-    known.learn(replace(BASE, at=4.0, latency=1.0, bandwidth=2e7))
+    known.add_measurement(replace(BASE, at=4.0, latency=1.0, bandwidth=2e7))
     assert (known[PAIR].link.bandwidth or 0.0) > 8e8
-    known.learn(replace(BASE, at=5.0, latency=1.0, bandwidth=2e7))
+    known.add_measurement(replace(BASE, at=5.0, latency=1.0, bandwidth=2e7))
     assert known[PAIR].link.bandwidth == 2e7, "the network has become another"
 
 

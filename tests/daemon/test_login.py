@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.daemon.auth.login import MAX_LOGINS, LoginRules, Logins, Refused
+from koalapy.daemon.auth.login import MAX_LOGINS, LoginRejected, LoginRules, Logins
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.identity import Identity, Role
 from koalapy.model.throttle import Throttle
@@ -38,7 +38,7 @@ class Maker:
     tokens: list[StoredToken] = field(default_factory=list)
     fails: bool = False
 
-    async def issue(
+    async def issue_token(
         self, user: str, role: Role, expires_at: float | None, created_by: str, *, how: str = ""
     ) -> tuple[StoredToken, str]:
         if self.fails:
@@ -47,11 +47,11 @@ class Maker:
         self.tokens.append(StoredToken(ident, f"d{ident}", user, str(role), how, "", 0.0, created_by, expires_at))
         return self.tokens[-1], f"koala_secret-{ident}"
 
-    def list(self, by: Identity, user: str | None = None) -> list[StoredToken]:
+    def list_tokens(self, by: Identity, user: str | None = None) -> list[StoredToken]:
         assert by.has_role(Role.ADMIN)
         return [token for token in self.tokens if token.revoked_at is None and user in (None, token.user)]
 
-    async def revoke(self, tokens: Collection[int], by: Identity) -> None:
+    async def revoke_tokens(self, tokens: Collection[int], by: Identity) -> None:
         self.tokens = [replace(t, revoked_at=1.0) if t.id in tokens else t for t in self.tokens]
 
 
@@ -62,7 +62,7 @@ class Daemon:
 
     async def asks(self, cluster: str, account: str, uid: int = 1234) -> tuple[str, str] | str:
         """Who somebody is, and their role; or why they are not let in."""
-        answer = await self.logins.vouched(cluster, Vouch(ident="i", account=account, uid=uid))
+        answer = await self.logins.handle_vouch(cluster, Vouch(ident="i", account=account, uid=uid))
         assert answer.ident == "i"
         assert bool(answer.token) != bool(answer.error)
         assert "secret" not in repr(answer)
@@ -128,7 +128,7 @@ def test_an_agent_speaks_for_its_own_clusters_accounts_and_for_no_role(cluster: 
     """Whatever it says."""
     try:
         user = RULES.user_of(cluster, account, uid)
-    except Refused:
+    except LoginRejected:
         return
     named = {name for name, person in PEOPLE.items() if person.accounts.get(cluster) == account}
     own = RULES.domains.get(cluster, Domain())
@@ -139,7 +139,7 @@ def test_an_agent_speaks_for_its_own_clusters_accounts_and_for_no_role(cluster: 
 async def test_login_of_account_that_runs_all_jobs_is_refused_unless_it_is_mapped() -> None:
     daemon = Daemon()
     for account, user in (("carol", ""), ("alice", "alice")):
-        answer = await daemon.logins.vouched("north", Vouch(ident="i", account=account, uid=1234, runs_jobs=True))
+        answer = await daemon.logins.handle_vouch("north", Vouch(ident="i", account=account, uid=1234, runs_jobs=True))
         assert answer.user == user
         assert ("is the account of all jobs there" in answer.error) == (not user)
     assert await daemon.asks("north", "carol") == ("carol@north", "user")
@@ -153,8 +153,8 @@ async def test_login_of_account_whose_user_is_a_name_of_the_daemon_is_refused() 
     assert daemon.maker.tokens == []
     login = StoredToken(1, "d", "boss", "admin", "boss on south", "", 0.0, "the agent of south", None)
     daemon.maker.tokens.append(login)
-    await daemon.logins.end_what_is_over()
-    assert daemon.maker.list(Identity("", Role.ADMIN, "")) == []
+    await daemon.logins.revoke_outdated()
+    assert daemon.maker.list_tokens(Identity("", Role.ADMIN, "")) == []
 
 
 @pytest.mark.evidence("A12")
@@ -195,17 +195,17 @@ async def test_a_login_that_todays_configuration_would_not_give_is_over() -> Non
     for cluster, account in [("north", "alice"), ("east", "asmith"), ("north", "carol"), ("south", "boss")]:
         await daemon.asks(cluster, account)
     await daemon.asks("mine", "x")
-    await daemon.maker.issue("alice", Role.USER, None, "alice", how="")
-    await daemon.maker.issue("alice", Role.USER, None, "mallory", how="mallory on nowhere")
-    await Daemon().logins.end_what_is_over()
-    await daemon.logins.end_what_is_over()
+    await daemon.maker.issue_token("alice", Role.USER, None, "alice", how="")
+    await daemon.maker.issue_token("alice", Role.USER, None, "mallory", how="mallory on nowhere")
+    await Daemon().logins.revoke_outdated()
+    await daemon.logins.revoke_outdated()
     assert all(token.revoked_at is None for token in daemon.maker.tokens)
     people = {"alice": User({"north": "alice"}), "boss": User({"south": "boss"}, Role.OPERATOR)}
     refused = replace(RULES, refused={"north": ["carol"]})
-    await Logins(refused, daemon.maker, clock=time.time).end_what_is_over()
+    await Logins(refused, daemon.maker, clock=time.time).revoke_outdated()
     assert [t.user for t in daemon.maker.tokens if t.revoked_at is not None] == ["carol@north"]
     rules = replace(RULES, users=Users(people), domains={"mine": Domain("own", "dave")})
-    await Logins(rules, daemon.maker, clock=time.time).end_what_is_over()
+    await Logins(rules, daemon.maker, clock=time.time).revoke_outdated()
     assert [t.user for t in daemon.maker.tokens if t.revoked_at is None] == ["alice", "alice", "alice"]
 
 

@@ -130,9 +130,9 @@ class World:
     async def measured(self, network: Network | None = None) -> dict[ClusterPair, Any]:
         """All links once nothing is under way any more."""
         network = network or self.network
-        await eventually(lambda: not any(link.under_way for link in network.links()))
+        await eventually(lambda: not any(link.under_way for link in network.list_links()))
         await self.daemon.engine.commit(WorkItem())
-        return {link.pair: link for link in network.links()}
+        return {link.pair: link for link in network.list_links()}
 
     def link(self, pair: ClusterPair) -> Link:
         """As the scheduler knows it."""
@@ -171,9 +171,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def test_every_link_is_measured_one_after_the_other(world: World) -> None:
-    asked = world.network.measure()
+    asked = world.network.measure_links()
     assert [(each.pair, each.reason) for each in asked] == [(NORTH, ""), (BOTH, ""), (SOUTH, "")]
-    assert world.network.measure([*BOTH]) == asked, "what is under way is not begun again"
+    assert world.network.measure_links([*BOTH]) == asked, "what is under way is not begun again"
     links = await world.measured()
     assert {pair: (link.state, link.link) for pair, link in links.items()} == dict.fromkeys(
         (NORTH, BOTH, SOUTH), (LinkState.MEASURED, Link(0.25, 2e6))
@@ -184,9 +184,9 @@ async def test_every_link_is_measured_one_after_the_other(world: World) -> None:
     assert {(spec.owner, spec.priority, spec.processes_per_node) for spec in specs} == {("koala", "low", 1)}
     assert world.daemon.scheduler.queries.jobs() == []
     assert [site.most for site in world.sites.values()] == [1, 1]
-    (line,) = await world.network.history("south", "north", 10)
+    (line,) = await world.network.read_history("south", "north", 10)
     assert (line.kind, line.job, line.latency, line.bandwidth) == (MeasurementKind.PINGPONG, 2, 0.25, 2e6)
-    assert world.store.latest() == [links[pair].known.measured for pair in (NORTH, BOTH, SOUTH)]
+    assert world.store.latest() == [links[pair].measurements.measured for pair in (NORTH, BOTH, SOUTH)]
 
 
 async def test_who_asks_in_the_first_seconds_waits_for_the_agents(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ async def test_who_asks_in_the_first_seconds_waits_for_the_agents(tmp_path: Path
             await until(daemon, name, ("usable", 2, ""))
         async with asyncio.timeout(DEADLINE):
             await chance
-        assert [each.reason for each in world.network.measure()] == ["", "", ""]
+        assert [each.reason for each in world.network.measure_links()] == ["", "", ""]
         await world.network.stop()
 
 
@@ -212,15 +212,15 @@ async def test_who_does_not_come_is_waited_for_no_longer(tmp_path: Path) -> None
         world.network.start()
         async with asyncio.timeout(DEADLINE):
             await world.network.wait_for_agents()
-        assert "has not connected yet" in world.network.measure()[0].reason
+        assert "has not connected yet" in world.network.measure_links()[0].reason
 
 
 async def test_several_may_be_measured_at_once(world: World) -> None:
     network = world.new_network(parallel=2)
     for site in world.sites.values():
         site.deaf = True
-    network.measure(pairs=[NORTH, SOUTH, BOTH])
-    await eventually(lambda: [link.under_way and link.under_way.job for link in network.links()] == [1, None, 2])
+    network.measure_links(pairs=[NORTH, SOUTH, BOTH])
+    await eventually(lambda: [link.under_way and link.under_way.job for link in network.list_links()] == [1, None, 2])
     for site in world.sites.values():
         site.deaf = False
     assert {link.state for link in (await world.measured(network)).values()} == {LinkState.MEASURED}
@@ -231,15 +231,19 @@ async def test_nodes_that_do_not_reach_each_other_make_a_link_unreachable_until_
     world.daemon.scheduler.queries.grid.set_link(*BOTH, Link(0.1, 5e6))
     for site in world.sites.values():
         site.act = unreached
-    network.measure(pairs=[("south", "north")])
+    network.measure_links(pairs=[("south", "north")])
     link = (await world.measured(network))[BOTH]
-    assert (link.state, link.link, link.known.error) == (LinkState.UNREACHABLE, Link(unreachable=True), UNREACHED)
+    assert (link.state, link.link, link.measurements.error) == (
+        LinkState.UNREACHABLE,
+        Link(unreachable=True),
+        UNREACHED,
+    )
     assert world.link(BOTH) == Link(unreachable=True), "what was configured is not so"
     assert (await world.jobs.get(1)).job.restarts == 0
-    assert world.new_network({BOTH: Link(0.1)}).links()[1].state is LinkState.UNREACHABLE, "after a restart, too"
+    assert world.new_network({BOTH: Link(0.1)}).list_links()[1].state is LinkState.UNREACHABLE, "after a restart, too"
     for site in world.sites.values():
         site.act = well
-    network.measure(pairs=[BOTH])
+    network.measure_links(pairs=[BOTH])
     assert (await world.measured(network))[BOTH].state is LinkState.MEASURED
     assert world.link(BOTH) == Link(0.25, 2e6)
 
@@ -250,20 +254,20 @@ async def test_nodes_that_do_not_reach_each_other_make_a_link_unreachable_until_
 async def test_a_program_that_tells_nothing_says_nothing_of_the_link(world: World, act: Act, said: str) -> None:
     network = world.new_network({BOTH: Link(0.1, 5e6)})
     world.sites["north"].act = act
-    network.measure(pairs=[BOTH])
+    network.measure_links(pairs=[BOTH])
     link = (await world.measured(network))[BOTH]
     assert (link.state, link.link) == (LinkState.CONFIGURED, Link(0.1, 5e6))
-    assert said in link.known.error
-    assert [line.kind for line in await network.history(*BOTH, 5)] == [MeasurementKind.INCONCLUSIVE]
+    assert said in link.measurements.error
+    assert [line.kind for line in await network.read_history(*BOTH, 5)] == [MeasurementKind.INCONCLUSIVE]
 
 
 async def test_one_that_waits_too_long_for_nodes_is_cancelled_and_told(world: World) -> None:
     network = world.new_network(patience=0.05)
     world.sites["south"].deaf = True
-    network.measure(pairs=[BOTH])
+    network.measure_links(pairs=[BOTH])
     await world.job(1, JobState.CLAIMING)
-    await eventually(lambda: network.links()[1].known.inconclusive)
-    assert network.links()[1].known.error.startswith("no nodes for 0.05 s: ")
+    await eventually(lambda: network.list_links()[1].measurements.inconclusive)
+    assert network.list_links()[1].measurements.error.startswith("no nodes for 0.05 s: ")
     world.sites["south"].deaf = False
     await world.job(1, JobState.CANCELLED)
 
@@ -272,7 +276,7 @@ async def test_a_cluster_that_is_not_used_is_not_measured_and_one_of_a_single_no
     world.sites["south"].agent.says(report(1))
     await until(world.daemon, "south", ("usable", 1, ""))
     await world.daemon.engine.commit(WorkItem(events=(ClusterDrained("north", "ops", "new switches"),)))
-    reasons = {asked.pair: asked.reason for asked in world.network.measure()}
+    reasons = {asked.pair: asked.reason for asked in world.network.measure_links()}
     drained = "north is drained: by ops: new switches"
     within = "south has 1 node; measuring within a cluster needs 2"
     assert reasons == {NORTH: drained, BOTH: drained, SOUTH: within}
@@ -281,18 +285,18 @@ async def test_a_cluster_that_is_not_used_is_not_measured_and_one_of_a_single_no
 
 async def test_a_daemon_goes_on_with_what_the_one_before_had_begun(world: World) -> None:
     world.sites["south"].deaf = True
-    world.network.measure(pairs=[BOTH])
+    world.network.measure_links(pairs=[BOTH])
     await world.job(1, JobState.CLAIMING)
     await world.network.stop()
     twice = await world.jobs.submit((await world.jobs.get(1)).job.spec, DIRECTOR)
     another = world.new_network()
     another.start()
-    assert [each.job for each in another.measure(pairs=[BOTH])] == [1], "it is under way"
+    assert [each.job for each in another.measure_links(pairs=[BOTH])] == [1], "it is under way"
     await eventually(lambda: not (job := world.daemon.scheduler.queries.job(twice[0].job.id)) or job.ending)
     world.sites["south"].deaf = False
     await world.job(twice[0].job.id, JobState.CANCELLED)
     assert (await world.measured(another))[BOTH].link == Link(0.25, 2e6)
-    assert [line.job for line in await another.history(*BOTH, 5)] == [1]
+    assert [line.job for line in await another.read_history(*BOTH, 5)] == [1]
 
 
 async def test_a_job_that_is_only_called_like_a_measurement_is_none(world: World) -> None:
@@ -300,7 +304,7 @@ async def test_a_job_that_is_only_called_like_a_measurement_is_none(world: World
     world.sites["south"].deaf = True
     await world.jobs.submit(spec, DIRECTOR)
     world.network.start()
-    assert not any(link.under_way for link in world.network.links())
+    assert not any(link.under_way for link in world.network.list_links())
     world.sites["south"].deaf = False
     await world.job(1, JobState.SUCCEEDED)
     assert world.store.latest() == []
@@ -310,16 +314,16 @@ async def test_clusters_of_somebodys_own_are_measured_by_jobs_of_theirs(world: W
     own, other = Domain("own", "ada"), Domain("own", "bob")
     queries = world.daemon.engine.queries
     queries.accounts = Accounts(Users({}), {"north": own, "south": own})
-    (reply,) = world.network.measure(pairs=[BOTH])
+    (reply,) = world.network.measure_links(pairs=[BOTH])
     assert reply.reason == ""
     assert (await world.measured(world.network))[BOTH].link == Link(0.25, 2e6)
     assert (await world.jobs.get(1)).job.spec.owner == "ada"
     queries.accounts = Accounts(Users({}), {"north": own, "south": other})
-    assert [reply.reason for reply in world.network.measure(pairs=[BOTH])] == ["north is ada's own"]
+    assert [reply.reason for reply in world.network.measure_links(pairs=[BOTH])] == ["north is ada's own"]
     queries.accounts = Accounts(Users({}), {"north": own, "south": Domain("mapped")})
-    assert [reply.reason for reply in world.network.measure(pairs=[BOTH])] == ["ada has no account on south"]
+    assert [reply.reason for reply in world.network.measure_links(pairs=[BOTH])] == ["ada has no account on south"]
     queries.accounts = Accounts(Users({}), {"north": Domain("mapped")})
-    assert [reply.reason for reply in world.network.measure(pairs=[BOTH])] == ["koala has no account on north"]
+    assert [reply.reason for reply in world.network.measure_links(pairs=[BOTH])] == ["koala has no account on north"]
 
 
 async def test_a_clock_that_was_set_back_keeps_nothing_from_being_measured(world: World) -> None:
@@ -328,19 +332,19 @@ async def test_a_clock_that_was_set_back_keeps_nothing_from_being_measured(world
         world.store.add(Measurement(*pair, MeasurementKind.PINGPONG, at, 0.1, 1e6))
     network = world.new_network(interval=100.0)
     await network.measure_due_links()
-    assert [bool(link.under_way) for link in network.links()] == [True, False, False]
+    assert [bool(link.under_way) for link in network.list_links()] == [True, False, False]
     await world.measured(network)
 
 
 async def test_what_is_due_is_measured_and_nothing_else(world: World) -> None:
     await world.network.measure_due_links()
-    assert not any(link.under_way for link in world.network.links()), "there is no interval"
+    assert not any(link.under_way for link in world.network.list_links()), "there is no interval"
     now = world.daemon.engine.clock()
     for pair, age in ((NORTH, 0.0), (BOTH, 100.0)):
         world.store.add(Measurement(*pair, MeasurementKind.INCONCLUSIVE, now - age, error="no nodes"))
     network = world.new_network(interval=100.0)
     await network.measure_due_links()
-    assert [bool(link.under_way) for link in network.links()] == [False, True, True]
+    assert [bool(link.under_way) for link in network.list_links()] == [False, True, True]
     assert [link.state for link in (await world.measured(network)).values()] == [
         LinkState.UNMEASURED,
         LinkState.MEASURED,
@@ -352,7 +356,7 @@ async def test_transfers_are_learned_from(world: World) -> None:
     world.network.record_transfer("south", "north", 8_000_000, 2.0)
     world.network.record_transfer("south", "north", 1_000, 2.0)
     await eventually(lambda: world.link(BOTH) == Link(None, 4e6))
-    (line,) = await world.network.history(*BOTH, 5)
+    (line,) = await world.network.read_history(*BOTH, 5)
     assert (line.kind, line.bandwidth, line.latency, line.job) == (MeasurementKind.TRANSFER, 4e6, None, None)
 
 
@@ -368,9 +372,9 @@ async def test_transfers_are_learned_from(world: World) -> None:
 )
 async def test_what_is_no_link_is_refused_by_its_field(world: World, order: dict[str, Any], field: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        world.network.measure(**order)
+        world.network.measure_links(**order)
     assert refusal.value.field == field
     assert refusal.value.hint
     with pytest.raises(NotFoundError):
-        await world.network.history("north", "west", 5)
-    assert not any(link.under_way for link in world.network.links())
+        await world.network.read_history("north", "west", 5)
+    assert not any(link.under_way for link in world.network.list_links())

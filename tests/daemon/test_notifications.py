@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from koalapy.config.notifications import MailSection, NotificationSection, OperatorsSection, WebhookSection
-from koalapy.daemon.alerts.notification_channels import Mail, NotTold, Webhooks
-from koalapy.daemon.alerts.notification_events import happened, of_alert, of_job, text_of
+from koalapy.daemon.alerts.notification_channels import DeliveryFailed, Mail, Webhooks
+from koalapy.daemon.alerts.notification_events import build_alert_body, build_job_body, format_mail, requested_events
 from koalapy.daemon.alerts.notifications import FIRST_PAUSE, MAX_PAUSE, Notifications
 from koalapy.daemon.engine.timeouts import DaemonTimeouts
 from koalapy.model.alert import Alert, AlertKind, Severity
@@ -45,7 +45,7 @@ class Scene:
         self.notifications = Notifications(self.store, senders, self.section, lambda: self.now, lambda: self.jobs)  # type: ignore[arg-type]
         return self.notifications
 
-    async def tell(self, notification: Notification) -> None:
+    async def deliver_notification(self, notification: Notification) -> None:
         self.tried.append(f"{notification.body['event']} to {notification.to}")
         waits = self.answer(notification)
         if waits is not None:
@@ -53,16 +53,16 @@ class Scene:
 
     def change(self, job: Job, before: JobState | None) -> None:
         """As the engine does: written with the job, then handed on."""
-        found = self.notifications.of(job, before, self.now)
+        found = self.notifications.make_notifications(job, before, self.now)
         self.store.save_notifications(found)
-        self.notifications.send(found)
+        self.notifications.send_notifications(found)
 
     async def settle(self) -> None:
         """Wait until nothing more is under way at this time."""
 
         def is_settled() -> bool:
-            self.notifications._begin_what_is_due()
-            return not (self.notifications._telling or self.notifications._saving)
+            self.notifications._start_due_deliveries()
+            return not (self.notifications._deliveries or self.notifications._saving)
 
         await signals.until(is_settled)
 
@@ -86,7 +86,7 @@ def refuse(error: Exception) -> Callable[[Notification], None]:
 def test_what_has_happened() -> None:
     def of(types: str, state: JobState, before: JobState | None, **more: Any) -> list[MailType]:
         spec = replace(SPEC, mail_type=tuple(map(MailType, types.split())))
-        return list(happened(job(1, state, spec, **more), before))
+        return list(requested_events(job(1, state, spec, **more), before))
 
     begin, end, fail = MailType.BEGIN, MailType.END, MailType.FAIL
     assert of("begin end", JobState.RUNNING, JobState.STARTING) == [begin]
@@ -99,19 +99,19 @@ def test_what_has_happened() -> None:
     assert of("fail end", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [end], "it is told once"
     assert of("", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [end]
     assert of("begin waiting", JobState.QUEUED, JobState.RUNNING) == []
-    assert list(happened(job(1, JobState.FAILED, replace(SPEC, mail_user="")), JobState.RUNNING)) == []
+    assert list(requested_events(job(1, JobState.FAILED, replace(SPEC, mail_user="")), JobState.RUNNING)) == []
 
 
 def test_begin_of_job_that_is_over_already_tells_nothing_of_its_end() -> None:
     over = job(1, JobState.FAILED, started_at=1.0, ended_at=2.0, exit_code=3, reason="the program exited with 3")
-    begin, end = of_job(MailType.BEGIN, over, 5.0), of_job(MailType.END, over, 5.0)
+    begin, end = build_job_body(MailType.BEGIN, over, 5.0), build_job_body(MailType.END, over, 5.0)
     told = ("state", "reason", "exit_code", "ended_at")
     assert [begin[name] for name in told] == ["running", "", None, None]
     assert [end[name] for name in told] == ["failed", "the program exited with 3", 3, 2.0]
-    assert "exit" not in "".join(text_of(begin))
+    assert "exit" not in "".join(format_mail(begin))
 
 
-@pytest.mark.parametrize("error", [NotTold("away"), LookupError("nobody thought of this")], ids=str)
+@pytest.mark.parametrize("error", [DeliveryFailed("away"), LookupError("nobody thought of this")], ids=str)
 async def test_what_fails_is_tried_again_ever_later_and_given_up_in_the_end(scene: Scene, error: Exception) -> None:
     scene.answer = refuse(error)
     scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
@@ -133,7 +133,7 @@ async def test_what_was_told_is_gone_and_what_was_not_is_there_for_the_next_daem
     scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
     await scene.settle()
     assert not scene.store.notifications()
-    scene.answer = refuse(NotTold("away"))
+    scene.answer = refuse(DeliveryFailed("away"))
     scene.change(job(2, JobState.FAILED), JobState.RUNNING)
     await scene.settle()
     scene.answer = lambda _: None
@@ -147,7 +147,7 @@ async def test_what_was_told_is_gone_and_what_was_not_is_there_for_the_next_daem
 
 
 async def test_what_is_refused_for_good_is_not_tried_again(scene: Scene) -> None:
-    scene.answer = refuse(NotTold("no such mailbox", for_good=True))
+    scene.answer = refuse(DeliveryFailed("no such mailbox", for_good=True))
     scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
     await scene.settle()
     assert (len(scene.tried), scene.store.notifications()) == (1, [])
@@ -159,9 +159,9 @@ async def test_a_mistake_of_ours_sends_nothing_twice_at_once(scene: Scene) -> No
 
     scene.answer = broken
     scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
-    telling = asyncio.gather(*scene.notifications._telling.values(), return_exceptions=True)
-    scene.notifications._begin_what_is_due()
-    await asyncio.gather(*scene.notifications._telling.values(), telling, return_exceptions=True)
+    telling = asyncio.gather(*scene.notifications._deliveries.values(), return_exceptions=True)
+    scene.notifications._start_due_deliveries()
+    await asyncio.gather(*scene.notifications._deliveries.values(), telling, return_exceptions=True)
     await scene.settle()
     assert len(scene.tried) == 1
 
@@ -205,13 +205,13 @@ async def test_long_waiting_is_told_once(scene: Scene) -> None:
     scene.jobs += [job(3, JobState.HELD, waits), job(4, JobState.QUEUED)]
     for now in (1000.5, 1030.0, 1059.0, 1061.0, 2000.0):
         scene.now = now
-        await scene.notifications.look()
+        await scene.notifications.notify_long_waits()
         await scene.settle()
     assert scene.tried == ["job-waiting to ada@example.org"]
     scene.now = 1000.0
     again = scene.open()  # the job 1 has waited for 100 s before it began
     scene.now = 1001.0
-    await again.look()
+    await again.notify_long_waits()
     await scene.settle()
     assert len(scene.tried) == 1
 
@@ -245,10 +245,10 @@ async def test_operators_are_told_although_the_database_is_away(monkeypatch: pyt
 
 
 def test_nothing_of_a_name_gets_into_a_header() -> None:
-    body = of_job(MailType.END, job(1, JobState.FAILED, replace(SPEC, name="x\r\nBcc: eve@example.com")), 1.0)
-    subject, _ = text_of(body)
+    body = build_job_body(MailType.END, job(1, JobState.FAILED, replace(SPEC, name="x\r\nBcc: eve@example.com")), 1.0)
+    subject, _ = format_mail(body)
     assert subject == "[koala] job 1 x  Bcc: eve@example.com has failed"
-    subject, text = text_of(of_alert(replace(ALERT, target="a\nb"), 1.0, begins=True))
+    subject, text = format_mail(build_alert_body(replace(ALERT, target="a\nb"), 1.0, begins=True))
     assert subject == "[koala] critical: a b, database"
     assert "remedy: fuser koala.db" in text
 
@@ -307,18 +307,18 @@ async def test_a_webhook_that_redirects_or_refuses_is_told_no_more_and_others_la
         notification = Notification(1, 1.0, "webhook", hook.url(), "ada", {"event": "job-end"})
         for code, for_good in ((302, True), (404, True), (429, False), (500, False)):
             hook.answers = [code]
-            with pytest.raises(NotTold) as refused:
-                await sender.tell(notification)
-            assert refused.value.for_good == for_good, code
+            with pytest.raises(DeliveryFailed) as refused:
+                await sender.deliver_notification(notification)
+            assert refused.value.is_permanent == for_good, code
         hook.answers = [200]
-        await sender.tell(notification)
+        await sender.deliver_notification(notification)
         assert {post.path for post in hook.posts} == {"/hook"}, "no redirection is followed"
         assert len({post.signature.partition(",v1=")[2] for post in hook.posts}) >= 1
-    with pytest.raises(NotTold) as away:
-        await sender.tell(notification)
-    assert not away.value.for_good
-    with pytest.raises(NotTold, match="not configured"):
-        await Webhooks({}, context).tell(notification)
+    with pytest.raises(DeliveryFailed) as away:
+        await sender.deliver_notification(notification)
+    assert not away.value.is_permanent
+    with pytest.raises(DeliveryFailed, match="not configured"):
+        await Webhooks({}, context).deliver_notification(notification)
 
 
 @pytest.mark.processes
@@ -329,21 +329,25 @@ async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None
     port = hangs.sockets[0].getsockname()[1]
     context = SYSTEM_TRUST.create_context()
     sender = Webhooks({f"127.0.0.1:{port}": SECRET}, context, timeouts)
-    with pytest.raises(NotTold, match="no answer within"):
-        await sender.tell(Notification(1, 1.0, "webhook", f"http://127.0.0.1:{port}/", "", {"event": "x"}))
+    with pytest.raises(DeliveryFailed, match="no answer within"):
+        await sender.deliver_notification(
+            Notification(1, 1.0, "webhook", f"http://127.0.0.1:{port}/", "", {"event": "x"})
+        )
     section = replace(MAIL, server=f"127.0.0.1:{port}")
     mail = Mail(section, context, timeouts, max_hanging=1)
-    to = Notification(1, 1.0, "mail", "ada@example.org", "ada", of_job(MailType.END, job(1, JobState.FAILED), 1.0))
-    with pytest.raises(NotTold, match="has not taken it within"):
-        await mail.tell(to)
-    with pytest.raises(NotTold, match="hangs"):
-        await mail.tell(to)
+    to = Notification(
+        1, 1.0, "mail", "ada@example.org", "ada", build_job_body(MailType.END, job(1, JobState.FAILED), 1.0)
+    )
+    with pytest.raises(DeliveryFailed, match="has not taken it within"):
+        await mail.deliver_notification(to)
+    with pytest.raises(DeliveryFailed, match="hangs"):
+        await mail.deliver_notification(to)
     await signals.until(lambda: len(taken) == 2)
     for writer in taken:
         writer.close()
     await signals.until(lambda: mail._hanging == 0)
-    with pytest.raises(NotTold, match="SMTPServerDisconnected"):
-        await Mail(section, context, DaemonTimeouts(mail_s=60.0, mail_step_s=0.1)).tell(to)
+    with pytest.raises(DeliveryFailed, match="SMTPServerDisconnected"):
+        await Mail(section, context, DaemonTimeouts(mail_s=60.0, mail_step_s=0.1)).deliver_notification(to)
     hangs.close()
 
 
@@ -351,19 +355,19 @@ async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None
 async def test_a_mail_server_that_refuses_a_recipient_for_good_and_for_now() -> None:
     with mail_server() as box:
         mail = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}"), SYSTEM_TRUST.create_context())
-        body = of_job(MailType.END, job(1, JobState.FAILED, replace(SPEC, name="größe")), 1.0)
+        body = build_job_body(MailType.END, job(1, JobState.FAILED, replace(SPEC, name="größe")), 1.0)
         to = Notification(1, 1.0, "mail", "ada@example.org", "ada", body)
         for answer, for_good in (("550 no such user", True), ("451 come again", False)):
             box.answers = [answer]
-            with pytest.raises(NotTold) as refused:
-                await mail.tell(to)
-            assert refused.value.for_good == for_good
+            with pytest.raises(DeliveryFailed) as refused:
+                await mail.deliver_notification(to)
+            assert refused.value.is_permanent == for_good
         box.answers = ["250 OK"]
-        await mail.tell(to)
+        await mail.deliver_notification(to)
         (mailed,) = box.mails
         assert mailed["Subject"] == "[koala] job 1 größe has failed"
         assert mailed["Message-ID"] == f"<{body['id']}.koala@example.org>"
         tls = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}", encryption="starttls"), SYSTEM_TRUST.create_context())
-        with pytest.raises(NotTold):
-            await tls.tell(to)
+        with pytest.raises(DeliveryFailed):
+            await tls.deliver_notification(to)
         assert len(box.mails) == 1, "nothing goes in clear where it is not to"

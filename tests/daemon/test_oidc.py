@@ -24,8 +24,8 @@ from koalapy.daemon.auth.oidc import (
     MIN_PAUSE,
     Oidc,
     ProviderKeys,
-    fetch,
-    signing_keys,
+    fetch_content,
+    parse_signing_keys,
 )
 from koalapy.model.errors import SiteUnavailable, TokenRejected
 from koalapy.model.identity import Provider, Role
@@ -84,12 +84,12 @@ def with_rule(**rule: Any) -> Provider:
 
 @pytest.mark.parametrize("alg", SIGNED_BY)
 async def test_a_token_is_believed_that_the_provider_has_signed(alg: str) -> None:
-    verified = await oidc().verify(made(SIGNED_BY[alg], alg))
+    verified = await oidc().verify_token(made(SIGNED_BY[alg], alg))
     assert (verified.user, verified.role, verified.expires_at) == ("alice", None, NOW + 300)
 
 
 async def test_a_list_of_audiences_with_ours_is_as_good() -> None:
-    assert (await oidc().verify(made(aud=["account", "koala"]))).user == "alice"
+    assert (await oidc().verify_token(made(aud=["account", "koala"]))).user == "alice"
 
 
 @pytest.mark.evidence("C2", "O1")
@@ -116,12 +116,12 @@ async def test_a_list_of_audiences_with_ours_is_as_good() -> None:
 )
 async def test_no_token_is_believed_that_is_not_for_us_not_now_or_nobody_s(claims: dict[str, Any]) -> None:
     with pytest.raises(TokenRejected):
-        await oidc().verify(made(**claims))
+        await oidc().verify_token(made(**claims))
 
 
 async def test_clocks_may_differ_a_little() -> None:
     for claims in ({"exp": int(NOW) - LEEWAY + 2}, {"nbf": int(NOW) + LEEWAY - 2}, {"iat": int(NOW) + LEEWAY - 2}):
-        assert (await oidc().verify(made(**claims))).user == "alice"
+        assert (await oidc().verify_token(made(**claims))).user == "alice"
 
 
 def unsigned(head: dict[str, Any]) -> str:
@@ -135,7 +135,7 @@ def unsigned(head: dict[str, Any]) -> str:
 @pytest.mark.parametrize("alg", ["none", "None", "NONE", "", None, "HS256", 5, ["ES256"]])
 async def test_without_a_signature_of_the_provider_s_nobody_is_believed(alg: Any) -> None:
     with pytest.raises(TokenRejected):
-        await oidc().verify(unsigned({"alg": alg, "kid": "ec"}))
+        await oidc().verify_token(unsigned({"alg": alg, "kid": "ec"}))
 
 
 @pytest.mark.evidence("O1")
@@ -144,7 +144,7 @@ async def test_the_public_key_is_no_secret_to_sign_with() -> None:
         head, claims, _ = unsigned({"alg": "HS256", "kid": "rsa"}).split(".")
         signature = hmac.digest(secret, f"{head}.{claims}".encode(), "sha256")
         with pytest.raises(TokenRejected, match="HS256"):
-            await oidc().verify(f"{head}.{claims}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}")
+            await oidc().verify_token(f"{head}.{claims}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}")
 
 
 @pytest.mark.evidence("O1")
@@ -153,7 +153,7 @@ async def test_a_key_of_somebody_else_s_does_not_count_wherever_it_says_that_it_
     served = own.as_dict(private=False)
     for header in ({}, {"jwk": served}, {"jku": "http://127.0.0.1:1/keys"}, {"x5u": "http://127.0.0.1:1/x"}):
         with pytest.raises(TokenRejected):
-            await oidc().verify(made(own, header=header))
+            await oidc().verify_token(made(own, header=header))
 
 
 async def test_what_was_signed_is_what_counts() -> None:
@@ -161,31 +161,31 @@ async def test_what_was_signed_is_what_counts() -> None:
     head, _, signature = good.split(".")
     for forged in (f"{head}.{other.split('.')[1]}.{signature}", f"{good}A", good[:-4], good + "." + signature):
         with pytest.raises(TokenRejected):
-            await oidc().verify(forged)
+            await oidc().verify_token(forged)
 
 
 async def test_a_key_signs_by_its_own_algorithm_only() -> None:
     for key, alg in ((RSA, "ES256"), (EC, "RS256"), (ED, "ES256")):
         head = base64.urlsafe_b64encode(json.dumps({"alg": alg, "kid": key.kid}).encode()).rstrip(b"=").decode()
         with pytest.raises(TokenRejected):
-            await oidc().verify(f"{head}.{made().split('.', 1)[1]}")
+            await oidc().verify_token(f"{head}.{made().split('.', 1)[1]}")
 
 
 async def test_what_a_token_says_to_be_critical_is_not_passed_over() -> None:
     with pytest.raises(TokenRejected):
-        await oidc().verify(unsigned({"alg": "ES256", "kid": "ec", "crit": ["exp"], "exp": 1}))
+        await oidc().verify_token(unsigned({"alg": "ES256", "kid": "ec", "crit": ["exp"], "exp": 1}))
 
 
 @given(st.one_of(st.text(max_size=60), st.tuples(*[st.text("abcXYZ019-_=", max_size=30)] * 3).map(".".join)))
 def test_what_is_no_token_is_refused_and_nothing_else(text: str) -> None:
     with pytest.raises(TokenRejected):
-        asyncio.run(oidc().verify(text))
+        asyncio.run(oidc().verify_token(text))
 
 
 @given(st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64"]), st.none() | st.integers() | st.text()))
 def test_so_is_one_with_whatever_header(header: dict[str, Any]) -> None:
     with pytest.raises(TokenRejected):
-        asyncio.run(oidc().verify(unsigned(header)))
+        asyncio.run(oidc().verify_token(unsigned(header)))
 
 
 # Whose it is
@@ -213,7 +213,7 @@ def test_so_is_one_with_whatever_header(header: dict[str, Any]) -> None:
     ],
 )
 async def test_a_claim_becomes_a_user_by_rule(rule: dict[str, Any], claims: dict[str, Any], user: str | None) -> None:
-    verifying = oidc(with_rule(**rule)).verify(made(**claims))
+    verifying = oidc(with_rule(**rule)).verify_token(made(**claims))
     if user is None:
         with pytest.raises(TokenRejected, match="is not a known user"):
             await verifying
@@ -236,7 +236,7 @@ async def test_a_claim_may_give_a_role(told: Any, role: Role | None) -> None:
     provider = with_rule(
         users={"5f1c": "alice"}, role_claim="groups", roles={"ops": Role.OPERATOR, "admins": Role.ADMIN}
     )
-    assert (await oidc(provider).verify(made(groups=told))).role == role
+    assert (await oidc(provider).verify_token(made(groups=told))).role == role
 
 
 # Once verified
@@ -245,16 +245,16 @@ async def test_a_claim_may_give_a_role(told: Any, role: Role | None) -> None:
 async def test_a_token_is_verified_once_and_known_until_it_expires() -> None:
     clock, token = Clock(NOW), made()
     verifier = oidc(clock=clock)
-    assert verifier.known(token) is None
-    first = await verifier.verify(token)
-    assert verifier.known(token) is first
+    assert verifier.cached_result(token) is None
+    first = await verifier.verify_token(token)
+    assert verifier.cached_result(token) is first
     clock.at = NOW + 300
-    assert verifier.known(token) is None
+    assert verifier.cached_result(token) is None
 
 
 async def test_one_that_is_good_for_ever_is_so_for_a_day() -> None:
     for exp in (int(NOW) + 10**9, 10**400):
-        assert (await oidc().verify(made(exp=exp))).expires_at == NOW + MAX_SPAN
+        assert (await oidc().verify_token(made(exp=exp))).expires_at == NOW + MAX_SPAN
 
 
 async def test_not_all_that_were_ever_verified_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,8 +262,8 @@ async def test_not_all_that_were_ever_verified_are_remembered(monkeypatch: pytes
     assert MAX_KNOWN > 1000
     verifier, tokens = oidc(), [made(jti=str(number)) for number in range(3)]
     for token in tokens:
-        await verifier.verify(token)
-    assert [verifier.known(token) is not None for token in tokens] == [False, True, True]
+        await verifier.verify_token(token)
+    assert [verifier.cached_result(token) is not None for token in tokens] == [False, True, True]
 
 
 # The provider's keys
@@ -272,10 +272,10 @@ async def test_not_all_that_were_ever_verified_are_remembered(monkeypatch: pytes
 async def test_a_new_key_is_fetched_when_a_token_names_it() -> None:
     time, keys = Clock(0.0), Keys(RSA)
     verifier = Oidc(PROVIDER, keys, lambda: NOW, keys_clock=time)
-    await verifier.verify(made(RSA, "RS256"))
+    await verifier.verify_token(made(RSA, "RS256"))
     keys.content = public(RSA, EC)
     time.at += MIN_PAUSE
-    assert (await verifier.verify(made(EC))).user == "alice"
+    assert (await verifier.verify_token(made(EC))).user == "alice"
     assert keys.asked == 2
 
 
@@ -285,7 +285,7 @@ async def test_who_names_keys_that_there_are_not_has_them_fetched_now_and_then_o
     verifier = Oidc(PROVIDER, keys, lambda: NOW, keys_clock=time)
     for number in range(20):
         with pytest.raises(TokenRejected):
-            await verifier.verify(made(ECKey.generate_key("P-256", {"kid": f"{number}"})))
+            await verifier.verify_token(made(ECKey.generate_key("P-256", {"kid": f"{number}"})))
     assert keys.asked == 1
 
 
@@ -293,27 +293,27 @@ async def test_who_names_keys_that_there_are_not_has_them_fetched_now_and_then_o
 async def test_what_a_withdrawn_key_has_signed_is_believed_no_longer() -> None:
     keys, token = Keys(RSA, EC), made(EC)
     verifier = oidc(keys=keys)
-    await verifier.verify(token)
+    await verifier.verify_token(token)
     keys.content = public(RSA)
-    await verifier.keys.refresh()
-    assert verifier.known(token) is None
+    await verifier.keys.refresh_keys()
+    assert verifier.cached_result(token) is None
     with pytest.raises(TokenRejected):
-        await verifier.verify(token)
+        await verifier.verify_token(token)
 
 
 async def test_keys_outlast_a_provider_that_is_away_for_a_while_and_no_longer() -> None:
     time, keys = Clock(0.0), Keys(EC)
     verifier = Oidc(PROVIDER, keys, lambda: NOW, keys_clock=time)
-    await verifier.verify(token := made())
+    await verifier.verify_token(token := made())
     keys.fails = OSError("no route")
     time.at += MAX_AGE - 1
-    await verifier.keys.refresh()
-    assert verifier.known(token)
+    await verifier.keys.refresh_keys()
+    assert verifier.cached_result(token)
     time.at += 1
-    await verifier.keys.refresh()
-    assert verifier.known(token) is None
+    await verifier.keys.refresh_keys()
+    assert verifier.cached_result(token) is None
     with pytest.raises(SiteUnavailable, match="no route"):
-        await verifier.verify(token)
+        await verifier.verify_token(token)
 
 
 async def test_many_who_come_at_once_have_them_fetched_once() -> None:
@@ -325,7 +325,7 @@ async def test_many_who_come_at_once_have_them_fetched_once() -> None:
         return await keys()
 
     verifier = Oidc(PROVIDER, slow, lambda: NOW)
-    verifying = [asyncio.ensure_future(verifier.verify(made(jti=str(number)))) for number in range(10)]
+    verifying = [asyncio.ensure_future(verifier.verify_token(made(jti=str(number)))) for number in range(10)]
     await asyncio.sleep(0)
     going_on.set()
     assert [verified.user for verified in await asyncio.gather(*verifying)] == ["alice"] * 10
@@ -354,23 +354,23 @@ def test_only_keys_are_taken_that_may_sign_and_are_strong_enough() -> None:
         5,
         EC.as_dict(private=False),
     ]
-    assert [key.kid for key in signing_keys(json.dumps({"keys": served}).encode())] == ["ec"]
+    assert [key.kid for key in parse_signing_keys(json.dumps({"keys": served}).encode())] == ["ec"]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"keys": []}', b'{"keys": 5}', b"\xff", b"[" * 100_000])
 def test_what_is_no_set_of_keys_is_none(content: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)):
-        signing_keys(content)
+        parse_signing_keys(content)
 
 
 async def test_a_file_of_keys_will_do(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     verifier = Oidc(Provider(ISSUER, "koala", jwks_file=str(file), users={"5f1c": "alice"}), clock=lambda: NOW)
     with pytest.raises(SiteUnavailable, match=r"keys\.json"):
-        await verifier.verify(made())
+        await verifier.verify_token(made())
     file.write_bytes(public(EC))
-    await verifier.keys.refresh()
-    assert (await verifier.verify(made())).user == "alice"
+    await verifier.keys.refresh_keys()
+    assert (await verifier.verify_token(made())).user == "alice"
 
 
 @asynccontextmanager
@@ -395,15 +395,15 @@ def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
 async def test_keys_are_fetched_from_the_provider() -> None:
     async with serving(answer(public(EC))) as uri:
         verifier = Oidc(Provider(ISSUER, "koala", jwks_uri=uri, users={"5f1c": "alice"}), clock=lambda: NOW)
-        assert (await verifier.verify(made())).user == "alice"
+        assert (await verifier.verify_token(made())).user == "alice"
 
 
 async def test_what_a_provider_answers_is_read_as_far_as_keys_go_and_not_looked_for_elsewhere() -> None:
     async with serving(answer(b"x" * (4 * MAX_SIZE))) as uri:
-        assert MAX_SIZE < len(await fetch(uri)) < 2 * MAX_SIZE
+        assert MAX_SIZE < len(await fetch_content(uri)) < 2 * MAX_SIZE
     async with serving(answer(public(EC))) as uri, serving(answer(b"", "302 Found", f"Location: {uri}")) as elsewhere:
         with pytest.raises(ValueError, match="302"):
-            await fetch(elsewhere)
+            await fetch_content(elsewhere)
 
 
 ROLES = {"staff": Role.OPERATOR, "root": Role.ADMIN}
@@ -420,10 +420,10 @@ async def test_role_of_user_without_a_token_yet_is_the_highest_that_the_provider
 async def test_role_of_user_is_the_highest_of_tokens_that_hold() -> None:
     clock = Clock(NOW)
     known = oidc(with_rule(users={"5f1c": "alice"}, role_claim="groups", roles=ROLES), clock=clock)
-    await known.verify(made(groups="root"))
-    await known.verify(made(groups="nothing", exp=int(NOW) + 900))
+    await known.verify_token(made(groups="root"))
+    await known.verify_token(made(groups="nothing", exp=int(NOW) + 900))
     assert known.role_of("alice") is Role.ADMIN
     clock.at += 301.0
     assert known.role_of("alice") is Role.ADMIN, "no other token was shown since"
-    await known.verify(made(groups="staff", exp=int(NOW) + 900))
+    await known.verify_token(made(groups="staff", exp=int(NOW) + 900))
     assert known.role_of("alice") is Role.OPERATOR

@@ -26,13 +26,13 @@ def pace(clock: Clock, settings: LimitSettings, groups: tuple[str, ...] = ()) ->
 
 
 def allowed(pace: Pace, user: str, most: int = 100) -> int:
-    return next((count for count in range(most) if pace.excess(user)), most)
+    return next((count for count in range(most) if pace.find_excess(user)), most)
 
 
 def test_so_many_may_come_at_once_and_then_as_fast_as_the_limit_says(clock: Clock) -> None:
     paced = pace(clock, LimitSettings(UserLimits(requests_per_second=2.0)))
     assert allowed(paced, "alice") == 2 * BURST_SECONDS
-    found = paced.excess("alice")
+    found = paced.find_excess("alice")
     assert found is not None
     assert (found[0].name, found[0].limit, found[1]) == ("requests_per_second", 2.0, 0.5)
     clock.at += 3
@@ -54,7 +54,7 @@ def test_one_that_is_refused_uses_up_nothing(clock: Clock) -> None:
     limits = LimitSettings(UserLimits(requests_per_second=1.0), groups={"all": UserLimits(requests_per_second=10.0)})
     paced = pace(clock, limits, ("all",))
     for _ in range(1000):
-        paced.excess("alice")
+        paced.find_excess("alice")
     assert allowed(paced, "bob") == 5
 
 
@@ -74,21 +74,21 @@ def test_without_limits_nothing_is_counted(clock: Clock) -> None:
 def test_who_guesses_is_not_listened_to_after_a_while(clock: Clock) -> None:
     paced = pace(clock, LimitSettings())
     for _ in range(int(FAILURES_AT_ONCE)):
-        assert not paced.guessing("192.0.2.7")
-        paced.failed("192.0.2.7")
-    assert paced.guessing("192.0.2.7") == 2.0
-    assert not paced.guessing("192.0.2.8")
+        assert not paced.block_time("192.0.2.7")
+        paced.count_failure("192.0.2.7")
+    assert paced.block_time("192.0.2.7") == 2.0
+    assert not paced.block_time("192.0.2.8")
     clock.at += 2
-    assert not paced.guessing("192.0.2.7")
+    assert not paced.block_time("192.0.2.7")
 
 
 def test_a_network_of_addresses_is_one_who_guesses(clock: Clock) -> None:
     paced = pace(clock, LimitSettings())
     for number in range(int(FAILURES_AT_ONCE)):
-        paced.failed(f"2001:db8::{number:x}")
-    assert paced.guessing("2001:db8::ffff:1")
-    assert not paced.guessing("2001:db8:0:1::1")
-    assert not paced.guessing("unknown")
+        paced.count_failure(f"2001:db8::{number:x}")
+    assert paced.block_time("2001:db8::ffff:1")
+    assert not paced.block_time("2001:db8:0:1::1")
+    assert not paced.block_time("unknown")
 
 
 def test_memory_is_bounded_however_many_come() -> None:
@@ -115,19 +115,19 @@ def test_never_more_than_the_burst_and_what_has_come_since(rate: float, burst: f
 def test_agent_attempts_from_one_address_are_bounded_for_all_clusters(clock: Clock) -> None:
     attempts = AgentAttempts(clock)
     for number in range(int(FAILURES_AT_ONCE)):
-        assert not attempts.wait(f"cluster-{number}", "192.0.2.7")
-        attempts.failed(f"cluster-{number}", "192.0.2.7")
-    assert attempts.wait("north", "192.0.2.7") == FAILURE_INTERVAL
-    assert not attempts.wait("north", "192.0.2.8")
+        assert not attempts.block_time(f"cluster-{number}", "192.0.2.7")
+        attempts.count_failure(f"cluster-{number}", "192.0.2.7")
+    assert attempts.block_time("north", "192.0.2.7") == FAILURE_INTERVAL
+    assert not attempts.block_time("north", "192.0.2.8")
     clock.at += FAILURE_INTERVAL
-    assert not attempts.wait("north", "192.0.2.7")
+    assert not attempts.block_time("north", "192.0.2.7")
 
 
 def test_agent_attempts_at_one_cluster_are_bounded_for_all_addresses_but_its_agents(clock: Clock) -> None:
     attempts = AgentAttempts(clock)
-    attempts.admitted("north", "192.0.2.7")
+    attempts.record_success("north", "192.0.2.7")
     for number in range(int(FAILURES_AT_ONCE)):
-        attempts.failed("north", f"198.51.100.{number}")
-    assert attempts.wait("north", "203.0.113.1") == FAILURE_INTERVAL
-    assert not attempts.wait("north", "192.0.2.7")
-    assert not attempts.wait("south", "203.0.113.1")
+        attempts.count_failure("north", f"198.51.100.{number}")
+    assert attempts.block_time("north", "203.0.113.1") == FAILURE_INTERVAL
+    assert not attempts.block_time("north", "192.0.2.7")
+    assert not attempts.block_time("south", "203.0.113.1")

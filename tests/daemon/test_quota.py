@@ -102,21 +102,21 @@ def world(tmp_path: Path) -> World:
 
 async def test_of_bundles_those_go_first_that_were_not_wanted_for_longest(world: World) -> None:
     kept = world.bundles(3 * SIZE)
-    a, b, c = [(await kept.put(pieces(named(name))))[0].id for name in "abc"]
+    a, b, c = [(await kept.add_bundle(pieces(named(name))))[0].id for name in "abc"]
     world.now += HOUR + 1
-    kept.touch(a)
+    kept.touch_bundle(a)
     world.needed = {b}
-    d = (await kept.put(pieces(named("d"))))[0].id
+    d = (await kept.add_bundle(pieces(named("d"))))[0].id
     assert world.there("bundles") == sorted([a, b, d])
     assert sorted(bundle.id for bundle in world.store.bundles()) == sorted([a, b, d])
     with pytest.raises(NotFoundError):
-        kept.get(c)
+        kept.get_bundle(c)
     with pytest.raises(FullError, match=r"bundles_quota is 30\.7 KB, and all it has is needed") as refused:
-        await kept.put(pieces(named("e")))
+        await kept.add_bundle(pieces(named("e")))
     assert (refused.value.field, "bundles_quota" in refused.value.hint) == ("body", True)
     assert world.there("bundles") == sorted([a, b, d])
     world.needed = set()
-    e, created = await kept.put(pieces(named("e")))
+    e, created = await kept.add_bundle(pieces(named("e")))
     assert created
     assert world.there("bundles") == sorted([a, d, e.id])
 
@@ -124,10 +124,10 @@ async def test_of_bundles_those_go_first_that_were_not_wanted_for_longest(world:
 @pytest.mark.evidence("U9")
 async def test_nothing_makes_way_for_what_is_too_large(world: World) -> None:
     kept = world.bundles(2 * SIZE)
-    bundle, _ = await kept.put(pieces(named("a")))
+    bundle, _ = await kept.add_bundle(pieces(named("a")))
     world.now += HOUR + 1
     with pytest.raises(TooLargeError, match="larger than 1 MB"):
-        await kept.put(pieces(bytes(10**6 + 1)), 10**6 + 1)
+        await kept.add_bundle(pieces(bytes(10**6 + 1)), 10**6 + 1)
     assert world.there("bundles") == [bundle.id]
 
 
@@ -143,18 +143,20 @@ async def test_what_comes_at_once_does_not_take_the_same_room_twice(world: World
             both_began.set()
         await both_began.wait()
 
-    ended = await asyncio.gather(kept.put(slowly(named("a"))), kept.put(slowly(named("b"))), return_exceptions=True)
+    ended = await asyncio.gather(
+        kept.add_bundle(slowly(named("a"))), kept.add_bundle(slowly(named("b"))), return_exceptions=True
+    )
     assert sorted(type(one).__name__ for one in ended) == ["FullError", "tuple"]
     assert len(world.there("bundles")) == 1
     world.now += HOUR + 1
-    assert (await kept.put(pieces(named("c"))))[1], "what was refused takes no room"
+    assert (await kept.add_bundle(pieces(named("c"))))[1], "what was refused takes no room"
 
 
 async def test_the_same_sent_twice_at_once_takes_room_once(world: World) -> None:
     kept = world.bundles(2 * SIZE)
-    sent = await asyncio.gather(*(kept.put(pieces(named("a"))) for _ in range(2)))
+    sent = await asyncio.gather(*(kept.add_bundle(pieces(named("a"))) for _ in range(2)))
     assert sorted(created for _, created in sent) == [False, True]
-    assert (await kept.put(pieces(named("b"))))[1]
+    assert (await kept.add_bundle(pieces(named("b"))))[1]
 
 
 async def test_what_breaks_off_or_does_not_go_on_gives_its_room_back(
@@ -174,51 +176,51 @@ async def test_what_breaks_off_or_does_not_go_on_gives_its_room_back(
 
     for content, error in ((breaks(), ConnectionError), (stalls(), TimeoutError)):
         with pytest.raises(error):
-            await kept.put(content)
+            await kept.add_bundle(content)
         assert world.there("bundles") == []
-    assert (await kept.put(pieces(named("b"))))[1]
+    assert (await kept.add_bundle(pieces(named("b"))))[1]
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_bundle_whose_file_was_lost_takes_its_room_once(world: World, restarted: bool) -> None:
     kept = world.bundles(2 * SIZE)
-    bundle, _ = await kept.put(pieces(named("a")))
-    kept.path(bundle.id).unlink()
+    bundle, _ = await kept.add_bundle(pieces(named("a")))
+    kept.path_of(bundle.id).unlink()
     if restarted:
         kept = world.bundles(2 * SIZE)
-    assert (await kept.put(pieces(named("a"))))[1]
-    assert (await kept.put(pieces(named("b"))))[1]
+    assert (await kept.add_bundle(pieces(named("a"))))[1]
+    assert (await kept.add_bundle(pieces(named("b"))))[1]
     with pytest.raises(FullError):
-        await kept.put(pieces(named("c")))
+        await kept.add_bundle(pieces(named("c")))
 
 
 async def test_a_smaller_quota_is_kept_by_the_next_round(world: World) -> None:
-    ids = [(await world.bundles(10 * SIZE).put(pieces(named(name))))[0].id for name in "abc"]
+    ids = [(await world.bundles(10 * SIZE).add_bundle(pieces(named(name))))[0].id for name in "abc"]
     less = world.bundles(SIZE)
-    await less.tidy()
+    await less.remove_expired()
     assert len(world.there("bundles")) == 3, "they were wanted a moment ago"
     world.now += HOUR + 1
     world.needed = {ids[1]}
-    await less.tidy()
+    await less.remove_expired()
     assert world.there("bundles") == [ids[1]]
 
 
 async def test_a_bundle_whose_file_stays_is_known_until_it_is_gone_and_keeps_no_other(world: World) -> None:
     """It was forgotten first, so that its file was tried again by the next daemon only."""
     kept = world.bundles(2 * SIZE)
-    a, _ = [(await kept.put(pieces(named(name))))[0].id for name in "ab"]
+    a, _ = [(await kept.add_bundle(pieces(named(name))))[0].id for name in "ab"]
     world.now += HOUR + 1
-    kept.path(a).unlink()
-    (kept.path(a) / "below").mkdir(parents=True)
-    c = (await kept.put(pieces(named("c"))))[0].id
+    kept.path_of(a).unlink()
+    (kept.path_of(a) / "below").mkdir(parents=True)
+    c = (await kept.add_bundle(pieces(named("c"))))[0].id
     assert sorted(bundle.id for bundle in world.store.bundles()) == sorted([a, c]), "that made way which could"
     world.now += DAY + 1
     with pytest.raises(OSError, match=a):
-        await kept.tidy()
+        await kept.remove_expired()
     assert ([bundle.id for bundle in world.store.bundles()], kept.storage_use.used) == ([a], SIZE)
-    (kept.path(a) / "below").rmdir()
-    kept.path(a).rmdir()
-    assert await kept.tidy() == [a]
+    (kept.path_of(a) / "below").rmdir()
+    kept.path_of(a).rmdir()
+    assert await kept.remove_expired() == [a]
     assert (world.store.bundles(), kept.storage_use.used) == ([], 0)
 
 
@@ -228,41 +230,41 @@ async def test_a_bundle_whose_file_stays_is_known_until_it_is_gone_and_keeps_no_
 async def test_results_of_the_jobs_that_ended_first_make_way_for_others(world: World) -> None:
     kept = world.results(2 * SIZE)
     for job in (2, 1):
-        await kept.put("north", f"{job}.2.0", pieces(named("a")))
+        await kept.store_result("north", f"{job}.2.0", pieces(named("a")))
         world.end(job)
         world.now += 10.0
     world.now += DAY - 20.0
     with pytest.raises(FullError, match=r"results_quota is 20\.5 KB, and all it has is of jobs") as full:
-        await kept.put("north", "3.2.0", pieces(named("a")))
+        await kept.store_result("north", "3.2.0", pieces(named("a")))
     assert "results_quota" in full.value.hint
     world.now += 1.0
-    await kept.put("north", "3.2.0", pieces(named("a")))
+    await kept.store_result("north", "3.2.0", pieces(named("a")))
     assert world.there("results") == ["1/2.0.tar", "3/2.0.tar"]
     for now_and_after_a_restart in (kept, world.results(2 * SIZE)):
         with pytest.raises(NotFoundError, match="the files of job 2 are not kept any more"):
-            await now_and_after_a_restart.archive(2)
-        assert list(await now_and_after_a_restart.archive(1))
+            await now_and_after_a_restart.open_archive(2)
+        assert list(await now_and_after_a_restart.open_archive(1))
 
 
 async def test_results_whose_files_stay_are_counted_until_they_are_gone(world: World) -> None:
     """They were given up first, so that a file that stayed was served, but neither counted nor tried again."""
     kept = world.results(2 * SIZE)
     for job in (1, 2):
-        await kept.put("north", f"{job}.2.0", pieces(named("a")))
+        await kept.store_result("north", f"{job}.2.0", pieces(named("a")))
         world.end(job)
     world.now += DAY + 1.0
     folder = world.path / "results" / "1"
     folder.symlink_to(folder.rename(world.path / "aside"))
     with pytest.raises(OSError, match="rmtree on a symbolic link"):
-        await kept.tidy(world.now)
+        await kept.remove_expired(world.now)
     assert os.listdir(world.path / "results") == ["1"], "that of the other is gone"
     for now_and_after_a_restart in (kept, world.results(2 * SIZE)):
         assert now_and_after_a_restart.storage_use.used == SIZE
         with pytest.raises(FullError):
-            await now_and_after_a_restart.put("north", "3.2.0", pieces(bytes(2 * SIZE)))
+            await now_and_after_a_restart.store_result("north", "3.2.0", pieces(bytes(2 * SIZE)))
     folder.unlink()
     (world.path / "aside").rename(folder)
-    assert await kept.tidy(world.now) == [1]
+    assert await kept.remove_expired(world.now) == [1]
     assert (world.there("results"), kept.storage_use.used) == ([], 0)
 
 
@@ -270,7 +272,7 @@ async def test_results_whose_files_went_before_a_cut_are_given_up_by_the_next_ro
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = world.results(2 * SIZE)
-    await kept.put("north", "1.2.0", pieces(named("a")))
+    await kept.store_result("north", "1.2.0", pieces(named("a")))
     world.end(1)
     world.now += DAY + 1.0
 
@@ -280,12 +282,12 @@ async def test_results_whose_files_went_before_a_cut_are_given_up_by_the_next_ro
     with monkeypatch.context() as patch:
         patch.setattr(world.store, "clear_results", cut)
         with pytest.raises(StoreUnavailable):
-            await kept.tidy(world.now)
+            await kept.remove_expired(world.now)
     assert world.there("results") == []
     again = world.results(2 * SIZE)
     with pytest.raises(NotFoundError, match="the files of job 1 are not kept any more"):
-        await again.archive(1)
-    assert await again.tidy(world.now) == [1]
+        await again.open_archive(1)
+    assert await again.remove_expired(world.now) == [1]
     assert (again.storage_use.used, world.store.results_sizes()) == (0, {})
 
 
@@ -309,23 +311,23 @@ async def test_a_leftover_that_cannot_be_removed_keeps_no_daemon_from_its_start(
 
 async def test_results_of_jobs_that_are_not_over_never_make_way(world: World) -> None:
     kept = world.results(SIZE)
-    await kept.put("north", "1.2.0", pieces(named("a")))
+    await kept.store_result("north", "1.2.0", pieces(named("a")))
     world.now += 10 * DAY
     with pytest.raises(FullError):
-        await kept.put("north", "2.2.0", pieces(named("a")))
-    await kept.tidy(None)
+        await kept.store_result("north", "2.2.0", pieces(named("a")))
+    await kept.remove_expired(None)
     assert world.there("results") == ["1/2.0.tar"]
 
 
 async def test_what_a_component_brings_again_takes_its_room_once(world: World) -> None:
     kept = world.results(2 * SIZE)
-    await kept.put("north", "1.1.0", pieces(named("a")))
+    await kept.store_result("north", "1.1.0", pieces(named("a")))
     for _ in range(3):
-        await kept.put("north", "1.2.0", pieces(named("a")))
+        await kept.store_result("north", "1.2.0", pieces(named("a")))
     assert (world.there("results"), sum(world.store.results_sizes().values())) == (["1/2.0.tar"], SIZE)
-    await kept.put("north", "2.2.0", pieces(named("a")))
+    await kept.store_result("north", "2.2.0", pieces(named("a")))
     with pytest.raises(FullError):
-        await world.results(2 * SIZE).put("north", "3.2.0", pieces(named("a")))
+        await world.results(2 * SIZE).store_result("north", "3.2.0", pieces(named("a")))
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -340,7 +342,7 @@ async def test_a_crash_leaves_nothing_that_nobody_knows_of(
     with monkeypatch.context() as broken:
         broken.setattr(Path, "rename", crash)
         with pytest.raises(StoreUnavailable, match="No space left on device"):
-            await kept.put("north", "1.2.0", pieces(named("a")))
+            await kept.store_result("north", "1.2.0", pieces(named("a")))
     for folder in ("bundles", "results"):
         (world.path / folder).mkdir(exist_ok=True)
         (world.path / folder / ".incoming-0").write_bytes(bytes(5 * SIZE))
@@ -349,9 +351,9 @@ async def test_a_crash_leaves_nothing_that_nobody_knows_of(
         assert world.bundles(2 * SIZE)
         assert world.there(".") == ["koala.db", "koala.db-shm", "koala.db-wal"]
     for job in (1, 2):
-        await kept.put("north", f"{job}.2.0", pieces(named("a")))
+        await kept.store_result("north", f"{job}.2.0", pieces(named("a")))
     with pytest.raises(FullError):
-        await kept.put("north", "3.2.0", pieces(named("a")))
+        await kept.store_result("north", "3.2.0", pieces(named("a")))
 
 
 # Of one user, or group
@@ -367,10 +369,10 @@ def limits(settings: LimitSettings) -> Limits:
 async def test_a_user_s_bundles_make_way_for_his_own_only_and_else_no_more_come(world: World) -> None:
     owners = limits(LimitSettings(UserLimits(bundle_bytes=2 * SIZE)))
     kept = world.bundles(100 * SIZE, owners)
-    of_bob = (await kept.put(pieces(named("z")), owner="bob"))[0].id
-    a, b = [(await kept.put(pieces(named(name)), owner="alice"))[0].id for name in "ab"]
+    of_bob = (await kept.add_bundle(pieces(named("z")), owner="bob"))[0].id
+    a, b = [(await kept.add_bundle(pieces(named(name)), owner="alice"))[0].id for name in "ab"]
     with pytest.raises(LimitReached) as refused:
-        await kept.put(pieces(named("c")), owner="alice")
+        await kept.add_bundle(pieces(named("c")), owner="alice")
     assert (
         refused.value.message
         == "the limit bundle_bytes of alice is 20.5 KB: 20.5 KB are in use and 10.2 KB more asked for"
@@ -378,11 +380,11 @@ async def test_a_user_s_bundles_make_way_for_his_own_only_and_else_no_more_come(
     assert (refused.value.field, refused.value.hint) == ("limits.bundle_bytes", "write to grid@example.org")
     world.now += HOUR + 1
     world.needed = {a}
-    c = (await kept.put(pieces(named("c")), owner="alice"))[0].id
+    c = (await kept.add_bundle(pieces(named("c")), owner="alice"))[0].id
     assert world.there("bundles") == sorted([of_bob, a, c])
     with pytest.raises(NotFoundError):
-        kept.get(b)
-    assert (await kept.put(pieces(named("c")), owner="bob"))[0].owners == ("alice", "bob")
+        kept.get_bundle(b)
+    assert (await kept.add_bundle(pieces(named("c")), owner="bob"))[0].owners == ("alice", "bob")
     # It counts for both, also for the next daemon, and makes way for neither alone.
     for owner in ("alice", "bob"):
         (scope,) = owners.scopes(owner)
@@ -390,9 +392,9 @@ async def test_a_user_s_bundles_make_way_for_his_own_only_and_else_no_more_come(
     world.needed, world.now = {a, of_bob}, world.now + HOUR + 1
     for owner in ("alice", "bob"):
         with pytest.raises(LimitReached):
-            await kept.put(pieces(named("d")), owner=owner)
+            await kept.add_bundle(pieces(named("d")), owner=owner)
     with pytest.raises(LimitReached):
-        await kept.put(pieces(named("z")), owner="alice")
+        await kept.add_bundle(pieces(named("z")), owner="alice")
 
 
 async def test_what_nobody_may_ever_have_is_not_even_received(world: World) -> None:
@@ -403,18 +405,18 @@ async def test_what_nobody_may_ever_have_is_not_even_received(world: World) -> N
         yield b""
 
     with pytest.raises(NeverAllowed, match=r"bundle_bytes of alice is 10\.2 KB"):
-        await kept.put(nothing(), SIZE, "alice")
+        await kept.add_bundle(nothing(), SIZE, "alice")
     with pytest.raises(NeverAllowed):
-        await kept.put(pieces(named("a")), owner="alice")
+        await kept.add_bundle(pieces(named("a")), owner="alice")
     assert world.there("bundles") == []
 
 
 async def test_a_group_shares_its_room_for_bundles(world: World) -> None:
     kept = world.bundles(100 * SIZE, limits(LimitSettings(groups={"physics": UserLimits(bundle_bytes=2 * SIZE)})))
     for name, owner in (("a", "bob"), ("b", "carl"), ("c", "alice"), ("d", "alice"), ("e", "alice")):
-        await kept.put(pieces(named(name)), owner=owner)
+        await kept.add_bundle(pieces(named(name)), owner=owner)
     with pytest.raises(LimitReached, match=r"bundle_bytes of the group physics is 20\.5 KB"):
-        await kept.put(pieces(named("f")), owner="bob")
+        await kept.add_bundle(pieces(named("f")), owner="bob")
 
 
 @pytest.mark.evidence("M4")
@@ -422,18 +424,18 @@ async def test_a_user_s_results_make_way_for_his_own_only_and_else_no_more_come(
     owners = limits(LimitSettings(UserLimits(result_bytes=2 * SIZE)))
     kept = world.results(100 * SIZE, owners)
     for job in (1, 2, 4):
-        await kept.put("north", f"{job}.2.0", pieces(named("a")))
+        await kept.store_result("north", f"{job}.2.0", pieces(named("a")))
         world.end(job)
         world.now += 1
     with pytest.raises(FullError) as refused:
-        await kept.put("north", "3.2.0", pieces(named("a")))
+        await kept.store_result("north", "3.2.0", pieces(named("a")))
     assert (
         refused.value.message
         == "the limit result_bytes of alice is 20.5 KB: 20.5 KB are in use and 10.2 KB more asked for"
     )
     assert refused.value.hint == "write to grid@example.org"
     world.now += DAY
-    await kept.put("north", "3.2.0", pieces(named("a")))
+    await kept.store_result("north", "3.2.0", pieces(named("a")))
     assert world.there("results") == ["2/2.0.tar", "3/2.0.tar", "4/2.0.tar"]
     (scope,) = owners.scopes("alice")
     assert await kept.size_of(scope) == 2 * SIZE

@@ -38,7 +38,7 @@ def steps(count: int, began: float = BEGAN) -> Sequence[Step]:
 
 async def kept(one: Record, some: Sequence[Step]) -> None:
     for step in some:
-        one.keep(step)
+        one.queue_step(step)
     await one.flush()
 
 
@@ -46,14 +46,14 @@ async def exported(
     one: Record, folder: Path, since: float = 0.0, until: float = 2e9, lost: list[str] | None = None
 ) -> list[History]:
     path = folder / "export"
-    path.write_bytes(b"".join(await one.export(since, until)))
+    path.write_bytes(b"".join(await one.export_recordings(since, until)))
     return list(replay(path, builtin_policies(), lost))
 
 
 async def test_what_was_kept_is_exported(tmp_path: Path) -> None:
     one = record(tmp_path)
     await kept(one, steps(3))
-    one.keep(steps(4)[3])
+    one.queue_step(steps(4)[3])
     (life,) = await exported(one, tmp_path)
     assert (life.steps, life.ended, life.divergence) == (4, BEGAN + 4, None)
     assert (tmp_path / "record").stat().st_mode & 0o777 == 0o700
@@ -210,7 +210,7 @@ async def test_a_disk_that_is_nearly_full_is_left_to_others(tmp_path: Path, monk
 async def test_steps_do_not_pile_up_for_a_disk_that_hangs(tmp_path: Path) -> None:
     one = record(tmp_path, max_waiting=10)
     for step in steps(12):
-        one.keep(step)
+        one.queue_step(step)
     assert "has not taken 10 steps" in one.problem
     await one.close()
 

@@ -57,7 +57,7 @@ class World:
         job = Job(ident, spec, 1.0, JobState.RUNNING, generation=1, attempt=attempt)
         self.store.write(Batch(1.0, self.store.epoch, {ident: job}))
         if spec.collect:
-            await self.results.put("north", f"{ident}.1.0.a", pieces(archive_of({"a": b"x"})))
+            await self.results.store_result("north", f"{ident}.1.0.a", pieces(archive_of({"a": b"x"})))
         self.daemon.kept.append(job.token(0), [OutputPiece(0, b"line\n")])
         if ended is not None:
             over = replace(job, state=JobState.SUCCEEDED, ended_at=NOW - ended)
@@ -108,10 +108,10 @@ async def test_exactly_those_go_whose_time_is_over(
             stay |= {ident} if age is None or longest is None or age <= longest else set()
         tidying = world.retention(keep)
         tidying._batch_size = at_once
-        assert await tidying.tidy() == len(jobs) - len(stay)
+        assert await tidying.remove_expired() == len(jobs) - len(stay)
         assert world.there() == dict.fromkeys(("books", "output", "results"), stay)
         assert world.results._quota.used == sum(world.files.results_sizes().values())
-        assert await tidying.tidy() == 0
+        assert await tidying.remove_expired() == 0
         assert world.store.load().next_job == len(jobs) + 1
 
 
@@ -119,7 +119,7 @@ async def test_what_measures_the_network_is_kept_for_a_shorter_time(tmp_path: Pa
     async with opened(tmp_path) as world:
         await world.add(1, 2 * DAY, OWN)
         await world.add(2, 2 * DAY)
-        await world.retention().tidy()
+        await world.retention().remove_expired()
         assert world.there()["books"] == {2}
 
 
@@ -135,7 +135,7 @@ async def test_as_long_as_there_may_be_a_file_the_job_is_known(tmp_path: Path, m
 
             patch.setattr(world.history, "remove", away)
             with pytest.raises(StoreUnavailable):
-                await tidying.tidy()
+                await tidying.remove_expired()
         assert world.there() == {"books": {1, 2, 3}, "output": set(), "results": set()}
         with monkeypatch.context() as patch:
 
@@ -144,9 +144,9 @@ async def test_as_long_as_there_may_be_a_file_the_job_is_known(tmp_path: Path, m
 
             patch.setattr(world.daemon.kept, "remove", broken)
             with pytest.raises(OSError, match="Input/output"):
-                await tidying.tidy()
+                await tidying.remove_expired()
         assert world.there()["books"] == {1, 2, 3}
-        assert await tidying.tidy() == 3
+        assert await tidying.remove_expired() == 3
         assert world.there() == {"books": set(), "output": set(), "results": set()}
 
 
@@ -170,11 +170,11 @@ async def test_one_whose_files_cannot_be_removed_keeps_no_other(
         with monkeypatch.context() as patch:
             patch.setattr(world.daemon.kept, "remove", broken)
             with pytest.raises(OSError, match="Input/output"):
-                await tidying.tidy()
+                await tidying.remove_expired()
             assert list(world.there().values()) == [{1, 4}] * 3
             with pytest.raises(OSError, match="Input/output"):
-                await world.retention(max_stuck=1).tidy()
-        assert await tidying.tidy() == 2
+                await world.retention(max_stuck=1).remove_expired()
+        assert await tidying.remove_expired() == 2
         assert world.there()["books"] == set()
 
 
@@ -189,13 +189,13 @@ async def test_one_whose_results_cannot_be_removed_keeps_its_books_and_no_other(
         tidying = world.retention()
         tidying._batch_size = at_once
         with pytest.raises(OSError, match="rmtree on a symbolic link"):
-            await tidying.tidy()
+            await tidying.remove_expired()
         there = world.there()
         assert (there["books"], there["results"]) == ({1, 4}, {1, 4})
         assert world.results._quota.used == sum(world.files.results_sizes().values()) > 0
         for ident in (1, 4):
             unblock(tmp_path / "results" / str(ident))
-        assert await tidying.tidy() == 2
+        assert await tidying.remove_expired() == 2
         assert world.there() == {"books": set(), "output": set(), "results": set()}
         assert world.results._quota.used == 0
 
@@ -207,13 +207,13 @@ async def test_files_of_one_sort_that_cannot_be_removed_keep_none_of_another(tmp
         bundles = Bundles(
             world.files, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=lambda: (), clock=lambda: NOW
         )
-        (bundles.path(old.id) / "x").mkdir(parents=True)
+        (bundles.path_of(old.id) / "x").mkdir(parents=True)
         for ident in (1, 2):
             await world.add(ident, 5 * DAY)
         await world.add(3, 20 * DAY)
         block(tmp_path / "results" / "1")
         keeping = Housekeeping(bundles, world.results, world.retention(), 3 * DAY, lambda: NOW)
-        await keeping.tidy()
+        await keeping.remove_expired()
         assert world.there() == {"books": {1, 2}, "output": {1, 2}, "results": {1}}
 
 
@@ -222,7 +222,7 @@ async def test_output_that_comes_meanwhile_leaves_nothing_behind(tmp_path: Path)
         await world.add(1, 20 * DAY)
         tidying = world.retention()
         outputs = tidying._outputs
-        assert await outputs.append("north", "1.1.0.a", [OutputPiece(5, b"late\n")]) == 10
+        assert await outputs.store_pieces("north", "1.1.0.a", [OutputPiece(5, b"late\n")]) == 10
         remove = world.history.remove
 
         def and_more_comes(jobs: list[JobId]) -> None:
@@ -230,9 +230,9 @@ async def test_output_that_comes_meanwhile_leaves_nothing_behind(tmp_path: Path)
             remove(jobs)
 
         world.history.remove = and_more_comes  # type: ignore[assignment, method-assign]
-        await tidying.tidy()
+        await tidying.remove_expired()
         assert world.there()["output"] == set()
-        assert await outputs.append("north", "1.1.0.a", [OutputPiece(0, b"later still\n")]) is None
+        assert await outputs.store_pieces("north", "1.1.0.a", [OutputPiece(0, b"later still\n")]) is None
         assert world.there()["output"] == set()
 
 
@@ -240,7 +240,7 @@ async def test_a_daemon_that_ends_goes_on_the_next_time(tmp_path: Path) -> None:
     async with opened(tmp_path) as world:
         await world.add(1, 20 * DAY)
         world.ending = True
-        assert await world.retention().tidy() == 0
+        assert await world.retention().remove_expired() == 0
         assert world.there()["books"] == {1}
 
 
@@ -260,13 +260,13 @@ async def test_a_database_that_is_slow_is_asked_for_less(tmp_path: Path, monkeyp
         times = count()
         tidying = world.retention(monotonic=lambda: next(times) * transaction_s)
         tidying._batch_size = 8
-        await tidying.tidy()
+        await tidying.remove_expired()
         assert asked == [8, 4, 2, 1]
         transaction_s = 0.0
         for ident in range(20, 24):
             await world.add(ident, 20 * DAY)
         asked.clear()
-        await tidying.tidy()
+        await tidying.remove_expired()
         assert asked == [1, 2, 4, 8]
 
 
@@ -283,7 +283,7 @@ async def test_a_full_disk_gets_room_before_the_database_needs_some(
             patch.setattr(world.files, "forget_results", full)
             patch.setattr(world.history, "remove", full)
             with pytest.raises(StoreUnavailable):
-                await world.retention().tidy()
+                await world.retention().remove_expired()
         assert world.there() == {"books": {1}, "output": set(), "results": set()}
-        assert await world.retention().tidy() == 1
+        assert await world.retention().remove_expired() == 1
         assert world.results._quota.used == 0

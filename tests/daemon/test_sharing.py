@@ -67,12 +67,12 @@ async def test_jobs_are_those_that_were_submitted_in_these_days_and_those_under_
         of_north(4, hours=20),
         of_north(5, day=THURSDAY + 1, hours=-1),
     )
-    await place.sharing.report(THAT_DAY)
+    await place.sharing.make_report(THAT_DAY)
     (question,) = place.asked
     assert [job.id for job in sorted(question.jobs, key=lambda job: job.id)] == [2, 3, 4]
     assert (question.start, question.end) == (THURSDAY * DAY, (THURSDAY + 1) * DAY)
     assert question.sites == {"north": Site(10, 2.0), "south": Site(5)}
-    (north, _) = (await place.sharing.report(THAT_DAY)).sites
+    (north, _) = (await place.sharing.make_report(THAT_DAY)).sites
     assert (north.jobs, north.elsewhere) == (2, 2)
     assert north.alone == pytest.approx((3600 / 2 + 72000 / 2) / 2 + 5)
 
@@ -80,7 +80,7 @@ async def test_jobs_are_those_that_were_submitted_in_these_days_and_those_under_
 async def test_a_site_has_the_most_nodes_that_it_had_in_these_days(place: Place) -> None:
     for day, nodes in ((THURSDAY - 0.5, 4), (THURSDAY + 0.2, 8), (THURSDAY + 0.6, 6), (THURSDAY + 1.1, 40)):
         place.write(clusters=[record("north", nodes)], at=day * DAY)
-    await place.sharing.report(THAT_DAY)
+    await place.sharing.make_report(THAT_DAY)
     assert place.asked[0].sites == {"north": Site(8, 2.0), "south": Site(5)}
 
 
@@ -89,12 +89,12 @@ async def test_until_today_it_is_until_now_and_what_is_not_over_is_named(place: 
     some = [replace(spec, internal=True), replace(spec, home_site=""), spec, spec]
     events = [JobSubmitted(Job(ident, each, place.now - 60)) for ident, each in enumerate(some, 1)]
     place.scheduler.step(events, place.now)
-    report = await place.sharing.report(Span(date(2024, 10, 10), date(2024, 10, 11)))
+    report = await place.sharing.make_report(Span(date(2024, 10, 10), date(2024, 10, 11)))
     assert report.end == place.now
     assert [(each.reason, each.count, each.jobs) for each in report.exclusions] == [
         (ExclusionReason.NOT_OVER, 2, [3, 4])
     ]
-    tomorrow = await place.sharing.report(Span(date(2024, 10, 12), date(2024, 10, 12)))
+    tomorrow = await place.sharing.make_report(Span(date(2024, 10, 12), date(2024, 10, 12)))
     assert (tomorrow.start, tomorrow.end, tomorrow.exclusions) == ((THURSDAY + 2) * DAY, (THURSDAY + 2) * DAY, [])
 
 
@@ -105,28 +105,28 @@ async def test_report_reads_jobs_page_by_page_up_to_its_limit(place: Place) -> N
         parts = place.stores.history, place.scheduler.queries, lambda: place.now, place._work
         return Sharing(*parts, page_size=3, max_jobs=max_jobs)
 
-    assert (await sharing(7).report(THAT_DAY)).sites[0].jobs == 7
+    assert (await sharing(7).make_report(THAT_DAY)).sites[0].jobs == 7
     with pytest.raises(UsageError, match="more than 6 jobs") as refused:
-        await sharing(6).report(THAT_DAY)
+        await sharing(6).make_report(THAT_DAY)
     assert (refused.value.field, refused.value.value) == ("first", "2024-10-10")
 
 
 async def test_who_asks_the_same_within_a_minute_is_told_the_same(place: Place) -> None:
-    first = await place.sharing.report(THAT_DAY)
-    assert await place.sharing.report(THAT_DAY) is first
-    await place.sharing.report(Span(date(2024, 10, 9), date(2024, 10, 10)))
+    first = await place.sharing.make_report(THAT_DAY)
+    assert await place.sharing.make_report(THAT_DAY) is first
+    await place.sharing.make_report(Span(date(2024, 10, 9), date(2024, 10, 10)))
     assert len(place.asked) == 2
     place.now += 61.0
-    await place.sharing.report(Span(date(2024, 10, 9), date(2024, 10, 10)))
+    await place.sharing.make_report(Span(date(2024, 10, 9), date(2024, 10, 10)))
     place.now -= 3600.0  # a clock that is put back
-    await place.sharing.report(Span(date(2024, 10, 9), date(2024, 10, 10)))
+    await place.sharing.make_report(Span(date(2024, 10, 9), date(2024, 10, 10)))
     assert len(place.asked) == 4
 
 
 async def test_one_is_worked_out_at_a_time(place: Place) -> None:
     place.answers.clear()
     days = [Span(date(2024, 10, day), date(2024, 10, 10)) for day in (8, 9, 9)]
-    asking = [asyncio.create_task(place.sharing.report(span)) for span in days]
+    asking = [asyncio.create_task(place.sharing.make_report(span)) for span in days]
     await place.was_asked.wait()
     for _ in range(50):
         await asyncio.sleep(0)
@@ -143,18 +143,18 @@ async def test_after_a_failure_the_next_one_is_worked_out(place: Place) -> None:
 
     place.sharing._work, works = fails, place.sharing._work
     with pytest.raises(BusyError):
-        await place.sharing.report(THAT_DAY)
+        await place.sharing.make_report(THAT_DAY)
     place.sharing._work = works
-    assert (await place.sharing.report(THAT_DAY)).sites
+    assert (await place.sharing.make_report(THAT_DAY)).sites
 
 
 @pytest.mark.processes
 async def test_it_is_worked_out_in_a_process_of_its_own(place: Place) -> None:
     place.write(*(of_north(ident) for ident in range(1, 8)))
-    apart = await Sharing(place.stores.history, place.scheduler.queries, lambda: place.now).report(THAT_DAY)
-    assert apart == await place.sharing.report(THAT_DAY)
+    apart = await Sharing(place.stores.history, place.scheduler.queries, lambda: place.now).make_report(THAT_DAY)
+    assert apart == await place.sharing.make_report(THAT_DAY)
 
 
 def test_a_span_of_days_has_a_beginning_and_an_end() -> None:
     history = History(memory_stores().history, lambda: (THURSDAY + 1.5) * DAY, list)
-    assert history.span(None, None, 1).seconds == ((THURSDAY + 1) * DAY, (THURSDAY + 2) * DAY)
+    assert history.make_span(None, None, 1).seconds == ((THURSDAY + 1) * DAY, (THURSDAY + 2) * DAY)

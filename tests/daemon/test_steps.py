@@ -80,7 +80,7 @@ async def test_round_with_more_events_than_its_budget_leaves_them_to_the_next(tm
     running = asyncio.create_task(engine.run())
     async with asyncio.timeout(DEADLINE):
         await asyncio.gather(*waiting)
-    assert engine.instruments.rounds.whole.count >= len(jobs)
+    assert engine.instruments.cycles.total.count >= len(jobs)
     assert [job.id for job in store.load().jobs] == [job.id for job in jobs]
     engine.stop()
     await running

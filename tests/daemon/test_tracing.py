@@ -10,7 +10,7 @@ import pytest
 
 from koalapy.config.settings import Settings
 from koalapy.daemon.observability import tracing
-from koalapy.daemon.observability.spans import id_of, spans_of_job, trace_of, traced
+from koalapy.daemon.observability.spans import id_of, spans_of_job, trace_of, traced_jobs
 from koalapy.daemon.observability.tracing import Tracing
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
@@ -33,7 +33,7 @@ def settings(endpoint: str) -> Settings:
 async def test_a_job_that_is_tried_twice_is_one_trace(tmp_path: Path) -> None:
     with Collector() as collector:
         async with north_and_jobs(tmp_path) as (daemon, north, jobs):
-            with traced(settings(collector.endpoint), daemon.engine, "test"):
+            with traced_jobs(settings(collector.endpoint), daemon.engine, "test"):
                 await jobs.submit(SPEC, ADA)
                 await job_when(jobs, JobState.CLAIMING, 1)
                 lost = ComponentStatus(
@@ -84,7 +84,7 @@ async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
     with Collector() as collector:
         collector.status = 400
         async with north_and_jobs(tmp_path) as (daemon, _, jobs):
-            with traced(settings(collector.endpoint), daemon.engine, "test"):
+            with traced_jobs(settings(collector.endpoint), daemon.engine, "test"):
                 for ident in (1, 2):
                     await jobs.submit(WAITS, ADA)
                     await jobs.cancel(ident, ADA, "not wanted")
@@ -99,7 +99,7 @@ async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tracing, "_run", lambda self: None)
+    monkeypatch.setattr(Tracing, "_run_sender", lambda self: None)
     sends = Tracing("http://127.0.0.1:1/v1/traces", "test", max_waiting=2)
     job = Job(1, SPEC, 0.0, JobState.CANCELLED, ended_at=1.0)
     for _ in range(5):
@@ -148,7 +148,7 @@ async def test_without_its_packages_a_daemon_says_what_to_install(
     monkeypatch.delitem(sys.modules, "koalapy.daemon.observability.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     async with north_and_jobs(tmp_path) as (daemon, _, _):
-        own = traced(settings("http://127.0.0.1:1/v1/traces"), daemon.engine, "test")
+        own = traced_jobs(settings("http://127.0.0.1:1/v1/traces"), daemon.engine, "test")
         with pytest.raises(UsageError, match="is missing") as refused, own:
             pass
     assert refused.value.hint == "pip install 'koalapy[tracing]'"

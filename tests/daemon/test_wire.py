@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.daemon.agents.wire import CommandMessages, is_brought
+from koalapy.daemon.agents.wire import CommandMessages, is_replica_needed
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue, Part, Replica
@@ -34,7 +34,7 @@ PLACED = (
 
 def opened(spec: JobSpec) -> dict[str, object]:
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    command = CommandMessages(1, PROFILES, Catalogue(), Accounts()).message(OpenBarrier("north", "7.1.0"), job, 3)
+    command = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(OpenBarrier("north", "7.1.0"), job, 3)
     (told,) = json.loads(next(command_frames([command])))
     return dict(told)
 
@@ -83,7 +83,7 @@ def test_the_plan_is_made_once_for_all_components() -> None:
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
     commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
     barriers = [OpenBarrier("north", "7.1.0"), OpenBarrier("south", "7.1.1")]
-    told = [commands.message(each, job, 3) for each in barriers]
+    told = [commands.build_message(each, job, 3) for each in barriers]
     assert told[0]["plan"] is told[1]["plan"]
     assert [each["token"] for each in told] == ["7.1.0", "7.1.1"]
     probe = Probe(sequence=1, look=True)
@@ -103,7 +103,9 @@ def test_who_is_to_be_warned_is_told_how() -> None:
     assert opened(replace(spec, walltime=100.0))["warning"] == {"signal": "USR1", "after": 70.0, "grace": 30.0}
     assert "warning" not in opened(replace(spec, warning=None, walltime=100.0))
     commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
-    told = [commands.message(StopComponent("north", "7.1.0", "r", warning=each), None, 3) for each in (None, warning)]
+    told = [
+        commands.build_message(StopComponent("north", "7.1.0", "r", warning=each), None, 3) for each in (None, warning)
+    ]
     assert [(each["signal"], each["grace"]) for each in told] == [("", 0.0), ("USR1", 30.0)]
 
 
@@ -129,7 +131,7 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
     )
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0))
     commands = CommandMessages(1, PROFILES, catalogue, Accounts())
-    told = commands.message(StageComponent("south", "7.1.1"), job, 3)
+    told = commands.build_message(StageComponent("south", "7.1.1"), job, 3)
     assert told["bundle"] == {"id": "f" * 64, "size": 9}
     survey, world = told["files"]
     assert (survey["source"], survey["path"], survey["part"]) == ("files", "/data/survey", "b")
@@ -140,11 +142,11 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
         "world",
         "sum-m",
     )
-    submit = commands.message(SubmitComponent("south", "7.1.2"), job, 4)
+    submit = commands.build_message(SubmitComponent("south", "7.1.2"), job, 4)
     assert (submit["token"], submit["stage"], submit["collect"]) == ("7.1.2", "7.1.1", ["*.out"])
 
     catalogue.remove("sky/survey", "files")
-    survey, _ = commands.message(StageComponent("south", "7.1.1"), job, 5)["files"]
+    survey, _ = commands.build_message(StageComponent("south", "7.1.1"), job, 5)["files"]
     assert (survey["path"], survey["checksum"]) == ("", ""), "the agent will tell that it is gone"
 
 
@@ -153,7 +155,9 @@ def test_a_stage_that_went_elsewhere_within_the_step_is_taken_back() -> None:
         7, JobSpec(FlexibleRequest(3), ("true",)), 0.0, JobState.CLAIMING, generation=2, attempt=Attempt(2, PLACED, 0.0)
     )
     for token in ("7.1.0", "7.2.1"):
-        told = CommandMessages(1, PROFILES, Catalogue(), Accounts()).message(StageComponent("north", token), job, 3)
+        told = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(
+            StageComponent("north", token), job, 3
+        )
         assert (told["type"], told["token"]) == ("unstage", token)
 
 
@@ -165,9 +169,11 @@ OWNED = Accounts(
 def test_a_submission_names_the_account_of_the_jobs_owner() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",), owner="ada")
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    told = CommandMessages(1, PROFILES, Catalogue(), OWNED).message(SubmitComponent("north", "7.1.0"), job, 3)
+    told = CommandMessages(1, PROFILES, Catalogue(), OWNED).build_message(SubmitComponent("north", "7.1.0"), job, 3)
     assert (told["type"], told["local_user"]) == ("submit", "a.lovelace")
-    told = CommandMessages(1, PROFILES, Catalogue(), Accounts()).message(SubmitComponent("north", "7.1.0"), job, 3)
+    told = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(
+        SubmitComponent("north", "7.1.0"), job, 3
+    )
     assert (told["type"], told["local_user"]) == ("submit", "")
 
 
@@ -176,11 +182,11 @@ def test_what_was_placed_before_its_owner_lost_the_account_is_not_submitted() ->
     commands = CommandMessages(1, PROFILES, Catalogue(), OWNED)
     spec = JobSpec(FlexibleRequest(3), ("true",), owner="eve")
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    told = commands.message(SubmitComponent("north", "7.1.0"), job, 3)
+    told = commands.build_message(SubmitComponent("north", "7.1.0"), job, 3)
     assert (told["type"], told["reason"]) == ("stop", "eve has no account on north")
-    told = commands.message(SubmitComponent("south", "7.1.1"), job, 3)
+    told = commands.build_message(SubmitComponent("south", "7.1.1"), job, 3)
     assert (told["type"], told["reason"]) == ("stop", "south is bob's own")
-    assert commands.message(StageComponent("north", "7.1.0"), job, 3)["type"] == "unstage"
+    assert commands.build_message(StageComponent("north", "7.1.0"), job, 3)["type"] == "unstage"
 
 
 @pytest.mark.evidence("G4")
@@ -211,4 +217,4 @@ def test_what_is_brought_is_what_a_job_there_is_to_have_from_that_site() -> None
         ("south", "files", "/data/sky/../secret"),
         ("north", "files", "/data/sky"),
     ]
-    assert [each for each in asked if is_brought(jobs, *each, catalogue)] == asked[:3]
+    assert [each for each in asked if is_replica_needed(jobs, *each, catalogue)] == asked[:3]

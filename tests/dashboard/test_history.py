@@ -26,7 +26,7 @@ async def test_those_that_had_the_most_nodes_are_drawn() -> None:
         rows = [{"kind": Kind.USER, "day": day, "name": name, **asdict(of)} for day, name, of in figures]
         connection.execute(insert(days), rows)
     history = History(stores.history, lambda: 103 * DAY, list)
-    lines = (await history.table(Kind.USER, Step.DAY, history.span(None, None))).lines
+    lines = (await history.read_table(Kind.USER, Step.DAY, history.make_span(None, None))).lines
     pictures, more = pictures_of(lines)
     assert more == 2
     jobs = next(picture for picture in pictures if picture.figure == "jobs")

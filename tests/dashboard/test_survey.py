@@ -84,7 +84,7 @@ def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_ano
         assert (await surveyor.load()).waiting == 3 * SLICE_SIZE
         assert looks == 1
         surveyor._computing_s = 0.0
-        engine.changes.note("jobs")
+        engine.changes.note_change("jobs")
         jobs.pop()
         assert (await surveyor.load()).waiting == 3 * SLICE_SIZE - 1
         assert looks == 2

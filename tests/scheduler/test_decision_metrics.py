@@ -26,7 +26,7 @@ class Counting(World):
         return Instruments()
 
     def apply_effects(self, effects: Effects) -> Effects:
-        self.instruments.decided(effects)
+        self.instruments.count_effects(effects)
         return super().apply_effects(effects)
 
 

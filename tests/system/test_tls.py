@@ -50,7 +50,7 @@ def test_one_by_another_authority_is_refused_and_so_is_every_other_where_one_is_
 def test_a_pinned_one_is_known_also_when_it_has_expired(tmp_path: Path) -> None:
     pair = CertificateAuthority(tmp_path).issue(["grid.example.org"], days=-1.0)
     served = Certificate(pair.certificate, pair.key, tmp_path)
-    assert shown(served.context, Trust(pinned=served.shown).create_context()) == pair.certificate.read_text()
+    assert shown(served.context, Trust(pinned=served.public_path).create_context()) == pair.certificate.read_text()
 
 
 def test_a_file_of_authorities_that_is_of_no_use_is_refused(tmp_path: Path) -> None:

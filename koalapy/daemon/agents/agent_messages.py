@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 MAX_COUNTED_STAGES = 10_000
 MAX_LOGINS_AT_ONCE = 100
-NoteImpostor = Callable[[ClusterName, Job, RejectedRunner], Coroutine[Any, Any, None]]
+RecordRejectedRunner = Callable[[ClusterName, Job, RejectedRunner], Coroutine[Any, Any, None]]
 """Records in the audit log a rejected runner of a job on a cluster."""
 
 
@@ -61,7 +61,7 @@ class TransferFeedback:
         self._counted: dict[str, None] = {}
         """Stages whose transfers were counted: every inventory reports them again."""
 
-    def learn(self, job: Job, component: Component, status: StageStatus) -> tuple[Event, ...]:
+    def note_transfers(self, job: Job, component: Component, status: StageStatus) -> tuple[Event, ...]:
         """Return the events that the scheduler needs before the report of the stage."""
         files = list(zip(job.spec.inputs_of(component.request_index), component.sources, strict=False))
         if status.state == "failed" and status.fault == "file":
@@ -93,31 +93,31 @@ class AgentMessages:
         questions: Questions,
         feedback: TransferFeedback | None = None,
         logins: Logins | None = None,
-        note_impostor: NoteImpostor | None = None,
+        record_rejected_runner: RecordRejectedRunner | None = None,
     ) -> None:
         self._engine, self._queries, self._outputs, self._sessions = engine, queries, outputs, sessions
-        self._feedback, self._logins, self._note_impostor = feedback, logins, note_impostor
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._feedback, self._logins, self._record_rejected_runner = feedback, logins, record_rejected_runner
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
-            Inventory: self._inventory,
-            ClusterReport: self._reported,
-            ComponentStatus: self._reported,
-            StageStatus: self._stage_status,
-            Ack: self._ack,
-            Relay: self._relay,
-            Confirmed: self._confirmed,
-            Vouch: self._vouch,
+            Inventory: self._handle_inventory,
+            ClusterReport: self._handle_report,
+            ComponentStatus: self._handle_report,
+            StageStatus: self._handle_stage_status,
+            Ack: self._handle_ack,
+            Relay: self._handle_relay,
+            Confirmed: self._handle_confirmation,
+            Vouch: self._handle_vouch,
             RenewLease: lambda session, message: session.renew_lease(message.number),
-            RejectedRunner: self._impostor,
-            Ask: lambda session, message: questions.asked(session.cluster, message),
-            Answer: lambda session, message: questions.answered(session.cluster, message),
+            RejectedRunner: self._handle_rejected_runner,
+            Ask: lambda session, message: questions.forward_question(session.cluster, message),
+            Answer: lambda session, message: questions.deliver_answer(session.cluster, message),
         }
 
-    async def receive(self, session: Session, messages: Iterable[FromAgent]) -> None:
+    async def handle_messages(self, session: Session, messages: Iterable[FromAgent]) -> None:
         """Handle messages in order. Raise ``StoreUnavailable`` if the database does not answer about output."""
         for kind, same in groupby(messages, type):
             if kind is Output:
-                await self._output(session, [message for message in same if isinstance(message, Output)])
+                await self._store_output(session, [message for message in same if isinstance(message, Output)])
                 continue
             for message in same:
                 handler = self._handlers.get(kind)
@@ -125,30 +125,32 @@ class AgentMessages:
                 if waits is not None:
                     await waits
 
-    def _inventory(self, session: Session, inventory: Inventory) -> None:
-        spoiled = [event for stage in inventory.stages for event in self._learn(session, stage)]
+    def _handle_inventory(self, session: Session, inventory: Inventory) -> None:
+        spoiled = [event for stage in inventory.stages for event in self._note_transfers(session, stage)]
         if spoiled:
             self._engine.post(WorkItem(events=tuple(spoiled)))
 
-        def greet(forgotten: Sequence[dict[str, Any]]) -> None:
-            session.start([*forgotten, *self._engine.outbox.pending_messages(session.cluster, self._engine.epoch)])
+        def start_session(forgotten: Sequence[dict[str, Any]]) -> None:
+            session.start_sending(
+                [*forgotten, *self._engine.outbox.pending_messages(session.cluster, self._engine.epoch)]
+            )
 
-        def prepare() -> tuple[Event, ...]:
+        def make_events() -> tuple[Event, ...]:
             undelivered = self._engine.outbox.undelivered_submits(session.cluster)
             return (InventoryReceived(session.cluster, inventory, undelivered),)
 
-        self._engine.post(WorkItem(prepare=prepare, greet=greet, inventory_of=session.cluster))
+        self._engine.post(WorkItem(prepare=make_events, greet=start_session, inventory_of=session.cluster))
 
-    def _reported(self, session: Session, report: ClusterReport | ComponentStatus) -> None:
+    def _handle_report(self, session: Session, report: ClusterReport | ComponentStatus) -> None:
         self._engine.post(WorkItem(events=(Reported(session.cluster, report),)))
 
-    def _confirmed(self, session: Session, message: Confirmed) -> None:
-        if (as_of := session.confirmed(message.sequence)) is not None:
+    def _handle_confirmation(self, session: Session, message: Confirmed) -> None:
+        if (as_of := session.take_confirmation(message.sequence)) is not None:
             self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
 
-    def _impostor(self, session: Session, message: RejectedRunner) -> None:
-        found = self._queries.find(message.token)
-        if found is None or found[1].cluster != session.cluster:
+    def _handle_rejected_runner(self, session: Session, message: RejectedRunner) -> None:
+        component_entry = self._queries.find(message.token)
+        if component_entry is None or component_entry[1].cluster != session.cluster:
             log.warning(
                 "agent reported on another's job",
                 action="agent-oversteps",
@@ -160,67 +162,69 @@ class AgentMessages:
             "a process that claimed to be a job's runner was rejected",
             action="impostor",
             cluster=session.cluster,
-            job=found[0].id,
+            job=component_entry[0].id,
             node=message.node,
             how=message.how,
             address=message.address,
             times=message.times,
         )
-        if self._note_impostor is not None:
-            self._spawn(self._note_impostor(session.cluster, found[0], message))
+        if self._record_rejected_runner is not None:
+            self._run_in_background(self._record_rejected_runner(session.cluster, component_entry[0], message))
 
-    def _vouch(self, session: Session, message: Vouch) -> None:
+    def _handle_vouch(self, session: Session, message: Vouch) -> None:
         """Log in in the background, so that a slow database does not delay the agent's other messages."""
-        if self._logins is None or len(self._under_way) >= MAX_LOGINS_AT_ONCE:
+        if self._logins is None or len(self._background_tasks) >= MAX_LOGINS_AT_ONCE:
             busy = Vouched(ident=message.ident, error="the daemon is busy", hint="try again later")
-            session.offer(busy)
+            session.offer_message(busy)
             return
-        self._spawn(self._log_in(self._logins, session, message))
+        self._run_in_background(self._log_in(self._logins, session, message))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
     async def _log_in(self, logins: Logins, session: Session, message: Vouch) -> None:
-        session.offer(await logins.vouched(session.cluster, message))
+        session.offer_message(await logins.handle_vouch(session.cluster, message))
 
-    def _stage_status(self, session: Session, status: StageStatus) -> None:
-        self._engine.post(WorkItem(events=(*self._learn(session, status), Reported(session.cluster, status))))
+    def _handle_stage_status(self, session: Session, status: StageStatus) -> None:
+        self._engine.post(WorkItem(events=(*self._note_transfers(session, status), Reported(session.cluster, status))))
 
-    def _learn(self, session: Session, status: StageStatus) -> tuple[Event, ...]:
+    def _note_transfers(self, session: Session, status: StageStatus) -> tuple[Event, ...]:
         staged = self._queries.find_staged(status.token)
         if self._feedback is None or staged is None or staged[1].cluster != session.cluster:
             return ()
-        return self._feedback.learn(*staged, status)
+        return self._feedback.note_transfers(*staged, status)
 
-    def _ack(self, session: Session, message: Ack) -> None:
+    def _handle_ack(self, session: Session, message: Ack) -> None:
         if message.error:
             log.warning(
                 "an agent rejected a command", action="command-refused", cluster=session.cluster, error=message.error
             )
         self._engine.post(WorkItem(acknowledged=(session.cluster, message.id)))
 
-    async def _output(self, session: Session, messages: Iterable[Output]) -> None:
+    async def _store_output(self, session: Session, messages: Iterable[Output]) -> None:
         """Store new output and acknowledge it. The agent sends again what could not be stored."""
         pieces: dict[str, list[OutputPiece]] = {}
         for message in messages:
             piece = OutputPiece(message.offset, base64.b64decode(message.data), message.gap)
             pieces.setdefault(message.token, []).append(piece)
-        ends = await asyncio.gather(*(self._outputs.append(session.cluster, *each) for each in pieces.items()))
+        ends = await asyncio.gather(
+            *(self._outputs.store_pieces(session.cluster, *component_pieces) for component_pieces in pieces.items())
+        )
         acks = zip(pieces, ends, strict=True)
         for token, end in acks:
             if end is not None:
-                session.offer(OutputAck(token=token, offset=end))
+                session.offer_message(OutputAck(token=token, offset=end))
 
-    def _relay(self, session: Session, message: Relay) -> None:
+    def _handle_relay(self, session: Session, message: Relay) -> None:
         """Relay a message between runners of one attempt, if it comes from the sender's cluster."""
         target = self._target_of(session.cluster, message)
         if isinstance(target, Session):
-            if target.offer(message):
+            if target.offer_message(message):
                 return
             target = f"{target.cluster} does not read what it is sent"
-        session.offer(RelayFailed(token=message.sender, node=message.sender_node, reason=target))
+        session.offer_message(RelayFailed(token=message.sender, node=message.sender_node, reason=target))
 
     def _target_of(self, cluster: ClusterName, message: Relay) -> Session | str:
         find = self._queries.find

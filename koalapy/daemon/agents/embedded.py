@@ -52,17 +52,17 @@ class EmbeddedAgents:
     def __init__(
         self,
         processes: Sequence[AgentProcess],
-        tell: Callable[[str, str], None],
+        report_failure: Callable[[str, str], None],
         timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         """``tell`` is called with a cluster and the reason why its agent does not run, to follow "its agent"."""
         self._timeouts = timeouts
         self._processes = processes
-        self._tell = tell
+        self._report_failure = report_failure
         self._keepers: list[asyncio.Task[None]] = []
 
     def start(self, url: str) -> None:
-        self._keepers = [asyncio.create_task(self._keep(process, url)) for process in self._processes]
+        self._keepers = [asyncio.create_task(self._keep_running(process, url)) for process in self._processes]
 
     async def stop(self) -> None:
         """End the agents; the jobs in their clusters go on."""
@@ -70,18 +70,18 @@ class EmbeddedAgents:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
-    async def _keep(self, process: AgentProcess, url: str) -> None:
+    async def _keep_running(self, process: AgentProcess, url: str) -> None:
         timeouts = self._timeouts
         pause = timeouts.min_restart_delay_s
         while True:
             started = time.monotonic()
-            why = await _run(process, url, timeouts.last_words_s)
+            reason = await _run_agent(process, url, timeouts.last_words_s)
             if time.monotonic() - started >= timeouts.agent_stable_s:
                 pause = timeouts.min_restart_delay_s
             log.warning(
-                "an embedded agent is down", action="agent-down", cluster=process.cluster, reason=why, pause=pause
+                "an embedded agent is down", action="agent-down", cluster=process.cluster, reason=reason, pause=pause
             )
-            self._tell(process.cluster, f"{why}; it is started again after {pause:g} s")
+            self._report_failure(process.cluster, f"{reason}; it is started again after {pause:g} s")
             await asyncio.sleep(pause)
             pause = min(timeouts.max_restart_delay_s, 2 * pause)
 
@@ -101,7 +101,9 @@ def build_embedded_agents(
 
     processes = []
     for name in (name for name, section in settings.clusters.items() if section.is_embedded):
-        handover = write_handover(name, settings, tokens[name] or "", umask, certificate.shown if certificate else None)
+        handover = write_handover(
+            name, settings, tokens[name] or "", umask, certificate.public_path if certificate else None
+        )
         command = [sys.executable, "-m", "koalapy.cli.main", "agent", name, "--embedded"]
         command += ["--directory", str(agent_directory(data_dir, name))]
         processes.append(AgentProcess(name, command, agent_environment(), handover))
@@ -124,64 +126,66 @@ def agent_directory(data_dir: Path, cluster: str) -> Path:
     return clusters / cluster
 
 
-async def _run(process: AgentProcess, url: str, last_words_s: float) -> str:
+async def _run_agent(process: AgentProcess, url: str, last_words_s: float) -> str:
     """Run an agent until it ends, and return how it ended or why it could not be started."""
-    async with contextlib.AsyncExitStack() as ours:
+    async with contextlib.AsyncExitStack() as resources:
         try:
-            child, handover, errors = await _start([*process.command, "--url", url], process.environment, ours)
+            child, handover, errors = await _start_process(
+                [*process.command, "--url", url], process.environment, resources
+            )
         except OSError as error:
             return f"cannot be started: {error.strerror or error}"
-        listening = asyncio.create_task(_pass_on(errors))
-        ours.callback(listening.cancel)
+        copying = asyncio.create_task(_copy_errors(errors))
+        resources.callback(copying.cancel)
         try:
             handover.write(process.handover)
             code = await child.wait()
         except asyncio.CancelledError:
-            await _end(child)
+            await _end_process(child)
             raise
-        await asyncio.wait([listening], timeout=last_words_s)
-        how = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
-        said = listening.result() if listening.done() else ""
-        return f"{how}: {said}" if said else how
+        await asyncio.wait([copying], timeout=last_words_s)
+        how = f"was ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        last_line = copying.result() if copying.done() else ""
+        return f"{how}: {last_line}" if last_line else how
 
 
-async def _start(
-    command: Sequence[str], environment: Mapping[str, str], ours: contextlib.AsyncExitStack
+async def _start_process(
+    command: Sequence[str], environment: Mapping[str, str], resources: contextlib.AsyncExitStack
 ) -> tuple[asyncio.subprocess.Process, asyncio.WriteTransport, asyncio.StreamReader]:
     """Start the process; return it with our ends of its standard input and error. Raise ``OSError``.
 
     asyncio's own pipes are not used: it would wait for their end, and other processes may hold them open.
     """
     loop = asyncio.get_running_loop()
-    with contextlib.ExitStack() as theirs:
-        reading, giving = _pair(theirs)
-        handover, _ = await _owned(loop.connect_write_pipe(asyncio.BaseProtocol, giving), giving)
-        ours.callback(handover.close)
-        writing, hearing = _pair(theirs)
+    with contextlib.ExitStack() as child_ends:
+        child_stdin, handover_end = _make_socket_pair(child_ends)
+        handover, _ = await _connect_pipe(loop.connect_write_pipe(asyncio.BaseProtocol, handover_end), handover_end)
+        resources.callback(handover.close)
+        child_stderr, errors_end = _make_socket_pair(child_ends)
         errors = asyncio.StreamReader()
-        transport, _ = await _owned(
-            loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(errors), hearing), hearing
+        transport, _ = await _connect_pipe(
+            loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(errors), errors_end), errors_end
         )
-        ours.callback(transport.close)
+        resources.callback(transport.close)
         child = await asyncio.create_subprocess_exec(
             *command,
             env=dict(environment),
             start_new_session=True,
-            stdin=reading.fileno(),
+            stdin=child_stdin.fileno(),
             stdout=asyncio.subprocess.DEVNULL,
-            stderr=writing.fileno(),
+            stderr=child_stderr.fileno(),
         )
     return child, handover, errors
 
 
-def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+def _make_socket_pair(child_ends: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
     """Return the child's end and our end, which belongs to the transport once it has one."""
-    their, our = socket.socketpair()
-    theirs.callback(their.close)
-    return their, our
+    child_end, daemon_end = socket.socketpair()
+    child_ends.callback(child_end.close)
+    return child_end, daemon_end
 
 
-async def _owned(connecting: Coroutine[Any, Any, T], our: socket.socket) -> T:
+async def _connect_pipe(connecting: Coroutine[Any, Any, T], daemon_end: socket.socket) -> T:
     """Return the connected transport. If connecting fails, the transport has already closed our end.
 
     It must not be closed again, since its number may be another file's by then. It is a socket, because uvloop closes
@@ -190,39 +194,39 @@ async def _owned(connecting: Coroutine[Any, Any, T], our: socket.socket) -> T:
     try:
         return await connecting
     except BaseException:
-        our.detach()
+        daemon_end.detach()
         raise
 
 
-def _signal(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-async def _pass_on(errors: asyncio.StreamReader) -> str:
+async def _copy_errors(errors: asyncio.StreamReader) -> str:
     """Copy an agent's standard error to our own line by line, and return its last line."""
-    last, rest = b"", b""
+    last, partial_line = b"", b""
     while piece := await errors.read(MAX_LINE_SIZE):
-        *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) >= MAX_LINE_SIZE:
-            lines, rest = [*lines, rest], b""
+        *lines, partial_line = (partial_line + piece).split(b"\n")
+        if len(partial_line) >= MAX_LINE_SIZE:
+            lines, partial_line = [*lines, partial_line], b""
         for line in lines:
-            _say(line)
+            _write_error_line(line)
             last = line if line.strip() else last
-    if rest:
-        _say(rest)
-    words = " ".join((rest or last).decode(errors="replace").split())
-    return "".join(sign if sign.isprintable() else "?" for sign in words)[:MAX_SHOWN_LENGTH]
+    if partial_line:
+        _write_error_line(partial_line)
+    text = " ".join((partial_line or last).decode(errors="replace").split())
+    return "".join(sign if sign.isprintable() else "?" for sign in text)[:MAX_SHOWN_LENGTH]
 
 
-def _say(line: bytes) -> None:
+def _write_error_line(line: bytes) -> None:
     with contextlib.suppress(OSError, ValueError):
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line + b"\n")
 
 
-async def _end(child: asyncio.subprocess.Process) -> None:
+async def _end_process(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         child.terminate()
     try:

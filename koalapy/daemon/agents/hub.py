@@ -44,7 +44,7 @@ class Rejection:
 
     reason: str
     remedy: str
-    at: float
+    rejected_at: float
 
 
 class OtherProtocol(UsageError):
@@ -79,7 +79,7 @@ class Hub:
         self._agent_memory = AgentMemory(engine, terms.instance, terms.life, number_above)
         self.rejections: dict[ClusterName, Rejection] = {}
         """The last rejected connection by cluster, of clusters without an agent."""
-        self.turned_away: dict[ClusterName, str] = {}
+        self.incompatible: dict[ClusterName, str] = {}
         """The reason why the last agent was incompatible by cluster, of clusters without an agent."""
         self._hanging_up: set[asyncio.Task[None]] = set()
 
@@ -94,38 +94,40 @@ class Hub:
 
     # For the WebSocket route
 
-    async def serve(self, cluster: str, connection: Connection) -> None:
+    async def serve_connection(self, cluster: str, connection: Connection) -> None:
         """Serve a connection of a configured cluster's agent from its hello to its end."""
         frames = connection.frames()
         try:
-            hello = await _hello(frames)
+            hello = await _receive_hello(frames)
             self._check_identity(cluster, hello)
             session = Session(cluster, connection, hello, self._max_unread)
             await self._reject_second(session)
-            await self._agent_memory.outgrow(cluster, hello.known)
+            await self._agent_memory.raise_numbers(cluster, hello.known)
             await self._reject_second(session)  # another one may have connected meanwhile
         except (ConflictError, UsageError, StoreUnavailable) as error:
             log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
             self.note_rejection(cluster, error.message, error.hint)
             if isinstance(error, OtherProtocol) and self._sessions.get(cluster) is None:
-                self.turned_away[cluster] = error.message
+                self.incompatible[cluster] = error.message
             await connection.close(error.message)
             return
         earlier = self._sessions.get(cluster)
         if earlier is not None:
-            self._leave(earlier, reason := "its agent has connected anew", self._engine.clock() - earlier.heard_ago)
+            self._end_session(
+                earlier, reason := "its agent has connected anew", self._engine.clock() - earlier.heard_ago
+            )
             self._hang_up(earlier, reason)
         self._sessions.add(session)
-        self.turned_away.pop(cluster, None)
+        self.incompatible.pop(cluster, None)
         self.rejections.pop(cluster, None)
         log.info("agent connected", action="agent-connected", cluster=cluster, host=hello.host, version=hello.version)
         self._engine.post(WorkItem(events=(AgentConnected(cluster),)))
-        session.put([Welcome(epoch=self._engine.epoch, **asdict(self._terms))])
-        pump = asyncio.create_task(session.pump())
+        session.queue_messages([Welcome(epoch=self._engine.epoch, **asdict(self._terms))])
+        pump = asyncio.create_task(session.send_queued())
         pump.add_done_callback(lambda pump: self._sending_ended(session, pump))
-        watch = asyncio.create_task(self._watch(session))
+        watch = asyncio.create_task(self._disconnect_when_silent(session))
         try:
-            await self._listen(session, frames)
+            await self._receive_messages(session, frames)
         except StoreUnavailable as error:
             log.error(
                 "the database did not answer an agent's connection",
@@ -137,26 +139,32 @@ class Hub:
         finally:
             pump.cancel()
             watch.cancel()
-            session.end()
-            self._leave(session, "its agent is not connected")
+            session.release_waiters()
+            self._end_session(session, "its agent is not connected")
 
     def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
         """Raise ``ConflictError`` if the agent maps users to accounts otherwise than the daemon."""
-        wanted = self._accounts.identity_of(cluster)
-        if hello.identity != wanted:
-            differ = f"clusters.{cluster}.identity is {wanted} for the daemon and {hello.identity[:20]} for its agent"
-            raise ConflictError(f"{differ}: give both the same configuration")
+        expected_identity = self._accounts.identity_of(cluster)
+        if hello.identity != expected_identity:
+            raise ConflictError(
+                f"clusters.{cluster}.identity is {expected_identity} for the daemon and {hello.identity[:20]} for its"
+                " agent: give both the same configuration"
+            )
 
     async def _reject_second(self, session: Session) -> None:
         """Raise ``ConflictError`` if another agent of the cluster answers. The same one may reconnect."""
-        while (earlier := self._sessions.get(session.cluster)) is not None and earlier.who != session.who:
+        while (
+            earlier := self._sessions.get(session.cluster)
+        ) is not None and earlier.process_and_host != session.process_and_host:
             if earlier.hangs:
                 return
-            answers = await earlier.answers(self._timeout)
+            answers = await earlier.answers_probe(self._timeout)
             if self._sessions.get(session.cluster) is not earlier:
                 continue
             if answers:
-                raise ConflictError(f"cluster {session.cluster} has an agent already, {earlier.who}: stop one of them")
+                raise ConflictError(
+                    f"cluster {session.cluster} has an agent already, {earlier.process_and_host}: stop one of them"
+                )
 
     def _sending_ended(self, session: Session, pump: "asyncio.Task[None]") -> None:
         """Close the connection if sending failed, so that the agent reconnects."""
@@ -173,15 +181,15 @@ class Hub:
         self._hanging_up.add(hanging_up)
         hanging_up.add_done_callback(self._hanging_up.discard)
 
-    async def _watch(self, session: Session) -> None:
+    async def _disconnect_when_silent(self, session: Session) -> None:
         """Disconnect the agent once it stops answering: it may be stopped, or its host unreachable."""
-        await session.silent(self._timeout)
+        await session.wait_until_silent(self._timeout)
         heard = self._engine.clock() - session.heard_ago
-        self._leave(session, f"its agent has not answered for {session.silence:g} s", heard)
+        self._end_session(session, f"its agent has not answered for {session.silence:g} s", heard)
         self._hang_up(session, "no answer: connect again")
 
-    async def _listen(self, session: Session, frames: AsyncIterator[str]) -> None:
-        async for frame in session.listen(frames):
+    async def _receive_messages(self, session: Session, frames: AsyncIterator[str]) -> None:
+        async for frame in session.receive_frames(frames):
             if self._sessions.get(session.cluster) is not session:
                 return  # disconnected or replaced: the agent repeats its messages after it reconnects
             try:
@@ -194,11 +202,11 @@ class Hub:
                 )
                 await session.connection.close(f"a message is invalid: {text}")
                 return
-            await self._messages.receive(session, messages)
+            await self._messages.handle_messages(session, messages)
 
-    def _leave(self, session: Session, reason: str, heard: float | None = None) -> None:
+    def _end_session(self, session: Session, reason: str, heard: float | None = None) -> None:
         if self._sessions.remove(session):
-            self._questions.lost(session.cluster)
+            self._questions.fail_questions(session.cluster)
             log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)
             self._engine.post(WorkItem(events=(ClusterDisconnected(session.cluster, reason, heard),)))
 
@@ -211,52 +219,54 @@ class AgentMemory:
 
     def __init__(self, engine: Engine, instance: str, life: str, number_above: Callable[[JobId], bool]) -> None:
         self._engine, self._number_above = engine, number_above
-        self._instance, self._life = instance, life
+        self._instance, self._run_id = instance, life
         self._max_epoch = engine.epoch + MAX_EPOCHS_AHEAD
-        self._heard: set[ClusterName] = set()
-        self._yielded: set[ClusterName] = set()
+        self._seen_clusters: set[ClusterName] = set()
+        self._raised_clusters: set[ClusterName] = set()
         """Clusters for which the epoch was raised; each may do so once."""
 
-    async def outgrow(self, cluster: ClusterName, known_daemons: Sequence[KnownDaemon]) -> None:
+    async def raise_numbers(self, cluster: ClusterName, known_daemons: Sequence[KnownDaemon]) -> None:
         """Raise epoch and job numbers above those that an agent knows. Raise ``UsageError`` if they are implausible."""
-        known = next((known for known in known_daemons if known.instance == self._instance), None)
-        first = cluster not in self._heard
-        self._heard.add(cluster)
-        if known is None:
+        daemon = next((daemon for daemon in known_daemons if daemon.instance == self._instance), None)
+        is_first = cluster not in self._seen_clusters
+        self._seen_clusters.add(cluster)
+        if daemon is None:
             return
-        if known.epoch > self._engine.epoch or (known.epoch == self._engine.epoch and known.life != self._life):
-            await self._raise(cluster, known.epoch)
+        if daemon.epoch > self._engine.epoch or (daemon.epoch == self._engine.epoch and daemon.life != self._run_id):
+            await self._raise_epoch(cluster, daemon.epoch)
         # After the first connection it can only know numbers of this daemon run.
-        if first and not self._number_above(known.job):
+        if is_first and not self._number_above(daemon.job):
             raise UsageError(
-                f"the agent of {cluster} knows job {known.job}, far above all jobs of the daemon: {MEMORY_HINT}"
+                f"the agent of {cluster} knows job {daemon.job}, far above all jobs of the daemon: {MEMORY_HINT}"
             )
 
-    async def _raise(self, cluster: ClusterName, epoch: int) -> None:
-        own = self._engine.epoch
-        if cluster in self._yielded or epoch > self._max_epoch:
-            raise UsageError(f"the agent of {cluster} knows epoch {epoch}, and the daemon's is {own}: {MEMORY_HINT}")
-        self._yielded.add(cluster)
+    async def _raise_epoch(self, cluster: ClusterName, epoch: int) -> None:
+        daemon_epoch = self._engine.epoch
+        if cluster in self._raised_clusters or epoch > self._max_epoch:
+            raise UsageError(
+                f"the agent of {cluster} knows epoch {epoch}, and the daemon's is {daemon_epoch}: {MEMORY_HINT}"
+            )
+        self._raised_clusters.add(cluster)
         log.warning(
             "the database is older than what an agent knows: it was restored from a backup",
             action="database-restored",
             cluster=cluster,
-            epoch=own,
+            epoch=daemon_epoch,
             known=epoch,
         )
         await self._engine.commit(WorkItem(epoch=epoch + 1))
 
 
-async def _hello(frames: AsyncIterator[str]) -> Hello:
+async def _receive_hello(frames: AsyncIterator[str]) -> Hello:
     """Return the hello of a connection. Raise ``UsageError`` if another message or none arrives."""
     try:
         async with asyncio.timeout(HELLO_TIMEOUT):
-            return await _first(frames)
+            return await _first_hello(frames)
     except TimeoutError as error:
         raise UsageError(f"no hello came within {HELLO_TIMEOUT:g} s") from error
 
 
-async def _first(frames: AsyncIterator[str]) -> Hello:
+async def _first_hello(frames: AsyncIterator[str]) -> Hello:
     async for frame in frames:
         try:
             messages = from_agent.validate_json(frame)

@@ -20,19 +20,19 @@ BETWEEN_AGENTS = frozenset({"stat", "export", "unexport"})
 ABOUT_REPLICAS = frozenset({"stat", "export"})
 Send = Callable[[ClusterName, Ask | Answer], bool]
 """Sends a message to a cluster's agent; returns False if it is not connected."""
-IsBrought = Callable[[ClusterName, ClusterName, str], bool]
+IsReplicaNeeded = Callable[[ClusterName, ClusterName, str], bool]
 """Returns whether a job on the first cluster needs the replica at a path of the second."""
 
 
 class Questions:
     """The open questions. None is stored: without an answer the asking side repeats it."""
 
-    def __init__(self, send: Send, is_brought: IsBrought) -> None:
-        self._send, self._is_brought = send, is_brought
+    def __init__(self, send: Send, is_replica_needed: IsReplicaNeeded) -> None:
+        self._send, self._is_replica_needed = send, is_replica_needed
         self._open: dict[str, tuple[ClusterName, asyncio.Future[Answer]]] = {}
 
-    async def ask(
-        self, cluster: ClusterName, what: str, payload: Mapping[str, object], timeout: float = ANSWER_TIMEOUT
+    async def ask_agent(
+        self, cluster: ClusterName, kind: str, payload: Mapping[str, object], timeout: float = ANSWER_TIMEOUT
     ) -> dict[str, Any]:
         """Ask a cluster's agent and return the payload of its answer.
 
@@ -40,13 +40,13 @@ class Questions:
         ``SiteRejected`` with the agent's ``fault`` if it rejects the question.
         """
         ident = uuid.uuid4().hex
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._open[ident] = cluster, answered
+        answer_future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[ident] = cluster, answer_future
         try:
-            if not self._send(cluster, Ask(ident=ident, what=what, payload=dict(payload))):
+            if not self._send(cluster, Ask(ident=ident, what=kind, payload=dict(payload))):
                 raise SiteUnavailable(f"{cluster} is out of reach", hint="try again when its agent is connected")
             async with asyncio.timeout(timeout):
-                answer = await answered
+                answer = await answer_future
         except TimeoutError:
             raise SiteUnavailable(f"{cluster} has not answered for {timeout:g} s", hint="try again") from None
         finally:
@@ -57,34 +57,36 @@ class Questions:
             raise SiteRejected(answer.error, fault=answer.fault or SiteFault.REFUSED)
         return dict(answer.payload)
 
-    def asked(self, cluster: ClusterName, message: Ask) -> None:
+    def forward_question(self, cluster: ClusterName, message: Ask) -> None:
         """Forward the question of an agent to another, or answer why not."""
         if message.what not in BETWEEN_AGENTS:
-            self._refuse(cluster, message, f"agents do not ask each other for {message.what!r}")
+            self._reject_question(cluster, message, f"agents do not ask each other for {message.what!r}")
             return
         path = message.payload.get("path")
-        if message.what in ABOUT_REPLICAS and not self._is_brought(cluster, message.cluster, str(path)):
+        if message.what in ABOUT_REPLICAS and not self._is_replica_needed(cluster, message.cluster, str(path)):
             log.warning("an agent asks for what none of its jobs is to have", action="agent-oversteps", cluster=cluster)
-            self._refuse(cluster, message, f"no job on {cluster} is to have that from {message.cluster}")
+            self._reject_question(cluster, message, f"no job on {cluster} is to have that from {message.cluster}")
             return
         forwarded = message.model_copy(update={"cluster": cluster})
         if not self._send(message.cluster, forwarded):
-            self._refuse(cluster, message, f"{message.cluster} is out of reach", SiteFault.UNAVAILABLE)
+            self._reject_question(cluster, message, f"{message.cluster} is out of reach", SiteFault.UNAVAILABLE)
 
-    def _refuse(self, cluster: ClusterName, question: Ask, error: str, fault: SiteFault = SiteFault.REFUSED) -> None:
+    def _reject_question(
+        self, cluster: ClusterName, question: Ask, error: str, fault: SiteFault = SiteFault.REFUSED
+    ) -> None:
         self._send(cluster, Answer(ident=question.ident, error=error, fault=fault, cluster=question.cluster))
 
-    def answered(self, cluster: ClusterName, message: Answer) -> None:
+    def deliver_answer(self, cluster: ClusterName, message: Answer) -> None:
         """Deliver the answer of an agent to the daemon's task or to the asking agent."""
         if message.cluster:
             self._send(message.cluster, message.model_copy(update={"cluster": cluster}))
             return
-        asked, waiting = self._open.get(message.ident, ("", None))
-        if waiting is not None and asked == cluster and not waiting.done():
+        asked_cluster, waiting = self._open.get(message.ident, ("", None))
+        if waiting is not None and asked_cluster == cluster and not waiting.done():
             waiting.set_result(message)
 
-    def lost(self, cluster: ClusterName) -> None:
+    def fail_questions(self, cluster: ClusterName) -> None:
         """Fail the open questions to an agent whose connection has ended."""
-        for asked, waiting in self._open.values():
-            if asked == cluster and not waiting.done():
+        for asked_cluster, waiting in self._open.values():
+            if asked_cluster == cluster and not waiting.done():
                 waiting.set_result(Answer(ident="", fault=SiteFault.LOST))

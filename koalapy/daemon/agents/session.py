@@ -49,48 +49,48 @@ class Session:
         """A lease renewal to confirm once the agent's inventory is applied."""
         self._heard = asyncio.Event()
         self._busy = False
-        self._asked: dict[int, float] = {}
+        self._confirmation_times: dict[int, float] = {}
         self._queue: list[Any] = []
         self._offered = self._sending = 0
         """Characters of droppable messages that are queued, and that are being sent."""
         self._wake = asyncio.Event()
 
     @property
-    def who(self) -> str:
+    def process_and_host(self) -> str:
         """The agent's process and host, for messages."""
         return f"process {self.hello.pid} on {self.hello.host}"
 
-    def start(self, messages: Iterable[Any]) -> None:
+    def start_sending(self, messages: Iterable[Any]) -> None:
         """Send ``messages`` and further commands, since the agent's inventory is applied."""
         self.ready = True
         if self._renewal is not None:
             self.renew_lease(self._renewal)
         if self._awaited:
-            self._probe(look=False)
-        self.put(messages)
+            self._send_probe(look=False)
+        self.queue_messages(messages)
 
-    def put(self, messages: Iterable[Any]) -> None:
+    def queue_messages(self, messages: Iterable[Any]) -> None:
         self._queue.extend(messages)
         self._wake.set()
 
-    def offer(self, message: wire.FromDaemon) -> bool:
+    def offer_message(self, message: wire.FromDaemon) -> bool:
         """Queue a message that may be dropped. Return False if too much waits already."""
         size = len(wire.frame(wire.from_daemon, [message]))
         if self._offered + self._sending + size > self._max_unread:
             return False
         self._offered += size
-        self.put([message])
+        self.queue_messages([message])
         return True
 
     def renew_lease(self, number: int) -> None:
         """Confirm a lease renewal, but only once the scheduler counts the cluster as reachable: before, it may give up
         components whose lease is not renewed."""
         if self.ready:
-            self.offer(wire.LeaseRenewed(number=number))
+            self.offer_message(wire.LeaseRenewed(number=number))
         else:
             self._renewal = number
 
-    async def pump(self) -> None:
+    async def send_queued(self) -> None:
         """Send queued messages until cancelled."""
         while True:
             await self._wake.wait()
@@ -102,7 +102,7 @@ class Session:
                 await asyncio.sleep(0)  # other tasks run, though the frame was taken at once
             self._sending = 0
 
-    async def listen(self, frames: AsyncIterator[str]) -> AsyncIterator[str]:
+    async def receive_frames(self, frames: AsyncIterator[str]) -> AsyncIterator[str]:
         """Yield received frames, and note that the agent is not silent."""
         async for frame in frames:
             self.silence, self.hangs = 0.0, False
@@ -117,11 +117,11 @@ class Session:
         """An upper bound of the seconds since the last frame: leases may have been renewed until then."""
         return min(self.silence, asyncio.get_running_loop().time() - self._heard_at)
 
-    def end(self) -> None:
+    def release_waiters(self) -> None:
         """Release those that wait for an answer."""
         self._heard.set()
 
-    async def silent(self, timeout: float) -> None:
+    async def wait_until_silent(self, timeout: float) -> None:
         """Wait until the agent has been silent for ``timeout`` seconds, and probe it meanwhile."""
         loop = asyncio.get_running_loop()
         pause = timeout / CHECKS_PER_TIMEOUT
@@ -132,14 +132,14 @@ class Session:
             if self._busy or loop.time() - began > pause + MAX_OVERSLEEP:
                 continue
             self.silence += pause
-            self._probe(look=False)
+            self._send_probe(look=False)
 
-    async def answers(self, timeout: float) -> bool:
+    async def answers_probe(self, timeout: float) -> bool:
         """Probe the agent, and return whether it sends anything within ``timeout`` seconds."""
         if self._busy:
             return True
         self._heard.clear()
-        self._probe(look=False)
+        self._send_probe(look=False)
         try:
             async with asyncio.timeout(timeout):
                 await self._heard.wait()
@@ -147,24 +147,24 @@ class Session:
             self.hangs = True
         return not self.hangs
 
-    def jobs_wait(self, *, awaited: bool) -> None:
+    def set_awaited(self, *, awaited: bool) -> None:
         """Have the agent look for free nodes more often while jobs wait for them, by this and every later probe."""
         begins = awaited and not self._awaited
         self._awaited = awaited
         if begins and self.ready:
-            self._probe(look=False)
+            self._send_probe(look=False)
 
     def ask_to_confirm(self, now: float) -> None:
         """Ask the agent to query its resource manager, and to confirm once it has reported everything."""
-        self._asked[self._probe(look=True)] = now
+        self._confirmation_times[self._send_probe(look=True)] = now
 
-    def confirmed(self, sequence: int) -> float | None:
+    def take_confirmation(self, sequence: int) -> float | None:
         """Return the time as of which everything is reported; None if no confirmation was asked for."""
-        return self._asked.pop(sequence, None)
+        return self._confirmation_times.pop(sequence, None)
 
-    def _probe(self, *, look: bool) -> int:
+    def _send_probe(self, *, look: bool) -> int:
         probe = wire.Probe(sequence=next(_sequence), look=look, awaited=self._awaited)
-        self.put([probe])
+        self.queue_messages([probe])
         return probe.sequence
 
 
@@ -183,7 +183,7 @@ class Sessions:
     def add(self, session: Session) -> None:
         """Make a session its cluster's, in place of an earlier one."""
         self._sessions[session.cluster] = session
-        session.jobs_wait(awaited=session.cluster in self._awaited)
+        session.set_awaited(awaited=session.cluster in self._awaited)
 
     def remove(self, session: Session) -> bool:
         """Remove a session; return False if it is not its cluster's any more."""
@@ -192,14 +192,14 @@ class Sessions:
         del self._sessions[session.cluster]
         return True
 
-    def versions(self) -> dict[ClusterName, str]:
+    def agent_versions(self) -> dict[ClusterName, str]:
         """Return the versions of the agents that are connected."""
         return {cluster: session.hello.version for cluster, session in self._sessions.items()}
 
-    def send(self, cluster: ClusterName, messages: Iterable[Any]) -> None:
+    def send_commands(self, cluster: ClusterName, messages: Iterable[Any]) -> None:
         """Send commands; those of an agent that is not ready stay in the outbox."""
         if (session := self._sessions.get(cluster)) is not None and session.ready:
-            session.put(messages)
+            session.queue_messages(messages)
 
     def request_confirmation(self, cluster: ClusterName) -> None:
         """Ask an agent to report its full state and to confirm that it has."""
@@ -211,12 +211,12 @@ class Sessions:
         changed, self._awaited = clusters ^ self._awaited, clusters
         for cluster in changed:
             if (session := self._sessions.get(cluster)) is not None:
-                session.jobs_wait(awaited=cluster in clusters)
+                session.set_awaited(awaited=cluster in clusters)
 
-    def offer(self, cluster: ClusterName, message: wire.FromDaemon) -> bool:
+    def offer_message(self, cluster: ClusterName, message: wire.FromDaemon) -> bool:
         """Send a message that may be dropped; return False if the agent is disconnected or does not read."""
         session = self._sessions.get(cluster)
-        return session is not None and session.offer(message)
+        return session is not None and session.offer_message(message)
 
     async def close(self) -> None:
         for session in list(self._sessions.values()):

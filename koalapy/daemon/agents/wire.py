@@ -43,42 +43,44 @@ class CommandMessages:
         self._plans: dict[JobId, Plan] = {}
         """The plans of jobs whose barrier opens; all components of a job share one."""
 
-    def message(self, command: Command, job: Job | None, ident: int) -> dict[str, Any]:
+    def build_message(self, command: Command, job: Job | None, ident: int) -> dict[str, Any]:
         """Return a command as JSON; ``job`` is the job of its component or stage, if known."""
-        own: dict[str, Any] = {"id": ident, "epoch": self._epoch, "token": command.token}
+        header: dict[str, Any] = {"id": ident, "epoch": self._epoch, "token": command.token}
         match command:
             case StopComponent():
-                return _stop(command, own).model_dump()
+                return _build_stop(command, header).model_dump()
             case ForgetComponent():
-                return Forget(**own).model_dump()
+                return Forget(**header).model_dump()
             case UnstageComponent():
-                return Unstage(**own).model_dump()
+                return Unstage(**header).model_dump()
             case SubmitComponent() if job is not None:
                 owner, cluster = job.spec.owner, command.cluster
                 # Permissions may have changed since the job was placed there.
-                if why := self._accounts.rejection_reason(owner, cluster):
-                    return Stop(**own, reason=why).model_dump()
-                return _submit(
-                    job, own, self._accounts.local_user(owner, cluster), self._profiles[cluster]
+                if reason := self._accounts.rejection_reason(owner, cluster):
+                    return Stop(**header, reason=reason).model_dump()
+                return _build_submit(
+                    job, header, self._accounts.local_user(owner, cluster), self._profiles[cluster]
                 ).model_dump()
             case StageComponent() if job is not None and self._accounts.rejection_reason(
                 job.spec.owner, command.cluster
             ):
-                return Unstage(**own).model_dump()
+                return Unstage(**header).model_dump()
             case StageComponent() if job is not None:
                 user = self._accounts.local_user(job.spec.owner, command.cluster)
-                return (_stage(job, command.cluster, self._catalogue, own, user) or Unstage(**own)).model_dump()
+                return (
+                    _build_stage(job, command.cluster, self._catalogue, header, user) or Unstage(**header)
+                ).model_dump()
             case OpenBarrier() if job is not None:
                 if (plan := self._plans.get(job.id)) is None:
-                    plan = self._plans[job.id] = Plan.of(_plan(job, self._profiles))
-                return {"type": "open", **own, PLAN: plan}
+                    plan = self._plans[job.id] = Plan.of(_build_plan(job, self._profiles))
+                return {"type": "open", **header, PLAN: plan}
         raise ValueError(f"{command} is for a job that is not at hand")
 
 
-def _submit(job: Job, own: dict[str, Any], local_user: str, profile: ClusterProfile) -> Submit:
-    component = live(job).components[parse_token(own["token"]).component]
+def _build_submit(job: Job, header: dict[str, Any], local_user: str, profile: ClusterProfile) -> Submit:
+    component = live(job).components[parse_token(header["token"]).component]
     return Submit(
-        **own,
+        **header,
         size=component.size,
         name=job.spec.name or f"job-{job.id}",
         walltime=_enforced_walltime(job.spec),
@@ -95,26 +97,30 @@ def _enforced_walltime(spec: JobSpec) -> float | None:
     return None if spec.walltime is None else spec.walltime + WALLTIME_ALLOWANCE
 
 
-def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, Any], local_user: str) -> Stage | None:
+def _build_stage(
+    job: Job, cluster: ClusterName, catalogue: Catalogue, header: dict[str, Any], local_user: str
+) -> Stage | None:
     """Return the files to stage for a component; None if it was moved elsewhere within the same step.
 
     A replica that is no longer in the catalogue has no path.
     """
-    component = job.staged_component_of(own["token"])
+    component = job.staged_component_of(header["token"])
     if component is None or component.cluster != cluster:
         return None
     files = job.spec.inputs_of(component.request_index)
     sources = component.sources or (cluster,) * len(files)
     bundle = job.spec.bundle
     return Stage(
-        **own,
-        files=[_file(file, source, catalogue) for file, source in zip(files, sources, strict=True)],
+        **header,
+        files=[_build_stage_file(file, source, catalogue) for file, source in zip(files, sources, strict=True)],
         bundle=StageBundle(id=bundle.id, size=bundle.size) if bundle else None,
         local_user=local_user,
     )
 
 
-def is_brought(jobs: Iterable[Job], cluster: ClusterName, source: ClusterName, path: str, catalogue: Catalogue) -> bool:
+def is_replica_needed(
+    jobs: Iterable[Job], cluster: ClusterName, source: ClusterName, path: str, catalogue: Catalogue
+) -> bool:
     """Return whether a component on a cluster needs the replica at a path of cluster ``source``."""
     for job in jobs:
         for component in job.attempt.components if job.attempt else ():
@@ -127,36 +133,36 @@ def is_brought(jobs: Iterable[Job], cluster: ClusterName, source: ClusterName, p
     return False
 
 
-def _file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFile:
+def _build_stage_file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFile:
     replica = catalogue.get(file.name, source)
     part = replica.part(file.part) if replica and file.part else None
-    there = part or replica
+    entry = part or replica
     return StageFile(
         name=file.name,
         source=source,
         path=replica.path if replica and (part or not file.part) else "",
         part=file.part,
         target=file.file_name,
-        size=there.size if there else file.size,
-        checksum=there.checksum if there else "",
+        size=entry.size if entry else file.size,
+        checksum=entry.checksum if entry else "",
     )
 
 
-def _plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str, Any]:
+def _build_plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str, Any]:
     """Return the part of an ``Open`` that all components share."""
     attempt = live(job)
     nodes: list[PlanNode] = []
     contexts: list[PlanContext] = []
     for component in attempt.gang:
         first = len(nodes)
-        own = job.token(component.index)
+        token = job.token(component.index)
         profile = profiles[component.cluster]
         per_node = job.spec.processes_per_node or profile.processes_per_node
         nodes += [
-            PlanNode(host=host, cluster=component.cluster, token=own, node=index, slots=per_node)
+            PlanNode(host=host, cluster=component.cluster, token=token, node=index, slots=per_node)
             for index, host in enumerate(component.hosts)
         ]
-        contexts.append(_context(job, component, profile, list(range(first, len(nodes)))))
+        contexts.append(_build_context(job, component, profile, list(range(first, len(nodes)))))
     return {
         "job": job.id,
         "generation": attempt.generation,
@@ -165,17 +171,17 @@ def _plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str,
         "nodes": nodes,
         "contexts": contexts,
         "walltime": _enforced_walltime(job.spec),
-        **_warnings(job.spec),
+        **_build_warnings(job.spec),
     }
 
 
-def _stop(command: StopComponent, own: dict[str, Any]) -> Stop:
+def _build_stop(command: StopComponent, header: dict[str, Any]) -> Stop:
     if command.warning is None:
-        return Stop(**own, reason=command.reason)
-    return Stop(**own, reason=command.reason, signal=command.warning.signal, grace=command.warning.grace)
+        return Stop(**header, reason=command.reason)
+    return Stop(**header, reason=command.reason, signal=command.warning.signal, grace=command.warning.grace)
 
 
-def _warnings(spec: JobSpec) -> dict[str, Any]:
+def _build_warnings(spec: JobSpec) -> dict[str, Any]:
     """Return the warning signals before the end of the walltime and of the lease."""
     if spec.warning is None:
         return {}
@@ -186,14 +192,14 @@ def _warnings(spec: JobSpec) -> dict[str, Any]:
     return of_lease | {"warning": {"signal": signal, "after": max(0.0, spec.walltime - grace), "grace": grace}}
 
 
-def _context(job: Job, component: Component, profile: ClusterProfile, nodes: list[int]) -> PlanContext:
+def _build_context(job: Job, component: Component, profile: ClusterProfile, nodes: list[int]) -> PlanContext:
     spec, cluster = job.spec, component.cluster
-    own = spec.component(component.request_index)
-    output = (own and own.output) or spec.output
+    component_spec = spec.component(component.request_index)
+    output = (component_spec and component_spec.output) or spec.output
     return PlanContext(
         token=job.token(component.index),
-        command=profile.map_command((own and own.command) or spec.command, cluster, job.id),
-        environment=dict(spec.environment) | dict(own.environment if own else ()),
+        command=profile.map_command((component_spec and component_spec.command) or spec.command, cluster, job.id),
+        environment=dict(spec.environment) | dict(component_spec.environment if component_spec else ()),
         workdir=profile.map_path(spec.workdir, cluster, job.id) if spec.workdir else spec.workdir,
         workdir_optional=spec.workdir_optional,
         output=profile.map_path(output, cluster, job.id) if output else output,

@@ -39,13 +39,13 @@ Changed = Callable[[Alert, bool], None]
 
 
 @dataclass(slots=True)
-class Seen:
+class Finding:
     """An alert found by a check, with the times of its first and last finding, and whether it has begun."""
 
     alert: Alert
     first: float
     last: float
-    told: bool = False
+    has_begun: bool = False
 
 
 class Alerts:
@@ -56,55 +56,57 @@ class Alerts:
     ) -> None:
         """Call ``observers`` with each alert that begins or ends."""
         self._checks, self._rules, self._clock, self._observers = checks, rules, clock, observers
-        self._seen: dict[tuple[AlertKind, str], Seen] = {}
+        self._findings: dict[tuple[AlertKind, str], Finding] = {}
         self.looked_at: float | None = None
         """Time of the last run of the checks; None before the first."""
 
-    def current(self) -> Sequence[Alert]:
+    def current_alerts(self) -> Sequence[Alert]:
         """Return the present alerts, the most urgent first."""
-        return sorted((seen.alert for seen in self._seen.values() if seen.told), key=urgency_key)[:MAX_ALERTS]
+        return sorted((finding.alert for finding in self._findings.values() if finding.has_begun), key=urgency_key)[
+            :MAX_ALERTS
+        ]
 
     def visible_to(self, identity: Identity) -> Sequence[Alert]:
         """Return the present alerts that a caller may see, with the details that the caller may see."""
-        return [told for alert in self.current() if (told := alert.visible_to(identity)) is not None]
+        return [visible for alert in self.current_alerts() if (visible := alert.visible_to(identity)) is not None]
 
-    async def look(self) -> None:
+    async def run_checks(self) -> None:
         """Run all checks and update the alerts; other tasks run between two checks."""
-        now, found = self._clock(), dict[tuple[AlertKind, str], Alert]()
+        now, alerts = self._clock(), dict[tuple[AlertKind, str], Alert]()
         for check in self._checks:
             try:
                 async for alert in check(now):
-                    found.setdefault(alert.key, alert)
+                    alerts.setdefault(alert.key, alert)
             except Exception as error:
                 # A failing check must not hide the alerts of the others.
                 log.error("a check for alerts failed", action="alert-check-failed", exc_info=error)
             await asyncio.sleep(0)
-        self._take(found.values(), now)
+        self._update_findings(alerts.values(), now)
         self.looked_at = now
 
-    def _take(self, found: Iterable[Alert], now: float) -> None:
-        for alert in found:
-            seen = self._seen.get(alert.key)
-            if seen is None:
-                seen = self._seen[alert.key] = Seen(alert, now, now)
+    def _update_findings(self, alerts: Iterable[Alert], now: float) -> None:
+        for alert in alerts:
+            finding = self._findings.get(alert.key)
+            if finding is None:
+                finding = self._findings[alert.key] = Finding(alert, now, now)
             # A check may report a start before the first finding; the start never moves while the alert lasts.
-            seen.alert = replace(alert, since=min(alert.since, seen.alert.since))
-            seen.last = now
-            if not seen.told and now - seen.first >= self._rules.hold:
-                seen.told = True
-                self._tell(seen.alert, begins=True)
-        for key, seen in list(self._seen.items()):
-            if seen.last < now and (not seen.told or now - seen.last >= self._rules.release):
-                del self._seen[key]
-                if seen.told:
-                    self._tell(seen.alert, begins=False)
+            finding.alert = replace(alert, since=min(alert.since, finding.alert.since))
+            finding.last = now
+            if not finding.has_begun and now - finding.first >= self._rules.hold:
+                finding.has_begun = True
+                self._report_change(finding.alert, begins=True)
+        for key, finding in list(self._findings.items()):
+            if finding.last < now and (not finding.has_begun or now - finding.last >= self._rules.release):
+                del self._findings[key]
+                if finding.has_begun:
+                    self._report_change(finding.alert, begins=False)
 
-    def _tell(self, alert: Alert, *, begins: bool) -> None:
-        told = {"kind": str(alert.kind), "severity": str(alert.severity), "target": alert.target}
+    def _report_change(self, alert: Alert, *, begins: bool) -> None:
+        fields = {"kind": str(alert.kind), "severity": str(alert.severity), "target": alert.target}
         if begins:
-            log.warning(alert.summary, action="alert", cause=alert.cause, **told)
+            log.warning(alert.summary, action="alert", cause=alert.cause, **fields)
         else:
-            log.info("an alert is over", action="alert-over", **told)
+            log.info("an alert is over", action="alert-over", **fields)
         for observer in self._observers:
             observer(alert, begins)
 
@@ -128,22 +130,22 @@ def build_alerts(
     url = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
     file = quote(url.partition(":///")[2].partition("?")[0])
     remedy = SQLITE_REMEDY.format(file=file) if url.startswith("sqlite") else SERVER_REMEDY
-    engine.subscribe((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).changed)
+    engine.subscribe((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).record_exit)
     checks: list[Check] = [
         ClusterChecks(clusters, embedded, hub.rejections),
         black_holes,
         FlappingCheck(clusters, rules),
         DiskCheck(lambda: health.disks, clusters, settings.disks),
-        VersionCheck(sessions.versions, lambda: hub.turned_away),
+        VersionCheck(sessions.agent_versions, lambda: hub.incompatible),
         DatabaseCheck(engine.database, engine.instruments.writes, remedy, rules),
-        LinkCheck(network.links, rules),
+        LinkCheck(network.list_links, rules),
         ReplicaCheck(engine.catalogue),
         JobChecks(queries, rules),
         *more_checks,
     ]
 
-    def note(alert: Alert, begins: bool) -> None:
+    def signal_change(alert: Alert, begins: bool) -> None:
         del alert, begins
-        engine.changes.note("clusters")
+        engine.changes.note_change("clusters")
 
-    return Alerts(checks, rules, engine.clock, (changed, note))
+    return Alerts(checks, rules, engine.clock, (changed, signal_change))

@@ -54,43 +54,45 @@ class ClusterChecks:
             if not cluster.has_agent:
                 if cluster.contact.last_heard is None and now - self._started_at < CONNECT_GRACE:
                     continue  # The daemon has just started.
-                yield self._agent_away(cluster, now)
+                yield self._absent_agent_alert(cluster, now)
             elif cluster.problem:
-                yield _resource_manager(cluster, now)
+                yield _resource_manager_alert(cluster, now)
             elif (
                 not cluster.contact.connected
                 and now - self._silent_since.setdefault(cluster.name, now) >= CONNECT_GRACE
             ):
-                yield self._agent_alert(cluster, "has not reported yet", NO_REPORT_YET, _restart(cluster.name), now)
+                yield self._agent_alert(
+                    cluster, "has not reported yet", NO_REPORT_YET, _restart_remedy(cluster.name), now
+                )
             if cluster.health.unusable:
-                yield _failing(cluster, now)
+                yield _unusable_alert(cluster, now)
             if cluster.lost_records:
-                yield _records_lost(cluster, now)
+                yield _lost_records_alert(cluster, now)
 
-    def _agent_away(self, cluster: ClusterStatus, now: float) -> Alert:
-        name, cause, remedy = cluster.name, cluster.absence, _restart(cluster.name)
+    def _absent_agent_alert(self, cluster: ClusterStatus, now: float) -> Alert:
+        name, cause, remedy = cluster.name, cluster.absence, _restart_remedy(cluster.name)
         if name in self._embedded:
             remedy = f"the daemon restarts it; if it hangs, kill it: pkill -f 'agent {name} --embedded'"
-        elif (rejected := self._rejections.get(name)) is not None and now - rejected.at < REJECTION_WINDOW:
+        elif (rejected := self._rejections.get(name)) is not None and now - rejected.rejected_at < REJECTION_WINDOW:
             cause = f"{cause}; a connection in its name was rejected: {rejected.reason}"
             remedy = rejected.remedy or remedy
         return self._agent_alert(cluster, "is absent", cause, remedy, now)
 
     def _agent_alert(self, cluster: ClusterStatus, problem: str, cause: str, remedy: str, now: float) -> Alert:
         name, last_heard = cluster.name, cluster.contact.last_heard
-        held = f"; jobs hold {format_nodes(sum(cluster.live.values()))} there" if cluster.live else ""
+        effect = f"; jobs hold {format_nodes(sum(cluster.live.values()))} there" if cluster.live else ""
         if (lost_by := cluster.contact.lost_by) is not None:
             if isfinite(lost_by):
-                held += f" and restart by {format_time(lost_by, now, exact=True)} UTC, when their leases expire"
+                effect += f" and restart by {format_time(lost_by, now, exact=True)} UTC, when their leases expire"
             else:
-                held += " and do not restart before it is back, since they have no lease"
+                effect += " and do not restart before it is back, since they have no lease"
             remedy += f"; only if nothing runs on {name} any more, restart its jobs now: "
             remedy += f"koala clusters lost {name}"
         return Alert(
             AlertKind.AGENT_AWAY,
             Severity.CRITICAL,
             f"cluster {name}",
-            f"the agent of {name} {problem}: no jobs are placed there{held}",
+            f"the agent of {name} {problem}: no jobs are placed there{effect}",
             cause,
             remedy,
             now if last_heard is None else min(now, last_heard),
@@ -98,11 +100,11 @@ class ClusterChecks:
         )
 
 
-def _restart(name: ClusterName) -> str:
+def _restart_remedy(name: ClusterName) -> str:
     return f"read its log on the head node of {name}, and restart it: systemctl restart koala-agent@{name}"
 
 
-def _resource_manager(cluster: ClusterStatus, now: float) -> Alert:
+def _resource_manager_alert(cluster: ClusterStatus, now: float) -> Alert:
     name = cluster.name
     return Alert(
         AlertKind.RESOURCE_MANAGER,
@@ -117,7 +119,7 @@ def _resource_manager(cluster: ClusterStatus, now: float) -> Alert:
     )
 
 
-def _records_lost(cluster: ClusterStatus, now: float) -> Alert:
+def _lost_records_alert(cluster: ClusterStatus, now: float) -> Alert:
     name, tokens = cluster.name, cluster.lost_records
     count = "1 component" if len(tokens) == 1 else f"{len(tokens)} components"
     return Alert(
@@ -132,7 +134,7 @@ def _records_lost(cluster: ClusterStatus, now: float) -> Alert:
     )
 
 
-def _failing(cluster: ClusterStatus, now: float) -> Alert:
+def _unusable_alert(cluster: ClusterStatus, now: float) -> Alert:
     name = cluster.name
     use = "one component at a time is placed there" if cluster.health.probation else "no jobs are placed there"
     return Alert(
@@ -153,7 +155,7 @@ class Contact:
 
     up: bool
     losses: int
-    at: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    loss_times: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
 
 
 class FlappingCheck:
@@ -170,21 +172,21 @@ class FlappingCheck:
             # The agent may reconnect between two checks, so that only its counter of losses shows it.
             losses = max(cluster.contact.losses - history.losses, int(history.up and not up))
             history.up, history.losses = up, cluster.contact.losses
-            history.at.extend([now] * min(losses, self._rules.flapping_changes))
-            while history.at and now - history.at[0] > self._rules.flapping_window:
-                history.at.popleft()
+            history.loss_times.extend([now] * min(losses, self._rules.flapping_changes))
+            while history.loss_times and now - history.loss_times[0] > self._rules.flapping_window:
+                history.loss_times.popleft()
             if cluster.drained is not None:
-                history.at.clear()  # Count anew after an operator has intervened.
-            if len(history.at) >= self._rules.flapping_changes:
-                name, minutes = cluster.name, (now - history.at[0]) / 60
+                history.loss_times.clear()  # Count anew after an operator has intervened.
+            if len(history.loss_times) >= self._rules.flapping_changes:
+                name, minutes = cluster.name, (now - history.loss_times[0]) / 60
                 yield Alert(
                     AlertKind.CLUSTER_FLAPPING,
                     Severity.WARNING,
                     f"cluster {name}",
-                    f"{name} is unstable: lost {len(history.at)} times in {minutes:.0f} minutes",
+                    f"{name} is unstable: lost {len(history.loss_times)} times in {minutes:.0f} minutes",
                     f"last loss: {cluster.state_reason or cluster.absence or cluster.contact.disconnected_because}",
                     f"place no jobs there until it is stable: koala clusters drain {name} --reason flapping",
-                    history.at[0],
+                    history.loss_times[0],
                     cluster=name,
                 )
 
@@ -201,14 +203,14 @@ class DiskCheck:
                 remedy = (
                     f"find what fills it: {_usage_command(disk)}; to keep less, lower results_quota, bundles_quota "
                 )
-                yield self._alert(disk, f"disk {disk.what}", remedy + "or jobs_keep", "", now)
+                yield self._make_alert(disk, f"disk {disk.what}", remedy + "or jobs_keep", "", now)
         for cluster in self._clusters():
             for disk in cluster.disks:
                 if self._limits.is_low(disk):
                     remedy = f"find what fills it, on the head node of {cluster.name}: {_usage_command(disk)}"
-                    yield self._alert(disk, f"disk {disk.what} of {cluster.name}", remedy, cluster.name, now)
+                    yield self._make_alert(disk, f"disk {disk.what} of {cluster.name}", remedy, cluster.name, now)
 
-    def _alert(self, disk: Disk, target: str, remedy: str, cluster: ClusterName, now: float) -> Alert:
+    def _make_alert(self, disk: Disk, target: str, remedy: str, cluster: ClusterName, now: float) -> Alert:
         full = self._limits.is_full(disk)
         state = "full: nothing more can be written" if full else "nearly full"
         return Alert(
@@ -270,10 +272,10 @@ def _old_agent(name: ClusterName, problem: str, reason: str, now: float) -> Aler
 
 def is_older(version: str, reference: str) -> bool:
     """Return whether a version is older than a reference; only their numbers are compared."""
-    return list(_numbers(version)) < list(_numbers(reference))
+    return list(_version_numbers(version)) < list(_version_numbers(reference))
 
 
-def _numbers(version: str) -> Iterator[int]:
+def _version_numbers(version: str) -> Iterator[int]:
     for part in version.partition("+")[0].split(".")[:10]:
         number = re.match(r"\d{1,9}", part)
         if number is None:
@@ -296,7 +298,7 @@ If the share of failures there is at most half as large, the cluster and not the
 class Ending:
     """The exit of a job's program on a cluster."""
 
-    at: float
+    ended_at: float
     failed_soon: bool
     exit_code: int
     owner: str
@@ -320,9 +322,9 @@ class BlackHoleCheck:
         self._clusters, self._rules, self._clock = clusters, rules, clock
         self._endings: dict[ClusterName, deque[Ending]] = {}
 
-    def changed(self, job: Job, before: JobState | None) -> None:
+    def record_exit(self, job: Job, previous_state: JobState | None) -> None:
         """Record the exit of a job's program on each of its clusters."""
-        del before
+        del previous_state
         if job.attempt is None or job.exit_code is None or job.started_at is None or job.spec.internal:
             return
         if job.state not in (JobState.SUCCEEDED, JobState.FAILED):
@@ -336,15 +338,15 @@ class BlackHoleCheck:
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
         for endings in self._endings.values():
-            while endings and now - endings[0].at > self._rules.black_hole_window:
+            while endings and now - endings[0].ended_at > self._rules.black_hole_window:
                 endings.popleft()
         for cluster in self._clusters():
             if cluster.drained is not None:
                 self._endings.pop(cluster.name, None)
-            elif alert := self._alert(cluster.name, self._endings.get(cluster.name, ())):
+            elif alert := self._make_alert(cluster.name, self._endings.get(cluster.name, ())):
                 yield alert
 
-    def _alert(self, name: ClusterName, endings: Collection[Ending]) -> Alert | None:
+    def _make_alert(self, name: ClusterName, endings: Collection[Ending]) -> Alert | None:
         failed = [ending for ending in endings if ending.failed_soon]
         if len(failed) < self._rules.black_hole_failures or len(failed) < BLACK_HOLE_SHARE * len(endings):
             return None
@@ -363,6 +365,6 @@ class BlackHoleCheck:
             f"{len(failed)} of {len(endings)} jobs that ended there in {minutes:g} minutes failed within {soon:g} s of "
             f"their start, {failed_elsewhere} of {len(elsewhere)} elsewhere; last exit code: {failed[-1].exit_code}",
             f"place no jobs there until that is fixed: koala clusters drain {name} --reason 'jobs fail there'",
-            failed[0].at,
+            failed[0].ended_at,
             cluster=name,
         )

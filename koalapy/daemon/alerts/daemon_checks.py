@@ -33,14 +33,14 @@ class DatabaseCheck:
         self._database, self._writes, self._remedy, self._rules = database, writes, remedy, rules
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        problem, duration = self._database.problem, self._writes.middle(WINDOW)
+        problem, duration = self._database.problem, self._writes.recent_median(WINDOW)
         if problem:
-            yield self._alert(Severity.CRITICAL, "rejects writes: jobs and actions are rejected", problem, now)
+            yield self._make_alert(Severity.CRITICAL, "rejects writes: jobs and actions are rejected", problem, now)
         elif duration is not None and duration >= self._rules.database_slow:
             cause = f"the median transaction of the last minute took {duration:.2g} s"
-            yield self._alert(Severity.WARNING, "is slow, and so are requests to the daemon", cause, now)
+            yield self._make_alert(Severity.WARNING, "is slow, and so are requests to the daemon", cause, now)
 
-    def _alert(self, severity: Severity, state: str, cause: str, now: float) -> Alert:
+    def _make_alert(self, severity: Severity, state: str, cause: str, now: float) -> Alert:
         summary = f"the database {state}"
         return Alert(AlertKind.DATABASE, severity, "database", summary, cause, self._remedy, now)
 
@@ -52,21 +52,21 @@ class CertificateCheck:
         self._certificate, self._wall_clock = certificate, wall_clock
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        certificate, left = self._certificate, self._certificate.expires_at - self._wall_clock()
+        certificate, seconds_left = self._certificate, self._certificate.expires_at - self._wall_clock()
         end = datetime.fromtimestamp(certificate.expires_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
         renew = f"replace {certificate.path} and its key by new ones; the daemon loads them without a restart"
-        if left <= 0:
+        if seconds_left <= 0:
             summary = "the daemon's certificate has expired: agents and commands refuse to connect"
-            yield self._alert(Severity.CRITICAL, summary, f"it expired {end}", renew, now)
-        elif left < EXPIRY_WARNING:
+            yield self._make_alert(Severity.CRITICAL, summary, f"it expired {end}", renew, now)
+        elif seconds_left < EXPIRY_WARNING:
             summary = "the daemon's certificate expires soon: agents and commands will refuse to connect"
-            yield self._alert(Severity.WARNING, summary, f"it expires {end}", renew, now)
+            yield self._make_alert(Severity.WARNING, summary, f"it expires {end}", renew, now)
         elif certificate.complaint:
             summary = "the daemon's new certificate files are unusable"
             remedy = f"correct the files; until then the old certificate is used, which expires {end}"
-            yield self._alert(Severity.WARNING, summary, certificate.complaint, remedy, now)
+            yield self._make_alert(Severity.WARNING, summary, certificate.complaint, remedy, now)
 
-    def _alert(self, severity: Severity, summary: str, cause: str, remedy: str, now: float) -> Alert:
+    def _make_alert(self, severity: Severity, summary: str, cause: str, remedy: str, now: float) -> Alert:
         cause = "; ".join(dict.fromkeys(filter(None, (cause, self._certificate.complaint))))
         return Alert(AlertKind.CERTIFICATE, severity, "certificate", summary, cause, remedy, now)
 
@@ -93,41 +93,43 @@ class LinkCheck:
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
         for record in self._links():
-            if record.known.unreachable:
-                cause = record.known.error or "in a measurement, their nodes could not connect"
-                yield self._alert(record, "do not reach each other", cause, now)
-            elif slow := self._slow(record.known):
+            if record.measurements.unreachable:
+                cause = record.measurements.error or "in a measurement, their nodes could not connect"
+                yield self._make_alert(record, "do not reach each other", cause, now)
+            elif slow := self._slow_bandwidths(record.measurements):
                 current, usual = slow
                 cause = f"the last measurement was {format_bytes(current)}/s, the usual one is {format_bytes(usual)}/s"
-                yield self._alert(record, f"have {current / usual:.0%} of their bandwidth", cause, now)
+                yield self._make_alert(record, f"have {current / usual:.0%} of their bandwidth", cause, now)
 
-    def _slow(self, known: LinkMeasurements) -> tuple[float, float] | None:
+    def _slow_bandwidths(self, measurements: LinkMeasurements) -> tuple[float, float] | None:
         """Return the current and the usual bandwidth of the slower direction; None if it is not slow or unknown."""
-        newest = known.newest
+        newest = measurements.newest
         if newest is None:
             return None
         current = [value for value in (newest.bandwidth, newest.back) if value is not None]
-        earlier = [m.bandwidth for m in (*known.pingpongs, known.moved, known.moved_back) if m is not None]
+        earlier = [
+            m.bandwidth for m in (*measurements.pingpongs, measurements.moved, measurements.moved_back) if m is not None
+        ]
         usual = max((value for value in earlier if value is not None), default=0.0)
-        if known.configured is not None and known.configured.bandwidth is not None:
-            usual = known.configured.bandwidth
+        if measurements.configured is not None and measurements.configured.bandwidth is not None:
+            usual = measurements.configured.bandwidth
         if not current or min(current) >= self._rules.slow_link_share * usual:
             return None
         return min(current), usual
 
-    def _alert(self, record: LinkRecord, problem: str, cause: str, now: float) -> Alert:
-        one, other = record.pair
-        newest = record.known.failed if record.known.unreachable else record.known.newest
+    def _make_alert(self, record: LinkRecord, problem: str, cause: str, now: float) -> Alert:
+        first, second = record.pair
+        newest = record.measurements.failed if record.measurements.unreachable else record.measurements.newest
         return Alert(
             AlertKind.SLOW_LINK,
             Severity.WARNING,
-            f"link {one}-{other}",
-            f"{one} and {other} {problem}" if one != other else f"nodes within {one} {problem}",
+            f"link {first}-{second}",
+            f"{first} and {second} {problem}" if first != second else f"nodes within {first} {problem}",
             cause,
-            f"when the network is repaired, measure again: koala network measure {one} {other}; until then, jobs avoid "
-            "the link with --policy communication-aware",
+            f"when the network is repaired, measure again: koala network measure {first} {second}; until then, jobs "
+            "avoid the link with --policy communication-aware",
             now if newest is None else min(now, newest.at),
-            cluster=one,
+            cluster=first,
         )
 
 
@@ -142,9 +144,9 @@ class ReplicaCheck:
         for replica in self._catalogue.bad_replicas():
             by_cluster[replica.cluster].append(replica)
         for cluster, replicas in by_cluster.items():
-            yield self._alert(cluster, sorted(replicas, key=lambda replica: replica.name), now)
+            yield self._make_alert(cluster, sorted(replicas, key=lambda replica: replica.name), now)
 
-    def _alert(self, cluster: ClusterName, bad: list[Replica], now: float) -> Alert:
+    def _make_alert(self, cluster: ClusterName, bad: list[Replica], now: float) -> Alert:
         lost = [replica.name for replica in bad if not self._catalogue.good_sites(replica.name)]
         no_copies = f"; no cluster has a good copy of {format_list(lost)}" if lost else ""
         states = [f"{replica.name} is {replica.state}" for replica in bad]
@@ -176,11 +178,11 @@ class ConfigurationCheck:
         self._difference = ""
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        if difference := await asyncio.to_thread(self._compare):
+        if difference := await asyncio.to_thread(self._find_difference):
             summary = f"the daemon does not run with the present settings in {self._path}"
             yield Alert(AlertKind.CONFIGURATION, Severity.WARNING, "configuration", summary, difference, REMEDY, now)
 
-    def _compare(self) -> str:
+    def _find_difference(self) -> str:
         """Return how the settings differ, empty if they do not. Read the file only when it has changed."""
         try:
             status = self._path.stat()
@@ -191,13 +193,13 @@ class ConfigurationCheck:
         if stamp != self._stamp:
             self._stamp = stamp
             try:
-                self._difference = difference_of(self._started_with, self._read(self._path))
+                self._difference = describe_difference(self._started_with, self._read(self._path))
             except UsageError as error:
                 self._difference = f"the daemon would not start with it: {error.message}"
         return self._difference
 
 
-def difference_of(old: Values, new: Values) -> str:
+def describe_difference(old: Values, new: Values) -> str:
     """Describe which settings and clusters differ; return an empty text if none does."""
     settings = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
     differences = [name for name in settings if name != "clusters"]

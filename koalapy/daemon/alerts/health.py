@@ -59,8 +59,8 @@ class Readiness:
     def reasons(self) -> list[str]:
         """Return the reasons of the daemon's failed checks or, if there are none, those of the clusters."""
         faults = [check for check in self.checks if not check.ok]
-        own = [check.reason for check in faults if check.needed]
-        return own or [f"{check.name} of {check.cluster}: {check.reason}" for check in faults]
+        daemon_reasons = [check.reason for check in faults if check.needed]
+        return daemon_reasons or [f"{check.name} of {check.cluster}: {check.reason}" for check in faults]
 
     def for_strangers(self) -> "Readiness":
         """Return the readiness for unauthenticated callers, without the reasons that agents report."""
@@ -71,8 +71,8 @@ class Readiness:
     @property
     def status(self) -> str:
         """Return the readiness and its reasons in one line of text."""
-        told = "; ".join(self.reasons)
-        return "; ".join(filter(None, ("ready" if self.ready else "not ready", told)))
+        reasons = "; ".join(self.reasons)
+        return "; ".join(filter(None, ("ready" if self.ready else "not ready", reasons)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,30 +105,30 @@ class HealthMonitor:
         self._disk_fault = ""
         """Why nothing can be written; empty if the disks accept files."""
 
-    async def look_at_disks(self) -> None:
+    async def check_disks(self) -> None:
         """Check the disks and update their state.
 
         Disks that do not answer within ``DISK_TIMEOUT`` are reported as a fault; the check still waits for them.
         """
-        looking = asyncio.ensure_future(asyncio.to_thread(self._look))
+        looking = asyncio.ensure_future(asyncio.to_thread(self._measure_disks))
         await asyncio.wait({looking}, timeout=DISK_TIMEOUT)
         if not looking.done():
-            self._tell((), fault=f"the daemon's disks have not answered for {DISK_TIMEOUT:g} s")
+            self._update_disk_state((), fault=f"the daemon's disks have not answered for {DISK_TIMEOUT:g} s")
         try:
             self._disks, fault = await looking
         except OSError as error:
-            self._tell((), fault=f"the daemon's disks cannot be looked at: {error.strerror or error}")
+            self._update_disk_state((), fault=f"the daemon's disks cannot be looked at: {error.strerror or error}")
             return
         low = [str(disk) for disk in self._disks if self._limits.is_low(disk)]
         full = [str(disk) for disk in self._disks if self._limits.is_full(disk)]
-        self._tell(low, "; ".join(full) or fault)
+        self._update_disk_state(low, "; ".join(full) or fault)
 
-    def _look(self) -> tuple[Sequence[Disk], str]:
+    def _measure_disks(self) -> tuple[Sequence[Disk], str]:
         """Return the disks, and why one accepts no file despite free space (empty if all do). Raise ``OSError``."""
         disks = measure_disks(self._folders)
-        for what, folder in self._folders.items():
+        for content, folder in self._folders.items():
             if fault := self._folder_fault(folder):
-                return disks, f"its {what} ({folder}) {fault}"
+                return disks, f"its {content} ({folder}) {fault}"
         for disk in disks:
             try:
                 _try_to_write(Path(disk.path))
@@ -139,37 +139,37 @@ class HealthMonitor:
     def _folder_fault(self, folder: Path) -> str:
         """Return how a folder was removed or replaced; empty if it was not, or has never existed."""
         try:
-            found = file_identity(folder)
+            identity = file_identity(folder)
         except FileNotFoundError:
             return "was removed while the daemon uses it" if folder in self._identities else ""
-        known = self._identities.setdefault(folder, found)
-        return "" if found == known else "was replaced while the daemon uses it"
+        first_identity = self._identities.setdefault(folder, identity)
+        return "" if identity == first_identity else "was replaced while the daemon uses it"
 
-    def _tell(self, low: Sequence[str], fault: str) -> None:
-        before, fault_before = self._disk_problems, self._disk_fault
+    def _update_disk_state(self, low: Sequence[str], fault: str) -> None:
+        previous_problems, previous_fault = self._disk_problems, self._disk_fault
         self._disk_fault = fault
         self._disk_problems = low or ([fault] if fault else [])
-        if fault and not fault_before:
+        if fault and not previous_fault:
             log.error("nothing can be kept on a disk", action="disk-full", reason=fault)
-        elif self._disk_problems and not before:
+        elif self._disk_problems and not previous_problems:
             log.error("a disk is low", action="disk-low", reason="; ".join(self._disk_problems))
-        elif before and not self._disk_problems:
+        elif previous_problems and not self._disk_problems:
             log.info("there is room again", action="disk-back")
 
-    def readiness(self, *, of_clusters: bool = False) -> Readiness:
+    def check_readiness(self, *, of_clusters: bool = False) -> Readiness:
         """Return the daemon's readiness; with ``of_clusters``, agents and resource managers are needed as well."""
-        checks = list(self._checks())
+        checks = list(self._run_checks())
         return Readiness(all(check.ok or not (check.needed or of_clusters) for check in checks), checks)
 
-    def _checks(self) -> Iterator[Check]:
+    def _run_checks(self) -> Iterator[Check]:
         database, disk = self._engine.database.problem, self._disk_fault or "; ".join(self._disk_problems)
         yield Check("database", not database, database)
-        yield _check("lease", self._lease_fault())
-        yield _check("engine", self._engine_fault())
+        yield _daemon_check("lease", self._lease_fault())
+        yield _daemon_check("engine", self._engine_fault())
         yield Check("disk", not self._disk_fault, disk)
         for cluster in self._queries.grid.clusters():
-            yield _check_of("agent", cluster, cluster.absence)
-            yield _check_of("resource manager", cluster, _lrm_fault(cluster))
+            yield _cluster_check("agent", cluster, cluster.absence)
+            yield _cluster_check("resource manager", cluster, _lrm_fault(cluster))
 
     def _lease_fault(self) -> str:
         database = self._engine.database
@@ -186,25 +186,25 @@ class HealthMonitor:
             return "the daemon is ending"
         if engine.cycle_started_at is None or (lasts := time.monotonic() - engine.cycle_started_at) < ROUND_TIMEOUT:
             return ""
-        what = "waits for the database" if engine.database.problem else "does not end"
-        return f"a round of the engine {what} since {lasts:.0f} s"
+        problem = "waits for the database" if engine.database.problem else "does not end"
+        return f"a round of the engine {problem} since {lasts:.0f} s"
 
     @property
     def disks(self) -> Sequence[Disk]:
         """Return the disks that the daemon writes to."""
         return self._disks
 
-    def report(self) -> HealthReport:
+    def make_report(self) -> HealthReport:
         engine = self._engine
         states = {cluster.name: cluster.state for cluster in self._queries.grid.clusters()}
         database = engine.database.problem
         # While the database rejects writes, faults of lease and engine only follow from that.
-        own = [database] if database else [self._lease_fault(), self._engine_fault()]
-        problems = [*filter(None, own), *self._disk_problems]
+        faults = [database] if database else [self._lease_fault(), self._engine_fault()]
+        problems = [*filter(None, faults), *self._disk_problems]
         is_well = not problems and set(states.values()) <= {ClusterState.USABLE, ClusterState.DRAINED}
         return HealthReport(
             status="ok" if is_well else "degraded",
-            ready=self.readiness().ready,
+            ready=self.check_readiness().ready,
             problems=problems,
             disks=self._disks,
             version=__version__,
@@ -224,11 +224,11 @@ def _try_to_write(folder: Path) -> None:
         file.flush()
 
 
-def _check(name: CheckName, fault: str) -> Check:
+def _daemon_check(name: CheckName, fault: str) -> Check:
     return Check(name, not fault, fault)
 
 
-def _check_of(name: CheckName, cluster: ClusterStatus, fault: str) -> Check:
+def _cluster_check(name: CheckName, cluster: ClusterStatus, fault: str) -> Check:
     return Check(name, not fault, fault, needed=False, cluster=cluster.name)
 
 

@@ -45,19 +45,19 @@ class JobChecks:
         self._queries, self._rules = queries, rules
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        survey = await self._survey(now)
+        survey = await self._survey_jobs(now)
         await asyncio.sleep(0)
-        for since, job in nsmallest(MAX_STUCK, survey.stuck, key=_age):
-            yield self._stuck(job, since, now)
+        for since, job in nsmallest(MAX_STUCK, survey.stuck, key=_age_key):
+            yield self._stuck_alert(job, since, now)
         await asyncio.sleep(0)
-        for since, job in nsmallest(MAX_STARVING, survey.waiting, key=_age):
+        for since, job in nsmallest(MAX_STARVING, survey.waiting, key=_age_key):
             await asyncio.sleep(0)
-            if overtook := [other for other in survey.active if _overtakes(other, job, since)]:
-                yield self._starves(job, since, overtook, survey.queued_ids)
-        for alert in self._flood(survey.queued, now):
+            if overtaking_jobs := [later_job for later_job in survey.active if _has_overtaken(later_job, job, since)]:
+                yield self._starving_alert(job, since, overtaking_jobs, survey.queued_ids)
+        for alert in self._flood_alerts(survey.queued, now):
             yield alert
 
-    async def _survey(self, now: float) -> Survey:
+    async def _survey_jobs(self, now: float) -> Survey:
         survey, rules = Survey(), self._rules
         async for jobs in iterate_in_slices(self._queries.jobs(), SLICE):
             for job in jobs:
@@ -76,16 +76,16 @@ class JobChecks:
                         survey.stuck.append((requested_at, job))
         return survey
 
-    def _stuck(self, job: Job, since: float, now: float) -> Alert:
+    def _stuck_alert(self, job: Job, since: float, now: float) -> Alert:
         missing = [c for c in job.attempt.gang if c.state in _MISSING] if job.attempt else []
         clusters = sorted({component.cluster for component in missing})
-        held = sum(c.size for c in job.attempt.gang if c.state is ComponentState.CLAIMED) if job.attempt else 0
+        held_nodes = sum(c.size for c in job.attempt.gang if c.state is ComponentState.CLAIMED) if job.attempt else 0
         drain = f"; or place no jobs there: koala clusters drain {clusters[0]}" if clusters else ""
         return Alert(
             AlertKind.CLAIM_STUCK,
             Severity.WARNING,
             f"job {job.id}",
-            f"job {job.id} does not get all of its nodes, and holds {format_nodes(held)} meanwhile",
+            f"job {job.id} does not get all of its nodes, and holds {format_nodes(held_nodes)} meanwhile",
             explain(self._queries, job, (), now).headline,
             f"cancel it, and submit it again later: koala cancel {job.id}{drain}",
             since,
@@ -94,8 +94,8 @@ class JobChecks:
             user=job.spec.owner,
         )
 
-    def _starves(self, job: Job, since: float, overtook: list[Job], queued: list[JobId]) -> Alert:
-        later = f"{len(overtook)} later {'job' if len(overtook) == 1 else 'jobs'}"
+    def _starving_alert(self, job: Job, since: float, overtaking_jobs: list[Job], queued: list[JobId]) -> Alert:
+        later = f"{len(overtaking_jobs)} later {'job' if len(overtaking_jobs) == 1 else 'jobs'}"
         return Alert(
             AlertKind.JOB_STARVES,
             Severity.WARNING,
@@ -111,14 +111,14 @@ class JobChecks:
     def _starvation_remedy(self, job: Job, queued: list[JobId]) -> str:
         if self._queries.reservation == job.id:
             return f"nodes are now reserved for it; see what it waits for: koala explain {job.id}"
-        later = [str(other) for other in islice((other for other in queued if other > job.id), MAX_LISTED + 1)]
+        later = [str(job_id) for job_id in islice((job_id for job_id in queued if job_id > job.id), MAX_LISTED + 1)]
         permanent = "" if self._queries.rules.aging else "; permanently: rules.aging true in the configuration"
         if not later:
             return f"see what it waits for: koala explain {job.id}{permanent}"
-        more = " and the jobs after them" if len(later) > MAX_LISTED else ""
-        return f"hold the later jobs: koala hold {' '.join(later[:MAX_LISTED])}{more}{permanent}"
+        suffix = " and the jobs after them" if len(later) > MAX_LISTED else ""
+        return f"hold the later jobs: koala hold {' '.join(later[:MAX_LISTED])}{suffix}{permanent}"
 
-    def _flood(self, queued: Counter[str], now: float) -> list[Alert]:
+    def _flood_alerts(self, queued: Counter[str], now: float) -> list[Alert]:
         total = sum(queued.values())
         listing = "koala queue --state queued -q"
         return [
@@ -141,7 +141,7 @@ class JobChecks:
 _MISSING = (ComponentState.PLACED, ComponentState.SUBMITTED, ComponentState.WAITING)
 
 
-def _age(waiting: tuple[float, Job]) -> tuple[float, int]:
+def _age_key(waiting: tuple[float, Job]) -> tuple[float, int]:
     return waiting[0], waiting[1].id
 
 
@@ -161,8 +161,8 @@ def _requested_at(job: Job) -> float | None:
     return max([min(submitted), *staged]) if submitted else None
 
 
-def _overtakes(other: Job, job: Job, since: float) -> bool:
+def _has_overtaken(later_job: Job, job: Job, since: float) -> bool:
     """Check whether ``other``, a later job of the same priority, got nodes while ``job`` waited."""
-    if other.id < job.id or other.placed_at is None or other.placed_at < since:
+    if later_job.id < job.id or later_job.placed_at is None or later_job.placed_at < since:
         return False
-    return other.spec.priority == job.spec.priority
+    return later_job.spec.priority == job.spec.priority

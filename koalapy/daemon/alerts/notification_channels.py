@@ -19,7 +19,7 @@ import httpx2
 
 from koalapy import __version__
 from koalapy.config.notifications import MailSection
-from koalapy.daemon.alerts.notification_events import text_of
+from koalapy.daemon.alerts.notification_events import format_mail
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.model.notification import Notification, host_of
 
@@ -28,19 +28,19 @@ MAX_HANGING = 8
 SIGNATURE = "X-Koala-Signature"
 
 
-class NotTold(Exception):
+class DeliveryFailed(Exception):
     """A notification was not delivered; ``for_good`` if a retry would fail as well."""
 
     def __init__(self, reason: str, *, for_good: bool = False) -> None:
         super().__init__(reason)
-        self.for_good = for_good
+        self.is_permanent = for_good
 
 
 class Sender(Protocol):
     """A channel that delivers notifications."""
 
-    async def tell(self, notification: Notification) -> None:
-        """Deliver a notification. Raise ``NotTold`` if that fails."""
+    async def deliver_notification(self, notification: Notification) -> None:
+        """Deliver a notification. Raise ``DeliveryFailed`` if that fails."""
         ...
 
 
@@ -52,16 +52,16 @@ class Webhooks:
     ) -> None:
         self._secrets, self._context, self._timeout_s = secrets, context, timeouts.webhook_s
 
-    async def tell(self, notification: Notification) -> None:
+    async def deliver_notification(self, notification: Notification) -> None:
         url, host = httpx2.URL(notification.to), host_of(urlsplit(notification.to))
         secret = self._secrets.get(host)
         if secret is None or url.host != (urlsplit(notification.to).hostname or ""):
-            raise NotTold("its host is not configured any more", for_good=True)
+            raise DeliveryFailed("its host is not configured any more", for_good=True)
         content = json.dumps(notification.body, sort_keys=True).encode()
         headers = {
             "Content-Type": "application/json",
             "User-Agent": f"koalapy/{__version__}",
-            SIGNATURE: signature(secret, notification.to, content, int(time.time())),
+            SIGNATURE: sign_content(secret, notification.to, content, int(time.time())),
         }
         try:
             async with (
@@ -71,17 +71,17 @@ class Webhooks:
             ):
                 status = answer.status_code  # the body is not read
         except TimeoutError:
-            raise NotTold(f"no answer within {self._timeout_s:g} s") from None
+            raise DeliveryFailed(f"no answer within {self._timeout_s:g} s") from None
         except (httpx2.HTTPError, OSError) as error:
-            raise NotTold(f"{type(error).__name__}: {error}"[:200]) from error
+            raise DeliveryFailed(f"{type(error).__name__}: {error}"[:200]) from error
         if not 200 <= status < 300:
-            raise NotTold(f"it answers {status}", for_good=300 <= status < 500 and status not in (408, 425, 429))
+            raise DeliveryFailed(f"it answers {status}", for_good=300 <= status < 500 and status not in (408, 425, 429))
 
 
-def signature(secret: str, url: str, content: bytes, at: int) -> str:
+def sign_content(secret: str, url: str, content: bytes, signed_at: int) -> str:
     """Return the signature of a webhook's content, URL and time, so that the request cannot be replayed."""
-    signed = f"{at}\n{url}\n".encode() + content
-    return f"t={at},v1={hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()}"
+    signed = f"{signed_at}\n{url}\n".encode() + content
+    return f"t={signed_at},v1={hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()}"
 
 
 class Mail:
@@ -98,27 +98,29 @@ class Mail:
         self._max_hanging = max_hanging
         self._hanging = 0
 
-    async def tell(self, notification: Notification) -> None:
+    async def deliver_notification(self, notification: Notification) -> None:
         try:
-            await self._in_thread(_message(notification, self._section.sender))
+            await self._send_in_thread(_build_message(notification, self._section.sender))
         except TimeoutError:
-            raise NotTold(f"the mail server has not taken it within {self._timeouts.mail_s:g} s") from None
+            raise DeliveryFailed(f"the mail server has not taken it within {self._timeouts.mail_s:g} s") from None
         except smtplib.SMTPRecipientsRefused as error:
             codes = [code for code, _ in error.recipients.values()]
-            raise NotTold(f"the recipient is refused: {codes}", for_good=all(code >= 500 for code in codes)) from error
+            raise DeliveryFailed(
+                f"the recipient is refused: {codes}", for_good=all(code >= 500 for code in codes)
+            ) from error
         except smtplib.SMTPDataError as error:
-            raise NotTold(f"the mail is refused: {error.smtp_code}", for_good=error.smtp_code >= 500) from error
+            raise DeliveryFailed(f"the mail is refused: {error.smtp_code}", for_good=error.smtp_code >= 500) from error
         except (smtplib.SMTPException, OSError, ValueError) as error:
             code = f" {error.smtp_code}" if isinstance(error, smtplib.SMTPResponseException) else ""
-            raise NotTold(f"{type(error).__name__}{code}"[:200]) from error
+            raise DeliveryFailed(f"{type(error).__name__}{code}"[:200]) from error
 
-    async def _in_thread(self, message: EmailMessage) -> None:
+    async def _send_in_thread(self, message: EmailMessage) -> None:
         if self._hanging >= self._max_hanging:
-            raise NotTold("the mail server hangs")
+            raise DeliveryFailed("the mail server hangs")
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[None] = loop.create_future()
 
-        def ended(error: Exception | None) -> None:
+        def complete_sending(error: Exception | None) -> None:
             self._hanging -= 1
             if sent.done():
                 return
@@ -127,21 +129,21 @@ class Mail:
             else:
                 sent.set_exception(error)
 
-        def work() -> None:
+        def send_message() -> None:
             error: Exception | None = None
             try:
-                self._send(message)
-            except (smtplib.SMTPException, OSError, ValueError) as found:
-                error = found
+                self._send_message(message)
+            except (smtplib.SMTPException, OSError, ValueError) as caught:
+                error = caught
             with suppress(RuntimeError):  # the daemon has ended
-                loop.call_soon_threadsafe(ended, error)
+                loop.call_soon_threadsafe(complete_sending, error)
 
         self._hanging += 1
-        threading.Thread(target=work, name="mail", daemon=True).start()
+        threading.Thread(target=send_message, name="mail", daemon=True).start()
         async with asyncio.timeout(self._timeouts.mail_s):
             await sent
 
-    def _send(self, message: EmailMessage) -> None:
+    def _send_message(self, message: EmailMessage) -> None:
         section, timeout_s = self._section, self._timeouts.mail_step_s
         if section.encryption == "tls":
             server: smtplib.SMTP = smtplib.SMTP_SSL(
@@ -157,8 +159,8 @@ class Mail:
             server.send_message(message)
 
 
-def _message(notification: Notification, sender: str) -> EmailMessage:
-    subject, text = text_of(notification.body)
+def _build_message(notification: Notification, sender: str) -> EmailMessage:
+    subject, text = format_mail(notification.body)
     message = EmailMessage()
     message["Subject"], message["From"], message["To"] = subject, sender, notification.to
     message["Date"] = formatdate(notification.at)

@@ -8,23 +8,23 @@ from koalapy.model.alert import Alert
 from koalapy.model.job import Job, JobState
 from koalapy.model.notification import Channel, MailType
 
-Places = Iterator[tuple[Channel, str]]
+Recipients = Iterator[tuple[Channel, str]]
 MAX_REASON_LENGTH = 500
 _RAN = (JobState.RUNNING, JobState.UNKNOWN)
 
 
-def happened(job: Job, before: JobState | None) -> Iterator[MailType]:
+def requested_events(job: Job, previous_state: JobState | None) -> Iterator[MailType]:
     """Yield the events of a job since the state ``before`` that its owner wants to be notified of."""
     if not (job.spec.mail_user or job.spec.webhook):
         return
-    wanted = frozenset(job.spec.mail_type) or {MailType.END}
+    requested_types = frozenset(job.spec.mail_type) or {MailType.END}
     begun = job.state is JobState.RUNNING or (job.state.is_final and job.started_at is not None)
-    if begun and before not in _RAN and MailType.BEGIN in wanted:
+    if begun and previous_state not in _RAN and MailType.BEGIN in requested_types:
         yield MailType.BEGIN
-    if job.state.is_final and job.state is not before:
-        if MailType.END in wanted:
+    if job.state.is_final and job.state is not previous_state:
+        if MailType.END in requested_types:
             yield MailType.END
-        elif MailType.FAIL in wanted and job.state is JobState.FAILED:
+        elif MailType.FAIL in requested_types and job.state is JobState.FAILED:
             yield MailType.FAIL
 
 
@@ -39,7 +39,7 @@ def waits_since(job: Job) -> float | None:
     return max(job.submitted_at, ended or 0.0)
 
 
-def places(job: Job) -> Places:
+def list_recipients(job: Job) -> Recipients:
     """Yield the channel and the address of each recipient of a job's notifications."""
     if job.spec.mail_user:
         yield "mail", job.spec.mail_user
@@ -47,7 +47,7 @@ def places(job: Job) -> Places:
         yield "webhook", job.spec.webhook
 
 
-def of_job(event: MailType, job: Job, at: float) -> dict[str, Any]:
+def build_job_body(event: MailType, job: Job, now: float) -> dict[str, Any]:
     """Return the body of a notification of a job; its ``id`` lets the recipient detect duplicates.
 
     The begin of a job that has already ended is reported without its final state, reason and exit code.
@@ -59,7 +59,7 @@ def of_job(event: MailType, job: Job, at: float) -> dict[str, Any]:
     return {
         "id": secrets.token_hex(8),
         "event": f"job-{event}",
-        "at": at,
+        "at": now,
         "job": job.id,
         "name": job.spec.name,
         "owner": job.spec.owner,
@@ -74,24 +74,26 @@ def of_job(event: MailType, job: Job, at: float) -> dict[str, Any]:
     }
 
 
-def of_alert(alert: Alert, at: float, *, begins: bool) -> dict[str, Any]:
+def build_alert_body(alert: Alert, now: float, *, begins: bool) -> dict[str, Any]:
     """Return the body of a notification to operators of an alert that begins or ends."""
-    told = {name: getattr(alert, name) for name in ("target", "summary", "cause", "remedy", "since", "cluster", "job")}
+    details = {
+        name: getattr(alert, name) for name in ("target", "summary", "cause", "remedy", "since", "cluster", "job")
+    }
     kind = {"kind": str(alert.kind), "severity": str(alert.severity)}
     event = "alert" if begins else "alert-over"
-    return {"id": secrets.token_hex(8), "event": event, "at": at, **kind, **told}
+    return {"id": secrets.token_hex(8), "event": event, "at": now, **kind, **details}
 
 
-def text_of(body: dict[str, Any]) -> tuple[str, str]:
+def format_mail(body: dict[str, Any]) -> tuple[str, str]:
     """Return the subject and the text of a mail for a notification body."""
     if body["event"].startswith("alert"):
-        over = "over: " if body["event"] == "alert-over" else f"{body['severity']}: "
+        prefix = "over: " if body["event"] == "alert-over" else f"{body['severity']}: "
         lines = [body["summary"], "", f"cause:  {body['cause']}", f"remedy: {body['remedy']}"]
-        return _line(f"[koala] {over}{body['target']}, {body['kind']}"), "\n".join(lines)
+        return _header_line(f"[koala] {prefix}{body['target']}, {body['kind']}"), "\n".join(lines)
     name = f" {body['name']}" if body["name"] else ""
-    what = {"job-begin": "runs", "job-waiting": "still waits"}.get(body["event"], f"has {body['state']}")
-    what = "is cancelled" if what == "has cancelled" else what
-    lines = [f"Job {body['job']}{name} of {body['owner']} {what}."]
+    status = {"job-begin": "runs", "job-waiting": "still waits"}.get(body["event"], f"has {body['state']}")
+    status = "is cancelled" if status == "has cancelled" else status
+    lines = [f"Job {body['job']}{name} of {body['owner']} {status}."]
     if body["reason"] and body["reason"] != body["state"]:
         lines.append(f"reason: {body['reason']}")
     if body["exit_code"] is not None:
@@ -101,9 +103,9 @@ def text_of(body: dict[str, Any]) -> tuple[str, str]:
     if body["restarts"]:
         lines.append(f"restarts: {body['restarts']}")
     lines += ["", f"koala show {body['job']}", f"koala explain {body['job']}"]
-    return _line(f"[koala] job {body['job']}{name} {what}"), "\n".join(lines)
+    return _header_line(f"[koala] job {body['job']}{name} {status}"), "\n".join(lines)
 
 
-def _line(text: str) -> str:
+def _header_line(text: str) -> str:
     """Return a text as a header of one line, so that names with line breaks cannot add headers."""
     return "".join(sign if sign.isprintable() else " " for sign in text)[:200]

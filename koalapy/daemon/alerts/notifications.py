@@ -11,8 +11,14 @@ from typing import Any
 import structlog
 
 from koalapy.config.notifications import NotificationSection
-from koalapy.daemon.alerts.notification_channels import Mail, NotTold, Sender, Webhooks
-from koalapy.daemon.alerts.notification_events import happened, of_alert, of_job, places, waits_since
+from koalapy.daemon.alerts.notification_channels import DeliveryFailed, Mail, Sender, Webhooks
+from koalapy.daemon.alerts.notification_events import (
+    build_alert_body,
+    build_job_body,
+    list_recipients,
+    requested_events,
+    waits_since,
+)
 from koalapy.daemon.engine.database import query
 from koalapy.model.alert import Alert, Severity
 from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
@@ -53,19 +59,19 @@ class Notifications:
         self._store, self._senders, self._section = store, senders, section
         self._clock, self._jobs = clock, jobs
         self._waiting: dict[int, Notification] = {}
-        self._at: dict[str, dict[int, None]] = {}
+        self._ids_by_recipient: dict[str, dict[int, None]] = {}
         """Ids by recipient: each recipient gets its notifications in order, however many retries one needs."""
-        self._of_owner: Counter[str] = Counter()
+        self._count_by_owner: Counter[str] = Counter()
         self._last_id = 0
-        for each in store.notifications():
-            self._add(each)
-            self._last_id = each.id
-        self._pace = Throttle(section.per_hour, 3600 / section.per_hour)
+        for notification in store.notifications():
+            self._add_to_queue(notification)
+            self._last_id = notification.id
+        self._rate_limit = Throttle(section.per_hour, 3600 / section.per_hour)
         self._paced: set[int] = set()
         """Notifications that the rate limit has let through once; their retries are not counted again."""
-        self._telling: dict[str, asyncio.Task[None]] = {}
+        self._deliveries: dict[str, asyncio.Task[None]] = {}
         """The running delivery of each recipient; one at a time."""
-        self._told: set[int] = set()
+        self._finished_ids: set[int] = set()
         """Ids of finished notifications that must still be removed from the store."""
         self._wake = asyncio.Event()
         self._looked_at = clock()
@@ -76,36 +82,42 @@ class Notifications:
 
     # Create notifications
 
-    def of(self, job: Job, before: JobState | None, now: float) -> list[Notification]:
+    def make_notifications(self, job: Job, previous_state: JobState | None, now: float) -> list[Notification]:
         """Return the notifications of a job's change. The caller stores them with the job, then calls ``send``."""
-        return [each for event in happened(job, before) for each in self._of_job(event, job, now)]
+        return [
+            notification
+            for event in requested_events(job, previous_state)
+            for notification in self._make_for_job(event, job, now)
+        ]
 
-    def _of_job(self, event: MailType, job: Job, now: float) -> list[Notification]:
-        if not self._has_room(job.spec.owner):
+    def _make_for_job(self, event: MailType, job: Job, now: float) -> list[Notification]:
+        if not self._has_capacity(job.spec.owner):
             return []
-        body = of_job(event, job, now)
-        return [self._new(channel, to, job.spec.owner, body, now) for channel, to in places(job)]
+        body = build_job_body(event, job, now)
+        return [self._make_notification(channel, to, job.spec.owner, body, now) for channel, to in list_recipients(job)]
 
-    def _has_room(self, owner: str) -> bool:
-        room = self._of_owner[owner] < self._section.waiting and len(self._waiting) < MAX_WAITING
-        if not room:
+    def _has_capacity(self, owner: str) -> bool:
+        has_capacity = self._count_by_owner[owner] < self._section.waiting and len(self._waiting) < MAX_WAITING
+        if not has_capacity:
             log.warning("too much waits to be told", action="notification-dropped", user=owner)
-        return room
+        return has_capacity
 
-    def _new(self, channel: Channel, to: str, owner: str, body: dict[str, Any], now: float) -> Notification:
+    def _make_notification(
+        self, channel: Channel, to: str, owner: str, body: dict[str, Any], now: float
+    ) -> Notification:
         self._last_id += 1
         return Notification(self._last_id, now, channel, to, owner, body)
 
-    def send(self, notifications: Iterable[Notification]) -> None:
+    def send_notifications(self, notifications: Iterable[Notification]) -> None:
         """Queue notifications for delivery; the caller has stored them, or stores them afterwards."""
-        for each in notifications:
-            self._add(each)
+        for notification in notifications:
+            self._add_to_queue(notification)
         self._wake.set()
 
-    def _add(self, each: Notification) -> None:
-        self._waiting[each.id] = each
-        self._at.setdefault(each.to, {})[each.id] = None
-        self._of_owner[each.owner] += 1
+    def _add_to_queue(self, notification: Notification) -> None:
+        self._waiting[notification.id] = notification
+        self._ids_by_recipient.setdefault(notification.to, {})[notification.id] = None
+        self._count_by_owner[notification.owner] += 1
 
     def alert_changed(self, alert: Alert, begins: bool) -> None:
         """Notify operators of an alert that begins or ends.
@@ -115,157 +127,163 @@ class Notifications:
         operators, now = self._section.operators, self._clock()
         if operators.severity is Severity.CRITICAL and alert.severity is not Severity.CRITICAL:
             return
-        if not self._has_room(""):
+        if not self._has_capacity(""):
             return
-        body = of_alert(alert, now, begins=begins)
-        found = [self._new("mail", to, "", body, now) for to in operators.mail]
-        found += [self._new("webhook", to, "", body, now) for to in operators.webhooks]
-        if found:
-            self.send(found)
-            self._keep(found)
+        body = build_alert_body(alert, now, begins=begins)
+        notifications = [self._make_notification("mail", to, "", body, now) for to in operators.mail]
+        notifications += [self._make_notification("webhook", to, "", body, now) for to in operators.webhooks]
+        if notifications:
+            self.send_notifications(notifications)
+            self._store_in_background(notifications)
 
-    async def look(self) -> None:
+    async def notify_long_waits(self) -> None:
         """Notify owners of the jobs that have become long-waiting since the last call."""
-        before, self._looked_at = self._looked_at, self._clock()
-        found: list[Notification] = []
-        async for some in iterate_in_slices(self._jobs(), SLICE):
-            for job in some:
+        last_look, self._looked_at = self._looked_at, self._clock()
+        notifications: list[Notification] = []
+        async for jobs in iterate_in_slices(self._jobs(), SLICE):
+            for job in jobs:
                 since = waits_since(job)
-                if since is not None and before < since + self._section.waiting_after <= self._looked_at:
-                    found += self._of_job(MailType.WAITING, job, self._looked_at)
-        if found:
-            self.send(found)
-            self._keep(found)
+                if since is not None and last_look < since + self._section.waiting_after <= self._looked_at:
+                    notifications += self._make_for_job(MailType.WAITING, job, self._looked_at)
+        if notifications:
+            self.send_notifications(notifications)
+            self._store_in_background(notifications)
 
     # Deliver notifications
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name="notifications")
+        self._task = asyncio.create_task(self._run_deliveries(), name="notifications")
 
     async def stop(self) -> None:
         """Stop the delivery; the next daemon run delivers the rest from the store."""
-        tasks = [task for task in (self._task, *self._telling.values(), *self._saving) if task is not None]
-        for task in (self._task, *self._telling.values()):
+        tasks = [task for task in (self._task, *self._deliveries.values(), *self._saving) if task is not None]
+        for task in (self._task, *self._deliveries.values()):
             if task is not None:
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
+    async def _run_deliveries(self) -> None:
         while True:
-            pause = self._begin_what_is_due()
+            pause = self._start_due_deliveries()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
             await asyncio.sleep(MIN_PAUSE)  # Collect further wake-ups: there may be many recipients.
             self._wake.clear()
 
-    def _begin_what_is_due(self) -> float | None:
+    def _start_due_deliveries(self) -> float | None:
         """Start the deliveries that are due; return the seconds until the next one is due, None if there is none."""
         now, next_at = self._clock(), None
-        for place, waiting in self._at.items():
-            if place in self._telling:
+        for recipient, ids in self._ids_by_recipient.items():
+            if recipient in self._deliveries:
                 continue
-            each = self._waiting[next(iter(waiting))]
-            due = max(each.next_at, now + self._too_fast(each, now))
+            notification = self._waiting[next(iter(ids))]
+            due = max(notification.next_at, now + self._rate_limit_delay(notification, now))
             if due > now:
                 next_at = due if next_at is None else min(next_at, due)
-            elif len(self._telling) < AT_ONCE:
-                if each.id not in self._paced:
-                    self._paced.add(each.id)
-                    self._pace.count(each.owner, now)
-                self._telling[place] = asyncio.create_task(self._tell(each))
+            elif len(self._deliveries) < AT_ONCE:
+                if notification.id not in self._paced:
+                    self._paced.add(notification.id)
+                    self._rate_limit.count(notification.owner, now)
+                self._deliveries[recipient] = asyncio.create_task(self._attempt_delivery(notification))
         return None if next_at is None else max(0.0, next_at - now)
 
-    def _too_fast(self, each: Notification, now: float) -> float:
-        return 0.0 if each.id in self._paced else self._pace.wait_time(each.owner, now)
+    def _rate_limit_delay(self, notification: Notification, now: float) -> float:
+        return 0.0 if notification.id in self._paced else self._rate_limit.wait_time(notification.owner, now)
 
-    async def _tell(self, each: Notification) -> None:
-        told = {
-            "channel": each.channel,
-            "to": each.destination,
-            "what": each.body.get("event"),
-            "job": each.body.get("job"),
+    async def _attempt_delivery(self, notification: Notification) -> None:
+        fields = {
+            "channel": notification.channel,
+            "to": notification.destination,
+            "what": notification.body.get("event"),
+            "job": notification.body.get("job"),
         }
         # The pause before a retry is set first, so that it applies however this try ends.
-        pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(each.tries, 20))
-        later = replace(each, tries=each.tries + 1, next_at=self._clock() + pause)
-        self._waiting[each.id] = later
+        pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(notification.tries, 20))
+        retried = replace(notification, tries=notification.tries + 1, next_at=self._clock() + pause)
+        self._waiting[notification.id] = retried
         try:
-            if (why_not := self._why_not(each)) or (sender := self._senders.get(each.channel)) is None:
-                raise NotTold(why_not or "this daemon does not send such any more", for_good=True)
-            await self._told_by(sender, each)
-        except NotTold as error:
-            if error.for_good or self._clock() - each.at >= self._section.keep:
-                log.warning("a notification is given up", action="notification-failed", reason=str(error), **told)
-                self._done(each)
+            if (reason := self._rejection_reason(notification)) or (
+                sender := self._senders.get(notification.channel)
+            ) is None:
+                raise DeliveryFailed(reason or "this daemon does not send such any more", for_good=True)
+            await self._deliver_through(sender, notification)
+        except DeliveryFailed as error:
+            if error.is_permanent or self._clock() - notification.at >= self._section.keep:
+                log.warning("a notification is given up", action="notification-failed", reason=str(error), **fields)
+                self._finish_delivery(notification)
             else:
-                log.info("a notification is tried again", action="notification-retried", reason=str(error), **told)
-                self._keep([later])
+                log.info("a notification is tried again", action="notification-retried", reason=str(error), **fields)
+                self._store_in_background([retried])
         else:
-            log.info("notification sent", action="notified", **told)
-            self._done(each)
+            log.info("notification sent", action="notified", **fields)
+            self._finish_delivery(notification)
         finally:
-            self._telling.pop(each.to, None)
+            self._deliveries.pop(notification.to, None)
             self._wake.set()
 
-    def _why_not(self, each: Notification) -> str:
+    def _rejection_reason(self, notification: Notification) -> str:
         """Return why the present configuration does not allow a notification; empty if it does."""
         reachable, operators = self._section.reachable, self._section.operators
-        if not each.owner:
+        if not notification.owner:
             return (
                 ""
-                if each.to in (*operators.mail, *operators.webhooks)
+                if notification.to in (*operators.mail, *operators.webhooks)
                 else "operators no longer receive this notification"
             )
-        return reachable.mail_problem(each.to) if each.channel == "mail" else reachable.webhook_problem(each.to)
+        return (
+            reachable.mail_problem(notification.to)
+            if notification.channel == "mail"
+            else reachable.webhook_problem(notification.to)
+        )
 
-    def _done(self, each: Notification) -> None:
-        del self._waiting[each.id]
-        del self._at[each.to][each.id]
-        if not self._at[each.to]:
-            del self._at[each.to]
-        self._paced.discard(each.id)
-        self._of_owner[each.owner] -= 1
-        if not self._of_owner[each.owner]:
-            del self._of_owner[each.owner]
-        self._told.add(each.id)
-        self._keep([])
+    def _finish_delivery(self, notification: Notification) -> None:
+        del self._waiting[notification.id]
+        del self._ids_by_recipient[notification.to][notification.id]
+        if not self._ids_by_recipient[notification.to]:
+            del self._ids_by_recipient[notification.to]
+        self._paced.discard(notification.id)
+        self._count_by_owner[notification.owner] -= 1
+        if not self._count_by_owner[notification.owner]:
+            del self._count_by_owner[notification.owner]
+        self._finished_ids.add(notification.id)
+        self._store_in_background([])
 
     # Store notifications
 
-    def _keep(self, changed: Iterable[Notification]) -> None:
+    def _store_in_background(self, changed: Iterable[Notification]) -> None:
         """Store changed notifications in the background.
 
         If that fails, they are still delivered, or delivered again after a restart.
         """
-        saving = asyncio.create_task(self._save(list(changed)))
+        saving = asyncio.create_task(self._store_changes(list(changed)))
         self._saving.add(saving)
         saving.add_done_callback(self._saving.discard)
 
-    async def _save(self, changed: list[Notification]) -> None:
+    async def _store_changes(self, changed: list[Notification]) -> None:
         async with self._turn:
             try:
                 # Notifications that were delivered in the meantime must not be stored again.
-                if still := [each for each in changed if each.id in self._waiting]:
-                    await query(self._store.save_notifications, still)
-                if told := frozenset(self._told):
-                    await query(self._store.remove_notifications, told)
-                    self._told -= told
+                if undelivered := [notification for notification in changed if notification.id in self._waiting]:
+                    await query(self._store.save_notifications, undelivered)
+                if finished := frozenset(self._finished_ids):
+                    await query(self._store.remove_notifications, finished)
+                    self._finished_ids -= finished
             except (StoreUnavailable, LeaseLost) as error:
                 log.warning("what is on its way is not kept", action="notifications-not-kept", error=error.message)
 
     @staticmethod
-    async def _told_by(sender: Sender, each: Notification) -> None:
-        """Deliver a notification. Raise ``NotTold`` for unexpected errors as well, so that retries end."""
+    async def _deliver_through(sender: Sender, notification: Notification) -> None:
+        """Deliver a notification. Raise ``DeliveryFailed`` for unexpected errors as well, so that retries end."""
         try:
-            await sender.tell(each)
-        except NotTold:
+            await sender.deliver_notification(notification)
+        except DeliveryFailed:
             raise
         except Exception as error:
             log.error(
                 "sending a notification failed by an internal error", action="notification-broken", exc_info=error
             )
-            raise NotTold(f"internal error: {type(error).__name__}") from error
+            raise DeliveryFailed(f"internal error: {type(error).__name__}") from error
 
 
 def build_notifications(
@@ -291,6 +309,6 @@ def build_notifications(
     if section.mail is not None:
         senders["mail"] = Mail(section.mail, context)
     if section.webhooks:
-        secrets = {host: own.secret for host, own in section.webhooks.items()}
+        secrets = {host: webhook.secret for host, webhook in section.webhooks.items()}
         senders["webhook"] = Webhooks(secrets, context)
     return Notifications(store, senders, section, clock, jobs)

@@ -47,10 +47,10 @@ End = Callable[[], None]
 class Verifier(Protocol):
     """A verifier of the tokens of an OpenID provider."""
 
-    def known(self, token: str) -> Verified | None:
+    def cached_result(self, token: str) -> Verified | None:
         """Return the result of an earlier verification, or None if there is none or the token has expired."""
 
-    async def verify(self, token: str) -> Verified:
+    async def verify_token(self, token: str) -> Verified:
         """Verify a token.
 
         Raise ``TokenRejected`` for an invalid token, and ``SiteUnavailable`` while the provider's keys are unavailable.
@@ -65,7 +65,7 @@ def agent_of(cluster: ClusterName) -> str:
     return f"the agent of {cluster}"
 
 
-def vouched_by(token: StoredToken) -> tuple[str, ClusterName]:
+def attested_login(token: StoredToken) -> tuple[str, ClusterName]:
     """Return the account of a login and the cluster of the agent that attested it; both empty for other tokens."""
     account, _, cluster = token.how.rpartition(" on ")
     return (account, cluster) if account and token.created_by == agent_of(cluster) else ("", "")
@@ -112,7 +112,7 @@ class Identities:
         self._stored = {token.id: token for token in (store.tokens() if store else ())}
         self._valid: dict[str, Identity] = {}
         for token in self._stored.values():
-            self._admit(token)
+            self._register_token(token)
         self._last_used: dict[int, float] = {}
         """Times of last use that are not stored yet, by token number."""
         self._open: dict[int, set[End]] = {}
@@ -130,23 +130,25 @@ class Identities:
         names, now = {user, user.rpartition("@")[0] or user}, self._clock()
         if names & self._reserved:
             return Role.ADMIN
-        held = [one for one in self._fixed.values() if one.user in names]
-        held += [one for one in self._valid.values() if one.user in names and not _has_expired(one, now)]
-        roles = [one.role for one in held] + [self._users.configured_role(name) for name in names]
+        identities = [identity for identity in self._fixed.values() if identity.user in names]
+        identities += [
+            identity for identity in self._valid.values() if identity.user in names and not _has_expired(identity, now)
+        ]
+        roles = [identity.role for identity in identities] + [self._users.configured_role(name) for name in names]
         if self._provider is not None:
             roles += [self._provider.role_of(name) for name in names]
         return highest_role(roles)
 
-    def _admit(self, token: StoredToken) -> None:
+    def _register_token(self, token: StoredToken) -> None:
         if token.revoked_at is None and token.role in ROLES:
             how = token.how or f"token {token.id}"
             groups = self._users.groups_of(token.user)
-            _, site = vouched_by(token)
+            _, site = attested_login(token)
             self._valid[token.digest] = Identity(
                 token.user, Role(token.role), how, groups, token.id, token.expires_at, site
             )
 
-    def of(self, token: str) -> Identity | None:
+    def find_identity(self, token: str) -> Identity | None:
         """Return the identity of a token, or None if it is unknown, expired or revoked.
 
         A provider token is known only after ``verify``.
@@ -154,24 +156,24 @@ class Identities:
         digest = digest_of_token(token)
         if (fixed := self._fixed.get(digest)) is not None:
             return fixed
-        found = self._valid.get(digest)
-        if found is None or found.token is None:
-            signed = self._provider.known(token) if self._provider and is_provider_token(token) else None
+        identity = self._valid.get(digest)
+        if identity is None or identity.token is None:
+            signed = self._provider.cached_result(token) if self._provider and is_provider_token(token) else None
             return self._of_provider(signed) if signed and signed.user not in self._reserved else None
         now = self._clock()
-        if _has_expired(found, now):
+        if _has_expired(identity, now):
             return None
-        self._last_used[found.token] = now
-        return found
+        self._last_used[identity.token] = now
+        return identity
 
-    async def verify(self, token: str) -> Identity | None:
+    async def verify_token(self, token: str) -> Identity | None:
         """Verify a token with the OpenID provider's keys and return its identity, or None if it is no provider token.
 
         Raise ``TokenRejected`` for an invalid token, and ``SiteUnavailable`` while the provider's keys are unavailable.
         """
         if self._provider is None or not is_provider_token(token):
             return None
-        signed = await self._provider.verify(token)
+        signed = await self._provider.verify_token(token)
         if signed.user in self._reserved:
             raise TokenRejected(
                 f"the user {signed.user} is the daemon's own; map the claim to another one in oidc.users"
@@ -186,7 +188,7 @@ class Identities:
         )
 
     @contextmanager
-    def using(self, identity: Identity, end: End) -> Iterator[None]:
+    def end_on_expiry(self, identity: Identity, end: End) -> Iterator[None]:
         """Call ``end`` when the identity's token expires or is revoked before the context exits."""
         number, expiry = identity.token, None
         if identity.expires_at is not None:
@@ -205,25 +207,27 @@ class Identities:
 
     # Create tokens
 
-    async def create(self, order: TokenOrder, by: Identity) -> tuple[StoredToken, str]:
+    async def create_token(self, order: TokenOrder, caller: Identity) -> tuple[StoredToken, str]:
         """Create a token; return its stored record and its text, which cannot be retrieved later.
 
         Raise ``ForbiddenError`` if a caller other than an administrator orders a token for another user or with a
         higher role. Such a caller's new token expires no later than the token used for the request.
         """
         now = self._clock()
-        if order.user in self._reserved and by.user not in self._reserved:
+        if order.user in self._reserved and caller.user not in self._reserved:
             raise ForbiddenError(
                 f"{order.user} is a name of the daemon's own", field="user", value=order.user, hint="give another name"
             )
         expires_at = None if order.expires is None else now + order.expires
-        if not by.has_role(Role.ADMIN):
-            _check_own(order, by)
-            if by.expires_at is not None:
-                expires_at = by.expires_at if expires_at is None else min(expires_at, by.expires_at)
-        return await self.issue(order.user, order.role, expires_at, by.user, note=order.note, made_by=by.token)
+        if not caller.has_role(Role.ADMIN):
+            _check_permission(order, caller)
+            if caller.expires_at is not None:
+                expires_at = caller.expires_at if expires_at is None else min(expires_at, caller.expires_at)
+        return await self.issue_token(
+            order.user, order.role, expires_at, caller.user, note=order.note, made_by=caller.token
+        )
 
-    async def issue(
+    async def issue_token(
         self,
         user: str,
         role: Role,
@@ -243,8 +247,8 @@ class Identities:
             raise StoreUnavailable("this daemon keeps no tokens")
         async with self._changing:
             now = self._clock()
-            held = sum(self.is_valid(token, now) for token in self._stored.values() if token.user == user)
-            if held >= self._max_tokens:
+            token_count = sum(self.is_valid(token, now) for token in self._stored.values() if token.user == user)
+            if token_count >= self._max_tokens:
                 raise ConflictError(
                     f"{user} has {self._max_tokens} tokens already",
                     field="user",
@@ -255,10 +259,19 @@ class Identities:
             maker = None if made_by is None else self._stored.get(made_by)
             if made_by is not None and (maker is None or not self.is_valid(maker, now)):
                 raise ForbiddenError("the token that was shown holds no longer", hint="show another")
-            shown = PREFIX + secrets.token_urlsafe(32)
+            token_text = PREFIX + secrets.token_urlsafe(32)
             number = max(self._stored, default=0) + 1
             token = StoredToken(
-                number, digest_of_token(shown), user, str(role), how, note, now, created_by, expires_at, made_by=made_by
+                number,
+                digest_of_token(token_text),
+                user,
+                str(role),
+                how,
+                note,
+                now,
+                created_by,
+                expires_at,
+                made_by=made_by,
             )
             # Register the token before writing it: if its maker is revoked during the write, this token is revoked too.
             self._stored[number] = token
@@ -269,8 +282,8 @@ class Identities:
                 raise
             if self._stored[number].revoked_at is not None:
                 raise ForbiddenError("the token that was shown holds no longer", hint="show another")
-            self._admit(token)
-        return token, shown
+            self._register_token(token)
+        return token, token_text
 
     # List tokens
 
@@ -278,14 +291,14 @@ class Identities:
     def is_valid(token: StoredToken, now: float) -> bool:
         return token.revoked_at is None and (token.expires_at is None or token.expires_at > now)
 
-    def list(self, by: Identity, user: str | None = None, *, every: bool = False) -> Sequence[StoredToken]:
+    def list_tokens(self, caller: Identity, user: str | None = None, *, every: bool = False) -> Sequence[StoredToken]:
         """Return the valid tokens, with ``every`` the expired and revoked ones as well.
 
         Administrators get the tokens of ``user``, or of all users if it is None; other callers get only their tokens.
         """
         now = self._clock()
-        if not by.has_role(Role.ADMIN):
-            user = by.user if user in (None, by.user) else ""
+        if not caller.has_role(Role.ADMIN):
+            user = caller.user if user in (None, caller.user) else ""
         chosen = (token for token in self._stored.values() if user in (None, token.user))
         return [self._with_last_use(token) for token in chosen if every or self.is_valid(token, now)]
 
@@ -295,7 +308,7 @@ class Identities:
 
     # Revoke tokens
 
-    async def revoke(self, tokens: Collection[int], by: Identity) -> Sequence[StoredToken]:
+    async def revoke_tokens(self, tokens: Collection[int], caller: Identity) -> Sequence[StoredToken]:
         """Revoke tokens and all tokens made by them, and cancel their running requests at once.
 
         Raise ``NotFoundError`` if a token does not exist or belongs to another user; then none is revoked. Raise
@@ -303,8 +316,8 @@ class Identities:
         be revoked again.
         """
         for number in tokens:
-            found = self._stored.get(number)
-            if found is None or not (by.has_role(Role.ADMIN) or by.owns(found.user)):
+            token = self._stored.get(number)
+            if token is None or not (caller.has_role(Role.ADMIN) or caller.owns(token.user)):
                 raise NotFoundError(
                     f"there is no token {number}",
                     field="token",
@@ -312,14 +325,16 @@ class Identities:
                     hint="koala token list",
                     code=ProblemCode.TOKEN_NOT_FOUND,
                 )
-        return await self._revoke(self._with_those_made_by(tokens))
+        return await self._apply_revocation(self._with_derived_tokens(tokens))
 
     async def revoke_all(self) -> Sequence[StoredToken]:
         """Revoke all valid stored tokens; the daemon's own token and the configured tokens stay valid."""
         now = self._clock()
-        return await self._revoke({number for number, token in self._stored.items() if self.is_valid(token, now)})
+        return await self._apply_revocation(
+            {number for number, token in self._stored.items() if self.is_valid(token, now)}
+        )
 
-    async def _revoke(self, tokens: Collection[int]) -> Sequence[StoredToken]:
+    async def _apply_revocation(self, tokens: Collection[int]) -> Sequence[StoredToken]:
         now = self._clock()
         for number in sorted(tokens):
             token = self._stored[number]
@@ -329,46 +344,46 @@ class Identities:
             for end in tuple(self._open.get(number, ())):
                 end()
         revoked = [self._stored[number] for number in sorted(tokens)]
-        await self._save(tokens)
+        await self._store_tokens(tokens)
         return revoked
 
-    def _with_those_made_by(self, tokens: Iterable[int]) -> set[int]:
+    def _with_derived_tokens(self, tokens: Iterable[int]) -> set[int]:
         """Return the tokens and all tokens made by them, directly or indirectly."""
-        found, more = set[int](), set(tokens)
-        while more:
-            found |= more
-            more = {number for number, token in self._stored.items() if token.made_by in more} - found
-        return found
+        numbers, derived = set[int](), set(tokens)
+        while derived:
+            numbers |= derived
+            derived = {number for number, token in self._stored.items() if token.made_by in derived} - numbers
+        return numbers
 
     # Periodic work
 
     async def store_last_uses(self) -> None:
         """Store the times of last use of all tokens; called periodically, so that no request waits for it."""
         used, self._last_used = self._last_used, {}
-        for number, at in used.items():
+        for number, used_at in used.items():
             if (token := self._stored.get(number)) is not None:
-                self._stored[number] = replace(token, last_used_at=at)
+                self._stored[number] = replace(token, last_used_at=used_at)
         try:
-            await self._save(used)
+            await self._store_tokens(used)
         except (StoreUnavailable, LeaseLost) as error:
             log.warning("when tokens were used is not stored", action="token-not-stored", error=error.message)
 
-    async def tidy(self) -> int:
+    async def remove_expired(self) -> int:
         """Remove tokens that ended more than ``RETENTION`` ago and return their number.
 
         The newest token stays, so that no number is used twice.
         """
-        before, newest = self._clock() - RETENTION, max(self._stored, default=0)
+        horizon, newest = self._clock() - RETENTION, max(self._stored, default=0)
         old = {
             number
             for number, token in self._stored.items()
-            if number != newest and min(_moments(token), default=before) < before
+            if number != newest and min(_end_times(token), default=horizon) < horizon
         }
         # Keep an old token that made a token that stays: revocation follows these links.
-        kept = self._stored.keys() - old
-        while kept:
-            kept = {made_by for number in kept if (made_by := self._stored[number].made_by) in old}
-            old -= kept
+        retained = self._stored.keys() - old
+        while retained:
+            retained = {made_by for number in retained if (made_by := self._stored[number].made_by) in old}
+            old -= retained
         async with self._changing:
             if old and self._store is not None:
                 await run_in_database(self._store.remove_tokens, old)
@@ -376,28 +391,28 @@ class Identities:
                     self._valid.pop(self._stored.pop(number).digest, None)
         return len(old)
 
-    async def _save(self, tokens: Collection[int]) -> None:
+    async def _store_tokens(self, tokens: Collection[int]) -> None:
         async with self._changing:
             rows = [self._stored[number] for number in sorted(tokens) if number in self._stored]
             if rows and self._store is not None:
                 await run_in_database(self._store.save_tokens, rows)
 
 
-def _moments(token: StoredToken) -> list[float]:
+def _end_times(token: StoredToken) -> list[float]:
     """Return the times at which a token expires and was revoked, as far as they exist."""
-    return [at for at in (token.expires_at, token.revoked_at) if at is not None]
+    return [end for end in (token.expires_at, token.revoked_at) if end is not None]
 
 
 def _has_expired(identity: Identity, now: float) -> bool:
     return identity.expires_at is not None and identity.expires_at <= now
 
 
-def _check_own(order: TokenOrder, by: Identity) -> None:
-    if order.user != by.user:
+def _check_permission(order: TokenOrder, caller: Identity) -> None:
+    if order.user != caller.user:
         raise ForbiddenError(
             "tokens for others are made by administrators", field="user", value=order.user, hint="leave it out"
         )
-    if not by.has_role(order.role):
+    if not caller.has_role(order.role):
         raise ForbiddenError(
             f"a token for {order.role}s is made by administrators",
             field="role",

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from koalapy.daemon.auth.identities import agent_of, vouched_by
+from koalapy.daemon.auth.identities import agent_of, attested_login
 from koalapy.daemon.observability.audit import DONE, REFUSED, Audit
 from koalapy.model.errors import BusyError, KoalaError
 from koalapy.model.identity import Identity, Role
@@ -30,7 +30,7 @@ MAX_LOGINS = 20
 """Maximum number of valid logins of an account; the oldest ones are revoked."""
 ACCOUNT = re.compile(r"[A-Za-z0-9_.+-]{1,80}(@[A-Za-z0-9.-]{1,80})?\$?", re.ASCII)
 """Names of accounts that may log in without an entry in the configuration."""
-_ANYBODY = 2**31 - 1
+_UNKNOWN_UID = 2**31 - 1
 """A uid above those of all system accounts, for checks where the real one is unknown."""
 _DAEMON = Identity("", Role.ADMIN, "the daemon itself")
 
@@ -38,13 +38,13 @@ _DAEMON = Identity("", Role.ADMIN, "the daemon itself")
 class TokenMaker(Protocol):
     """An issuer of tokens that also lists and revokes them."""
 
-    async def issue(
+    async def issue_token(
         self, user: str, role: Role, expires_at: float | None, created_by: str, *, how: str = ""
     ) -> tuple[StoredToken, str]: ...
 
-    def list(self, by: Identity, user: str | None = None) -> Collection[StoredToken]: ...
+    def list_tokens(self, caller: Identity, user: str | None = None) -> Collection[StoredToken]: ...
 
-    async def revoke(self, tokens: Collection[int], by: Identity) -> object: ...
+    async def revoke_tokens(self, tokens: Collection[int], caller: Identity) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class LoginRules:
         """Return the user of an account. Raise ``Refused`` if it may not log in, or its user is reserved."""
         user = self._mapped_user(cluster, account, uid)
         if user in self.reserved:
-            raise Refused(
+            raise LoginRejected(
                 f"{account} of {cluster} is {user}, which is a name of the daemon's own",
                 "show a token: koala token create, on the daemon's host, makes one (KOALA_TOKEN)",
             )
@@ -76,24 +76,26 @@ class LoginRules:
 
     def _mapped_user(self, cluster: ClusterName, account: str, uid: int) -> str:
         domain = self.domains.get(cluster, Domain())
-        person = self.users.configured_user_of(cluster, account)
+        configured_user = self.users.configured_user_of(cluster, account)
         if account in self.refused.get(cluster, ()):
-            raise Refused(f"the account {account} of {cluster} gets no login", "ask the grid's administrators why")
+            raise LoginRejected(
+                f"the account {account} of {cluster} gets no login", "ask the grid's administrators why"
+            )
         if domain.identity == "own":
-            if not domain.user or person not in (None, domain.user):
-                raise Refused(f"{account} of {cluster} is not {domain.user}", f"correct clusters.{cluster}.user")
+            if not domain.user or configured_user not in (None, domain.user):
+                raise LoginRejected(f"{account} of {cluster} is not {domain.user}", f"correct clusters.{cluster}.user")
             return domain.user
-        if person is not None:
-            return person
-        way_out = f"ask the grid's administrators for users.NAME.accounts: {{{cluster}: {account}}}"
-        least = (self.min_uids or {}).get(cluster, 1000)
-        if uid in (ROOT, NOBODY) or uid < least:
-            raise Refused(f"{account} of {cluster} (uid {uid}) is an account of the system", way_out)
+        if configured_user is not None:
+            return configured_user
+        hint = f"ask the grid's administrators for users.NAME.accounts: {{{cluster}: {account}}}"
+        min_uid = (self.min_uids or {}).get(cluster, 1000)
+        if uid in (ROOT, NOBODY) or uid < min_uid:
+            raise LoginRejected(f"{account} of {cluster} (uid {uid}) is an account of the system", hint)
         user = self.users.user_of(cluster, account)
         if user is None:
-            raise Refused(f"the account {account} of {cluster} belongs to no configured user", way_out)
+            raise LoginRejected(f"the account {account} of {cluster} belongs to no configured user", hint)
         if not ACCOUNT.fullmatch(account):
-            raise Refused(f"{account!r} of {cluster} has a name that users cannot have here", way_out)
+            raise LoginRejected(f"{account!r} of {cluster} has a name that users cannot have here", hint)
         return user
 
     def role_of(self, user: str, cluster: ClusterName) -> Role:
@@ -101,7 +103,7 @@ class LoginRules:
         return self.users.configured_role(user) if cluster in self.trusted else Role.USER
 
 
-class Refused(Exception):
+class LoginRejected(Exception):
     """The rejection of a login, with a hint for the user."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -125,67 +127,69 @@ class Logins:
         self._by_cluster = Throttle(burst=500, interval=0.1)
         self._by_account = Throttle(burst=12, interval=5.0)
 
-    async def vouched(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
+    async def handle_vouch(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
         """Log in an account of ``cluster`` that its agent attests; return a token, or why the login is rejected."""
         try:
             return await self._log_in(cluster, vouch)
-        except Refused as refusal:
+        except LoginRejected as refusal:
             error, hint = refusal.message, refusal.hint
         except KoalaError as failure:
             error, hint = failure.message, failure.hint or "try again later"
         log.warning("login refused", action="login-refused", cluster=cluster, account=vouch.account[:100], error=error)
-        await self._write_down(cluster, None, vouch.account, REFUSED, error)
+        await self._record_login(cluster, None, vouch.account, REFUSED, error)
         return Vouched(ident=vouch.ident, error=error, hint=hint)
 
     async def _log_in(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
         now, account = self._monotonic(), vouch.account
         if wait := self._by_cluster.count_if_allowed(cluster, now):
-            raise Refused(f"too many logins from {cluster}", f"try again in {wait:.0f} s")
+            raise LoginRejected(f"too many logins from {cluster}", f"try again in {wait:.0f} s")
         # Rejected accounts are not counted by account, so that they take no memory.
         user = self._rules.user_of(cluster, account, vouch.uid)
         if vouch.runs_jobs and self._rules.users.configured_user_of(cluster, account) is None:
-            raise Refused(
+            raise LoginRejected(
                 f"{account} of {cluster} is the account of all jobs there, each of which would be another user so",
                 "log in as yourself, or show a token (KOALA_TOKEN)",
             )
         role = self._rules.role_of(user, cluster)
         if wait := self._by_account.count_if_allowed((cluster, account), now):
-            raise Refused(f"too many logins of {account} on {cluster}", f"try again in {wait:.0f} s")
+            raise LoginRejected(f"too many logins of {account} on {cluster}", f"try again in {wait:.0f} s")
         how = f"{account} on {cluster}"
         lifetime = self._rules.lifetime
-        token, shown = await self._tokens.issue(user, role, self._clock() + lifetime, agent_of(cluster), how=how)
+        token, token_text = await self._tokens.issue_token(
+            user, role, self._clock() + lifetime, agent_of(cluster), how=how
+        )
         log.info("login", action="login", cluster=cluster, account=account, user=user, role=str(role), token=token.id)
-        await self._write_down(cluster, Identity(user, role, how), f"token {token.id}", DONE)
-        await self._end_oldest(user, how)
-        return Vouched(ident=vouch.ident, token=shown, user=user, role=str(role), lifetime=lifetime)
+        await self._record_login(cluster, Identity(user, role, how), f"token {token.id}", DONE)
+        await self._revoke_oldest(user, how)
+        return Vouched(ident=vouch.ident, token=token_text, user=user, role=str(role), lifetime=lifetime)
 
-    async def _write_down(
-        self, cluster: ClusterName, by: Identity | None, target: str, outcome: str, detail: str = ""
+    async def _record_login(
+        self, cluster: ClusterName, user: Identity | None, target: str, outcome: str, detail: str = ""
     ) -> None:
         if self._audit is not None:
             origin = f"cluster {cluster}"
-            await self._audit.record("login", by, origin=origin, target=target[:100], outcome=outcome, detail=detail)
+            await self._audit.record("login", user, origin=origin, target=target[:100], outcome=outcome, detail=detail)
 
-    async def _end_oldest(self, user: str, how: str) -> None:
+    async def _revoke_oldest(self, user: str, how: str) -> None:
         """Revoke the oldest logins of an account beyond ``MAX_LOGINS``."""
-        held = sorted(token.id for token in self._tokens.list(_DAEMON, user) if token.how == how)
-        if excess := held[:-MAX_LOGINS]:
-            await self._tokens.revoke(excess, _DAEMON)
+        tokens = sorted(token.id for token in self._tokens.list_tokens(_DAEMON, user) if token.how == how)
+        if excess := tokens[:-MAX_LOGINS]:
+            await self._tokens.revoke_tokens(excess, _DAEMON)
 
-    async def end_what_is_over(self) -> None:
+    async def revoke_outdated(self) -> None:
         """Revoke the logins that the present configuration would not grant; called when the daemon starts."""
-        over = [token.id for token in self._tokens.list(_DAEMON) if self._is_over(token)]
-        if over:
-            log.info("logins of an earlier configuration are over", action="logins-over", tokens=over)
-            await self._tokens.revoke(over, _DAEMON)
+        outdated = [token.id for token in self._tokens.list_tokens(_DAEMON) if self._is_outdated(token)]
+        if outdated:
+            log.info("logins of an earlier configuration are over", action="logins-over", tokens=outdated)
+            await self._tokens.revoke_tokens(outdated, _DAEMON)
 
-    def _is_over(self, token: StoredToken) -> bool:
-        account, cluster = vouched_by(token)
+    def _is_outdated(self, token: StoredToken) -> bool:
+        account, cluster = attested_login(token)
         if not cluster:
             return False  # Not the token of a login.
         try:
-            user = self._rules.user_of(cluster, account, uid=_ANYBODY)
-        except Refused:
+            user = self._rules.user_of(cluster, account, uid=_UNKNOWN_UID)
+        except LoginRejected:
             return True
         return user != token.user or str(self._rules.role_of(user, cluster)) != token.role
 
@@ -203,23 +207,23 @@ class LoginCodes:
         self._clock = clock
         self._codes: dict[str, tuple[Identity, float]] = {}
 
-    def make(self, identity: Identity) -> str:
+    def create_code(self, identity: Identity) -> str:
         """Return a new code that logs in with the given identity. Raise ``BusyError`` if there are too many codes."""
         now = self._clock()
-        self._codes = {code: (who, until) for code, (who, until) in self._codes.items() if until > now}
+        self._codes = {code: (holder, until) for code, (holder, until) in self._codes.items() if until > now}
         if len(self._codes) >= MAX_CODES:
             raise BusyError("too many log in at once", retry_after=LOGIN_CODE_TTL_S, hint="try again in a minute")
         code = secrets.token_urlsafe(24)
         self._codes[code] = (identity, now + LOGIN_CODE_TTL_S)
         return code
 
-    def whose(self, code: str) -> Identity | None:
+    def find_identity(self, code: str) -> Identity | None:
         """Return the identity of a code without using it up, or None if the code is unknown or expired."""
-        who, until = self._codes.get(code, (None, 0.0))
-        return who if until > self._clock() else None
+        identity, until = self._codes.get(code, (None, 0.0))
+        return identity if until > self._clock() else None
 
-    def take(self, code: str) -> Identity | None:
+    def redeem_code(self, code: str) -> Identity | None:
         """Return the identity of a code and invalidate the code; None if it is unknown or expired."""
-        who = self.whose(code)
+        identity = self.find_identity(code)
         self._codes.pop(code, None)
-        return who
+        return identity

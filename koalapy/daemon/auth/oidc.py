@@ -52,10 +52,10 @@ class ProviderKeys:
 
         Raise ``SiteUnavailable`` if there are no keys.
         """
-        if not self._has(kid):
+        if not self._has_key(kid):
             async with self._fetching:
-                if not self._has(kid) and self._clock() - self._tried_at >= MIN_PAUSE:
-                    await self._take()
+                if not self._has_key(kid) and self._clock() - self._tried_at >= MIN_PAUSE:
+                    await self._fetch_keys()
         if not self._keys:
             raise SiteUnavailable(
                 f"the keys of the OpenID provider cannot be had: {self._problem}",
@@ -64,87 +64,91 @@ class ProviderKeys:
             )
         return self._keys
 
-    async def refresh(self) -> None:
+    async def refresh_keys(self) -> None:
         """Fetch the keys again. If that fails, drop keys that are older than ``MAX_AGE``."""
         async with self._fetching:
-            await self._take()
+            await self._fetch_keys()
 
-    def _has(self, kid: str | None) -> bool:
+    def _has_key(self, kid: str | None) -> bool:
         return any(kid in (None, key.kid) for key in self._keys)
 
-    async def _take(self) -> None:
+    async def _fetch_keys(self) -> None:
         self._tried_at = self._clock()
         try:
             async with asyncio.timeout(FETCH_TIMEOUT):
-                keys = signing_keys(await self._fetch())
+                keys = parse_signing_keys(await self._fetch())
         except (OSError, ValueError, RecursionError, httpx2.HTTPError, JoseError, TimeoutError) as error:
-            said = str(error) or type(error).__name__
+            problem = str(error) or type(error).__name__
             if not self._problem:
-                log.error("the keys of the OpenID provider cannot be had", action="oidc-keys-missing", error=said)
-            self._problem = said
+                log.error("the keys of the OpenID provider cannot be had", action="oidc-keys-missing", error=problem)
+            self._problem = problem
             if self._clock() - self._fetched_at >= MAX_AGE:
-                self._replace(KeySet([]))
+                self._replace_keys(KeySet([]))
             return
         self._fetched_at, self._problem = self._clock(), ""
-        self._replace(keys)
+        self._replace_keys(keys)
 
-    def _replace(self, keys: KeySet) -> None:
+    def _replace_keys(self, keys: KeySet) -> None:
         if keys.as_dict() != self._keys.as_dict():
             self._keys = keys
             self._changed()
 
 
-def signing_keys(content: bytes) -> KeySet:
+def parse_signing_keys(content: bytes) -> KeySet:
     """Return the usable signing keys of a JSON key set. Raise ``ValueError`` if it is invalid or has none."""
     if len(content) > MAX_SIZE:
         raise ValueError(f"they are more than {MAX_SIZE} bytes")
-    told = json.loads(content)
-    listed = told.get("keys") if isinstance(told, dict) else None
+    document = json.loads(content)
+    listed = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(listed, list):
         raise ValueError("it is no set of keys: there is no list keys")
-    found: list[Key] = [key for each in listed if (key := _signing_key(each)) is not None]
-    if not found:
+    keys: list[Key] = [key for entry in listed if (key := _parse_signing_key(entry)) is not None]
+    if not keys:
         raise ValueError("there is no key that may sign by RS256, ES256 or EdDSA")
-    return KeySet(found)
+    return KeySet(keys)
 
 
-def _signing_key(told: Any) -> Key | None:
+def _parse_signing_key(entry: Any) -> Key | None:
     """Return a public signing key, or None if it is invalid, too weak or of an unsupported type.
 
     Symmetric keys are never accepted.
     """
-    if not isinstance(told, dict) or told.get("use", "sig") != "sig" or "verify" not in told.get("key_ops", ["verify"]):
+    if (
+        not isinstance(entry, dict)
+        or entry.get("use", "sig") != "sig"
+        or "verify" not in entry.get("key_ops", ["verify"])
+    ):
         return None
-    if told.get("kty") not in ("RSA", "EC", "OKP") or told.get("crv") not in (None, "P-256", "Ed25519"):
+    if entry.get("kty") not in ("RSA", "EC", "OKP") or entry.get("crv") not in (None, "P-256", "Ed25519"):
         return None
     try:
-        key = import_key({name: told[name] for name in _PUBLIC if name in told})
+        key = import_key({name: entry[name] for name in _PUBLIC if name in entry})
     except (JoseError, ValueError, TypeError, KeyError):
         return None
     if isinstance(key, RSAKey):
         return key if key.raw_value.key_size >= MIN_RSA_BITS else None
     kinds = {"P-256": ECKey, "Ed25519": OKPKey}
-    return key if isinstance(key, kinds[told["crv"]]) else None
+    return key if isinstance(key, kinds[entry["crv"]]) else None
 
 
 _PUBLIC = ("kty", "kid", "alg", "use", "n", "e", "crv", "x", "y")
 
 
-def source_of(provider: Provider) -> Fetch:
+def key_source(provider: Provider) -> Fetch:
     """Return the function that fetches a provider's key set, from its file or its URI."""
     if provider.jwks_file is not None:
         path = Path(provider.jwks_file)
-        return lambda: asyncio.to_thread(_read, path)
+        return lambda: asyncio.to_thread(_read_key_file, path)
     uri = provider.jwks_uri or ""
-    return lambda: fetch(uri)
+    return lambda: fetch_content(uri)
 
 
-def _read(path: Path) -> bytes:
+def _read_key_file(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_SIZE + 1)
 
 
-async def fetch(uri: str) -> bytes:
+async def fetch_content(uri: str) -> bytes:
     """Fetch a URI without redirects and proxies; stop reading once the content is larger than ``MAX_SIZE``.
 
     Raise ``ValueError`` for any status but 200.
@@ -188,34 +192,34 @@ class Oidc:
         keys_clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.provider = provider
-        self.keys = ProviderKeys(fetch or source_of(provider), self._forget, keys_clock)
+        self.keys = ProviderKeys(fetch or key_source(provider), self._clear_cache, keys_clock)
         self._clock = clock
-        self._known: dict[bytes, Verified] = {}
-        self._latest: dict[str, Verified] = {}
+        self._cached: dict[bytes, Verified] = {}
+        self._latest_by_user: dict[str, Verified] = {}
         """By user, the valid token with the highest role; if none is valid, the last one."""
         self._registry = JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
         self._registry.max_header_length = MAX_HEADER_LENGTH
 
-    def known(self, token: str) -> Verified | None:
+    def cached_result(self, token: str) -> Verified | None:
         """Return the cached verification of a token, or None if there is none or it has expired."""
-        found = self._known.get(digest := sha256(token.encode()).digest())
-        if found is not None and found.expires_at <= self._clock():
-            del self._known[digest]
+        verified = self._cached.get(digest := sha256(token.encode()).digest())
+        if verified is not None and verified.expires_at <= self._clock():
+            del self._cached[digest]
             return None
-        return found
+        return verified
 
     def role_of(self, user: str) -> Role:
         """Return the role that a user's tokens gave, or the highest possible role if none was verified yet."""
-        seen = self._latest.get(user)
-        return self.provider.possible_role(user) if seen is None else seen.role or Role.USER
+        latest = self._latest_by_user.get(user)
+        return self.provider.possible_role(user) if latest is None else latest.role or Role.USER
 
-    async def verify(self, token: str) -> Verified:
+    async def verify_token(self, token: str) -> Verified:
         """Verify a token, or return the cached result.
 
         Raise ``TokenRejected`` for an invalid token, and ``SiteUnavailable`` while the provider's keys are unavailable.
         """
-        if found := self.known(token):
-            return found
+        if verified := self.cached_result(token):
+            return verified
         if len(token) > MAX_TOKEN_LENGTH:
             raise TokenRejected(f"it has more than {MAX_TOKEN_LENGTH} characters")
         try:
@@ -225,15 +229,15 @@ class Oidc:
             kid = header.get("kid")
             keys = await self.keys.for_id(kid if isinstance(kid, str) else None)
             claims = jwt.decode(token, keys, registry=self._registry).claims
-            self._check(claims)
+            self._check_claims(claims)
         except JoseError as error:
             raise TokenRejected(error.description or error.error.replace("_", " ")) from error
         # The content is untrusted, and joserfc raises these errors for some malformed tokens.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise TokenRejected("it is no signed token") from error
-        return self._remember(token, claims)
+        return self._cache_result(token, claims)
 
-    def _check(self, claims: dict[str, Any]) -> None:
+    def _check_claims(self, claims: dict[str, Any]) -> None:
         """Check issuer, audience and times. Raise ``JoseError`` if one does not match."""
         now = int(self._clock())
         JWTClaimsRegistry(
@@ -244,27 +248,27 @@ class Oidc:
             exp={"essential": True},
         ).validate(claims)
 
-    def _remember(self, token: str, claims: dict[str, Any]) -> Verified:
+    def _cache_result(self, token: str, claims: dict[str, Any]) -> Verified:
         user = self.provider.user_of(claims)
         if user is None:
             raise TokenRejected(f"its {self.provider.claim} is not a known user")
         verified = Verified(user, self.provider.role_of(claims), min(claims["exp"], self._clock() + MAX_SPAN))
-        if len(self._known) >= MAX_KNOWN:
-            del self._known[next(iter(self._known))]
-        self._known[sha256(token.encode()).digest()] = verified
+        if len(self._cached) >= MAX_KNOWN:
+            del self._cached[next(iter(self._cached))]
+        self._cached[sha256(token.encode()).digest()] = verified
         self._note_role(verified)
         return verified
 
     def _note_role(self, verified: Verified) -> None:
-        seen = self._latest.get(verified.user)
+        latest = self._latest_by_user.get(verified.user)
         role = verified.role or Role.USER
-        if seen is None or seen.expires_at <= self._clock() or role.includes(seen.role or Role.USER):
-            if seen is None and len(self._latest) >= MAX_KNOWN:
-                del self._latest[next(iter(self._latest))]
-            self._latest[verified.user] = verified
+        if latest is None or latest.expires_at <= self._clock() or role.includes(latest.role or Role.USER):
+            if latest is None and len(self._latest_by_user) >= MAX_KNOWN:
+                del self._latest_by_user[next(iter(self._latest_by_user))]
+            self._latest_by_user[verified.user] = verified
 
-    def _forget(self) -> None:
-        self._known.clear()
+    def _clear_cache(self) -> None:
+        self._cached.clear()
 
 
 _LISTED = ", ".join(ALGORITHMS)

@@ -27,7 +27,7 @@ class Pace:
         """By rate in requests per second; there are only as many as the configuration has different rates."""
         self._failures = Throttle(FAILURES_AT_ONCE, FAILURE_INTERVAL)
 
-    def excess(self, user: str) -> tuple[Excess, float] | None:
+    def find_excess(self, user: str) -> tuple[Excess, float] | None:
         """Return the limit that a user has reached and the seconds until the next request is allowed.
 
         Return None, and count the request, if it is allowed.
@@ -37,25 +37,25 @@ class Pace:
         now = self._clock()
         scopes = [(s, rate) for s in self._limits.scopes(user) if (rate := s.limits.requests_per_second)]
         for scope, rate in scopes:
-            if wait := self._throttle(rate).wait_time(scope.key, now):
+            if wait := self._throttle_for(rate).wait_time(scope.key, now):
                 return Excess(scope, RATE, rate, rate, 1, self._limits.contact), wait
         for scope, rate in scopes:
-            self._throttle(rate).count(scope.key, now)
+            self._throttle_for(rate).count(scope.key, now)
         return None
 
-    def _throttle(self, rate: float) -> Throttle:
+    def _throttle_for(self, rate: float) -> Throttle:
         throttle = self._requests.get(rate)
         if throttle is None:
             throttle = self._requests[rate] = Throttle(max(1.0, rate * BURST_SECONDS), 1 / rate)
         return throttle
 
-    def guessing(self, address: str) -> float:
+    def block_time(self, address: str) -> float:
         """Return the seconds for which an address is blocked after too many unknown tokens; 0 if it is not."""
-        return self._failures.wait_time(_network(address), self._clock())
+        return self._failures.wait_time(_network_key(address), self._clock())
 
-    def failed(self, address: str) -> None:
+    def count_failure(self, address: str) -> None:
         """Count a request with an unknown token."""
-        self._failures.count(_network(address), self._clock())
+        self._failures.count(_network_key(address), self._clock())
 
 
 class AgentAttempts:
@@ -71,29 +71,29 @@ class AgentAttempts:
         self._admitted: dict[str, str] = {}
         """By cluster, the network from which the right token was last received."""
 
-    def wait(self, cluster: str, address: str) -> float:
+    def block_time(self, cluster: str, address: str) -> float:
         """Return the seconds for which guessable tokens are not checked; 0 if they are."""
-        network, now = _network(address), self._clock()
+        network, now = _network_key(address), self._clock()
         of_cluster = (
             0.0 if self._admitted.get(cluster) == network else self._failures.wait_time(("cluster", cluster), now)
         )
         return max(of_cluster, self._failures.wait_time(("address", network), now))
 
-    def failed(self, cluster: str, address: str) -> None:
+    def count_failure(self, cluster: str, address: str) -> None:
         """Count a wrong token for the address and the cluster."""
         now = self._clock()
-        for key in (("address", _network(address)), ("cluster", cluster)):
+        for key in (("address", _network_key(address)), ("cluster", cluster)):
             self._failures.count(key, now)
 
-    def admitted(self, cluster: str, address: str) -> None:
+    def record_success(self, cluster: str, address: str) -> None:
         """Record the network from which the right token was received."""
-        self._admitted[cluster] = _network(address)
+        self._admitted[cluster] = _network_key(address)
 
 
-def _network(address: str) -> str:
+def _network_key(address: str) -> str:
     """Return the key by which an address is counted: for IPv6 its /64 network, which one party holds as a whole."""
     try:
-        known = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return address
-    return str(ip_network((known, 64), strict=False)) if isinstance(known, IPv6Address) else address
+    return str(ip_network((parsed, 64), strict=False)) if isinstance(parsed, IPv6Address) else address

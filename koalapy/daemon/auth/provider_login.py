@@ -47,7 +47,7 @@ class ProviderLogins:
         self._provider, self._identities, self._clock = provider, identities, clock
         self._under_way: dict[str, LoginUnderWay] = {}
 
-    def begin(self, back: str, then: str) -> tuple[str, str]:
+    def begin_login(self, back: str, then: str) -> tuple[str, str]:
         """Begin a login; return the provider's URL and the state that the browser must send back."""
         now = self._clock()
         self._under_way = {state: login for state, login in self._under_way.items() if login.until > now}
@@ -69,7 +69,7 @@ class ProviderLogins:
         endpoint = self._provider.authorization_endpoint or ""
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}", state
 
-    async def finish(self, state: str, code: str) -> tuple[Identity, str]:
+    async def finish_login(self, state: str, code: str) -> tuple[Identity, str]:
         """Finish a login; return the user's identity and the page to show.
 
         Raise ``TokenRejected`` if the state or the ID token is invalid, and ``SiteUnavailable`` if the provider does
@@ -78,14 +78,14 @@ class ProviderLogins:
         login = self._under_way.pop(state, None)
         if login is None or login.until <= self._clock():
             raise TokenRejected("this login was not begun here, or took too long")
-        token = await self._id_token(login, code)
-        identity = await self._identities.verify(token)
+        token = await self._fetch_id_token(login, code)
+        identity = await self._identities.verify_token(token)
         # The claims can be trusted, since the token was verified above.
-        if identity is None or _claims(token).get("nonce") != login.nonce:
+        if identity is None or _read_claims(token).get("nonce") != login.nonce:
             raise TokenRejected("the provider's ID token is of another login")
         return identity, login.then
 
-    async def _id_token(self, login: LoginUnderWay, code: str) -> str:
+    async def _fetch_id_token(self, login: LoginUnderWay, code: str) -> str:
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -96,8 +96,8 @@ class ProviderLogins:
         secret = self._provider.client_secret
         auth = httpx2.BasicAuth(self._provider.audience, secret) if secret else None
         try:
-            content = await _post(self._provider.token_endpoint or "", form, auth)
-            told = json.loads(content)
+            content = await _post_form(self._provider.token_endpoint or "", form, auth)
+            answer = json.loads(content)
         except (OSError, httpx2.HTTPError) as error:
             raise SiteUnavailable(
                 f"the OpenID provider does not answer: {error or type(error).__name__}",
@@ -105,14 +105,14 @@ class ProviderLogins:
             ) from error
         except (ValueError, RecursionError) as error:
             raise TokenRejected("the OpenID provider's answer is no JSON") from error
-        token = told.get("id_token") if isinstance(told, dict) else None
+        token = answer.get("id_token") if isinstance(answer, dict) else None
         if not isinstance(token, str):
-            said = str(told.get("error", ""))[:100] if isinstance(told, dict) else ""
-            raise TokenRejected(f"the OpenID provider gives no ID token{f': {said}' if said else ''}")
+            error_code = str(answer.get("error", ""))[:100] if isinstance(answer, dict) else ""
+            raise TokenRejected(f"the OpenID provider gives no ID token{f': {error_code}' if error_code else ''}")
         return token
 
 
-async def _post(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | None) -> bytes:
+async def _post_form(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | None) -> bytes:
     """Post a form without redirects and proxies. Raise ``ValueError`` if the answer is too large."""
     async with (
         httpx2.AsyncClient(
@@ -128,7 +128,7 @@ async def _post(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | None) -
         return bytes(content)
 
 
-def _claims(token: str) -> dict[str, Any]:
+def _read_claims(token: str) -> dict[str, Any]:
     part = token.split(".")[1]
-    told = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-    return told if isinstance(told, dict) else {}
+    claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    return claims if isinstance(claims, dict) else {}

@@ -42,7 +42,7 @@ class HttpServer(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=connections.protocol(),
+            http=connections.protocol_class(),
             lifespan="off",
             access_log=False,
             log_config=None,  # the daemon's own logging is used
@@ -69,12 +69,12 @@ class HttpServer(uvicorn.Server):
         else:
             await super().startup([])
             for listener in sockets or ():
-                tls_server = TlsServer(self._certificate.context, self._connections, self._protocol)
+                tls_server = TlsServer(self._certificate.context, self._connections, self._make_protocol)
                 tls_server.start(listener)
                 self.servers.append(tls_server)  # type: ignore[arg-type]
         self._on_started()
 
-    def _protocol(self) -> asyncio.Protocol:
+    def _make_protocol(self) -> asyncio.Protocol:
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
@@ -114,13 +114,13 @@ class Daemon:
         self._agents = agents
         self._announce = announce
         self._end = asyncio.Event()
-        self._server = HttpServer(app, connections, self._started, certificate)
+        self._server = HttpServer(app, connections, self._announce_start, certificate)
         self._duties = Duties(engine, store, self._end.set, duties)
         host, port = listener.getsockname()[:2]
         scheme = "http" if certificate is None else "https"
         self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
-    def _started(self) -> None:
+    def _announce_start(self) -> None:
         self._announce(self.url)
         self._agents.start(self.url)
         log.info(

@@ -38,11 +38,11 @@ READ_TIMINGS = Timings()
 class Threads(Executor):
     """A pool of daemon threads, which do not block the end of the process when they hang, unlike Python's own pool.
 
-    Work is queued by user, and users take turns. ``most_per_user`` limits the threads of one user.
+    Work is queued by user, and users take turns. ``max_per_user`` limits the threads of one user.
     """
 
-    def __init__(self, most: int, name: str, most_per_user: int | None = None) -> None:
-        self._most, self._name, self._most_per_user = most, name, most_per_user or most
+    def __init__(self, max_threads: int, name: str, max_per_user: int | None = None) -> None:
+        self._max_threads, self._name, self._max_per_user = max_threads, name, max_per_user or max_threads
         self._queues: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
         """Waiting work by user; the user whose turn is next comes first."""
         self._running: Counter[str] = Counter()
@@ -55,35 +55,35 @@ class Threads(Executor):
 
     def submit_for(self, user: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Submit work of a user. The daemon's own work has user ``""`` and may take all threads."""
-        answer: Future[T] = Future()
+        result: Future[T] = Future()
 
-        def do() -> None:
-            if answer.set_running_or_notify_cancel():
+        def run_work() -> None:
+            if result.set_running_or_notify_cancel():
                 try:
-                    answer.set_result(work(*args, **kwargs))
+                    result.set_result(work(*args, **kwargs))
                 except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
-                    answer.set_exception(error)
+                    result.set_exception(error)
 
         with self._changed:
             self._open += 1
-            if self._begun < min(self._open, self._most):
-                threading.Thread(target=self._run, name=f"{self._name}_{self._begun}", daemon=True).start()
+            if self._begun < min(self._open, self._max_threads):
+                threading.Thread(target=self._run_worker, name=f"{self._name}_{self._begun}", daemon=True).start()
                 self._begun += 1
-            self._queues.setdefault(user, deque()).append(do)
+            self._queues.setdefault(user, deque()).append(run_work)
             self._changed.notify()
-        return answer
+        return result
 
-    def _run(self) -> None:
+    def _run_worker(self) -> None:
         while True:
             with self._changed:
                 while (user := self._next_user()) is None:
                     self._changed.wait()
                 waiting = self._queues.pop(user)
-                do = waiting.popleft()
+                work = waiting.popleft()
                 if waiting:
                     self._queues[user] = waiting  # as the last user
                 self._running[user] += 1
-            do()
+            work()
             with self._changed:
                 self._open -= 1
                 self._running[user] -= 1
@@ -93,7 +93,7 @@ class Threads(Executor):
 
     def _next_user(self) -> str | None:
         """Return the next user that may have one more thread, or None."""
-        return next((user for user in self._queues if not user or self._running[user] < self._most_per_user), None)
+        return next((user for user in self._queues if not user or self._running[user] < self._max_per_user), None)
 
 
 class _ThreadsOfUser(Executor):
@@ -106,7 +106,7 @@ class _ThreadsOfUser(Executor):
         return self._threads.submit_for(self._user, work, *args, **kwargs)
 
 
-_readers = Threads(8, "reader", most_per_user=3)
+_readers = Threads(8, "reader", max_per_user=3)
 _workers = Threads(8, "database")
 """Separate pools, so that queries of a hanging database block neither writes nor the default pool."""
 READING_USER: ContextVar[str] = ContextVar("reading_user", default="")
@@ -157,25 +157,25 @@ class DatabaseMonitor:
         """The reason why the database is unavailable, or an empty string."""
         return next(iter(self._problems.values()), "")
 
-    def note_failure(self, who: str, reason: str) -> None:
+    def note_failure(self, writer: str, reason: str) -> None:
         """Record that the transaction of a writer failed."""
         if not self._problems:
             self._since = time.monotonic()
             log.error("the database is unavailable", action="database-away", error=reason)
-        self._problems[who] = reason
+        self._problems[writer] = reason
         self.away.set()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def note_success(self, who: str) -> None:
+    def note_success(self, writer: str) -> None:
         """Record that a transaction of the writer succeeded."""
-        if self._problems.pop(who, "") and not self._problems:
+        if self._problems.pop(writer, "") and not self._problems:
             self.away.clear()
-            after = f"{time.monotonic() - self._since:.1f} s"
-            log.info("the database is available again", action="database-back", after=after)
+            duration = f"{time.monotonic() - self._since:.1f} s"
+            log.info("the database is available again", action="database-back", after=duration)
 
-    def check(self) -> None:
+    def check_available(self) -> None:
         """Raise ``StoreUnavailable`` while the database is unavailable."""
         if self._problems:
             raise self.make_error()

@@ -58,18 +58,18 @@ def next_due(due: float, interval: float, now: float) -> float:
     return max(due + interval, now)
 
 
-async def repeat(
+async def repeat_duty(
     duty: Duty, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
     """Run a duty every ``interval`` seconds until cancelled. Log errors and go on."""
     due = clock() + duty.interval
     while True:
         await sleep(max(0.0, due - clock()))
-        await _do(duty)
+        await _run_duty(duty)
         due = next_due(due, duty.interval, clock())
 
 
-async def _do(duty: Duty) -> None:
+async def _run_duty(duty: Duty) -> None:
     try:
         await duty.work()
     except Exception as error:
@@ -80,9 +80,9 @@ class Duties:
     """The periodic duties of one daemon."""
 
     def __init__(
-        self, engine: Engine, store: Store, on_lease_lost: Callable[[], None], others: Sequence[Duty] = ()
+        self, engine: Engine, store: Store, on_lease_lost: Callable[[], None], other_duties: Sequence[Duty] = ()
     ) -> None:
-        self._others = others
+        self._other_duties = other_duties
         self._engine = engine
         self._store = store
         self._on_lease_lost = on_lease_lost
@@ -94,16 +94,16 @@ class Duties:
 
     def start(self) -> None:
         self._engine.database.lease_renewed_at = time.monotonic()  # the store took the lease when it was opened
-        own = [
-            Duty("scan", self._engine.queries.rules.scan_interval, self.scan),
+        built_in = [
+            Duty("scan", self._engine.queries.rules.scan_interval, self.post_scan),
             Duty("lease", LEASE_RENEWAL_INTERVAL_S, self.renew_lease),
             Duty("calendar", CLOCK_CHECK_INTERVAL_S, self.follow_clock),
         ]
-        for duty in (*own, *self._others):
+        for duty in (*built_in, *self._other_duties):
             if duty.by_calendar:
-                self._calendar.add_job(_do, CalendarTrigger(duty.interval), [duty], id=duty.name)
+                self._calendar.add_job(_run_duty, CalendarTrigger(duty.interval), [duty], id=duty.name)
             else:
-                self._tasks.append(asyncio.create_task(repeat(duty), name=duty.name))
+                self._tasks.append(asyncio.create_task(repeat_duty(duty), name=duty.name))
         self._calendar.start()
 
     def stop(self) -> None:
@@ -118,7 +118,7 @@ class Duties:
         for job in self._calendar.get_jobs():
             job.modify(next_run_time=following_run(job.next_run_time, job.trigger, now))
 
-    async def scan(self) -> None:
+    async def post_scan(self) -> None:
         self._engine.post(WorkItem(events=(PeriodicScan(),)))
 
     async def renew_lease(self) -> None:

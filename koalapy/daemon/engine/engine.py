@@ -18,7 +18,7 @@ import structlog
 from koalapy.daemon.agents.wire import CommandMessages
 from koalapy.daemon.engine.database import SLOW_AFTER_S, DatabaseMonitor
 from koalapy.daemon.jobs.changes import Changes, Topic
-from koalapy.daemon.observability.audit import DONE, Deed, take
+from koalapy.daemon.observability.audit import DONE, AuditedRequest, take_change
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
@@ -57,18 +57,18 @@ AttemptObserver = Callable[[Job, Attempt], None]
 class Notifier(Protocol):
     """Notifies users of changes of their jobs."""
 
-    def of(self, job: Job, before: JobState | None, now: float) -> list[Notification]:
+    def make_notifications(self, job: Job, previous_state: JobState | None, now: float) -> list[Notification]:
         """Return the notifications of a change, which are stored with it."""
         ...
 
-    def send(self, notifications: Iterable[Notification]) -> None:
+    def send_notifications(self, notifications: Iterable[Notification]) -> None:
         """Send notifications that are stored."""
 
 
 class Dispatcher(Protocol):
     """Sends messages to connected agents; those of other agents stay in the outbox."""
 
-    def send(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None: ...
+    def send_commands(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None: ...
 
     def request_confirmation(self, cluster: str) -> None:
         """Ask a cluster's agent to report its full state and to confirm that it has."""
@@ -88,7 +88,7 @@ class WorkItem:
     acknowledged: tuple[ClusterName, int] | None = None
     """The cluster that acknowledges a command, and the command's id."""
     committed: asyncio.Future[None] | None = None
-    after: Callable[[], None] | None = None
+    after_write: Callable[[], None] | None = None
     """Called after the write."""
     inventory_of: str = ""
     """The cluster whose inventory this item reports; it becomes ready for commands."""
@@ -96,7 +96,7 @@ class WorkItem:
     """Called after the write with the messages that have this cluster forget components."""
     epoch: int = 0
     """Raise the daemon's epoch to this one if it is lower."""
-    deed: Deed | None = None
+    deed: AuditedRequest | None = None
     """The audit entry of the request, which is stored with the item."""
     decided: bool = False
     """Whether the item follows from stored data, so that it is not rejected while the database is unavailable."""
@@ -121,7 +121,7 @@ class Outbox:
     def __init__(self, entries: Iterable[OutboxEntry], epoch: int) -> None:
         self._entries: dict[int, OutboxEntry] = {}
         self._open: Counter[ClusterName] = Counter()
-        self.add(entries)
+        self.add_entries(entries)
         self._next = max(self._entries, default=0) + 1
         self.raise_ids(epoch)
 
@@ -133,7 +133,7 @@ class Outbox:
         self._next += 1
         return self._next
 
-    def add(self, entries: Iterable[OutboxEntry]) -> None:
+    def add_entries(self, entries: Iterable[OutboxEntry]) -> None:
         for entry in entries:
             self._entries[entry.id] = entry
             self._open[entry.cluster] += 1
@@ -142,10 +142,10 @@ class Outbox:
         """Return the number of a cluster's unacknowledged commands."""
         return self._open[cluster]
 
-    def acknowledge(self, cluster: ClusterName, ident: int) -> bool:
+    def acknowledge_command(self, cluster: ClusterName, ident: int) -> bool:
         """Remove a command. Return False if it was not open or is another cluster's."""
-        known = self._entries.get(ident)
-        if known is None or known.cluster != cluster:
+        entry = self._entries.get(ident)
+        if entry is None or entry.cluster != cluster:
             return False
         del self._entries[ident]
         self._open[cluster] -= 1
@@ -154,9 +154,9 @@ class Outbox:
     def pending_messages(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:
         """Return a cluster's unacknowledged commands as messages of ``epoch``, those that stop components first."""
         submitted = self.undelivered_submits(cluster)
-        own = [entry for entry in self._entries.values() if entry.cluster == cluster]
-        own.sort(key=lambda entry: entry.kind != "stop" or entry.token in submitted)
-        return [entry.payload | {"epoch": epoch} for entry in own]
+        entries = [entry for entry in self._entries.values() if entry.cluster == cluster]
+        entries.sort(key=lambda entry: entry.kind != "stop" or entry.token in submitted)
+        return [entry.payload | {"epoch": epoch} for entry in entries]
 
     def undelivered_submits(self, cluster: ClusterName) -> frozenset[Token]:
         entries = self._entries.values()
@@ -221,9 +221,9 @@ class Engine:
         Raise ``StoreUnavailable`` if it cannot be written; then nothing of it was changed.
         """
         if not item.decided:
-            self.database.check()
+            self.database.check_available()
         item.committed = asyncio.get_running_loop().create_future()
-        item.deed = take()
+        item.deed = take_change()
         self.post(item)
         try:
             await item.committed
@@ -260,12 +260,12 @@ class Engine:
     @contextmanager
     def watch(self, job: JobId) -> Iterator[asyncio.Event]:
         """Yield an event that is set at each change of a job or its output."""
-        wake_watchers = asyncio.Event()
-        self._watchers.setdefault(job, set()).add(wake_watchers)
+        changed = asyncio.Event()
+        self._watchers.setdefault(job, set()).add(changed)
         try:
-            yield wake_watchers
+            yield changed
         finally:
-            self._watchers[job].discard(wake_watchers)
+            self._watchers[job].discard(changed)
             if not self._watchers[job]:
                 del self._watchers[job]
 
@@ -277,7 +277,7 @@ class Engine:
     def drain(self) -> None:
         """Wake all watchers, since the daemon is about to end."""
         self.draining = True
-        self.changes.end()
+        self.changes.end_followers()
         for watching in self._watchers.values():
             for changed in watching:
                 changed.set()
@@ -295,12 +295,12 @@ class Engine:
     async def run(self) -> None:
         """Run cycles until ``stop``: wait for items, apply them, step the scheduler, write, send."""
         while not (self._stopping and not self._items):
-            await self._wait()
+            await self._wait_for_work()
             self.cycle_started_at = time.monotonic()
-            await self._round()
+            await self._run_cycle()
             self.cycle_started_at = None
 
-    async def _wait(self) -> None:
+    async def _wait_for_work(self) -> None:
         if self._scheduler.is_unfinished:
             await asyncio.sleep(STEP_YIELD_S)
             self._wake.clear()
@@ -318,36 +318,36 @@ class Engine:
             await asyncio.sleep(0)
         self._wake.clear()
 
-    async def _round(self) -> None:
-        this, began, rounds = Transaction(now=self.clock()), time.monotonic(), self.instruments.rounds
+    async def _run_cycle(self) -> None:
+        transaction, began, rounds = Transaction(now=self.clock()), time.monotonic(), self.instruments.cycles
         rounds.waiting = len(self._items)
         taken_in_until = time.thread_time() + self._take_in_budget_s
         while self._items:
             item = self._items.popleft()
-            if self._apply(item, this.now):
-                this.items.append(item)
+            if self._apply_item(item, transaction.now):
+                transaction.items.append(item)
             if time.thread_time() >= taken_in_until:
                 break
-        await self._outgrow(max((item.epoch for item in this.items), default=0))
-        effects = self._scheduler.step((), this.now)
-        self.instruments.decided(effects)
+        await self._raise_epoch(max((item.epoch for item in transaction.items), default=0))
+        effects = self._scheduler.step((), transaction.now)
+        self.instruments.count_effects(effects)
         for warning in effects.warnings:
             log.error("a policy has a defect", action="policy-broken", error=warning)
-        batch, messages = self._batch(this, effects)
+        batch, messages = self._build_batch(transaction, effects)
         rounds.step.note(time.monotonic() - began)
         if batch:
-            await self._write(partial(self._store.write, batch))
-        self._finish(this, effects, batch, messages)
-        rounds.whole.note(time.monotonic() - began)
+            await self._write_with_retries(partial(self._store.write, batch))
+        self._finish_cycle(transaction, effects, batch, messages)
+        rounds.total.note(time.monotonic() - began)
 
-    def _apply(self, item: WorkItem, now: float) -> bool:
+    def _apply_item(self, item: WorkItem, now: float) -> bool:
         try:
             events = item.prepare() if item.prepare else item.events
             for event in events:
                 self._scheduler.apply(event, now)
-            self.instruments.taken_in(events)
+            self.instruments.count_events(events)
         except KoalaError as error:
-            self.instruments.rounds.refused += 1
+            self.instruments.cycles.refused += 1
             if item.committed is not None and not item.committed.done():
                 item.committed.set_exception(error)
             else:
@@ -355,41 +355,47 @@ class Engine:
             return False
         return True
 
-    def _batch(self, this: Transaction, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
+    def _build_batch(self, transaction: Transaction, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
         messages: dict[str, list[dict[str, Any]]] = {}
         entries: list[OutboxEntry] = []
         commands = CommandMessages(self.epoch, self._profiles, self.catalogue, self.queries.accounts)
         for command in self._within_bounds(effects.commands):
             ident = self.outbox.new_id()
             job = self._job_of(command, effects)
-            payload = commands.message(command, job, ident)
+            payload = commands.build_message(command, job, ident)
             messages.setdefault(command.cluster, []).append(payload)
             # Needs no outbox: each inventory that still has the component leads to another one.
             if not isinstance(command, ForgetComponent):
                 entries.append(OutboxEntry(ident, command.cluster, payload))
         batch = Batch(
-            at=this.now,
+            at=transaction.now,
             epoch=self.epoch,
             jobs=effects.jobs,
             attempts=effects.attempts,
             timeline=effects.timeline,
             outbox=entries,
             acknowledged=[
-                said[1] for item in this.items if (said := item.acknowledged) and self.outbox.acknowledge(*said)
+                acknowledged[1]
+                for item in transaction.items
+                if (acknowledged := item.acknowledged) and self.outbox.acknowledge_command(*acknowledged)
             ],
-            submitted=[i.submitted for i in this.items if i.submitted],
+            submitted=[i.submitted for i in transaction.items if i.submitted],
             clusters=[self._describe(name) for name in sorted(effects.clusters)],
             advised=effects.advised,
             scans=effects.scans,
-            audit=[item.deed.entry(this.now, DONE) for item in this.items if item.deed],
-            notifications=self._notifications(effects.jobs.values(), this.now),
+            audit=[item.deed.make_entry(transaction.now, DONE) for item in transaction.items if item.deed],
+            notifications=self._make_notifications(effects.jobs.values(), transaction.now),
         )
         return batch, messages
 
-    def _notifications(self, jobs: Iterable[Job], now: float) -> list[Notification]:
+    def _make_notifications(self, jobs: Iterable[Job], now: float) -> list[Notification]:
         if self._notifier is None:
             return []
-        return [each for job in jobs for each in self._notifier.of(job, self._stored.get(job.id), now)]
+        return [
+            notification
+            for job in jobs
+            for notification in self._notifier.make_notifications(job, self._stored.get(job.id), now)
+        ]
 
     def _within_bounds(self, commands: Iterable[Command]) -> Iterator[Command]:
         """Yield all commands but those about unknown components beyond the outbox's limit for its cluster."""
@@ -408,13 +414,13 @@ class Engine:
             return None  # a component that is not of this daemon; it is stopped or forgotten all the same
         return effects.jobs.get(job) or self.queries.job(job)
 
-    async def _outgrow(self, epoch: int) -> None:
+    async def _raise_epoch(self, epoch: int) -> None:
         if epoch > self.epoch:
-            await self._write(partial(self._store.raise_epoch, epoch))
+            await self._write_with_retries(partial(self._store.raise_epoch, epoch))
             self.epoch = epoch
             self.outbox.raise_ids(epoch)
 
-    async def _write(self, work: Callable[[], None]) -> None:
+    async def _write_with_retries(self, work: Callable[[], None]) -> None:
         """Write, and retry until it succeeds: nothing may be acted on that is not stored."""
         while True:
             began = time.monotonic()
@@ -441,37 +447,37 @@ class Engine:
     def _cannot_write(self, reason: str) -> None:
         """Reject the waiting items that clients can retry."""
         self.database.note_failure(WRITER, reason)
-        kept = []
+        retained = []
         for item in self._items:
             if item.committed is None or item.decided:
-                kept.append(item)
+                retained.append(item)
             elif not item.committed.done():
                 item.committed.set_exception(self.database.make_error())
-        self._items = deque(kept)
+        self._items = deque(retained)
 
-    def _finish(
-        self, this: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
+    def _finish_cycle(
+        self, transaction: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
     ) -> None:
         for ident, attempt in batch.attempts:
-            for told in self._attempt_observers:
-                told(batch.jobs[ident], attempt)
+            for attempt_observer in self._attempt_observers:
+                attempt_observer(batch.jobs[ident], attempt)
         for job in batch.jobs.values():
-            before = self._stored.pop(job.id, None)
+            previous_state = self._stored.pop(job.id, None)
             if not job.state.is_final:
                 self._stored[job.id] = job.state
             for observer in self._observers:
-                observer(job, before)
-        self.outbox.add(batch.outbox)
+                observer(job, previous_state)
+        self.outbox.add_entries(batch.outbox)
         if self._notifier is not None and batch.notifications:
-            self._notifier.send(batch.notifications)
+            self._notifier.send_notifications(batch.notifications)
         # ``greet`` sends all commands to a cluster that has just reported its inventory.
-        greeted = {item.inventory_of for item in this.items if item.inventory_of}
-        self._send({cluster: wanted for cluster, wanted in messages.items() if cluster not in greeted})
-        for item in this.items:
+        greeted = {item.inventory_of for item in transaction.items if item.inventory_of}
+        self._send_commands({cluster: commands for cluster, commands in messages.items() if cluster not in greeted})
+        for item in transaction.items:
             if item.greet is not None:
                 item.greet([m for m in messages.get(item.inventory_of, ()) if m["type"] == "forget"])
-            if item.after is not None:
-                item.after()
+            if item.after_write is not None:
+                item.after_write()
             if item.committed is not None and not item.committed.done():
                 item.committed.set_result(None)
         if self._dispatcher is not None:
@@ -480,15 +486,17 @@ class Engine:
             self._dispatcher.set_awaited_clusters(self.queries.awaited_clusters())
         for ident in effects.jobs if self._watchers else ():
             self.wake_watchers(ident)
-        counted = any(isinstance(each, Reported) and isinstance(each.report, ClusterReport) for each in this.events)
-        wake_watchers: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": counted or bool(effects.clusters)}
-        if any(wake_watchers.values()):
-            self.changes.note(*(topic for topic, is_so in wake_watchers.items() if is_so))
+        counted = any(
+            isinstance(event, Reported) and isinstance(event.report, ClusterReport) for event in transaction.events
+        )
+        changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": counted or bool(effects.clusters)}
+        if any(changed.values()):
+            self.changes.note_change(*(topic for topic, is_so in changed.items() if is_so))
 
-    def _send(self, messages: dict[str, list[dict[str, Any]]]) -> None:
+    def _send_commands(self, messages: dict[str, list[dict[str, Any]]]) -> None:
         if self._dispatcher is not None:
-            for cluster, wanted in messages.items():
-                self._dispatcher.send(cluster, wanted)
+            for cluster, commands in messages.items():
+                self._dispatcher.send_commands(cluster, commands)
 
 
 def steady_clock() -> Callable[[], float]:

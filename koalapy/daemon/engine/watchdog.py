@@ -32,9 +32,9 @@ class Watchdog:
     ) -> None:
         """``status`` returns the state of the daemon in one line for operators; it is called in the loop."""
         self._manager, self._status, self._timeouts = manager, status, timeouts
-        self._said = ""
-        self._moved_at = self._told_at = time.monotonic()
-        self._asked = False
+        self._shown_status = ""
+        self._answered_at = self._heartbeat_at = time.monotonic()
+        self._awaits_answer = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._stand_in: StandIn | None = None
@@ -42,9 +42,9 @@ class Watchdog:
 
     def start(self, stand_in: StandIn | None = None) -> None:
         """Watch the running loop; ``stand_in`` answers clients while it hangs."""
-        self._moved_at, self._stand_in = time.monotonic(), stand_in
+        self._answered_at, self._stand_in = time.monotonic(), stand_in
         watched = asyncio.get_running_loop(), threading.get_ident()
-        self._thread = threading.Thread(target=self._watch, args=watched, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._watch_loop, args=watched, name="watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -54,7 +54,7 @@ class Watchdog:
         if self._stand_in is not None:
             self._stand_in.close()
 
-    def _watch(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
+    def _watch_loop(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
         interval = self._timeouts.watchdog_interval_s
         pause = min(interval, self._manager.interval or interval)
         while True:
@@ -63,35 +63,39 @@ class Watchdog:
                 return
             now = time.monotonic()
             if now - began > pause + self._timeouts.max_oversleep_s:
-                self._moved_at = now
-            if not self._asked:
-                self._asked = True
+                self._answered_at = now
+            if not self._awaits_answer:
+                self._awaits_answer = True
                 try:
-                    loop.call_soon_threadsafe(self._moves)
+                    loop.call_soon_threadsafe(self._note_answer)
                 except RuntimeError:  # it is closed
                     return
-            self._judge(now - self._moved_at, ident)
-            if not self._hangs and self._manager.interval is not None and now - self._told_at >= self._manager.interval:
-                self._told_at = now
-                self._manager.send_heartbeat(self._said)
+            self._check_silence(now - self._answered_at, ident)
+            if (
+                not self._hangs
+                and self._manager.interval is not None
+                and now - self._heartbeat_at >= self._manager.interval
+            ):
+                self._heartbeat_at = now
+                self._manager.send_heartbeat(self._shown_status)
 
-    def _moves(self) -> None:
-        self._moved_at, self._asked = time.monotonic(), False
-        if (status := self._status()) != self._said:
-            self._said = status
+    def _note_answer(self) -> None:
+        self._answered_at, self._awaits_answer = time.monotonic(), False
+        if (status := self._status()) != self._shown_status:
+            self._shown_status = status
             self._manager.show_status(status)
 
-    def _judge(self, silence: float, ident: int) -> None:
-        hangs, before = silence > self._timeouts.loop_hangs_s, self._hangs
+    def _check_silence(self, silence: float, ident: int) -> None:
+        hangs, hung = silence > self._timeouts.loop_hangs_s, self._hangs
         self._hangs = hangs
-        if hangs and not before:
-            seconds, where = round(silence, 1), describe_stack(ident)
-            log.critical("the daemon's event loop hangs", action="loop-hangs", seconds=seconds, where=where)
-            self._said = ""
-            self._manager.show_status(f"its loop hangs: {where}")
+        if hangs and not hung:
+            seconds, stack = round(silence, 1), describe_stack(ident)
+            log.critical("the daemon's event loop hangs", action="loop-hangs", seconds=seconds, where=stack)
+            self._shown_status = ""
+            self._manager.show_status(f"its loop hangs: {stack}")
             if self._stand_in is not None:
-                self._stand_in.start(self._moved_at)
-        elif before and not hangs:
+                self._stand_in.start(self._answered_at)
+        elif hung and not hangs:
             log.warning("the daemon's event loop runs again", action="loop-moves")
             if self._stand_in is not None:
                 self._stand_in.stop()
@@ -103,4 +107,4 @@ def describe_stack(ident: int) -> str:
     if frame is None:
         return "nowhere"
     stack = traceback.extract_stack(frame)[-MAX_FRAMES:]
-    return " < ".join(f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in reversed(stack))
+    return " < ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in reversed(stack))

@@ -38,7 +38,7 @@ MAX_NAME_LENGTH = 1000
 """Maximum length of a file's path in characters."""
 MAX_HEADER_SIZE = 256 * 1024
 """Maximum size of the headers of one member in bytes."""
-WAY_OUT = "send an uncompressed tar of regular files and folders with relative names"
+ARCHIVE_HINT = "send an uncompressed tar of regular files and folders with relative names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Archive:
         return sum(not is_folder for is_folder in self.names.values())
 
 
-def discard(directory: Path, known: Container[str]) -> None:
+def remove_unregistered(directory: Path, registered: Container[str]) -> None:
     """Remove files that an earlier daemon run received only in part or did not register; log a failure."""
     for path in directory.glob("*"):
-        if path.is_file() and path.name not in known:
+        if path.is_file() and path.name not in registered:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
@@ -66,7 +66,7 @@ def discard(directory: Path, known: Container[str]) -> None:
 
 
 @contextmanager
-def incoming(directory: Path) -> Iterator[Path]:
+def incoming_file(directory: Path) -> Iterator[Path]:
     """Yield the path of a new file in a folder, and remove the file at the end if it was not moved."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / f"{INCOMING}{uuid.uuid4().hex}"
@@ -76,21 +76,21 @@ def incoming(directory: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-async def receive(content: AsyncIterator[bytes], path: Path, limit: int, hold: QuotaHold) -> Archive:
+async def receive_archive(content: AsyncIterator[bytes], path: Path, limit: int, hold: QuotaHold) -> Archive:
     """Write an archive to a file and check it.
 
     Raise ``TooLargeError`` for more than ``limit`` bytes, ``FullError`` if the quota is exceeded, ``UsageError`` for an
     invalid archive, ``StoreUnavailable`` if it cannot be written, and ``TimeoutError`` if the sender stalls.
     """
     digest, size = hashlib.sha256(), 0
-    with _create(path) as file:
-        async for piece in _pieces(content):
+    with _create_file(path) as file:
+        async for piece in _join_pieces(content):
             size += len(piece)
             check_size(size, limit)
-            await hold.add(len(piece))
-            await asyncio.to_thread(_keep, file, digest, piece)
-        await asyncio.to_thread(_sync, file)
-    return Archive(digest.hexdigest(), size, await asyncio.to_thread(check, path))
+            await hold.add_bytes(len(piece))
+            await asyncio.to_thread(_write_piece, file, digest, piece)
+        await asyncio.to_thread(_sync_file, file)
+    return Archive(digest.hexdigest(), size, await asyncio.to_thread(check_archive, path))
 
 
 def check_size(size: int, limit: int) -> None:
@@ -101,7 +101,7 @@ def check_size(size: int, limit: int) -> None:
 
 
 @contextmanager
-def keeping() -> Iterator[None]:
+def converted_errors() -> Iterator[None]:
     """Convert an ``OSError`` in the context to ``StoreUnavailable``, with a hint for the sender of the archive."""
     try:
         yield
@@ -110,42 +110,42 @@ def keeping() -> Iterator[None]:
         raise StoreUnavailable(f"the archive cannot be kept: {error.strerror or error}", hint=hint) from error
 
 
-def _create(path: Path) -> io.FileIO:
-    with keeping():
+def _create_file(path: Path) -> io.FileIO:
+    with converted_errors():
         return io.FileIO(path, "xb")
 
 
-async def _pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _join_pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the same bytes in larger pieces, since writing each costs a change of threads."""
-    held = bytearray()
+    buffer = bytearray()
     while True:
         # A client that vanished without closing the connection must not occupy the quota indefinitely.
         async with asyncio.timeout(PIECE_TIMEOUT):
             piece = await anext(content, None)
         if piece is None:
             break
-        held += piece
-        if len(held) >= PIECE_SIZE:
-            yield bytes(held)
-            held.clear()
-    if held:
-        yield bytes(held)
+        buffer += piece
+        if len(buffer) >= PIECE_SIZE:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)
 
 
-def _keep(file: io.FileIO, digest: "hashlib._Hash", piece: bytes) -> None:
+def _write_piece(file: io.FileIO, digest: "hashlib._Hash", piece: bytes) -> None:
     digest.update(piece)
-    with keeping():
-        left = memoryview(piece)
-        while left:
-            left = left[file.write(left) or 0 :]
+    with converted_errors():
+        remaining = memoryview(piece)
+        while remaining:
+            remaining = remaining[file.write(remaining) or 0 :]
 
 
-def _sync(file: io.FileIO) -> None:
-    with keeping():
+def _sync_file(file: io.FileIO) -> None:
+    with converted_errors():
         os.fsync(file.fileno())
 
 
-def check(path: Path) -> dict[str, bool]:
+def check_archive(path: Path) -> dict[str, bool]:
     """Check an archive; return the names of its entries and whether each is a folder.
 
     Raise ``UsageError`` if the archive is invalid, and ``TooLargeError`` if it has too many entries.
@@ -165,9 +165,9 @@ def check(path: Path) -> dict[str, bool]:
                     )
             file.seek(archive.offset)
             if any(file.read(tarfile.BLOCKSIZE)):
-                raise UsageError("the body is a broken tar archive", field="body", hint=WAY_OUT)
+                raise UsageError("the body is a broken tar archive", field="body", hint=ARCHIVE_HINT)
     except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
-        raise UsageError(f"the body is no whole tar archive: {error}", field="body", hint=WAY_OUT) from error
+        raise UsageError(f"the body is no whole tar archive: {error}", field="body", hint=ARCHIVE_HINT) from error
     return kinds
 
 
@@ -198,27 +198,27 @@ class _Headers(io.RawIOBase):
 def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
     name = plain_name(member.name)
     if name is None:
-        _refuse(member, "is no name of a file below a folder")
+        _reject_member(member, "is no name of a file below a folder")
     if not (member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.isdir()) or member.issparse():
-        _refuse(member, "is neither a regular file nor a folder")
+        _reject_member(member, "is neither a regular file nor a folder")
     if not name:
         if not member.isdir():
-            _refuse(member, "is no name of a file below a folder")
+            _reject_member(member, "is no name of a file below a folder")
         return
     if len(name) > MAX_NAME_LENGTH:
-        _refuse(member, f"has a name of more than {MAX_NAME_LENGTH} characters")
+        _reject_member(member, f"has a name of more than {MAX_NAME_LENGTH} characters")
     parts = name.split("/")
     for depth in range(1, len(parts)):
         if not kinds.setdefault("/".join(parts[:depth]), True):
-            _refuse(member, "is below a file")
+            _reject_member(member, "is below a file")
     if name in kinds and not (kinds[name] and member.isdir()):
-        _refuse(member, "comes twice")
+        _reject_member(member, "comes twice")
     kinds[name] = member.isdir()
 
 
-def _refuse(member: tarfile.TarInfo, problem: str) -> None:
+def _reject_member(member: tarfile.TarInfo, problem: str) -> None:
     name = escape_surrogates(member.name[:100])
-    raise UsageError(f"{name!r} in the archive {problem}", field="body", value=name, hint=WAY_OUT)
+    raise UsageError(f"{name!r} in the archive {problem}", field="body", value=name, hint=ARCHIVE_HINT)
 
 
 def plain_name(name: str) -> str | None:

@@ -12,7 +12,7 @@ from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.engine.database import run_in_database
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.files.bundles import Bundles
-from koalapy.daemon.observability.audit import about
+from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import name_application
 from koalapy.model.errors import (
     ConflictError,
@@ -69,17 +69,17 @@ class Files:
 
     # Requests of users
 
-    def list(
-        self, name: str | None = None, after: tuple[str, ClusterName] = FIRST, limit: int | None = None
+    def list_replicas(
+        self, name: str | None = None, start: tuple[str, ClusterName] = FIRST, limit: int | None = None
     ) -> Sequence[Replica]:
         """Return at most ``limit`` replicas in the order of name and cluster, those after the key ``after``.
 
         Raise ``NotFoundError`` if no replica has the name ``name``.
         """
         if name is None:
-            return list(islice(self._catalogue.replicas_after(*after), limit))
-        found = self._catalogue.replicas_of(name)
-        if not found:
+            return list(islice(self._catalogue.replicas_after(*start), limit))
+        replicas = self._catalogue.replicas_of(name)
+        if not replicas:
             hint = f"{near_names(name, self._catalogue.names())}; add it with {ADD}"
             raise NotFoundError(
                 f"the replica catalogue has no {name}",
@@ -88,18 +88,18 @@ class Files:
                 hint=hint,
                 code=ProblemCode.REPLICA_NOT_FOUND,
             )
-        return [replica for replica in found if (name, replica.cluster) > after][:limit]
+        return [replica for replica in replicas if (name, replica.cluster) > start][:limit]
 
-    async def add(self, name: str, cluster: ClusterName, path: str) -> Replica:
+    async def add_replica(self, name: str, cluster: ClusterName, path: str) -> Replica:
         """Add a file or folder to the catalogue after the cluster's agent has read it.
 
         Raise ``ConflictError`` if its content differs from the good replicas of that name, ``UsageError`` if the agent
         cannot read the path, and ``SiteUnavailable`` if the agent cannot answer.
         """
-        return await self._engine.database.await_outcome(self._add(name, cluster, path))
+        return await self._engine.database.await_outcome(self._add_replica(name, cluster, path))
 
-    async def _add(self, name: str, cluster: ClusterName, path: str) -> Replica:
-        about(f"{name} on {cluster}")
+    async def _add_replica(self, name: str, cluster: ClusterName, path: str) -> Replica:
+        describe_request(f"{name} on {cluster}")
         _check_name(name)
         self._engine.check_cluster(cluster, "cluster")
         if not path.startswith("/"):
@@ -107,66 +107,66 @@ class Files:
                 f"path is {path!r}, not absolute", field="path", value=path, hint=f"give it from the root on {cluster}"
             )
         try:
-            seen = await self._look(name, cluster, path)
+            replica = await self._read_replica(name, cluster, path)
         except SiteRejected as error:
             hint = error.hint or f"give a file or folder that the agent of {cluster} can read"
             raise UsageError(f"path: {error.message}", field="path", value=path, hint=hint) from error
         async with self._changing:
-            good = [r for r in self._good(name) if r.cluster != cluster]
-            if good and good[0].checksum != seen.checksum:
-                where = format_list([r.cluster for r in good])
+            good = [r for r in self._good_replicas(name) if r.cluster != cluster]
+            if good and good[0].checksum != replica.checksum:
+                clusters = format_list([r.cluster for r in good])
                 raise ConflictError(
-                    f"{cluster}:{path} is another file than the {name} on {where}: its SHA-256 begins with "
-                    f"{seen.checksum[:8]}, not {good[0].checksum[:8]}",
+                    f"{cluster}:{path} is another file than the {name} on {clusters}: its SHA-256 begins with "
+                    f"{replica.checksum[:8]}, not {good[0].checksum[:8]}",
                     field="path",
                     value=path,
                     hint=f"give it another name, or first say koala replicas remove {name}",
                     code=ProblemCode.REPLICA_DIFFERS,
                 )
-            await self._save([seen])
-        return seen
+            await self._store_replicas([replica])
+        return replica
 
-    async def verify(self, name: str | None = None, cluster: ClusterName | None = None) -> Sequence[Verified]:
+    async def verify_replicas(self, name: str | None = None, cluster: ClusterName | None = None) -> Sequence[Verified]:
         """Verify replicas by their agents and store the results.
 
         Replicas on unreachable clusters are returned unchanged, with the problem.
         """
-        return await self._engine.database.await_outcome(self._verify(name, cluster))
+        return await self._engine.database.await_outcome(self._verify_selected(name, cluster))
 
-    async def _verify(self, name: str | None, cluster: ClusterName | None) -> Sequence[Verified]:
-        chosen = self._chosen(name, cluster)
-        about(f"{len(chosen)} replicas")
+    async def _verify_selected(self, name: str | None, cluster: ClusterName | None) -> Sequence[Verified]:
+        chosen = self._select_replicas(name, cluster)
+        describe_request(f"{len(chosen)} replicas")
         clusters = {replica.cluster for replica in chosen}
-        looked = await asyncio.gather(*(self._verify_all([r for r in chosen if r.cluster == c]) for c in clusters))
-        found = [verified for some in looked for verified in some]
-        return sorted(found, key=lambda verified: (verified.replica.name, verified.replica.cluster))
+        groups = await asyncio.gather(*(self._verify_all([r for r in chosen if r.cluster == c]) for c in clusters))
+        verified = [result for group in groups for result in group]
+        return sorted(verified, key=lambda result: (result.replica.name, result.replica.cluster))
 
-    async def remove(self, name: str, cluster: ClusterName | None = None) -> Sequence[Replica]:
+    async def remove_replicas(self, name: str, cluster: ClusterName | None = None) -> Sequence[Replica]:
         """Remove replicas from the catalogue, but not their files; return the removed replicas."""
-        return await self._engine.database.await_outcome(self._remove(name, cluster))
+        return await self._engine.database.await_outcome(self._remove_selected(name, cluster))
 
-    async def _remove(self, name: str, cluster: ClusterName | None) -> Sequence[Replica]:
-        about(f"{name} on {cluster}" if cluster else name)
+    async def _remove_selected(self, name: str, cluster: ClusterName | None) -> Sequence[Replica]:
+        describe_request(f"{name} on {cluster}" if cluster else name)
         async with self._changing:
-            gone = self._chosen(name, cluster)
-            clusters = [replica.cluster for replica in gone]
+            removed = self._select_replicas(name, cluster)
+            clusters = [replica.cluster for replica in removed]
             await run_in_database(self._store.remove_replicas, name, clusters)
-            for one in clusters:
-                self._catalogue.remove(name, one)
-            await self._tell(name)
-        return gone
+            for replica_cluster in clusters:
+                self._catalogue.remove(name, replica_cluster)
+            await self._notify_scheduler(name)
+        return removed
 
-    def _chosen(self, name: str | None, cluster: ClusterName | None) -> Sequence[Replica]:
+    def _select_replicas(self, name: str | None, cluster: ClusterName | None) -> Sequence[Replica]:
         """Return the replicas of a name and of a cluster; None selects all.
 
         Raise ``NotFoundError`` if a name is given and no replica matches.
         """
         if cluster is not None:
             self._engine.check_cluster(cluster, "cluster")
-        found = self.list(name)
-        chosen = [replica for replica in found if cluster in (None, replica.cluster)]
+        replicas = self.list_replicas(name)
+        chosen = [replica for replica in replicas if cluster in (None, replica.cluster)]
         if name is not None and not chosen:
-            hint = suggest_names(cluster or "", (replica.cluster for replica in found))
+            hint = suggest_names(cluster or "", (replica.cluster for replica in replicas))
             raise NotFoundError(
                 f"{cluster} has no replica of {name}",
                 field="cluster",
@@ -178,7 +178,7 @@ class Files:
 
     # Reports of transfers
 
-    def spoiled(self, file: str, cluster: ClusterName, error: str) -> tuple[Event, ...]:
+    def mark_spoiled(self, file: str, cluster: ClusterName, error: str) -> tuple[Event, ...]:
         """Mark a replica as unreadable after a transfer has found that it differs from the catalogue.
 
         Return the events for the scheduler. The replica is verified in the background.
@@ -188,14 +188,14 @@ class Files:
             return ()
         self._catalogue.put(replace(replica, state=ReplicaState.UNREADABLE, reason=error))
         log.warning("a replica is not good", action="replica-spoiled", file=file, cluster=cluster, error=error)
-        self._in_background(self._look_after(file, cluster))
-        return (self._changed(file),)
+        self._run_in_background(self._store_spoiled(file, cluster))
+        return (self._make_event(file),)
 
-    async def _look_after(self, file: str, cluster: ClusterName) -> None:
+    async def _store_spoiled(self, file: str, cluster: ClusterName) -> None:
         """Store that a replica is bad, then verify it and store the exact state."""
         async with self._changing:
             if replica := self._catalogue.get(file, cluster):
-                await self._save([replica])
+                await self._store_replicas([replica])
         if replica is not None and (verified := (await self._verify_all([replica], spoiled=True))[0]).problem:
             log.info(
                 "it cannot be looked at",
@@ -205,14 +205,14 @@ class Files:
                 error=verified.problem,
             )
 
-    def _in_background(self, work: Any) -> None:
-        async def quietly() -> None:
+    def _run_in_background(self, work: Any) -> None:
+        async def run_logged() -> None:
             try:
                 await work
             except KoalaError as error:
                 log.error("a replica's state was not kept", action="replica-not-noted", error=error.message)
 
-        task = asyncio.create_task(quietly())
+        task = asyncio.create_task(run_logged())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -220,103 +220,107 @@ class Files:
 
     async def _verify_all(self, replicas: Sequence[Replica], *, spoiled: bool = False) -> Sequence[Verified]:
         """Verify replicas of one cluster one after the other. With ``spoiled``, none becomes good again."""
-        found = []
+        results = []
         for replica in replicas:
             try:
-                now, problem = await self._seen(replica), ""
+                now, problem = await self._read_state(replica), ""
             except SiteUnavailable as error:
                 now, problem = replica, error.message
             async with self._changing:
-                now = self._same_everywhere(now)
+                now = self._compare_with_copies(now)
                 current = self._catalogue.get(replica.name, replica.cluster)
                 if current is not None and (current.path, current.added_at) != (replica.path, replica.added_at):
                     now = current  # The replica was added again during the verification; that result is newer.
                 elif current is not None and not problem and not (spoiled and now.state is ReplicaState.GOOD):
-                    await self._save([now])
-            found.append(Verified(now, problem))
-        return found
+                    await self._store_replicas([now])
+            results.append(Verified(now, problem))
+        return results
 
-    def _same_everywhere(self, replica: Replica) -> Replica:
+    def _compare_with_copies(self, replica: Replica) -> Replica:
         """Return a replica, marked as changed if it would be good but differs from good replicas of that name."""
-        others = [r for r in self._good(replica.name) if r.cluster != replica.cluster]
-        if replica.state is not ReplicaState.GOOD or not others or others[0].checksum == replica.checksum:
+        copies = [r for r in self._good_replicas(replica.name) if r.cluster != replica.cluster]
+        if replica.state is not ReplicaState.GOOD or not copies or copies[0].checksum == replica.checksum:
             return replica
-        why = f"its SHA-256 begins with {replica.checksum[:8]}, not {others[0].checksum[:8]} as on {others[0].cluster}"
-        return replace(replica, state=ReplicaState.CHANGED, reason=why)
+        reason = (
+            f"its SHA-256 begins with {replica.checksum[:8]}, not {copies[0].checksum[:8]} as on {copies[0].cluster}"
+        )
+        return replace(replica, state=ReplicaState.CHANGED, reason=reason)
 
-    async def _seen(self, replica: Replica) -> Replica:
+    async def _read_state(self, replica: Replica) -> Replica:
         """Return a replica with the state that its cluster's agent reports now.
 
         Raise ``SiteUnavailable`` if the agent cannot answer.
         """
         now = self._engine.clock()
         try:
-            seen = await self._look(replica.name, replica.cluster, replica.path)
+            current = await self._read_replica(replica.name, replica.cluster, replica.path)
         except SiteRejected as error:
             state = STATES.get(error.fault, ReplicaState.UNREADABLE)
             return replace(replica, state=state, reason=error.message, verified_at=now)
-        if seen.checksum == replica.checksum:
-            return replace(replica, state=ReplicaState.GOOD, reason="", verified_at=seen.verified_at, parts=seen.parts)
-        why = f"its SHA-256 begins with {seen.checksum[:8]}, not {replica.checksum[:8]}"
-        if seen.size != replica.size:
-            why = f"it has {seen.size} bytes, not {replica.size}"
-        return replace(replica, state=ReplicaState.CHANGED, reason=why, verified_at=now)
+        if current.checksum == replica.checksum:
+            return replace(
+                replica, state=ReplicaState.GOOD, reason="", verified_at=current.verified_at, parts=current.parts
+            )
+        reason = f"its SHA-256 begins with {current.checksum[:8]}, not {replica.checksum[:8]}"
+        if current.size != replica.size:
+            reason = f"it has {current.size} bytes, not {replica.size}"
+        return replace(replica, state=ReplicaState.CHANGED, reason=reason, verified_at=now)
 
-    async def _look(self, name: str, cluster: ClusterName, path: str) -> Replica:
+    async def _read_replica(self, name: str, cluster: ClusterName, path: str) -> Replica:
         """Return a replica of the file or folder that a cluster's agent reads at a path.
 
         Raise ``SiteRejected`` if the agent cannot read it, and ``SiteUnavailable`` if the agent cannot answer.
         """
         payload: dict[str, object] = {"path": path, "checksum": True}
         try:
-            answer = await self._questions.ask(cluster, "stat", payload, READ_TIMEOUT)
+            answer = await self._questions.ask_agent(cluster, "stat", payload, READ_TIMEOUT)
         except SiteRejected as error:
             if error.fault is SiteFault.UNAVAILABLE:
                 raise SiteUnavailable(error.message, hint="try again") from error
             raise
         try:
-            found = Found.model_validate(answer)
+            report = Found.model_validate(answer)
         except ValueError as error:
             raise SiteUnavailable(f"{cluster} has not said what {path} is", hint="update its agent") from error
-        parts = None if found.parts is None else tuple(Part(p.name, p.size, p.checksum) for p in found.parts)
+        parts = None if report.parts is None else tuple(Part(p.name, p.size, p.checksum) for p in report.parts)
         now = self._engine.clock()
-        there = found.path or path
-        return Replica(name, cluster, there, found.size, found.checksum, parts, added_at=now, verified_at=now)
+        resolved_path = report.path or path
+        return Replica(name, cluster, resolved_path, report.size, report.checksum, parts, added_at=now, verified_at=now)
 
-    def _good(self, name: str) -> Sequence[Replica]:
+    def _good_replicas(self, name: str) -> Sequence[Replica]:
         return [replica for replica in self._catalogue.replicas_of(name) if replica.state is ReplicaState.GOOD]
 
-    async def _save(self, replicas: Sequence[Replica]) -> None:
+    async def _store_replicas(self, replicas: Sequence[Replica]) -> None:
         """Write replicas to the store and to memory, then notify the scheduler."""
         await run_in_database(self._store.save_replicas, replicas)
         for replica in replicas:
             self._catalogue.put(replica)
-        await self._tell(*sorted({replica.name for replica in replicas}))
+        await self._notify_scheduler(*sorted({replica.name for replica in replicas}))
 
-    async def _tell(self, *names: str) -> None:
+    async def _notify_scheduler(self, *names: str) -> None:
         """Notify the scheduler of stored changes; the notification happens even if the caller cannot wait for it."""
-        await self._engine.commit(WorkItem(events=tuple(self._changed(name) for name in names), decided=True))
+        await self._engine.commit(WorkItem(events=tuple(self._make_event(name) for name in names), decided=True))
 
-    def _changed(self, name: str) -> ReplicasChanged:
+    def _make_event(self, name: str) -> ReplicasChanged:
         return ReplicasChanged(name, self._catalogue.good_sites(name))
 
     # Submissions
 
-    async def resolve(self, spec: JobSpec, by: Identity) -> JobSpec:
+    async def resolve_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
         """Return a submission with its inputs and bundle resolved from the catalogue.
 
         Raise ``UsageError`` if an input or the bundle is unknown, or both contain a file of the same name.
         """
         if spec.bundle is None:
-            return self._fill_in(spec)
+            return self._resolve_inputs(spec)
         try:
-            bundle = self._bundles.wanted_by(by, spec.bundle.id)
+            bundle = self._bundles.touch_visible(caller, spec.bundle.id)
         except NotFoundError as error:
             raise UsageError(f"bundle: {error.message}", field="bundle", value=error.value, hint=error.hint) from error
-        tops = await self._bundles.tops(bundle.id)
-        spec = self._fill_in(spec)
-        if taken := {file.file_name for file in spec.all_inputs} & tops:
-            name = min(taken)
+        tops = await self._bundles.top_names(bundle.id)
+        spec = self._resolve_inputs(spec)
+        if clashes := {file.file_name for file in spec.all_inputs} & tops:
+            name = min(clashes)
             raise UsageError(
                 f"bundle has a {name}, and so is an input called",
                 field="bundle",
@@ -325,7 +329,7 @@ class Files:
             )
         return replace(spec, bundle=Bundle(bundle.id, bundle.size, bundle.files))
 
-    def _fill_in(self, spec: JobSpec) -> JobSpec:
+    def _resolve_inputs(self, spec: JobSpec) -> JobSpec:
         return resolve_inputs(name_application(spec), self._catalogue)
 
 

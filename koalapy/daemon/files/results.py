@@ -9,7 +9,14 @@ from math import isfinite
 from pathlib import Path
 
 from koalapy.daemon.engine.database import query, run_in_database
-from koalapy.daemon.files.archives import PIECE_SIZE, discard, incoming, keeping, plain_name, receive
+from koalapy.daemon.files.archives import (
+    PIECE_SIZE,
+    converted_errors,
+    incoming_file,
+    plain_name,
+    receive_archive,
+    remove_unregistered,
+)
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
 from koalapy.model.errors import ConflictError, FullError, NotFoundError, ProblemCode
@@ -49,55 +56,61 @@ class Results:
         self._attempts = attempts
         self._changing = asyncio.Lock()
         """Held while a result is added or removed."""
-        why = "all it has is of jobs that are not over, or ended within the last day"
-        self._quota = Quota("results_quota", limits.quota, sum(store.results_sizes().values()), self._free, why)
-        discard(directory, ())
+        rejection_reason = "all it has is of jobs that are not over, or ended within the last day"
+        self._quota = Quota(
+            "results_quota", limits.quota, sum(store.results_sizes().values()), self._free_space, rejection_reason
+        )
+        remove_unregistered(directory, ())
 
-    async def put(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
+    async def store_result(self, cluster: ClusterName, token: str, content: AsyncIterator[bytes]) -> StoredResult:
         """Store the archive of a component in place of an earlier one; ``token`` is that of its stage."""
-        job, generation, rank, owner = await self._component(cluster, token)
-        with incoming(self._directory) as path, self._quota.hold() as hold:
-            archive = await receive(content, path, self._limit, hold)
+        job, generation, rank, owner = await self._find_component(cluster, token)
+        with incoming_file(self._directory) as path, self._quota.hold_space() as hold:
+            archive = await receive_archive(content, path, self._limit, hold)
             result = StoredResult(job, generation, rank, cluster, archive.size, archive.files, self._clock())
             async with self._changing:
-                await self._make_room_of(owner, archive.size)
+                await self._free_owner_space(owner, archive.size)
                 # Store the entry first: a file without an entry would never be removed.
-                hold.keep(replaced_size=await run_in_database(self._store.save_result, result))
-                await asyncio.to_thread(_keep, path, self._path(result), generation)
+                hold.keep_bytes(replaced_size=await run_in_database(self._store.save_result, result))
+                await asyncio.to_thread(_move_archive, path, self._path_of(result), generation)
         return result
 
     @property
     def storage_use(self) -> StorageUse:
         return self._quota.use
 
-    async def sizes(self) -> dict[str, int]:
+    async def sizes_by_owner(self) -> dict[str, int]:
         """Return the bytes stored for each user."""
         return await query(self._store.results_sizes)
 
     async def size_of(self, scope: Scope) -> int:
         """Return the bytes stored for a user, or for the members of a group."""
-        sizes = await self.sizes()
+        sizes = await self.sizes_by_owner()
         return sum(size for owner, size in sizes.items() if self._owners.applies_to(scope, owner))
 
-    async def _make_room_of(self, owner: str, size: int) -> None:
+    async def _free_owner_space(self, owner: str, size: int) -> None:
         """Remove results of an owner, of the oldest jobs first, until ``size`` more bytes are within the limits.
 
         Raise ``FullError`` if that is not enough.
         """
         for scope in self._owners.scopes(owner):
-            most = scope.limits.result_bytes
-            if most is None:
+            limit = scope.limits.result_bytes
+            if limit is None:
                 continue
             sizes = await run_in_database(self._store.results_sizes)
-            theirs = {one: kept for one, kept in sizes.items() if self._owners.applies_to(scope, one)}
-            over = sum(theirs.values()) + size - most
-            if over > 0:
-                gone, _ = await self._remove(self._clock() - MIN_RETENTION, over, list(theirs))
-                over -= sum(gone.values())
-            if excess := self._owners.find_excess(scope, "result_bytes", most + over - size, size):
+            member_sizes = {
+                member: size_of_owner
+                for member, size_of_owner in sizes.items()
+                if self._owners.applies_to(scope, member)
+            }
+            excess_bytes = sum(member_sizes.values()) + size - limit
+            if excess_bytes > 0:
+                removed, _ = await self._remove_until(self._clock() - MIN_RETENTION, excess_bytes, list(member_sizes))
+                excess_bytes -= sum(removed.values())
+            if excess := self._owners.find_excess(scope, "result_bytes", limit + excess_bytes - size, size):
                 raise FullError(excess.text, field="limits.result_bytes", value=excess.value, hint=excess.hint)
 
-    async def _component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int, str]:
+    async def _find_component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int, str]:
         """Return the job, generation, rank and owner of a component that a stage's token on ``cluster`` names.
 
         Raise ``NotFoundError`` if there is no such component, and ``ConflictError`` if its job collects no files.
@@ -122,18 +135,20 @@ class Results:
             raise ConflictError(f"nothing is collected of job {job}", field="token", value=token)
         return job, generation, rank, record.job.spec.owner
 
-    async def archive(self, job: JobId) -> Iterator[bytes]:
+    async def open_archive(self, job: JobId) -> Iterator[bytes]:
         """Return the bytes of one archive of the last attempt's results, with a folder ``RANK-CLUSTER`` by component.
 
         Raise ``NotFoundError`` with the reason if there are none.
         """
         record, _ = await self._attempts(job)
         spec, state = record.job.spec, record.job.state
-        found = await query(self._store.results, job, record.job.generation)
-        there = [result for result in found if self._path(result).is_file()]
+        results = await query(self._store.results, job, record.job.generation)
+        readable = [result for result in results if self._path_of(result).is_file()]
         # While the job waits for another attempt, the files of a failed attempt are not its results.
-        if there and state not in (JobState.QUEUED, JobState.HELD):
-            return _gathered(_joined([(self._path(result), f"{result.rank}-{result.cluster}") for result in there]))
+        if readable and state not in (JobState.QUEUED, JobState.HELD):
+            return _join_pieces(
+                _join_archives([(self._path_of(result), f"{result.rank}-{result.cluster}") for result in readable])
+            )
         if not spec.collect:
             hint = "name the files at submission: koala submit --collect PATTERN"
             raise NotFoundError(
@@ -144,105 +159,105 @@ class Results:
                 code=ProblemCode.RESULTS_NOT_FOUND,
             )
         if not state.is_final:
-            why, hint = f"job {job} is {state}: its files come when it ends", f"wait for it: koala wait {job}"
-        elif found:
-            why = f"the files of job {job} are not kept any more"
+            problem, hint = f"job {job} is {state}: its files come when it ends", f"wait for it: koala wait {job}"
+        elif results:
+            problem = f"the files of job {job} are not kept any more"
             hint = "fetch sooner, or have the daemon's operator raise results_keep and results_quota"
         else:
-            why, hint = f"job {job} {state} and brought no files", f"see why: koala show {job}"
-        raise NotFoundError(why, field="job", value=job, hint=hint, code=ProblemCode.RESULTS_NOT_FOUND)
+            problem, hint = f"job {job} {state} and brought no files", f"see why: koala show {job}"
+        raise NotFoundError(problem, field="job", value=job, hint=hint, code=ProblemCode.RESULTS_NOT_FOUND)
 
-    def _path(self, result: StoredResult) -> Path:
+    def _path_of(self, result: StoredResult) -> Path:
         return self._directory / str(result.job) / f"{result.generation}.{result.rank}.tar"
 
-    async def tidy(self, before: float | None) -> list[JobId]:
+    async def remove_expired(self, horizon: float | None) -> list[JobId]:
         """Remove results of jobs that ended before ``before``, if given, and results in excess of the quota.
 
         Return the jobs removed because of ``before``. Raise ``OSError`` at the end if files could not be removed.
         """
-        gone: dict[JobId, int] = {}
-        stuck: OSError | None = None
-        if before is not None:
+        removed: dict[JobId, int] = {}
+        failure: OSError | None = None
+        if horizon is not None:
             async with self._changing:
-                gone, stuck = await self._remove(before)
+                removed, failure = await self._remove_until(horizon)
         with suppress(FullError):
             await self._quota.free_space()
-        if stuck is not None:
-            raise stuck
-        return list(gone)
+        if failure is not None:
+            raise failure
+        return list(removed)
 
-    async def remove(self, jobs: Sequence[JobId]) -> None:
+    async def remove_results(self, jobs: Sequence[JobId]) -> None:
         """Remove the results of forgotten jobs. Raise ``OSError`` if files cannot be removed; the entries then stay."""
         async with self._changing:
             for job in jobs:
                 await asyncio.to_thread(self._remove_files, job)
             self._quota.used -= await run_in_database(self._store.forget_results, jobs)
 
-    async def _free(self, excess: Excess) -> None:
+    async def _free_space(self, excess: Excess) -> None:
         """Remove results of the jobs that ended first, until the quota is no longer exceeded."""
         async with self._changing:
             if (enough := excess()) > 0:
-                await self._remove(self._clock() - MIN_RETENTION, enough)
+                await self._remove_until(self._clock() - MIN_RETENTION, enough)
 
-    async def _remove(
-        self, before: float, enough: int | None = None, owners: Collection[str] | None = None
+    async def _remove_until(
+        self, horizon: float, enough: int | None = None, owners: Collection[str] | None = None
     ) -> tuple[dict[JobId, int], OSError | None]:
         """Remove results of jobs that ended before a time, until ``enough`` bytes are removed (None for all).
 
         Return the bytes removed by job, and the error of files that could not be removed.
         """
-        old = await run_in_database(self._store.old_results, before, owners)
+        old = await run_in_database(self._store.old_results, horizon, owners)
         # Remove files first: a file without an entry would neither be removed later nor count against the quota.
-        gone, stuck = await asyncio.to_thread(self._remove_oldest, old, enough)
-        self._quota.used -= await run_in_database(self._store.clear_results, gone)
-        return gone, stuck
+        removed, failure = await asyncio.to_thread(self._remove_oldest, old, enough)
+        self._quota.used -= await run_in_database(self._store.clear_results, removed)
+        return removed, failure
 
     def _remove_oldest(self, old: Mapping[JobId, int], enough: int | None) -> tuple[dict[JobId, int], OSError | None]:
         """Remove files until ``enough`` bytes are removed; skip jobs with files that cannot be removed."""
-        gone: dict[JobId, int] = {}
-        stuck: list[OSError] = []
+        removed: dict[JobId, int] = {}
+        failures: list[OSError] = []
         for job, size in old.items():
-            if (enough is not None and enough <= 0) or len(stuck) > MAX_STUCK:
+            if (enough is not None and enough <= 0) or len(failures) > MAX_STUCK:
                 break
             try:
                 self._remove_files(job)
             except OSError as error:
-                stuck.append(error)
+                failures.append(error)
                 continue
-            gone[job] = size
+            removed[job] = size
             enough = None if enough is None else enough - size
-        return gone, stuck[0] if stuck else None
+        return removed, failures[0] if failures else None
 
     def _remove_files(self, job: JobId) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(self._directory / str(job))
 
 
-def _keep(path: Path, place: Path, generation: int) -> None:
+def _move_archive(path: Path, target: Path, generation: int) -> None:
     """Move an archive to its path, and remove the archives of earlier attempts, which are no longer served."""
-    with keeping():
-        place.parent.mkdir(exist_ok=True)
-        for other in place.parent.glob("*.*.tar"):
-            if int(other.name.partition(".")[0]) < generation:
-                other.unlink(missing_ok=True)
-        path.rename(place)
+    with converted_errors():
+        target.parent.mkdir(exist_ok=True)
+        for earlier in target.parent.glob("*.*.tar"):
+            if int(earlier.name.partition(".")[0]) < generation:
+                earlier.unlink(missing_ok=True)
+        path.rename(target)
 
 
-def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _join_pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the same bytes in larger pieces, since sending each costs a change of threads."""
-    held = bytearray()
+    buffer = bytearray()
     for piece in pieces:
-        held += piece
-        if len(held) >= PIECE_SIZE:
-            yield bytes(held)
-            held.clear()
-    yield bytes(held)
+        buffer += piece
+        if len(buffer) >= PIECE_SIZE:
+            yield bytes(buffer)
+            buffer.clear()
+    yield bytes(buffer)
 
 
-def _joined(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
+def _join_archives(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
     """Yield an archive of the members of several archives, those of each below a separate folder."""
     for path, folder in archives:
-        yield _header(tarfile.TarInfo(folder), tarfile.DIRTYPE, 0o755)
+        yield _build_header(tarfile.TarInfo(folder), tarfile.DIRTYPE, 0o755)
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
             for member in archive:
                 archive.members.clear()  # type: ignore[attr-defined] # tarfile keeps all members otherwise
@@ -250,21 +265,21 @@ def _joined(archives: Sequence[tuple[Path, str]]) -> Iterator[bytes]:
                 if not name:
                     continue
                 member.name = f"{folder}/{name}"
-                yield _header(member, tarfile.DIRTYPE if member.isdir() else tarfile.REGTYPE, member.mode & 0o755)
-                yield from _content(archive, member)
+                yield _build_header(member, tarfile.DIRTYPE if member.isdir() else tarfile.REGTYPE, member.mode & 0o755)
+                yield from _read_content(archive, member)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _header(member: tarfile.TarInfo, kind: bytes, mode: int) -> bytes:
+def _build_header(member: tarfile.TarInfo, kind: bytes, mode: int) -> bytes:
     plain = tarfile.TarInfo(member.name)
     plain.type, plain.mode, plain.size = kind, mode, member.size if kind == tarfile.REGTYPE else 0
     plain.mtime = int(min(max(member.mtime, 0), MAX_MTIME)) if isfinite(member.mtime) else 0
     return plain.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+def _read_content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
     content = archive.extractfile(member) if member.isreg() else None
     while content is not None and (piece := content.read(PIECE_SIZE)):
         yield piece
-    if content is not None and (rest := member.size % tarfile.BLOCKSIZE):
-        yield bytes(tarfile.BLOCKSIZE - rest)
+    if content is not None and (remainder := member.size % tarfile.BLOCKSIZE):
+        yield bytes(tarfile.BLOCKSIZE - remainder)

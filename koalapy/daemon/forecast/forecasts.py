@@ -21,19 +21,19 @@ from koalapy.simulation.wire import answer_question, read_answer, write_question
 
 log = structlog.get_logger()
 
-FRESH = 60.0
+FRESH_S = 60.0
 """Seconds for which a forecast is reused."""
-SUBMISSION_SECONDS = 30.0
+SUBMISSION_TIMEOUT_S = 30.0
 """Timeout of the forecast of one submission."""
-MAX_ASKED = 8
+MAX_SUBMISSIONS = 8
 """The most concurrent forecasts of submissions; further ones are rejected."""
-REST = 10.0
+REST_FACTOR = 10.0
 """After a periodic forecast the next one waits this many times as long as it took."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    at: float
+class _StoredForecast:
+    made_at: float
     forecast: Forecast
     jobs: Mapping[JobId, Job]
     """The jobs at the time of the forecast."""
@@ -46,7 +46,7 @@ class IfSubmitted:
     at_once: bool
     expected: Expected | None = None
     """None if the job would start at once, or if no forecast is known."""
-    why: str = ""
+    reason: str = ""
     """The reason why no forecast is known."""
 
 
@@ -67,65 +67,67 @@ class Forecasts:
         self._work = work or _answer_in_subprocess
         self._track_record = track_record
         self._one_at_a_time = asyncio.Lock()
-        self._told: _Told | None = None
+        self._latest: _StoredForecast | None = None
         self._under_way: asyncio.Task[None] | None = None
-        self._asked: dict[JobSpec, asyncio.Task[Expected | None]] = {}
+        self._submission_tasks: dict[JobSpec, asyncio.Task[Expected | None]] = {}
         """Running forecasts of submissions."""
-        self._answered: dict[JobSpec, tuple[float, Expected | None]] = {}
+        self._submission_results: dict[JobSpec, tuple[float, Expected | None]] = {}
         """Recent forecasts of submissions, with their time."""
         self._rests_until = 0.0
 
     async def what_if(self, change: Change, horizon: float = HORIZON) -> Answer:
         """Simulate a change. Raise ``UsageError`` or ``NotFoundError`` if it is invalid, ``BusyError`` on timeout."""
         async with self._one_at_a_time:
-            return await self._answer(change, PredictionSource.WHAT_IF, horizon)
+            return await self._simulate_change(change, PredictionSource.WHAT_IF, horizon)
 
-    async def expected(self, job: JobId, patience: float) -> tuple[bool, Expected | None]:
+    async def forecast_job(self, job: JobId, patience: float) -> tuple[bool, Expected | None]:
         """Return whether the forecast of an unfinished job is known within ``patience`` seconds, and the forecast.
 
         It is at most a minute old, and None for a job that is new or held.
         """
         if not self._is_fresh():
             if self._under_way is None or self._under_way.done():
-                self._under_way = asyncio.create_task(self._tell_anew(PredictionSource.ASKED))
-                self._under_way.add_done_callback(_hear_out)
+                self._under_way = asyncio.create_task(self._refresh_forecast(PredictionSource.ASKED))
+                self._under_way.add_done_callback(_retrieve_error)
             await asyncio.wait([self._under_way], timeout=patience)
             if not self._under_way.done():
                 return False, None
             self._under_way.result()
-        told = self._told
-        if told is None:
+        latest = self._latest
+        if latest is None:
             return True, None
         if self._track_record is not None:
-            await self._track_record.shown(told.forecast, told.jobs, job)
-        return True, told.forecast.of(job)
+            await self._track_record.store_shown(latest.forecast, latest.jobs, job)
+        return True, latest.forecast.of(job)
 
-    async def if_submitted(self, spec: JobSpec, patience: float) -> IfSubmitted:
+    async def forecast_submission(self, spec: JobSpec, patience: float) -> IfSubmitted:
         """Forecast a job as if it were submitted now. Equal requests within a minute share the result."""
         if not spec.all_inputs and DryRun(self._queries).placed_at_once(spec) is not None:
             return IfSubmitted(at_once=True)
-        self._answered = {asked: told for asked, told in self._answered.items() if self._is_recent(told[0])}
-        if spec in self._answered:
-            return _if_waiting(self._answered[spec][1])
-        if spec not in self._asked:
-            if len(self._asked) >= MAX_ASKED:
-                return IfSubmitted(False, why="too many predictions are requested; retry in a minute")
-            self._asked[spec] = task = asyncio.create_task(self._ask(spec))
-            task.add_done_callback(_hear_out)
-            task.add_done_callback(lambda _: self._asked.pop(spec))
-        asking = self._asked[spec]
+        self._submission_results = {
+            request: result for request, result in self._submission_results.items() if self._is_recent(result[0])
+        }
+        if spec in self._submission_results:
+            return _if_waiting(self._submission_results[spec][1])
+        if spec not in self._submission_tasks:
+            if len(self._submission_tasks) >= MAX_SUBMISSIONS:
+                return IfSubmitted(False, reason="too many predictions are requested; retry in a minute")
+            self._submission_tasks[spec] = task = asyncio.create_task(self._forecast_submission(spec))
+            task.add_done_callback(_retrieve_error)
+            task.add_done_callback(lambda _: self._submission_tasks.pop(spec))
+        asking = self._submission_tasks[spec]
         await asyncio.wait([asking], timeout=patience)
         if not asking.done():
-            return IfSubmitted(False, why=f"to work it out takes longer than {patience:g} s: ask again in a while")
+            return IfSubmitted(False, reason=f"to work it out takes longer than {patience:g} s: ask again in a while")
         try:
             return _if_waiting(asking.result())
         except (TimeoutError, BusyError):
-            why = f"to work it out takes longer than {SUBMISSION_SECONDS:g} s, for there is so much on this grid"
+            reason = f"to work it out takes longer than {SUBMISSION_TIMEOUT_S:g} s, for there is so much on this grid"
         except RuntimeError:
-            why = "it could not be worked out: the daemon's log says why"
-        return IfSubmitted(False, why=why)
+            reason = "it could not be worked out: the daemon's log says why"
+        return IfSubmitted(False, reason=reason)
 
-    async def watch(self) -> None:
+    async def forecast_periodically(self) -> None:
         """Make a forecast to measure the accuracy of predictions, unless no user's job waits or one is recent."""
         began = self._clock()
         if began < self._rests_until or self._is_fresh():
@@ -133,45 +135,45 @@ class Forecasts:
         if not any(job.is_in_queue and not job.spec.internal for job in self._queries.jobs()):
             return
         try:
-            await self._tell_anew(PredictionSource.DAEMON)
+            await self._refresh_forecast(PredictionSource.DAEMON)
         except (BusyError, RuntimeError) as error:
             log.warning("the periodic forecast failed", action="forecast-failed", error=str(error))
         ended = self._clock()
-        self._rests_until = ended + REST * (ended - began)
+        self._rests_until = ended + REST_FACTOR * (ended - began)
 
-    async def _ask(self, spec: JobSpec) -> Expected | None:
-        async with self._one_at_a_time, asyncio.timeout(SUBMISSION_SECONDS):
+    async def _forecast_submission(self, spec: JobSpec) -> Expected | None:
+        async with self._one_at_a_time, asyncio.timeout(SUBMISSION_TIMEOUT_S):
             moment = moment_of(self._queries, self._people, self._clock())
             jobs = moment.beginning.jobs
             ident = 1 + max((job.id for job in jobs), default=0)
             last = 1 + max((job.queue_seq for job in jobs), default=0)
-            asked = Job(ident, spec, moment.now, queue_seq=last)
-            moment = replace(moment, beginning=replace(moment.beginning, jobs=(*jobs, asked)))
-            told = await self._work(Question(moment, Change(), self._policies))
-        expected = told.as_it_is.of(ident)
-        self._answered[spec] = (moment.now, expected)
+            submitted = Job(ident, spec, moment.now, queue_seq=last)
+            moment = replace(moment, beginning=replace(moment.beginning, jobs=(*jobs, submitted)))
+            answer = await self._work(Question(moment, Change(), self._policies))
+        expected = answer.as_it_is.of(ident)
+        self._submission_results[spec] = (moment.now, expected)
         return expected
 
     def _is_fresh(self) -> bool:
-        return self._told is not None and self._is_recent(self._told.at)
+        return self._latest is not None and self._is_recent(self._latest.made_at)
 
-    def _is_recent(self, at: float) -> bool:
-        return 0 <= self._clock() - at < FRESH
+    def _is_recent(self, made_at: float) -> bool:
+        return 0 <= self._clock() - made_at < FRESH_S
 
-    async def _tell_anew(self, source: PredictionSource) -> None:
+    async def _refresh_forecast(self, source: PredictionSource) -> None:
         async with self._one_at_a_time:
-            await self._answer(Change(), source)
+            await self._simulate_change(Change(), source)
 
-    async def _answer(self, change: Change, source: PredictionSource, horizon: float = HORIZON) -> Answer:
+    async def _simulate_change(self, change: Change, source: PredictionSource, horizon: float = HORIZON) -> Answer:
         moment = moment_of(self._queries, self._people, self._clock())
         change.check(moment, self._queries.policies)
-        told = await self._work(Question(moment, change, self._policies, horizon))
+        answer = await self._work(Question(moment, change, self._policies, horizon))
         if horizon < HORIZON:  # a shorter forecast lacks later starts, so it is not reused
-            return told
-        self._told = _Told(moment.now, told.as_it_is, {job.id: job for job in moment.beginning.jobs})
+            return answer
+        self._latest = _StoredForecast(moment.now, answer.as_it_is, {job.id: job for job in moment.beginning.jobs})
         if self._track_record is not None:
-            await self._track_record.keep(told.as_it_is, self._told.jobs, source)
-        return told
+            await self._track_record.store_predictions(answer.as_it_is, self._latest.jobs, source)
+        return answer
 
 
 def _if_waiting(expected: Expected | None) -> IfSubmitted:
@@ -182,7 +184,7 @@ async def _answer_in_subprocess(question: Question) -> Answer:
     return read_answer(await run_in_subprocess(answer_question, write_question(question), question.policies))
 
 
-def _hear_out(task: "asyncio.Task[None] | asyncio.Task[Expected | None]") -> None:
+def _retrieve_error(task: "asyncio.Task[None] | asyncio.Task[Expected | None]") -> None:
     """Retrieve the error of a task that no client may be waiting for, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

@@ -21,14 +21,14 @@ MAX_JOBS = 100_000
 """The most jobs of one report."""
 PAGE_SIZE = 1000
 """Jobs that one query reads."""
-FRESH = 60.0
+FRESH_S = 60.0
 """Seconds for which a report is reused."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _StoredReport:
     span: Span
-    at: float
+    made_at: float
     report: SharingReport
 
 
@@ -50,51 +50,55 @@ class Sharing:
         self._store, self._queries, self._clock = store, queries, clock
         self._work = work or _answer_in_subprocess
         self._one_at_a_time = asyncio.Lock()
-        self._told: _Told | None = None
+        self._latest: _StoredReport | None = None
 
-    async def report(self, span: Span) -> SharingReport:
+    async def make_report(self, span: Span) -> SharingReport:
         """Report on jobs submitted in a span. Raise ``UsageError`` for too many jobs, ``BusyError`` on timeout."""
         async with self._one_at_a_time:
-            now, told = self._clock(), self._told
-            if told is None or told.span != span or not 0 <= now - told.at < FRESH:
-                report = await self._work(await self._question(span, now))
-                told = self._told = _Told(span, now, report)
-            return told.report
+            now, latest = self._clock(), self._latest
+            if latest is None or latest.span != span or not 0 <= now - latest.made_at < FRESH_S:
+                report = await self._work(await self._build_question(span, now))
+                latest = self._latest = _StoredReport(span, now, report)
+            return latest.report
 
-    async def _question(self, span: Span, now: float) -> SharingQuestion:
+    async def _build_question(self, span: Span, now: float) -> SharingQuestion:
         start, end = span.seconds
-        jobs = await self._ended(span, now)
+        jobs = await self._read_ended_jobs(span, now)
         under_way: list[JobId] = []
-        async for some in iterate_in_slices(self._queries.jobs()):
-            here = [job for job in some if start <= job.submitted_at < end]
+        async for chunk in iterate_in_slices(self._queries.jobs()):
+            here = [job for job in chunk if start <= job.submitted_at < end]
             under_way += [job.id for job in here if job.spec.home_site and not job.spec.internal]
-        sites = await self._sites(span)
+        sites = await self._read_sites(span)
         return SharingQuestion(jobs, sites, self._queries.rules, start, max(start, min(end, now)), under_way)
 
-    async def _ended(self, span: Span, now: float) -> list[EndedJob]:
+    async def _read_ended_jobs(self, span: Span, now: float) -> list[EndedJob]:
         """Return the ended jobs that were submitted in the span: all of them ended after its first day began."""
         start, end = span.seconds
         jobs: list[EndedJob] = []
-        after = (start, 0)
+        position = (start, 0)
         while True:
-            some: Sequence[EndedJob] = await query(self._store.ended, after, now + 1.0, self._page_size)
-            jobs += [job for job in some if job.submitted_at < end]
+            page: Sequence[EndedJob] = await query(self._store.ended, position, now + 1.0, self._page_size)
+            jobs += [job for job in page if job.submitted_at < end]
             if len(jobs) > self._max_jobs:
                 hint = "ask for fewer days, by first and last"
                 too_many = f"that is more than {self._max_jobs} jobs"
                 raise UsageError(too_many, field="first", value=str(span.first), hint=hint)
-            if len(some) < self._page_size:
+            if len(page) < self._page_size:
                 return jobs
-            after = (some[-1].ended_at, some[-1].id)
+            position = (page[-1].ended_at, page[-1].id)
 
-    async def _sites(self, span: Span) -> dict[ClusterName, Site]:
+    async def _read_sites(self, span: Span) -> dict[ClusterName, Site]:
         """Return the sites with their most nodes in the span, or those they had last."""
         first, last = span.days
         nodes: dict[ClusterName, int] = {}
         for day, name, count in await query(self._store.nodes_by_day, last):
             nodes[name] = count if day <= first else max(nodes.get(name, 0), count)
-        known = self._queries.grid.clusters()
-        return {each.name: Site(most, each.speed) for each in known if (most := nodes.get(each.name, each.total)) > 0}
+        clusters = self._queries.grid.clusters()
+        return {
+            cluster.name: Site(node_count, cluster.speed)
+            for cluster in clusters
+            if (node_count := nodes.get(cluster.name, cluster.total)) > 0
+        }
 
 
 async def _answer_in_subprocess(question: SharingQuestion) -> SharingReport:

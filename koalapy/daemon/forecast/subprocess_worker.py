@@ -52,7 +52,7 @@ async def run_in_subprocess(
     with tempfile.TemporaryFile() as errors:
         process, channel = await asyncio.to_thread(_start_child, (function, *functions), timeout_s, errors)
         try:
-            return await asyncio.to_thread(_exchange, process, channel, values, timeout_s)
+            return await asyncio.to_thread(_exchange_values, process, channel, values, timeout_s)
         except TimeoutError as error:
             hint = "ask for less, as for fewer days, or for a simulation in which less happens"
             raise BusyError(f"that takes longer than {timeout_s:g} s", retry_after=RETRY_AFTER_S, hint=hint) from error
@@ -68,7 +68,7 @@ async def run_in_subprocess(
             last_line = text.splitlines()[-1:]
             raise RuntimeError(f"{function.__name__} failed in a worker process: {last_line}") from error
         finally:
-            _kill(process)
+            _kill_child(process)
 
 
 class _Killed(Exception):
@@ -104,17 +104,17 @@ def _name_of(function: Function) -> str:
     return f"{function.__module__}:{function.__qualname__}"
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
+def _kill_child(process: "subprocess.Popen[bytes]") -> None:
     """Kill the child and all processes that it has started: a hanging one would keep the socket open."""
     if process.returncode is None:  # so that its number is still its own
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _exchange(
+def _exchange_values(
     process: "subprocess.Popen[bytes]", channel: socket.socket, values: Iterable[Json], timeout_s: float
 ) -> Json:
     """Send the values, wait for the answer and the child's end."""
-    began, end = time.monotonic(), threading.Timer(timeout_s, _kill, [process])
+    began, end = time.monotonic(), threading.Timer(timeout_s, _kill_child, [process])
     end.start()
     answer = bytearray()
     try:
@@ -139,13 +139,13 @@ def _exchange(
 
 def _find_function(name: str) -> Function:
     module, _, path = name.partition(":")
-    found: Any = import_module(module)
+    target: Any = import_module(module)
     for part in path.split("."):
-        found = getattr(found, part)
-    return found  # type: ignore[no-any-return]
+        target = getattr(target, part)
+    return target  # type: ignore[no-any-return]
 
 
-def _main() -> None:
+def _run_child() -> None:
     scrub_environment()
     os.nice(NICENESS)
     timeout_s, *names = sys.argv[1:]
@@ -162,4 +162,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    _run_child()

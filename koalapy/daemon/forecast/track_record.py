@@ -33,10 +33,10 @@ MAX_READ = 20_000
 MAX_ADVISED = 5_000
 MAX_KEPT = 1_000
 """The most jobs of one forecast whose predictions are stored; the others follow with later forecasts."""
-AGAIN = 2.0
+REPEAT_FACTOR = 2.0
 """A prediction is stored again once the job is this many times as old as at the last one, so that a job that waits
 for a week has about a dozen."""
-SOON = 60.0
+MIN_AGE_S = 60.0
 """The least age of a job for this comparison, in seconds."""
 COUNTED_DAYS = 7.0
 """The period of the metrics, in days."""
@@ -50,100 +50,109 @@ class TrackRecord:
     def __init__(self, store: PredictionStore, advice: AdviceStore, clock: Callable[[], float]) -> None:
         self._store, self._advice, self._clock = store, advice, clock
         self._one_at_a_time = asyncio.Lock()
-        self._kept: dict[JobId, float] = {}
+        self._stored_at: dict[JobId, float] = {}
         """The time of the last stored prediction by unfinished job, in this daemon run."""
 
-    async def keep(self, forecast: Forecast, jobs: Mapping[JobId, Job], source: PredictionSource) -> None:
+    async def store_predictions(self, forecast: Forecast, jobs: Mapping[JobId, Job], source: PredictionSource) -> None:
         """Store the predictions of due jobs; ``jobs`` are those at the time of the forecast."""
-        there = {each.job for each in forecast.jobs}
-        self._kept = {job: at for job, at in self._kept.items() if job in there}
-        due = [each for each in forecast.jobs if self._is_due(jobs[each.job], forecast.at)][:MAX_KEPT]
-        await self._write(forecast, jobs, due, source)
+        unfinished = {expected.job for expected in forecast.jobs}
+        self._stored_at = {job: stored_at for job, stored_at in self._stored_at.items() if job in unfinished}
+        due = [expected for expected in forecast.jobs if self._is_due(jobs[expected.job], forecast.at)][:MAX_KEPT]
+        await self._write_predictions(forecast, jobs, due, source)
 
-    async def shown(self, forecast: Forecast, jobs: Mapping[JobId, Job], job: JobId) -> None:
+    async def store_shown(self, forecast: Forecast, jobs: Mapping[JobId, Job], job: JobId) -> None:
         """Store the prediction of a job that a user was shown, unless it is stored."""
         expected = forecast.of(job)
-        if expected is not None and self._kept.get(job) != forecast.at and not jobs[job].spec.internal:
-            await self._write(forecast, jobs, [expected], PredictionSource.ASKED)
+        if expected is not None and self._stored_at.get(job) != forecast.at and not jobs[job].spec.internal:
+            await self._write_predictions(forecast, jobs, [expected], PredictionSource.ASKED)
 
-    def _is_due(self, job: Job, at: float) -> bool:
-        last = self._kept.get(job.id)
+    def _is_due(self, job: Job, now: float) -> bool:
+        last = self._stored_at.get(job.id)
         return not job.spec.internal and (
-            last is None or at - job.submitted_at >= AGAIN * max(SOON, last - job.submitted_at)
+            last is None or now - job.submitted_at >= REPEAT_FACTOR * max(MIN_AGE_S, last - job.submitted_at)
         )
 
-    async def _write(
-        self, forecast: Forecast, jobs: Mapping[JobId, Job], told: Sequence[Expected], source: PredictionSource
+    async def _write_predictions(
+        self, forecast: Forecast, jobs: Mapping[JobId, Job], forecasts: Sequence[Expected], source: PredictionSource
     ) -> None:
-        waiting = sum(each.state is JobState.QUEUED for each in forecast.jobs)
+        waiting = sum(prediction.state is JobState.QUEUED for prediction in forecast.jobs)
         conditions = {"waiting": waiting, "active": len(forecast.jobs) - waiting, "draws": forecast.draws}
-        made = [
-            each
-            for expected in told
-            for each in _predictions(expected, jobs[expected.job], forecast.at, source, conditions)
+        predictions = [
+            prediction
+            for expected in forecasts
+            for prediction in _make_predictions(expected, jobs[expected.job], forecast.at, source, conditions)
         ]
-        if not made:
+        if not predictions:
             return
         try:
-            await query(self._store.add_predictions, made)
+            await query(self._store.add_predictions, predictions)
         except (StoreUnavailable, LeaseLost) as error:
             log.warning("predictions could not be stored", action="predictions-not-kept", error=str(error))
             return
-        self._kept |= {each.job: forecast.at for each in told}
+        self._stored_at |= {prediction.job: forecast.at for prediction in forecasts}
 
-    async def coverage(self, owner: str | None = None, application: str = "") -> list[Coverage]:
+    async def read_coverage(self, owner: str | None = None, application: str = "") -> list[Coverage]:
         """Return the accuracy by kind and period, of kinds with predictions; without ``owner`` of all jobs."""
         async with self._one_at_a_time:
-            return await query(self._coverage, self._clock(), owner, application)
+            return await query(self._compute_coverage, self._clock(), owner, application)
 
-    async def counts(self) -> Counter[tuple[PredictionKind, Outcome]]:
+    async def count_outcomes(self) -> Counter[tuple[PredictionKind, Outcome]]:
         """Count the predictions of the last week by kind and outcome."""
         async with self._one_at_a_time:
-            return await query(self._counts, self._clock())
+            return await query(self._count_outcomes, self._clock())
 
     # In a thread
 
-    def _coverage(self, now: float, owner: str | None, application: str) -> list[Coverage]:
-        judged = self._judged(now, PERIODS[-1] * DAY, owner, application)
-        found = []
+    def _compute_coverage(self, now: float, owner: str | None, application: str) -> list[Coverage]:
+        judged = self._judge_predictions(now, PERIODS[-1] * DAY, owner, application)
+        coverage = []
         for kind in PredictionKind:
-            own = [each for each in judged if each.kind is kind]
-            periods = [(days, [each for each in own if each.made_at >= now - days * DAY]) for days in PERIODS]
-            found += [compute_coverage(kind, days, some) for days, some in periods if own]
-        return found
+            of_kind = [prediction for prediction in judged if prediction.kind is kind]
+            periods = [
+                (days, [prediction for prediction in of_kind if prediction.made_at >= now - days * DAY])
+                for days in PERIODS
+            ]
+            coverage += [compute_coverage(kind, days, in_period) for days, in_period in periods if of_kind]
+        return coverage
 
-    def _counts(self, now: float) -> Counter[tuple[PredictionKind, Outcome]]:
-        judged = self._judged(now, COUNTED_DAYS * DAY, None, "")
-        return Counter((each.kind, each.outcome) for each in judged if each.kind is not PredictionKind.ADVISED)
+    def _count_outcomes(self, now: float) -> Counter[tuple[PredictionKind, Outcome]]:
+        judged = self._judge_predictions(now, COUNTED_DAYS * DAY, None, "")
+        return Counter(
+            (prediction.kind, prediction.outcome)
+            for prediction in judged
+            if prediction.kind is not PredictionKind.ADVISED
+        )
 
-    def _judged(self, now: float, span: float, owner: str | None, application: str) -> list[JudgedPrediction]:
-        told = self._store.predictions(now - span, MAX_READ, owner, application)
+    def _judge_predictions(
+        self, now: float, span: float, owner: str | None, application: str
+    ) -> list[JudgedPrediction]:
+        courses = self._store.predictions(now - span, MAX_READ, owner, application)
         advised = _judged_advice(self._advice.record(application, MAX_ADVISED, owner))
         return [
-            *(judge_prediction(prediction, course, now) for prediction, course in told),
-            *(each for each in advised if each.made_at >= now - span),
+            *(judge_prediction(prediction, course, now) for prediction, course in courses),
+            *(advice for advice in advised if advice.made_at >= now - span),
         ]
 
 
-def _predictions(
-    expected: Expected, job: Job, at: float, source: PredictionSource, conditions: Mapping[str, object]
+def _make_predictions(
+    expected: Expected, job: Job, made_at: float, source: PredictionSource, conditions: Mapping[str, object]
 ) -> Iterator[Prediction]:
-    told: dict[PredictionKind, Interval | None] = {
+    intervals: dict[PredictionKind, Interval | None] = {
         PredictionKind.START: expected.starts,
         PredictionKind.END: expected.ends,
         PredictionKind.RUN_TIME: expected.runs,
     }
     under = {**conditions, "basis": expected.basis, "not_run": expected.not_run}
-    for kind, interval in told.items():
+    for kind, interval in intervals.items():
         if interval is not None:
             bounds = interval.low, interval.middle, interval.high
-            yield Prediction(job.id, kind, at, source, job.generation, *bounds, under)
+            yield Prediction(job.id, kind, made_at, source, job.generation, *bounds, under)
 
 
 def _judged_advice(advised: Sequence[AdvisedPlacement]) -> Iterator[JudgedPrediction]:
     """Judge the advice of jobs that succeeded; the full run time of others is unknown."""
-    for given in advised:
-        if given.predicted is not None and given.actual is not None:
-            error = given.actual - given.predicted
+    for advice in advised:
+        if advice.predicted is not None and advice.actual is not None:
+            error = advice.actual - advice.predicted
             outcome = Outcome.LATE if error > 0 else Outcome.EARLY
-            yield JudgedPrediction(given.job, PredictionKind.ADVISED, given.at, outcome, error)
+            yield JudgedPrediction(advice.job, PredictionKind.ADVISED, advice.at, outcome, error)

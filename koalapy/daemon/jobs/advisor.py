@@ -34,14 +34,14 @@ class ApplicationRecord:
     """What is known of an application; ``slowdown`` and ``verdict`` hold for its most used combination of clusters."""
 
     application: str
-    where: ClusterSet
+    clusters: ClusterSet
     slowdown: LogNormal
     runs_on_several: int
     """The number of co-allocated runs that could be compared with runs of the same size on one cluster."""
     killed_on_several: int
     """The number of those runs that were killed at their walltime."""
     verdict: Verdict
-    seen: list[RunSummary]
+    runs: list[RunSummary]
     slowdowns: dict[ClusterSet, LogNormal]
     """Slowdowns by observed combination of clusters."""
 
@@ -54,44 +54,44 @@ class Advisor:
         self._store = store
         self._track_record = track_record
 
-    async def applications(self, owner: str | None = None) -> list[ApplicationRecord]:
+    async def list_applications(self, owner: str | None = None) -> list[ApplicationRecord]:
         """Return applications by name; with ``owner`` only those that this user's jobs have run."""
-        known = self._experience.applications()
-        theirs = known if owner is None else await query(self._store.applications_of, owner)
-        return [self._application(name) for name in known if name in theirs]
+        names = self._experience.applications()
+        visible = names if owner is None else await query(self._store.applications_of, owner)
+        return [self._describe_application(name) for name in names if name in visible]
 
-    def _application(self, name: str) -> ApplicationRecord:
-        seen, slowdowns = self._experience.seen(name), self._experience.slowdowns(name)
+    def _describe_application(self, name: str) -> ApplicationRecord:
+        summaries, slowdowns = self._experience.seen(name), self._experience.slowdowns(name)
         several: dict[ClusterSet, int] = {}
-        for each in seen:
-            if each.where:
-                several[each.where] = several.get(each.where, 0) + each.runs
-        most = max(several, key=lambda where: (several[where], where), default=())
+        for summary in summaries:
+            if summary.where:
+                several[summary.where] = several.get(summary.where, 0) + summary.runs
+        most_used = max(several, key=lambda clusters: (several[clusters], clusters), default=())
         return ApplicationRecord(
             name,
-            most,
-            slowdowns.on_clusters(most),
+            most_used,
+            slowdowns.on_clusters(most_used),
             slowdowns.runs,
             slowdowns.killed,
-            verdict_on(slowdowns, most),
-            seen,
-            {where: slowdowns.on_clusters(where) for where in several},
+            verdict_on(slowdowns, most_used),
+            summaries,
+            {clusters: slowdowns.on_clusters(clusters) for clusters in several},
         )
 
-    async def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
+    async def read_advice(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
         """Return stored advice, newest first; an empty application or no owner selects all."""
         return await query(self._store.record, application, limit, owner)
 
-    async def coverage(self, application: str, owner: str | None = None) -> list[Coverage]:
+    async def read_coverage(self, application: str, owner: str | None = None) -> list[Coverage]:
         """Return the accuracy of predictions by kind and period, for the same selection."""
-        return await self._track_record.coverage(owner, application)
+        return await self._track_record.read_coverage(owner, application)
 
 
-def verdict_on(slowdowns: Slowdowns, where: ClusterSet) -> Verdict:
+def verdict_on(slowdowns: Slowdowns, clusters: ClusterSet) -> Verdict:
     """Return the verdict that follows from the slowdown on these clusters."""
-    harmless_probability = slowdowns.harmless_probability(where)
+    harmless_probability = slowdowns.harmless_probability(clusters)
     if harmless_probability <= HOPELESS:
         return Verdict.ONE_CLUSTER
     if harmless_probability < SURE:
         return Verdict.NOT_KNOWN
-    return Verdict.CO_ALLOCATED if slowdowns.on_clusters(where).value <= PAYS_UP_TO else Verdict.BY_THE_WAIT
+    return Verdict.CO_ALLOCATED if slowdowns.on_clusters(clusters).value <= PAYS_UP_TO else Verdict.BY_THE_WAIT

@@ -32,7 +32,7 @@ class Changes:
         self._version = 0
         self._followers: set[_Follower] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._told_at = float("-inf")
+        self._signalled_at = float("-inf")
         self._interval = MIN_INTERVAL
         self._spent = 0.0
         self._ended = False
@@ -43,43 +43,43 @@ class Changes:
         return f"{self._origin}.{self._version}"
 
     @property
-    def told_at(self) -> float:
+    def signalled_at(self) -> float:
         """The loop time of the last signal."""
-        return self._told_at
+        return self._signalled_at
 
     @property
     def ended(self) -> bool:
         return self._ended
 
-    def note(self, *topics: Topic) -> None:
+    def note_change(self, *topics: Topic) -> None:
         """Record a change of these topics; followers are signalled soon."""
         self._version += 1
         for follower in self._followers:
             follower.topics.update(topics)
         if self._followers and self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(loop.time(), self._told_at + self._interval), self._tell)
+            self._timer = loop.call_at(max(loop.time(), self._signalled_at + self._interval), self._signal_followers)
 
-    def spent(self, seconds: float) -> None:
+    def add_cost(self, seconds: float) -> None:
         """Record seconds of work that a signal has caused. Signals become rarer to keep its share small."""
         self._spent += seconds
 
-    def _tell(self) -> None:
+    def _signal_followers(self) -> None:
         self._timer = None
-        self._told_at = asyncio.get_running_loop().time()
+        self._signalled_at = asyncio.get_running_loop().time()
         self._interval = min(MAX_INTERVAL, max(MIN_INTERVAL, self._spent / SHARE))
         self._spent = 0.0
         for follower in self._followers:
             if follower.topics:
                 follower.wake.set()
 
-    def end(self) -> None:
+    def end_followers(self) -> None:
         """End all followers."""
         self._ended = True
         for follower in self._followers:
             follower.wake.set()
 
-    async def follow(self, since: str = "") -> AsyncIterator[frozenset[Topic]]:
+    async def follow_changes(self, since: str = "") -> AsyncIterator[frozenset[Topic]]:
         """Yield the changed topics, at once if they changed after version ``since``.
 
         After ``MAX_INTERVAL`` seconds without a change, yield an empty set.

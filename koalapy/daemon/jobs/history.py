@@ -131,12 +131,12 @@ class History:
     ) -> None:
         self._store, self._clock, self._jobs, self._jobs_keep = store, clock, jobs, jobs_keep
 
-    def span(self, first: date | None, last: date | None, days: int = 30) -> Span:
+    def make_span(self, first: date | None, last: date | None, days: int = 30) -> Span:
         """Return the span; ``last`` defaults to today, ``first`` to ``days`` days up to then.
 
         Raise ``UsageError`` if it ends before it begins.
         """
-        last = last or _date(day_of(self._clock()))
+        last = last or _to_date(day_of(self._clock()))
         first = first or last - min(timedelta(days=days - 1), last - date.min)
         if first > last:
             raise UsageError(
@@ -147,14 +147,14 @@ class History:
             )
         return Span(first, last)
 
-    async def table(self, by: Kind, step: Step, span: Span, name: str | None = None) -> Table:
+    async def read_table(self, kind: Kind, step: Step, span: Span, name: str | None = None) -> Table:
         """Return the figures of a span. Raise ``UsageError`` if they have more than ``MAX_LINES`` lines."""
         now = self._clock()
         first, last = span.days
         length, offset = {Step.DAY: (1, 0), Step.WEEK: (7, FIRST_MONDAY), Step.ALL: (last - first + 1, first)}[step]
-        day_filter = DayFilter(by, first, last, name, length, offset, MAX_LINES + 1)
+        day_filter = DayFilter(kind, first, last, name, length, offset, MAX_LINES + 1)
         jobs = tuple(self._jobs())  # a copy: the query runs in a thread, while the scheduler changes jobs
-        lines, first_day = await query(self._read, day_filter, jobs, now)
+        lines, first_day = await query(self._read_lines, day_filter, jobs, now)
         if len(lines) > MAX_LINES:
             raise UsageError(
                 f"the table has more than {MAX_LINES} lines",
@@ -162,10 +162,12 @@ class History:
                 value=str(step),
                 hint="ask for fewer days, for weeks (step=week), or for one name (name=NAME)",
             )
-        since = None if first_day is None else _date(first_day)
-        return Table(by, step, span.first, span.last, since, self._jobs_keep, lines)
+        since = None if first_day is None else _to_date(first_day)
+        return Table(kind, step, span.first, span.last, since, self._jobs_keep, lines)
 
-    def _read(self, day_filter: DayFilter, jobs: Sequence[Job], now: float) -> tuple[list[HistoryLine], int | None]:
+    def _read_lines(
+        self, day_filter: DayFilter, jobs: Sequence[Job], now: float
+    ) -> tuple[list[HistoryLine], int | None]:
         """Return the lines and the first recorded day. Runs in a thread, since it blocks."""
         days = Days(self._store.days(day_filter))
         for key, figures in count_running_jobs(jobs, now).items():
@@ -175,9 +177,9 @@ class History:
         last = min(day_filter.last, day_of(now))
         first = last if first_day is None else min(max(first_day, day_filter.first), last)
         capacity = _Capacity(node_counts, first, last, now, self._store.first_submission() or 0.0)
-        return [_line(key, figures, day_filter, capacity) for key, figures in sorted(days.items())], first_day
+        return [_make_line(key, figures, day_filter, capacity) for key, figures in sorted(days.items())], first_day
 
-    async def trace(self, span: Span, user: str | None) -> AsyncIterator[str]:
+    async def export_trace(self, span: Span, user: str | None) -> AsyncIterator[str]:
         """Yield the kept jobs that ended in a span in the Standard Workload Format.
 
         ``user``: hide owner and application of other users' jobs; None hides nothing.
@@ -185,13 +187,13 @@ class History:
         start, end = span.seconds
         yield _trace_header(start, end, await query(self._store.nodes_by_day, span.days[1]))
         numbers: Numbers = defaultdict(dict)
-        after = (start, 0)
+        position = (start, 0)
         while True:
-            jobs: Sequence[EndedJob] = await query(self._store.ended, after, end, TRACE_PAGE_SIZE)
+            jobs: Sequence[EndedJob] = await query(self._store.ended, position, end, TRACE_PAGE_SIZE)
             yield await asyncio.to_thread(_trace_lines, jobs, numbers, user)
             if len(jobs) < TRACE_PAGE_SIZE:
                 return
-            after = (jobs[-1].ended_at, jobs[-1].id)
+            position = (jobs[-1].ended_at, jobs[-1].id)
 
 
 class _Capacity:
@@ -217,12 +219,12 @@ class _Capacity:
         for day, cluster, nodes in node_counts:
             changes[cluster].append((day, nodes))
         for cluster, cluster_changes in changes.items():
-            sums = list(self._cumulate(cluster_changes, first, last, now, first_submission))
+            sums = list(self._cumulate_nodes(cluster_changes, first, last, now, first_submission))
             self._sums[cluster] = sums
             self._sums[""] = [total + added for total, added in zip(self._sums[""], sums, strict=True)]
 
     @staticmethod
-    def _cumulate(
+    def _cumulate_nodes(
         changes: Sequence[tuple[int, int]], first: int, last: int, now: float, start: float
     ) -> Iterator[float]:
         """Yield the node-seconds from day ``first`` to the start of each day, then to the end of day ``last``."""
@@ -242,21 +244,21 @@ class _Capacity:
         return sums[end] - sums[start]
 
 
-def _line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Capacity) -> HistoryLine:
+def _make_line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Capacity) -> HistoryLine:
     end = min(key.day + day_filter.days - 1, day_filter.last)
     start = max(key.day, day_filter.first)
     available = capacity.node_seconds(key.name if key.kind is Kind.CLUSTER else "", start, end)
     completed = figures.succeeded + figures.failed
 
-    def mean(name: str) -> float | None:
+    def mean_of(name: str) -> float | None:
         return round(getattr(figures, name) / figures.ran, 6) if figures.ran else None
 
     values: dict[str, Any] = {name: getattr(figures, name) for name in COUNTS}
-    values |= {name: mean(name) for name in (*MEANS, *QUEUE_TIME_LIMITS, "coallocated")}
+    values |= {name: mean_of(name) for name in (*MEANS, *QUEUE_TIME_LIMITS, "coallocated")}
     values |= {name: round(getattr(figures, name), 3) for name in ("node_seconds", "coallocated_node_seconds")}
     return HistoryLine(
-        start=_date(start),
-        end=_date(end),
+        start=_to_date(start),
+        end=_to_date(end),
         name=key.name,
         success=round(figures.succeeded / completed, 6) if completed else None,
         utilisation=round(figures.node_seconds / available, 6) if available else None,
@@ -264,7 +266,7 @@ def _line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Capacity
     )
 
 
-def _date(day: int) -> date:
+def _to_date(day: int) -> date:
     return EPOCH + timedelta(days=day)
 
 
@@ -285,16 +287,16 @@ MAX_TIMESTAMP = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
 def _trace_header(start: float, end: float, node_counts: Sequence[tuple[int, ClusterName, int]]) -> str:
     nodes = {cluster: count for _, cluster, count in node_counts}  # by days in order: the last count stays
 
-    def text(at: float) -> str:
-        return datetime.fromtimestamp(min(at, MAX_TIMESTAMP), UTC).strftime("%a %b %d %H:%M:%S %Y")
+    def format_time(timestamp: float) -> str:
+        return datetime.fromtimestamp(min(timestamp, MAX_TIMESTAMP), UTC).strftime("%a %b %d %H:%M:%S %Y")
 
     fields = {
         "Version": "2.2",
         "Computer": f"koalapy {__version__}",
         "UnixStartTime": "0",
         "TimeZoneString": "UTC",
-        "StartTime": text(start),
-        "EndTime": text(end),
+        "StartTime": format_time(start),
+        "EndTime": format_time(end),
         "MaxNodes": str(sum(nodes.values())),
         "MaxProcs": str(sum(nodes.values())),
         "Queues": "1 high priority, 2 low priority",
@@ -309,7 +311,7 @@ def _trace_lines(jobs: Sequence[EndedJob], numbers: Numbers, user: str | None) -
 
 
 def _trace_line(job: EndedJob, numbers: Numbers, user: str | None) -> str:
-    def number(kind: str, name: str) -> int:
+    def number_of(kind: str, name: str) -> int:
         return numbers[kind].setdefault(name, len(numbers[kind]) + 1)
 
     is_visible = user in (None, job.owner)
@@ -326,11 +328,11 @@ def _trace_line(job: EndedJob, numbers: Numbers, user: str | None) -> str:
         UNKNOWN if job.walltime is None else round(job.walltime),
         UNKNOWN,
         SWF_STATUS.get(job.state, UNKNOWN),
-        number("user", job.owner) if is_visible else UNKNOWN,
+        number_of("user", job.owner) if is_visible else UNKNOWN,
         UNKNOWN,
-        number("application", job.application) if is_visible and job.application else UNKNOWN,
+        number_of("application", job.application) if is_visible and job.application else UNKNOWN,
         SWF_QUEUES.get(job.priority, UNKNOWN),
-        number("cluster", job.clusters[0]) if len(job.clusters) == 1 else UNKNOWN if start is None else 0,
+        number_of("cluster", job.clusters[0]) if len(job.clusters) == 1 else UNKNOWN if start is None else 0,
         UNKNOWN,
         UNKNOWN,
     )

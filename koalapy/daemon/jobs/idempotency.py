@@ -28,21 +28,21 @@ class IdempotencyKeys:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks that are held or waited for; others are discarded."""
 
-    def lock(self, key: str) -> asyncio.Lock:
+    def lock_of(self, key: str) -> asyncio.Lock:
         """Return the lock that prevents two concurrent submissions with one key from becoming two jobs."""
         return self._locks.setdefault(key, asyncio.Lock())
 
-    async def find(self, key: str) -> Submitted | None:
+    async def find_submission(self, key: str) -> Submitted | None:
         """Return the submission of a key, or None. Raise ``StoreUnavailable`` on timeout."""
         lookup = self._next
         if lookup is None:
             self._next = lookup = Lookup()
-            lookup.task = asyncio.ensure_future(self._query(lookup))
+            lookup.task = asyncio.ensure_future(self._run_lookup(lookup))
         lookup.keys.add(key)
         assert lookup.task is not None
         return (await asyncio.shield(lookup.task)).get(key)
 
-    async def _query(self, lookup: Lookup) -> Mapping[str, Submitted]:
+    async def _run_lookup(self, lookup: Lookup) -> Mapping[str, Submitted]:
         await asyncio.sleep(0)  # collect the keys of all tasks that are ready
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S), self._turn:

@@ -24,7 +24,7 @@ class FoundJobs:
     """A page of matching jobs, newest first."""
 
     jobs: Sequence[Job]
-    before: JobId | None
+    next_below: JobId | None
     """The id below which the next page starts; None on the last page."""
     unfinished: int
     """The number of matching unfinished jobs from this page on."""
@@ -36,57 +36,61 @@ class JobFinder:
     def __init__(self, jobs: Jobs, queries: Queries, clock: Callable[[], float]) -> None:
         self._jobs, self._queries, self._clock = jobs, queries, clock
 
-    async def find(
-        self, search: JobSearch, by: Identity, *, before: JobId | None = None, limit: int = 100
+    async def find_jobs(
+        self, search: JobSearch, caller: Identity, *, below: JobId | None = None, limit: int = 100
     ) -> FoundJobs:
         """Return one page. Raise ``ForbiddenError`` for a search for another user's jobs by owner."""
         owner = search.single_value("user")
-        if owner not in ("", by.user) and not by.has_role(Role.OPERATOR):
+        if owner not in ("", caller.user) and not caller.has_role(Role.OPERATOR):
             raise ForbiddenError(
-                f"user is {owner}, and you are {by.user}",
+                f"user is {owner}, and you are {caller.user}",
                 field="q",
                 value=f"user:{owner}",
                 hint="leave it out: others' jobs are listed without their names",
             )
-        now, sees_all = self._clock(), by.has_role(Role.OPERATOR)
+        now, sees_all = self._clock(), caller.has_role(Role.OPERATOR)
 
         def is_meant(job: Job) -> bool:
-            return search.matches(job, now, include_private=sees_all or may_see_all_of(by, job))
+            return search.matches(job, now, include_private=sees_all or may_see_all_of(caller, job))
 
-        unfinished = await self._unfinished(search, is_meant, before)
-        over, horizon = await self._over(search, by, is_meant, before, limit)
-        known = {job.id for job in unfinished}
-        both = [job for job in (*unfinished, *over) if horizon is None or job.id >= horizon]
-        both = [job for job in both if not (job.state in FINAL_STATES and job.id in known)]
-        both.sort(key=lambda job: -job.id)
-        following = both[limit - 1].id if len(both) > limit else horizon
-        return FoundJobs(both[:limit], following, len(unfinished))
+        unfinished = await self._find_unfinished(search, is_meant, below)
+        ended, horizon = await self._find_ended(search, caller, is_meant, below, limit)
+        unfinished_ids = {job.id for job in unfinished}
+        jobs = [job for job in (*unfinished, *ended) if horizon is None or job.id >= horizon]
+        jobs = [job for job in jobs if not (job.state in FINAL_STATES and job.id in unfinished_ids)]
+        jobs.sort(key=lambda job: -job.id)
+        next_below = jobs[limit - 1].id if len(jobs) > limit else horizon
+        return FoundJobs(jobs[:limit], next_below, len(unfinished))
 
-    async def _unfinished(self, search: JobSearch, is_meant: Callable[[Job], bool], before: JobId | None) -> list[Job]:
+    async def _find_unfinished(
+        self, search: JobSearch, is_meant: Callable[[Job], bool], below: JobId | None
+    ) -> list[Job]:
         if search.states <= FINAL_STATES:
             return []
-        found: list[Job] = []
-        async for some in iterate_in_slices(self._queries.jobs()):
-            found += [job for job in some if (before is None or job.id < before) and is_meant(job)]
-        return found
+        jobs: list[Job] = []
+        async for chunk in iterate_in_slices(self._queries.jobs()):
+            jobs += [job for job in chunk if (below is None or job.id < below) and is_meant(job)]
+        return jobs
 
-    async def _over(
-        self, search: JobSearch, by: Identity, is_meant: Callable[[Job], bool], before: JobId | None, limit: int
+    async def _find_ended(
+        self, search: JobSearch, caller: Identity, is_meant: Callable[[Job], bool], below: JobId | None, limit: int
     ) -> tuple[list[Job], JobId | None]:
         """Return ended jobs and the id down to which all were examined; None if no more exist."""
         states = search.states & FINAL_STATES
         if not states:
             return [], None
         # Private terms find only the caller's own jobs, unless the caller is an operator.
-        is_private = any(not word.is_public for word in search.words)
-        owner = search.single_value("user") or (by.user if is_private and not by.has_role(Role.OPERATOR) else "")
-        which = JobFilter(
+        is_private = any(not term.is_public for term in search.words)
+        owner = search.single_value("user") or (
+            caller.user if is_private and not caller.has_role(Role.OPERATOR) else ""
+        )
+        job_filter = JobFilter(
             tuple(sorted(states)),
             owner,
             search.single_value("name"),
             search.single_value("cluster"),
             search.single_value("home"),
-            before,
+            below,
             limit + 1,
             application=search.single_value("app"),
             priority=search.single_value("priority"),
@@ -94,12 +98,12 @@ class JobFinder:
             max_restarts=search.maximum("restarts"),
             ids=search.ids,
         )
-        found: list[Job] = []
-        looked_at = 0
+        jobs: list[Job] = []
+        examined = 0
         while True:
-            records, following = await self._jobs.list_page(which)
-            looked_at += len(records)
-            found += [record.job for record in records if is_meant(record.job)]
-            if following is None or len(found) > limit or looked_at >= MAX_LOOKED_AT:
-                return found, following
-            which = replace(which, before=following, limit=AT_ONCE)
+            records, next_below = await self._jobs.list_page(job_filter)
+            examined += len(records)
+            jobs += [record.job for record in records if is_meant(record.job)]
+            if next_below is None or len(jobs) > limit or examined >= MAX_LOOKED_AT:
+                return jobs, next_below
+            job_filter = replace(job_filter, before=next_below, limit=AT_ONCE)

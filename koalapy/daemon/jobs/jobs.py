@@ -11,7 +11,7 @@ from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import RETRY_INTERVAL_S, Engine, WorkItem
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys
 from koalapy.daemon.jobs.output import Outputs, OutputTail
-from koalapy.daemon.observability.audit import about
+from koalapy.daemon.observability.audit import describe_request
 from koalapy.model.application import summarize_job
 from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.explanation import Explanation
@@ -130,28 +130,30 @@ class Jobs:
 
     # Submitting and acting
 
-    async def submit(self, spec: JobSpec, by: Identity, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
+    async def submit(
+        self, spec: JobSpec, caller: Identity, idempotency_key: str | None = None
+    ) -> tuple[JobRecord, bool]:
         """Store a job and try to place it. Return it and whether it is new.
 
         If the user submitted the same spec with the same key before, return that job and False. Raise
         ``ConflictError`` for the same key with another spec, ``ForbiddenError`` for what the user may not submit.
         """
-        spec = self.rules.with_owner(spec, by)
+        spec = self.rules.with_owner(spec, caller)
         if idempotency_key is None:
-            storing = self._store_new(spec, by, None)
+            storing = self._store_new(spec, caller, None)
             return await self._engine.database.await_outcome(storing, HINT_UNKNOWN_OUTCOME), True
         # A task of its own goes on when the client disconnects: a retry with the same key must find its outcome.
-        submitting = asyncio.create_task(self._submit_once(spec, by, idempotency_key))
+        submitting = asyncio.create_task(self._submit_once(spec, caller, idempotency_key))
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
         return await self._engine.database.await_outcome(submitting, HINT_UNKNOWN_OUTCOME_OF_KEY)
 
-    async def _submit_once(self, spec: JobSpec, by: Identity, idempotency_key: str) -> tuple[JobRecord, bool]:
-        user_key = hash_key(by.user, idempotency_key)
-        async with self._keys.lock(user_key):
-            first = await self._keys.find(user_key)
+    async def _submit_once(self, spec: JobSpec, caller: Identity, idempotency_key: str) -> tuple[JobRecord, bool]:
+        user_key = hash_key(caller.user, idempotency_key)
+        async with self._keys.lock_of(user_key):
+            first = await self._keys.find_submission(user_key)
             if first is None:
-                return await self._store_new(spec, by, (user_key, hash_spec(spec))), True
+                return await self._store_new(spec, caller, (user_key, hash_spec(spec))), True
             if hash_spec(spec) != first.digest:
                 raise ConflictError(
                     f"the Idempotency-Key was used for job {first.job}, whose specification differs",
@@ -160,21 +162,21 @@ class Jobs:
                     hint="use a new key for a new job",
                     code=ProblemCode.IDEMPOTENCY_KEY_REUSED,
                 )
-            about(f"job {first.job}", "it was submitted before")
-            return await self.get_owned(first.job, by), False
+            describe_request(f"job {first.job}", "it was submitted before")
+            return await self.get_owned(first.job, caller), False
 
-    async def _store_new(self, spec: JobSpec, by: Identity, key: tuple[str, str] | None) -> JobRecord:
+    async def _store_new(self, spec: JobSpec, caller: Identity, key: tuple[str, str] | None) -> JobRecord:
         engine, queries = self._engine, self._queries
-        spec = await self._complete(spec, by)
+        spec = await self._complete_and_check(spec, caller)
         number, self._next_number = self._next_number, self._next_number + 1
 
-        def prepare() -> tuple[Event, ...]:
+        def make_events() -> tuple[Event, ...]:
             queries.admit(spec)
-            return (JobSubmitted(Job(number, spec, engine.clock()), by.user),)
+            return (JobSubmitted(Job(number, spec, engine.clock()), caller.user),)
 
-        about(f"job {number}")
+        describe_request(f"job {number}")
         submitted = Submitted(key[0], number, key[1]) if key else None
-        await engine.commit(WorkItem(prepare=prepare, submitted=submitted))
+        await engine.commit(WorkItem(prepare=make_events, submitted=submitted))
         return await self.get(number)
 
     def raise_next_number(self, job: JobId) -> bool:
@@ -186,11 +188,11 @@ class Jobs:
             self._next_number = job + 1
         return True
 
-    async def commit(self, item: WorkItem) -> None:
+    async def commit_item(self, item: WorkItem) -> None:
         """Pass a work item to the engine and wait until it is written."""
         await self._engine.database.await_outcome(self._engine.commit(item))
 
-    async def _complete(self, spec: JobSpec, by: Identity) -> JobSpec:
+    async def _complete_and_check(self, spec: JobSpec, caller: Identity) -> JobSpec:
         """Return the spec with its policy, its home site and the catalogued inputs.
 
         Raise ``UsageError`` if it can never run.
@@ -199,60 +201,62 @@ class Jobs:
         check_size(spec, queries.limits())
         check_notifications(spec, self._reachable)
         if self._resolve is not None:
-            spec = await self._resolve(spec, by)
-        spec = with_home_site(spec, by, queries.accounts)
+            spec = await self._resolve(spec, caller)
+        spec = with_home_site(spec, caller, queries.accounts)
         check(spec, queries.limits())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
-    async def cancel(self, job: JobId, by: Identity, reason: str, *, warn: bool = False) -> JobRecord:
+    async def cancel(self, job: JobId, caller: Identity, reason: str, *, warn: bool = False) -> JobRecord:
         """Cancel a job; with ``warn`` its program gets the warning signal and grace time that the job asked for."""
-        return await self._act(job, by, JobCancelled(job, reason or f"cancelled by {by.user}", by.user, warn))
+        return await self._act_on_job(
+            job, caller, JobCancelled(job, reason or f"cancelled by {caller.user}", caller.user, warn)
+        )
 
-    async def hold(self, job: JobId, by: Identity, reason: str) -> JobRecord:
-        return await self._act(job, by, JobHeld(job, reason or f"held by {by.user}", by.user))
+    async def hold(self, job: JobId, caller: Identity, reason: str) -> JobRecord:
+        return await self._act_on_job(job, caller, JobHeld(job, reason or f"held by {caller.user}", caller.user))
 
-    async def release(self, job: JobId, by: Identity) -> JobRecord:
-        return await self._act(job, by, JobReleased(job, by.user))
+    async def release(self, job: JobId, caller: Identity) -> JobRecord:
+        return await self._act_on_job(job, caller, JobReleased(job, caller.user))
 
-    async def _act(self, job: JobId, by: Identity, event: Event) -> JobRecord:
-        record = await self.get_owned(job, by)
+    async def _act_on_job(self, job: JobId, caller: Identity, event: Event) -> JobRecord:
+        record = await self.get_owned(job, caller)
         if self._queries.job(job) is None:
             raise _already_ended(record.job)
-        await self.commit(WorkItem(events=(event,)))
+        await self.commit_item(WorkItem(events=(event,)))
         return await self.get(job)
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
         """Forget the errors of a cluster, so that jobs are placed there again."""
         self.get_cluster(cluster)
-        await self.commit(WorkItem(events=(ClusterCleared(cluster),)))
+        await self.commit_item(WorkItem(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
 
     async def drain_cluster(
-        self, cluster: ClusterName, by: Identity, reason: str, *, requeue: bool = False
+        self, cluster: ClusterName, caller: Identity, reason: str, *, requeue: bool = False
     ) -> ClusterRecord:
         """Place no further jobs on a cluster; with ``requeue`` stop and requeue those that are there."""
         self.get_cluster(cluster)
-        await self.commit(WorkItem(events=(ClusterDrained(cluster, by.user, reason, requeue),)))
+        await self.commit_item(WorkItem(events=(ClusterDrained(cluster, caller.user, reason, requeue),)))
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
         """Place jobs on a drained cluster again. Raise ``ConflictError`` if it is not drained."""
         self.get_cluster(cluster)
 
-        def prepare() -> tuple[Event, ...]:
+        def make_events() -> tuple[Event, ...]:
             if self._queries.grid[cluster].drained is None:
                 raise ConflictError(
                     f"cluster {cluster} is not drained", field="cluster", value=cluster, hint="see koala clusters"
                 )
             return (ClusterResumed(cluster),)
 
-        await self.commit(WorkItem(prepare=prepare))
+        await self.commit_item(WorkItem(prepare=make_events))
         return self._describe(cluster)
 
-    async def declare_cluster_lost(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
+    async def declare_cluster_lost(self, cluster: ClusterName, caller: Identity, reason: str) -> ClusterRecord:
         """End all components on an unreachable cluster. Raise ``ConflictError`` if its agent is connected."""
         self.get_cluster(cluster)
-        await self.commit(WorkItem(events=(ClusterLost(cluster, by.user, reason),)))
+        await self.commit_item(WorkItem(events=(ClusterLost(cluster, caller.user, reason),)))
         return self._describe(cluster)
 
     # Reading
@@ -262,12 +266,12 @@ class Jobs:
         stored = self._queries.job(job) or await query(self._store.job, job)
         if stored is None:
             raise _no_job(job)
-        return self.record(stored)
+        return self.make_record(stored)
 
-    async def get_owned(self, job: JobId, by: Identity) -> JobRecord:
+    async def get_owned(self, job: JobId, caller: Identity) -> JobRecord:
         """Return a job. Raise ``ForbiddenError`` if the caller may not see and change all of it."""
         record = await self.get(job)
-        check_is_theirs(by, record.job)
+        check_is_theirs(caller, record.job)
         return record
 
     async def list_page(self, job_filter: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
@@ -278,22 +282,22 @@ class Jobs:
         page = await query(self._store.page, job_filter)
         while not page.jobs and page.before is not None:
             page = await query(self._store.page, replace(job_filter, before=page.before))
-        return [self.record(job) for job in page.jobs], page.before
+        return [self.make_record(job) for job in page.jobs], page.before
 
     async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
         """Return the existing jobs of these ids in their order. Ended jobs have the fields of lists only."""
         ids, queries = tuple(dict.fromkeys(jobs)), self._queries
         by_id = {ident: job for ident in ids if (job := queries.job(ident)) is not None}
         ended_ids = tuple(ident for ident in ids if ident not in by_id)
-        before: JobId | None = None
+        below: JobId | None = None
         while ended_ids:
-            ended, before = await self.list_page(JobFilter(limit=len(ended_ids), ids=ended_ids, before=before))
+            ended, below = await self.list_page(JobFilter(limit=len(ended_ids), ids=ended_ids, before=below))
             by_id |= {record.job.id: summarize_job(record.job) for record in ended}
-            if before is None:
+            if below is None:
                 break
         return {ident: by_id[ident] for ident in ids if ident in by_id}
 
-    def record(self, job: Job) -> JobRecord:
+    def make_record(self, job: Job) -> JobRecord:
         """Return a job with the reason why it waits or ended."""
         return JobRecord(job, self._queries.waiting_reason(job) if job.state is JobState.QUEUED else job.reason)
 
@@ -311,31 +315,31 @@ class Jobs:
             return record, stored
         if newest.generation > 1 and (not stored or stored[-1].generation < newest.generation):
             # The newest attempt has just begun: wait until the end of the previous one is written.
-            await self.commit(WorkItem())
+            await self.commit_item(WorkItem())
             stored = await query(self._store.attempts, job, last)
         attempts = [*(attempt for attempt in stored if attempt.generation < newest.generation), newest]
         return record, attempts[-last:] if last else attempts
 
-    async def explain(self, job: JobId, by: Identity) -> Explanation:
+    async def explain_job(self, job: JobId, caller: Identity) -> Explanation:
         """Return why a job waits, where it runs, or how it ended, with changes that the caller may make."""
         stored = (await self.get(job)).job
         timeline = await query(self._store.timeline, job)
         queries = self._queries
-        now, allowed = self._engine.clock(), self.rules.high_priority.is_allowed_to(by)
+        now, allowed = self._engine.clock(), self.rules.high_priority.is_allowed_to(caller)
         return explain(queries, queries.job(job) or stored, timeline, now, high_priority_allowed=allowed)
 
-    async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
+    async def explain_submission(self, spec: JobSpec, caller: Identity) -> Explanation:
         """Return what would happen to a submission now. It is checked like a real one; nothing is stored."""
-        spec, allowed = await self.complete_spec(spec, by), self.rules.high_priority.is_allowed_to(by)
+        spec, allowed = await self.complete_spec(spec, caller), self.rules.high_priority.is_allowed_to(caller)
         return explain_submission(self._queries, spec, self._engine.clock(), high_priority_allowed=allowed)
 
-    async def complete_spec(self, spec: JobSpec, by: Identity) -> JobSpec:
+    async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
         """Return the spec of the job that a submission would become. Check it like a real one; store nothing."""
-        spec = await self._complete(self.rules.with_owner(spec, by), by)
+        spec = await self._complete_and_check(self.rules.with_owner(spec, caller), caller)
         self._queries.admit(spec)
         return spec
 
-    async def measure(self, since: float) -> Metrics:
+    async def measure_use(self, since: float) -> Metrics:
         """Return the metrics of the last ``since`` seconds; from the start of a day (UTC) if over two days."""
         now = self._engine.clock()
         start = now - since if since <= MAX_EXACT_SPAN_S else (now - since) // DAY * DAY
@@ -351,21 +355,21 @@ class Jobs:
                     changed.clear()
         return await self.get(job)
 
-    async def follow(self, job: JobId, after: int) -> AsyncIterator[JobChange]:
+    async def follow_job(self, job: JobId, line_number: int) -> AsyncIterator[JobChange]:
         """Yield a job now and at each change until it is final, with the timeline beyond line ``after``.
 
         The first step raises ``NotFoundError`` if the job does not exist.
         """
-        before: Job | None = None
-        after = min(after, MAX_LINE_NUMBER)
+        previous: Job | None = None
+        line_number = min(line_number, MAX_LINE_NUMBER)
         with self._engine.watch(job) as changed:
             while True:
                 record = await self.get(job)
-                lines = await query(self._store.timeline, job, after, TIMELINE_PAGE_SIZE)
-                if lines or record.job != before:
-                    yield JobChange(record, tuple(enumerate(lines, after + 1)))
-                before = record.job
-                after += len(lines)
+                lines = await query(self._store.timeline, job, line_number, TIMELINE_PAGE_SIZE)
+                if lines or record.job != previous:
+                    yield JobChange(record, tuple(enumerate(lines, line_number + 1)))
+                previous = record.job
+                line_number += len(lines)
                 if len(lines) == TIMELINE_PAGE_SIZE:
                     continue  # there may be more
                 if record.job.state.is_final or self._engine.draining:
@@ -379,7 +383,7 @@ class Jobs:
         A line stands in place of output that is not stored. The first step raises ``NotFoundError`` if the job does
         not exist.
         """
-        reading = self._outputs.read((await self.get(job)).job)
+        reading = self._outputs.start_reading((await self.get(job)).job)
         with self._engine.watch(job) as changed:
             while True:
                 try:
@@ -392,7 +396,7 @@ class Jobs:
                     await asyncio.sleep(RETRY_INTERVAL_S)  # the job goes on, so the client keeps following it
                     continue
                 if record.generation != reading.generation:
-                    reading = self._outputs.read(record)
+                    reading = self._outputs.start_reading(record)
                 is_last = not follow or record.state.is_final
                 async for text in reading.read_new(record, component, to_the_end=is_last):
                     yield text
@@ -427,10 +431,10 @@ class BulkActions:
     def __init__(self, jobs: Jobs, queries: Queries, rules: SubmissionRules) -> None:
         self._jobs, self._queries, self._rules = jobs, queries, rules
 
-    async def cancel(
+    async def cancel_jobs(
         self,
         jobs: Sequence[JobId],
-        by: Identity,
+        caller: Identity,
         reason: str,
         expected: ExpectedStates = NO_EXPECTED_STATES,
         *,
@@ -439,54 +443,54 @@ class BulkActions:
         """Cancel jobs; with ``warn`` their programs get the warning signal and grace time that they asked for."""
 
         def make_event(job: Job) -> Event:
-            return JobCancelled(job.id, reason or f"cancelled by {by.user}", by.user, warn)
+            return JobCancelled(job.id, reason or f"cancelled by {caller.user}", caller.user, warn)
 
-        return await self._act(jobs, by, make_event, expected, JobState.CANCELLED)
+        return await self._act_on_jobs(jobs, caller, make_event, expected, JobState.CANCELLED)
 
-    async def hold(
-        self, jobs: Sequence[JobId], by: Identity, reason: str, expected: ExpectedStates = NO_EXPECTED_STATES
+    async def hold_jobs(
+        self, jobs: Sequence[JobId], caller: Identity, reason: str, expected: ExpectedStates = NO_EXPECTED_STATES
     ) -> Sequence[ActionResult]:
         def make_event(job: Job) -> Event | None:
             if not job.state.is_waiting:
                 raise _wrong_state(job, "only queued jobs can be held", "cancel it instead")
             is_queued = job.state is JobState.QUEUED
-            return JobHeld(job.id, reason or f"held by {by.user}", by.user) if is_queued else None
+            return JobHeld(job.id, reason or f"held by {caller.user}", caller.user) if is_queued else None
 
-        return await self._act(jobs, by, make_event, expected)
+        return await self._act_on_jobs(jobs, caller, make_event, expected)
 
-    async def release(
-        self, jobs: Sequence[JobId], by: Identity, expected: ExpectedStates = NO_EXPECTED_STATES
+    async def release_jobs(
+        self, jobs: Sequence[JobId], caller: Identity, expected: ExpectedStates = NO_EXPECTED_STATES
     ) -> Sequence[ActionResult]:
         def make_event(job: Job) -> Event | None:
             if not job.state.is_waiting:
                 raise _wrong_state(job, "only held jobs can be released")
-            return JobReleased(job.id, by.user) if job.state is JobState.HELD else None
+            return JobReleased(job.id, caller.user) if job.state is JobState.HELD else None
 
-        return await self._act(jobs, by, make_event, expected)
+        return await self._act_on_jobs(jobs, caller, make_event, expected)
 
     async def set_priority(
         self,
         jobs: Sequence[JobId],
         priority: Priority,
-        by: Identity,
+        caller: Identity,
         reason: str,
         expected: ExpectedStates = NO_EXPECTED_STATES,
     ) -> Sequence[ActionResult]:
         """Change the priority of waiting jobs. Raise ``ForbiddenError`` if the caller may not give this priority."""
-        self._rules.check_priority(priority, by, "leave it low")
+        self._rules.check_priority(priority, caller, "leave it low")
 
         def make_event(job: Job) -> Event | None:
             if not job.state.is_waiting:
                 raise _wrong_state(job, "only jobs that wait can be given another priority")
             is_new = job.spec.priority is not priority
-            return JobPriorityChanged(job.id, priority, reason, by.user) if is_new else None
+            return JobPriorityChanged(job.id, priority, reason, caller.user) if is_new else None
 
-        return await self._act(jobs, by, make_event, expected)
+        return await self._act_on_jobs(jobs, caller, make_event, expected)
 
-    async def _act(
+    async def _act_on_jobs(
         self,
         jobs: Sequence[JobId],
-        by: Identity,
+        caller: Identity,
         make_event: Callable[[Job], Event | None],
         expected: ExpectedStates,
         target: JobState | None = None,
@@ -500,9 +504,9 @@ class BulkActions:
 
         def may_change(ident: JobId) -> bool:
             job = queries.job(ident)
-            return job is not None and may_see_all_of(by, job)
+            return job is not None and may_see_all_of(caller, job)
 
-        def prepare() -> tuple[Event, ...]:
+        def make_events() -> tuple[Event, ...]:
             events = []
             for ident in filter(may_change, ids):
                 job = queries.job(ident)
@@ -516,12 +520,15 @@ class BulkActions:
                     events += [event] if event is not None else []
             return tuple(events)
 
-        others = [str(ident) for ident in ids if queries.job(ident) is not None and not may_change(ident)]
-        about(f"jobs {', '.join(map(str, ids))}", f"not {by.user}'s: {', '.join(others)}" if others else "")
+        forbidden_ids = [str(ident) for ident in ids if queries.job(ident) is not None and not may_change(ident)]
+        describe_request(
+            f"jobs {', '.join(map(str, ids))}",
+            f"not {caller.user}'s: {', '.join(forbidden_ids)}" if forbidden_ids else "",
+        )
         if any(map(may_change, ids)):
-            await self._jobs.commit(WorkItem(prepare=prepare))
-        records = {ident: self._jobs.record(job) for ident, job in (await self._jobs.get_many(ids)).items()}
-        return [_result(ident, records.get(ident), by, errors.get(ident), target) for ident in ids]
+            await self._jobs.commit_item(WorkItem(prepare=make_events))
+        records = {ident: self._jobs.make_record(job) for ident, job in (await self._jobs.get_many(ids)).items()}
+        return [_make_result(ident, records.get(ident), caller, errors.get(ident), target) for ident in ids]
 
 
 def _no_job(job: JobId) -> NotFoundError:
@@ -550,13 +557,13 @@ def _check_state(job: Job, expected: ExpectedStates) -> None:
         )
 
 
-def _result(
-    ident: JobId, record: JobRecord | None, by: Identity, error: KoalaError | None, target: JobState | None
+def _make_result(
+    ident: JobId, record: JobRecord | None, caller: Identity, error: KoalaError | None, target: JobState | None
 ) -> ActionResult:
     if record is None:
         return ActionResult(ident, error=_no_job(ident))
     try:
-        check_is_theirs(by, record.job)
+        check_is_theirs(caller, record.job)
     except ForbiddenError as forbidden:
         error = forbidden
     if error is None and record.job.state.is_final and record.job.state is not target:

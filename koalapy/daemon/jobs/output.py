@@ -40,7 +40,7 @@ class OutputTail:
     component: int
     cluster: ClusterName
     data: bytes
-    before: int
+    skipped_bytes: int
 
 
 class Outputs:
@@ -52,7 +52,7 @@ class Outputs:
         self._readings: WeakSet[Reading] = WeakSet()
         self._is_failing = False
 
-    async def append(self, cluster: ClusterName, token: Token, pieces: Sequence[OutputPiece]) -> int | None:
+    async def store_pieces(self, cluster: ClusterName, token: Token, pieces: Sequence[OutputPiece]) -> int | None:
         """Store the pieces that an agent sent. Return the offset up to which output is stored.
 
         Return None if nothing is: the disk takes nothing now, or the component is not on the agent's cluster.
@@ -76,8 +76,8 @@ class Outputs:
 
     async def _is_on(self, cluster: ClusterName, token: Token) -> bool:
         """Return whether a component of the current or an earlier attempt is on that cluster."""
-        if found := self._queries.find(token):
-            return found[1].cluster == cluster
+        if component_entry := self._queries.find(token):
+            return component_entry[1].cluster == cluster
         if (cluster, token) in self._remembered:
             return True
         try:
@@ -93,7 +93,7 @@ class Outputs:
             del self._remembered[next(iter(self._remembered))]
         return True
 
-    async def remove(self, jobs: Collection[JobId]) -> None:
+    async def remove_output(self, jobs: Collection[JobId]) -> None:
         """Delete the output of jobs. Once the store does not know a job, no output of it is stored."""
         for key in [key for key in self._remembered if parse_token(key[1]).job in jobs]:
             del self._remembered[key]
@@ -112,7 +112,7 @@ class Outputs:
 
         return [await run_in_thread(read_tail, component) for component in components]
 
-    def read(self, job: Job) -> "Reading":
+    def start_reading(self, job: Job) -> "Reading":
         """Start to read the output of a job's current attempt from its beginning."""
         reading = Reading(self._output_store, self._queries.grid, job.generation)
         self._readings.add(reading)
@@ -149,9 +149,9 @@ class Reading:
                 self._output_store.read, token, self._offsets.get(token, 0), to_the_end=to_the_end
             ):
                 for piece in pieces:
-                    yield self._format(job, component, piece)
+                    yield self._format_piece(job, component, piece)
 
-    def _format(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
+    def _format_piece(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
         token = job.token(component.index)
         note = self._note_missing(job, component, piece) if piece.missing else b""
         note = b"\n" + note if note and self._is_in_line.get(token) else note
@@ -167,6 +167,6 @@ class Reading:
         file, grid = (settings and settings.output) or job.spec.output, self._grid
         if file and component.cluster in grid:
             file = grid[component.cluster].profile.map_path(file, component.cluster, job.id)
-        whole = f"all of it is in {file} on its nodes" if file else "a file given with --output would have all of it"
+        remedy = f"all of it is in {file} on its nodes" if file else "a file given with --output would have all of it"
         limit = f"output_limit is {self._output_store.limit}"
-        return f"koala: {piece.missing} bytes are left out here ({limit}); {whole}\n".encode()
+        return f"koala: {piece.missing} bytes are left out here ({limit}); {remedy}\n".encode()

@@ -53,7 +53,7 @@ class Quota:
         return StorageUse(self.used, self._limit)
 
     @contextmanager
-    def hold(self) -> Iterator["QuotaHold"]:
+    def hold_space(self) -> Iterator["QuotaHold"]:
         """Count a file while it is received. What ``keep`` was not called for is released at the end."""
         hold = QuotaHold(self)
         try:
@@ -64,12 +64,12 @@ class Quota:
     async def free_space(self, size: int = 0) -> None:
         """Remove files until ``size`` more bytes fit. Raise ``FullError`` if they still do not fit."""
 
-        def excess() -> int:
+        def count_excess() -> int:
             return self.used + size - self._limit
 
-        if excess() > 0:
-            await self._remove_files(excess)
-        if excess() > 0:
+        if count_excess() > 0:
+            await self._remove_files(count_excess)
+        if count_excess() > 0:
             raise FullError(
                 f"the daemon's storage is full: {self._setting} is {format_bytes(self._limit)}, and "
                 f"{self._rejection_reason}",
@@ -85,13 +85,13 @@ class QuotaHold:
         self._quota = quota
         self.size = 0
 
-    async def add(self, size: int) -> None:
+    async def add_bytes(self, size: int) -> None:
         """Count ``size`` more bytes. Raise ``FullError`` if they do not fit."""
         await self._quota.free_space(size)
         self._quota.used += size
         self.size += size
 
-    def keep(self, replaced_size: int = 0) -> None:
+    def keep_bytes(self, replaced_size: int = 0) -> None:
         """Keep counting the file after the hold, in place of stored files of ``replaced_size`` bytes."""
         self._quota.used -= replaced_size
         self.size = 0
@@ -133,7 +133,7 @@ class LimitsInUse:
         )
         self.limits: Limits = owner_use.limits
 
-    async def read(self, user: str) -> Sequence[ScopeInUse]:
+    async def read_limits(self, user: str) -> Sequence[ScopeInUse]:
         scopes = []
         for scope in self.limits.scopes(user):
             used: dict[str, float] = {**self._owner_use.current_use(scope, self._clock())}

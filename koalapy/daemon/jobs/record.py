@@ -45,11 +45,11 @@ _AT = re.compile(rb'\{"n":\d+,"at":([^,}]+)')
 class Part:
     """A file of the recording of the daemon run that began ``life`` milliseconds after the epoch."""
 
-    life: int
+    began_ms: int
     number: int
     path: Path
 
-    def size(self) -> int:
+    def file_size(self) -> int:
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
@@ -72,7 +72,7 @@ class Record:
         """``part_size``: bytes after which a new part begins; ``max_waiting``: steps that may wait for the disk."""
         self._part_size, self._max_waiting = part_size, max_waiting
         self._directory, self._settings, self._disks, self._clock = directory, settings, disks, clock
-        self._life, self._number = int(beginning.now * 1000), 0
+        self._began_ms, self._number = int(beginning.now * 1000), 0
         self._beginning: Beginning | None = beginning
         self._waiting: list[Step] = []
         self._file: BinaryIO | None = None
@@ -81,13 +81,13 @@ class Record:
         """The reason why the recording has ended, or an empty string."""
         self.failed_at = 0.0
 
-    def keep(self, step: Step) -> None:
+    def queue_step(self, step: Step) -> None:
         """Queue a finished step."""
         if self.problem:
             return
         self._waiting.append(step)
         if len(self._waiting) > self._max_waiting:
-            self._fail(f"the disk has not taken {self._max_waiting} steps")
+            self._end_recording(f"the disk has not taken {self._max_waiting} steps")
 
     async def flush(self) -> None:
         """Write queued steps. An error ends the recording and is logged."""
@@ -96,12 +96,12 @@ class Record:
                 return
             steps, self._waiting = self._waiting, []
             try:
-                await asyncio.to_thread(self._write, steps)
+                await asyncio.to_thread(self._write_steps, steps)
             except OSError as error:
-                self._fail(f"{self._directory} takes no file: {error.strerror or error}")
+                self._end_recording(f"{self._directory} takes no file: {error.strerror or error}")
             except (ValueError, TypeError, AttributeError, LookupError) as error:
                 # End it, since a recording with a gap cannot be replayed.
-                self._fail(f"a step cannot be written: {error!r:.200}")
+                self._end_recording(f"a step cannot be written: {error!r:.200}")
 
     async def close(self) -> None:
         """Write queued steps and close the file."""
@@ -111,17 +111,17 @@ class Record:
                 self._file.close()
             self._file = None
 
-    def _fail(self, why: str) -> None:
-        self.problem, self.failed_at = why, self._clock()
+    def _end_recording(self, reason: str) -> None:
+        self.problem, self.failed_at = reason, self._clock()
         self._waiting.clear()
-        log.error("the recording of the scheduler has ended", action="record-ended", reason=why)
+        log.error("the recording of the scheduler has ended", action="record-ended", reason=reason)
 
     # In a thread
 
-    def _write(self, steps: list[Step]) -> None:
+    def _write_steps(self, steps: list[Step]) -> None:
         if self._file is None:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._tidy()
+            self._remove_old_parts()
             self._begin_part()
         assert self._file is not None
         if self._beginning is not None:
@@ -132,64 +132,64 @@ class Record:
         self._file.flush()
         if self._file.tell() >= self._part_size:
             self._file.close()
-            self._tidy()
+            self._remove_old_parts()
             self._begin_part()
         elif full := [disk for disk in measure_disks({"record": self._directory}) if self._disks.is_full(disk)]:
             raise OSError(0, str(full[0]))
 
     def _begin_part(self) -> None:
         self._number += 1
-        path = self._directory / f"{self._life:013d}-{self._number:06d}.jsonl"
+        path = self._directory / f"{self._began_ms:013d}-{self._number:06d}.jsonl"
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        head = {"koala_record": FORMAT, "version": __version__, "life": str(self._life), "part": self._number}
+        head = {"koala_record": FORMAT, "version": __version__, "life": str(self._began_ms), "part": self._number}
         self._file.write(encode_line(head))
 
-    def _tidy(self) -> None:
+    def _remove_old_parts(self) -> None:
         """Compress finished parts, and remove recordings that are too old or exceed the size limit."""
         for leftover in self._directory.glob("*.incoming"):
             leftover.unlink(missing_ok=True)
-        for part in self._parts():
+        for part in self._list_parts():
             if part.path.suffix != ".gz":
-                _compress(part.path)
+                _compress_part(part.path)
             else:
                 part.path.with_suffix("").unlink(missing_ok=True)
-        lives: dict[int, list[Part]] = {}
-        for part in self._parts():
-            lives.setdefault(part.life, []).append(part)
-        used = sum(part.size() for part in self._parts())
-        for life in [life for life in sorted(lives) if life != self._life]:
-            ended = max(part.path.stat().st_mtime for part in lives[life])
+        runs: dict[int, list[Part]] = {}
+        for part in self._list_parts():
+            runs.setdefault(part.began_ms, []).append(part)
+        used = sum(part.file_size() for part in self._list_parts())
+        for began in [began for began in sorted(runs) if began != self._began_ms]:
+            ended = max(part.path.stat().st_mtime for part in runs[began])
             if used > self._settings.size or ended < self._clock() - self._settings.keep:
-                used -= sum(part.size() for part in lives[life])
-                for part in reversed(lives[life]):  # if we are killed now, the remaining parts have no gap
+                used -= sum(part.file_size() for part in runs[began])
+                for part in reversed(runs[began]):  # if we are killed now, the remaining parts have no gap
                     part.path.unlink(missing_ok=True)
         if used > self._settings.size:
             raise OSError(0, f"the record of this daemon alone is more than record.size, {self._settings.size} bytes")
 
-    def _parts(self) -> list[Part]:
+    def _list_parts(self) -> list[Part]:
         """Return all parts in order, the compressed file where both exist.
 
         Then the plain file was about to be removed when a daemon was killed, or comes from an older backup.
         """
-        found = ((path, _NAME.fullmatch(path.name)) for path in sorted(self._directory.glob("*.jsonl*")))
-        named = {(int(match[1]), int(match[2])): path for path, match in found if match}
-        return [Part(life, number, path) for (life, number), path in sorted(named.items())]
+        matches = ((path, _NAME.fullmatch(path.name)) for path in sorted(self._directory.glob("*.jsonl*")))
+        paths = {(int(match[1]), int(match[2])): path for path, match in matches if match}
+        return [Part(life, number, path) for (life, number), path in sorted(paths.items())]
 
-    async def export(self, since: float, until: float) -> Iterator[bytes]:
+    async def export_recordings(self, since: float, until: float) -> Iterator[bytes]:
         """Return an iterator over all recordings with steps in that span, from their beginning. Use it in a thread."""
         await self.flush()
-        return self._lines(since, until)
+        return self._export_lines(since, until)
 
-    def _lines(self, since: float, until: float) -> Iterator[bytes]:
+    def _export_lines(self, since: float, until: float) -> Iterator[bytes]:
         yield encode_line({"koala_export": FORMAT, "version": __version__, "since": since, "until": until})
-        lives: dict[int, list[Part]] = {}
-        for part in self._parts() if self._directory.is_dir() else []:
-            lives.setdefault(part.life, []).append(part)
+        runs: dict[int, list[Part]] = {}
+        for part in self._list_parts() if self._directory.is_dir() else []:
+            runs.setdefault(part.began_ms, []).append(part)
         # Read now, since compression changes the files meanwhile.
-        ended = {life: max(part.path.stat().st_mtime for part in parts) for life, parts in lives.items()}
-        for life, parts in lives.items():
-            if ended[life] >= since and life / 1000 <= until and parts[0].number == 1:
-                yield from _life(parts, until)
+        ended = {began: max(part.path.stat().st_mtime for part in parts) for began, parts in runs.items()}
+        for began, parts in runs.items():
+            if ended[began] >= since and began / 1000 <= until and parts[0].number == 1:
+                yield from _read_run(parts, until)
         if self.problem and self.failed_at < until:
             since_then = datetime.fromtimestamp(self.failed_at, UTC).isoformat(timespec="seconds")
             yield encode_line({"lost": f"nothing since {since_then} was recorded ({self.problem})"})
@@ -200,39 +200,39 @@ class _Unreadable(Exception):
     """A part of the recording cannot be read."""
 
 
-def _life(parts: list[Part], until: float) -> Iterator[bytes]:
+def _read_run(parts: list[Part], until: float) -> Iterator[bytes]:
     """Yield the recording of a daemon run up to a time; nothing if the run was killed before its beginning was written.
 
     If the rest cannot be read, yield a line that says so.
     """
-    told = _until(parts, until)
+    lines = _read_lines(parts, until)
     try:
-        begun = list(islice(told, 2))
+        begun = list(islice(lines, 2))
         if len(begun) == 2:
             yield from begun
-            yield from told
+            yield from lines
     except _Unreadable as error:
         log.error("a part of the record cannot be read", action="record-damaged", reason=str(error))
         yield encode_line({"lost": str(error)})
 
 
-def _until(parts: list[Part], until: float) -> Iterator[bytes]:
+def _read_lines(parts: list[Part], until: float) -> Iterator[bytes]:
     """Yield the complete lines up to a time, without one that a kill has cut off."""
     for part in parts:
         try:
-            with _opened(part.path) as file:
-                for each in file:
-                    if not each.endswith(b"\n"):
+            with _open_part(part.path) as file:
+                for entry in file:
+                    if not entry.endswith(b"\n"):
                         return
-                    if (match := _AT.match(each)) and float(match[1]) > until:
+                    if (match := _AT.match(entry)) and float(match[1]) > until:
                         return
-                    yield each
+                    yield entry
         except (OSError, EOFError, zlib.error) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise _Unreadable(f"the daemon could not read {part.path.name} of its record ({why})") from error
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise _Unreadable(f"the daemon could not read {part.path.name} of its record ({reason})") from error
 
 
-def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
+def _open_part(path: Path) -> BinaryIO | gzip.GzipFile:
     """Open a part, compressed or not; it may be compressed meanwhile."""
     if path.suffix != ".gz":
         with contextlib.suppress(FileNotFoundError):
@@ -241,7 +241,7 @@ def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
     return gzip.open(path)
 
 
-def _compress(path: Path) -> None:
+def _compress_part(path: Path) -> None:
     incoming = path.with_name(f"{path.name}.incoming")
     with (
         path.open("rb") as plain,

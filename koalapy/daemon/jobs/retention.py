@@ -64,34 +64,34 @@ class Retention:
         self._stuck: dict[JobId, OSError] = {}
         """The errors of jobs whose files cannot be removed, in this run."""
 
-    async def tidy(self) -> int:
+    async def remove_expired(self) -> int:
         """Remove all expired jobs and return their number. Raise ``OSError`` at the end if files of some remain."""
         times, now = self._times, self._clock()
         self._stuck.clear()
-        gone = await self._remove_all(now - times.internal, internal=True)
+        removed = await self._remove_all(now - times.internal, internal=True)
         if times.jobs is not None:
-            gone += await self._remove_all(now - times.jobs, internal=False)
-        more = True
-        while more and not self._is_ending():
-            more = await run_in_database(self._store.shrink)
+            removed += await self._remove_all(now - times.jobs, internal=False)
+        has_more = True
+        while has_more and not self._is_ending():
+            has_more = await run_in_database(self._store.shrink)
             await asyncio.sleep(PAUSE)
         if self._stuck:
             raise next(iter(self._stuck.values()))
-        return gone
+        return removed
 
-    async def _remove_all(self, before: float, *, internal: bool) -> int:
-        gone = 0
+    async def _remove_all(self, horizon: float, *, internal: bool) -> int:
+        removed = 0
         while not self._is_ending():
             limit = self._batch_size + len(self._stuck)
-            found = await run_in_database(self._store.over, before, limit, internal=internal)
-            jobs = [job for job in found if job not in self._stuck]
+            expired = await run_in_database(self._store.over, horizon, limit, internal=internal)
+            jobs = [job for job in expired if job not in self._stuck]
             if not jobs:
                 break
-            gone += await self._remove(jobs)
+            removed += await self._remove_jobs(jobs)
             await asyncio.sleep(PAUSE)
-        return gone
+        return removed
 
-    async def _remove(self, old: Sequence[JobId]) -> int:
+    async def _remove_jobs(self, old: Sequence[JobId]) -> int:
         # Files first: without its row, a remaining file of a job would never be found. And on a full disk a database
         # can delete rows only once files are gone.
         jobs = await self._without_files(old)
@@ -103,14 +103,14 @@ class Retention:
         size = self._batch_size // 2 if took > LONG_TRANSACTION else self._batch_size * 2
         self._batch_size = min(max(1, size), MAX_BATCH)
         # Output that arrived meanwhile.
-        await self._outputs.remove(frozenset(jobs))
+        await self._outputs.remove_output(frozenset(jobs))
         return len(jobs)
 
     async def _without_files(self, jobs: Sequence[JobId]) -> Sequence[JobId]:
         """Remove output and results, and return the jobs without any left. Errors of one job do not affect others."""
         try:
-            await self._outputs.remove(frozenset(jobs))
-            await self._results.remove(jobs)
+            await self._outputs.remove_output(frozenset(jobs))
+            await self._results.remove_results(jobs)
         except OSError as error:
             if len(jobs) > 1:
                 half = len(jobs) // 2
@@ -139,15 +139,17 @@ class Housekeeping:
         self._results_keep = results_keep
         self._clock = clock
 
-    async def tidy(self) -> None:
+    async def remove_expired(self) -> None:
         """Remove what is expired. An error with one kind does not affect the others."""
         keep = self._results_keep
         try:
-            bundles = await _as_far_as_it_goes(self._bundles.tidy(), [])
-            results = await _as_far_as_it_goes(self._results.tidy(None if keep is None else self._clock() - keep), [])
-            jobs = await _as_far_as_it_goes(self._retention.tidy(), 0)
+            bundles = await _log_disk_errors(self._bundles.remove_expired(), [])
+            results = await _log_disk_errors(
+                self._results.remove_expired(None if keep is None else self._clock() - keep), []
+            )
+            jobs = await _log_disk_errors(self._retention.remove_expired(), 0)
         except (StoreUnavailable, LeaseLost) as error:
-            _not_all(error)
+            _log_failure(error)
             return
         if bundles or results or jobs:
             log.info(
@@ -155,15 +157,15 @@ class Housekeeping:
             )
 
 
-async def _as_far_as_it_goes(round_: Awaitable[T], nothing: T) -> T:
+async def _log_disk_errors(removal: Awaitable[T], nothing: T) -> T:
     try:
-        return await round_
+        return await removal
     except OSError as error:
-        _not_all(error)
+        _log_failure(error)
         return nothing
 
 
-def _not_all(error: Exception) -> None:
+def _log_failure(error: Exception) -> None:
     log.error("some expired data could not be removed", action="retention-failed", error=str(error))
 
 

@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 LOOK_INTERVAL = 2.0
 """Seconds between two checks of the files."""
-SHOWN = "certificate.pem"
+PUBLIC_FILE = "certificate.pem"
 """File in the data directory with the certificate in use.
 
 Commands and embedded agents of the daemon's account authenticate the daemon by it.
@@ -50,7 +50,7 @@ class Certificate:
     def __init__(self, certificate: Path, key: Path, data_dir: Path) -> None:
         """Load the files. Raise ``UsageError`` (``--tls-cert``, ``--tls-key``) if they are unusable."""
         self.path, self._key = certificate, key
-        self.shown = data_dir / SHOWN
+        self.public_path = data_dir / PUBLIC_FILE
         """The file with the certificate in use."""
         self.complaint = ""
         """Why changed files are not used; empty if the certificate in use is from the present files."""
@@ -59,21 +59,21 @@ class Certificate:
         self.context = _new_context()
         self.context.sni_callback = self._show_latest
         self._stamps = self._read_stamps()
-        self._use(_load(certificate, key))
+        self._use_certificate(_load_certificate(certificate, key))
 
     @property
     def expires_at(self) -> float:
         """Return the expiry of the certificate in use, in seconds since the epoch."""
         return self._loaded.expires_at
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Reload the files if they have changed. If they are unusable, log why and keep the old certificate."""
         stamps = self._read_stamps()
         if stamps == self._stamps:
             self.complaint = ""
         else:
             try:
-                self._use(_load(self.path, self._key))
+                self._use_certificate(_load_certificate(self.path, self._key))
             except UsageError as error:
                 if error.message != self.complaint:  # Every check tries again, since the files may be half written.
                     log.error(
@@ -85,14 +85,14 @@ class Certificate:
                 self._stamps, self.complaint = stamps, ""
         self._warn_of_expiry()
 
-    def _use(self, loaded: _LoadedCertificate) -> None:
+    def _use_certificate(self, loaded: _LoadedCertificate) -> None:
         try:
-            replace_file(self.shown, loaded.pem.encode())
+            replace_file(self.public_path, loaded.pem.encode())
         except OSError as error:
             raise UsageError(
-                f"cannot write {self.shown}: {error.strerror}",
+                f"cannot write {self.public_path}: {error.strerror}",
                 field="--data-dir",
-                value=str(self.shown.parent),
+                value=str(self.public_path.parent),
                 hint="see that there is room, and that the directory may be written",
             ) from error
         self._loaded, self._warned_at = loaded, 0.0
@@ -117,8 +117,8 @@ class Certificate:
         stamps: list[tuple[int, ...]] = []
         for path in (self.path, self._key):
             try:
-                seen = path.stat()
-                stamps.append((seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns))
+                status = path.stat()
+                stamps.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
             except OSError:
                 stamps.append(())
         return stamps
@@ -132,11 +132,11 @@ def _new_context() -> ssl.SSLContext:
     return context
 
 
-def _load(certificate: Path, key: Path) -> _LoadedCertificate:
-    chain, secret = _read(certificate, "--tls-cert"), _read(key, "--tls-key")
-    own = _PEM.search(chain)
-    if own is None:
-        raise _refusal("--tls-cert", certificate, "holds no certificate in PEM", "give a file in PEM, its own first")
+def _load_certificate(certificate: Path, key: Path) -> _LoadedCertificate:
+    chain, secret = _read_file(certificate, "--tls-cert"), _read_file(key, "--tls-key")
+    leaf = _PEM.search(chain)
+    if leaf is None:
+        raise _make_error("--tls-cert", certificate, "holds no certificate in PEM", "give a file in PEM, its own first")
     context = _new_context()
     # The content is checked and used as it was read, even if the files change. A memory file keeps the key off disks.
     memory = os.memfd_create("tls", os.MFD_CLOEXEC)
@@ -145,25 +145,25 @@ def _load(certificate: Path, key: Path) -> _LoadedCertificate:
             file.write(chain + b"\n" + secret)
         context.load_cert_chain(f"/proc/self/fd/{memory}", password=_refuse_passphrase)
     except _PassphraseNeeded:
-        raise _refusal("--tls-key", key, "has a passphrase", "give it without one") from None
+        raise _make_error("--tls-key", key, "has a passphrase", "give it without one") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            what, hint = f"does not belong to {certificate}", "give the key of that certificate"
+            problem, hint = f"does not belong to {certificate}", "give the key of that certificate"
         else:
-            why = (error.reason or "it holds none").lower().replace("_", " ")
-            what, hint = f"and {certificate} make no certificate with its key: {why}", "give both in PEM"
-        raise _refusal("--tls-key", key, what, hint) from None
+            reason = (error.reason or "it holds none").lower().replace("_", " ")
+            problem, hint = f"and {certificate} make no certificate with its key: {reason}", "give both in PEM"
+        raise _make_error("--tls-key", key, problem, hint) from None
     finally:
         os.close(memory)
 
     from cryptography.x509 import load_pem_x509_certificate  # imported here for daemons with TLS only
 
     try:
-        end = load_pem_x509_certificate(own[0]).not_valid_after_utc
+        end = load_pem_x509_certificate(leaf[0]).not_valid_after_utc
     except ValueError as error:
-        what = f"holds a certificate that cannot be read: {error}"
-        raise _refusal("--tls-cert", certificate, what, "have another one made") from error
-    return _LoadedCertificate(context, own[0].decode() + "\n", end.timestamp())
+        problem = f"holds a certificate that cannot be read: {error}"
+        raise _make_error("--tls-cert", certificate, problem, "have another one made") from error
+    return _LoadedCertificate(context, leaf[0].decode() + "\n", end.timestamp())
 
 
 class _PassphraseNeeded(Exception):
@@ -174,7 +174,7 @@ def _refuse_passphrase() -> str:
     raise _PassphraseNeeded
 
 
-def _read(path: Path, field: str) -> bytes:
+def _read_file(path: Path, field: str) -> bytes:
     """Return the content of a regular file. Raise ``UsageError`` if it is unusable.
 
     A key must belong to this account or root, and must not be accessible to other accounts. A key of root may be
@@ -182,21 +182,21 @@ def _read(path: Path, field: str) -> bytes:
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            seen = os.fstat(file.fileno())
-            if not stat.S_ISREG(seen.st_mode):
-                raise _refusal(field, path, "is no file", "give a file in PEM")
-            is_ours, mode = seen.st_uid == os.geteuid(), stat.S_IMODE(seen.st_mode)
-            if field == "--tls-key" and not is_ours and seen.st_uid != 0:
-                what = f"belongs to another account (uid {seen.st_uid})"
-                raise _refusal(field, path, what, "give a file of this account's own")
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise _make_error(field, path, "is no file", "give a file in PEM")
+            is_ours, mode = status.st_uid == os.geteuid(), stat.S_IMODE(status.st_mode)
+            if field == "--tls-key" and not is_ours and status.st_uid != 0:
+                problem = f"belongs to another account (uid {status.st_uid})"
+                raise _make_error(field, path, problem, "give a file of this account's own")
             if field == "--tls-key" and mode & (FOR_OTHERS if is_ours else FOR_OTHERS & ~GROUP_MAY_READ):
-                what = f"may be read by others (mode {mode:04o})"
-                raise _refusal(field, path, what, f"make another key, and chmod 600 {path}")
+                problem = f"may be read by others (mode {mode:04o})"
+                raise _make_error(field, path, problem, f"make another key, and chmod 600 {path}")
             return file.read(MAX_SIZE)
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise _refusal(field, path, what, "give a file that this account may read") from error
+        problem = f"cannot be read: {error.strerror}"
+        raise _make_error(field, path, problem, "give a file that this account may read") from error
 
 
-def _refusal(field: str, path: Path, what: str, hint: str) -> UsageError:
-    return UsageError(f"{path} {what}", field=field, value=str(path), hint=hint)
+def _make_error(field: str, path: Path, problem: str, hint: str) -> UsageError:
+    return UsageError(f"{path} {problem}", field=field, value=str(path), hint=hint)

@@ -67,7 +67,7 @@ class Connections:
         """Return the maximum number of simultaneous requests of users."""
         return self.max_open - RESERVED
 
-    def protocol(self) -> type["HttpConnection"]:
+    def protocol_class(self) -> type["HttpConnection"]:
         """Return the protocol class that uvicorn instantiates for each connection."""
         return type("CountedConnection", (HttpConnection,), {"all": self})
 
@@ -76,12 +76,14 @@ class Connections:
         self._open.add(connection)
         self.expect_request(connection)
         if len(self._open) > self.max_open:
-            self._close(next(iter(self._waiting)))
+            self._close_connection(next(iter(self._waiting)))
 
     def expect_request(self, connection: OpenConnection) -> None:
         """Start the deadline at which a connection without complete request headers is closed."""
         if connection in self._open and connection not in self._waiting:
-            self._waiting[connection] = connection.loop.call_later(self.headers_timeout, self._close, connection)
+            self._waiting[connection] = connection.loop.call_later(
+                self.headers_timeout, self._close_connection, connection
+            )
 
     def begin_request(self, connection: OpenConnection) -> None:
         """Cancel the deadline of a connection, since the headers of a request are complete."""
@@ -93,7 +95,7 @@ class Connections:
         self.begin_request(connection)
         self._open.discard(connection)
 
-    def _close(self, connection: OpenConnection) -> None:
+    def _close_connection(self, connection: OpenConnection) -> None:
         self.remove(connection)
         connection.abort()
 
@@ -156,7 +158,7 @@ class TlsServer:
     def start(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         listener.listen(BACKLOG)
-        self._start_task(self._accept(listener))
+        self._start_task(self._accept_connections(listener))
 
     def close(self) -> None:
         """Stop accepting connections, and close those without a complete TLS handshake."""
@@ -171,7 +173,7 @@ class TlsServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept_connections(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -200,7 +202,7 @@ class TlsServer:
                 is_passed_on = True
             elif first:
                 async with asyncio.timeout(GOODBYE_TIMEOUT):
-                    await _refuse(connection)
+                    await _reject_unencrypted(connection)
         except (OSError, TimeoutError):
             pass  # Errors of clients are not logged, since there may be a thousand per second.
         finally:
@@ -209,7 +211,7 @@ class TlsServer:
                 connection.close()
 
 
-async def _refuse(connection: socket.socket) -> None:
+async def _reject_unencrypted(connection: socket.socket) -> None:
     """Answer an unencrypted request with an error that explains that the port requires TLS."""
     loop = asyncio.get_running_loop()
     body = json.dumps(PROBLEM).encode()

@@ -43,7 +43,7 @@ class StandIn:
     def start(self, since: float) -> None:
         """Start answering. ``since``: the monotonic time at which the loop last ran."""
         self._stopping.clear()
-        self._thread = threading.Thread(target=self._serve, args=(since,), name="stand-in", daemon=True)
+        self._thread = threading.Thread(target=self._serve_requests, args=(since,), name="stand-in", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -57,7 +57,7 @@ class StandIn:
         self.stop()
         self._listener.close()
 
-    def _serve(self, since: float) -> None:
+    def _serve_requests(self, since: float) -> None:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         while not self._stopping.is_set():
@@ -66,18 +66,18 @@ class StandIn:
                     connection.settimeout(self._timeout_s)
                     silence = time.monotonic() - since
                     if self._context is None:
-                        self._answer(connection, silence)
+                        self._answer_request(connection, silence)
                     else:
                         with self._context.wrap_socket(connection, server_side=True) as encrypted:
-                            self._answer(encrypted, silence)
+                            self._answer_request(encrypted, silence)
 
-    def _answer(self, connection: socket.socket, silence: float) -> None:
+    def _answer_request(self, connection: socket.socket, silence: float) -> None:
         end, request = time.monotonic() + self._timeout_s, b""
         while b"\r\n\r\n" not in request and len(request) < MAX_REQUEST_SIZE and time.monotonic() < end:
             if not (data := connection.recv(8192)):
                 return
             request += data
-        body = _problem(silence)
+        body = _build_problem(silence)
         head = HEAD.format(length=len(body)).replace("\n", "\r\n").encode()
         connection.sendall(head + (b"" if request.startswith(b"HEAD ") else body))
         connection.shutdown(socket.SHUT_WR)
@@ -86,7 +86,7 @@ class StandIn:
             pass
 
 
-def _problem(silence: float) -> bytes:
+def _build_problem(silence: float) -> bytes:
     """Return the body of the answer, which has the fields of ``/readyz`` as well."""
     reason = f"the daemon's loop has not moved for {silence:.0f} s"
     answer = {

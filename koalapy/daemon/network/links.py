@@ -70,16 +70,16 @@ class LinkMeasurements:
             updated = replace(self, pingpongs=(*self.pingpongs, new)[-MAX_PINGPONGS:])
             if len(updated.pingpongs) == MAX_PINGPONGS:  # Older transfers no longer count, and no store returns them.
                 first = updated.pingpongs[0]
-                moved = self.moved if self._last(first, self.moved) is self.moved else None
-                back = self.moved_back if self._last(first, self.moved_back) is self.moved_back else None
+                moved = self.moved if self._last_of(first, self.moved) is self.moved else None
+                back = self.moved_back if self._last_of(first, self.moved_back) is self.moved_back else None
                 updated = replace(updated, moved=moved, moved_back=back)
         newest = (*updated.pingpongs, updated.failed, updated.moved, updated.moved_back, updated.inconclusive)
-        order = tuple(measurement for measurement in (*self.order, new) if _contains(newest, measurement))
+        order = tuple(measurement for measurement in (*self.order, new) if _contains_identical(newest, measurement))
         return replace(updated, order=order)
 
-    def _last(self, *measurements: Measurement | None) -> Measurement | None:
+    def _last_of(self, *measurements: Measurement | None) -> Measurement | None:
         """Return the last of these in the order of arrival."""
-        return next((entry for entry in reversed(self.order) if _contains(measurements, entry)), None)
+        return next((entry for entry in reversed(self.order) if _contains_identical(measurements, entry)), None)
 
     @property
     def measured(self) -> Measurement | None:
@@ -88,12 +88,12 @@ class LinkMeasurements:
 
     @property
     def unreachable(self) -> bool:
-        return self.failed is not None and self._last(self.failed, self.measured) is self.failed
+        return self.failed is not None and self._last_of(self.failed, self.measured) is self.failed
 
     @property
     def newest(self) -> Measurement | None:
         """The newest measurement with a bandwidth."""
-        return self._last(self.measured, self.moved, self.moved_back)
+        return self._last_of(self.measured, self.moved, self.moved_back)
 
     @property
     def link(self) -> Link:
@@ -101,23 +101,23 @@ class LinkMeasurements:
 
         Measured values take precedence over configured ones. An unreachable link has no values.
         """
-        return self._direction(back=False)
+        return self._link_in_direction(back=False)
 
     @property
     def link_back(self) -> Link:
         """The link from the second cluster to the first as policies use it."""
-        return self._direction(back=True)
+        return self._link_in_direction(back=True)
 
-    def _direction(self, *, back: bool) -> Link:
+    def _link_in_direction(self, *, back: bool) -> Link:
         if self.unreachable:
             return Link(unreachable=True)
         configured = self.configured or Link()
         latencies = [pingpong.latency for pingpong in self.pingpongs if pingpong.latency is not None]
         latency = median(latencies) if latencies else configured.latency
-        bandwidth = self.bandwidth(back=back)
+        bandwidth = self.measured_bandwidth(back=back)
         return Link(latency, configured.bandwidth if bandwidth is None else bandwidth)
 
-    def bandwidth(self, *, back: bool) -> float | None:
+    def measured_bandwidth(self, *, back: bool) -> float | None:
         """Return the measured bandwidth in one direction, or else in the opposite one; None without measurements.
 
         A transfer after the last ping-pong includes the bandwidths before it, so its bandwidth counts alone. After a
@@ -126,9 +126,9 @@ class LinkMeasurements:
         transfer, opposite = (self.moved_back, self.moved) if back else (self.moved, self.moved_back)
         if transfer is None and self.measured is None:
             transfer = opposite
-        if transfer is not None and self._last(self.measured, transfer) is transfer:
+        if transfer is not None and self._last_of(self.measured, transfer) is transfer:
             return transfer.bandwidth
-        counted = [entry for entry in self.order if entry is transfer or _contains(self.pingpongs, entry)]
+        counted = [entry for entry in self.order if entry is transfer or _contains_identical(self.pingpongs, entry)]
         values = [m.back if back and m.back is not None else m.bandwidth for m in counted[-MAX_PINGPONGS:]]
         bandwidths = [value for value in values if value is not None]
         return median(bandwidths) if bandwidths else None
@@ -136,7 +136,7 @@ class LinkMeasurements:
     @property
     def tried(self) -> Measurement | None:
         """The newest ping-pong, successful or not."""
-        return self._last(self.measured, self.failed, self.inconclusive)
+        return self._last_of(self.measured, self.failed, self.inconclusive)
 
     @property
     def tried_at(self) -> float | None:
@@ -149,17 +149,17 @@ class LinkMeasurements:
             return self.inconclusive.error
         return self.failed.error if self.unreachable and self.failed else ""
 
-    def state(self, now: float, stale_after: float) -> LinkState:
+    def state_at(self, now: float, stale_after: float) -> LinkState:
         if self.unreachable:
             return LinkState.UNREACHABLE
         # A transfer measures no latency, so it does not renew an old ping-pong.
-        latest = self.measured or self._last(self.moved, self.moved_back)
+        latest = self.measured or self._last_of(self.moved, self.moved_back)
         if latest is not None:
             return LinkState.STALE if now - latest.at > stale_after else LinkState.MEASURED
         return LinkState.CONFIGURED if self.configured is not None else LinkState.UNMEASURED
 
 
-def _contains(measurements: Iterable[Measurement | None], sought: Measurement) -> bool:
+def _contains_identical(measurements: Iterable[Measurement | None], sought: Measurement) -> bool:
     """Compare by identity, since two measurements may have equal values."""
     return any(measurement is sought for measurement in measurements)
 
@@ -175,34 +175,34 @@ class LinkTable:
     ) -> None:
         names = sorted(clusters)
         self._measurements = {
-            (one, other): LinkMeasurements(configured.get((one, other)))
-            for index, one in enumerate(names)
-            for other in names[index:]
+            (first, second): LinkMeasurements(configured.get((first, second)))
+            for index, first in enumerate(names)
+            for second in names[index:]
         }
         self._reported: dict[ClusterPair, Measurement] = {}
         """By direction: the last measurement that the scheduler and the store have received."""
         self._weights: dict[ClusterPair, float] = {}
         """By direction: the weight of the known bandwidth, in seconds of transfers."""
         for measurement in latest:
-            self.learn(measurement)
+            self.add_measurement(measurement)
 
-    def pairs(self) -> list[ClusterPair]:
+    def list_pairs(self) -> list[ClusterPair]:
         return list(self._measurements)
 
     def __getitem__(self, pair: ClusterPair) -> LinkMeasurements:
         return self._measurements[pair]
 
-    def learn(self, measurement: Measurement) -> None:
+    def add_measurement(self, measurement: Measurement) -> None:
         """Add a measurement; ignore one of a cluster that is not configured."""
-        one, other = measurement.one, measurement.other
-        pair = pair_of(one, other)
+        source, target = measurement.one, measurement.other
+        pair = pair_of(source, target)
         if pair not in self._measurements:
             return
         self._measurements[pair] = self._measurements[pair].with_measurement(measurement)
         if measurement.kind is MeasurementKind.TRANSFER:
-            self._reported[one, other], self._weights[one, other] = measurement, MAX_TRANSFER_WEIGHT
+            self._reported[source, target], self._weights[source, target] = measurement, MAX_TRANSFER_WEIGHT
         elif measurement.kind is MeasurementKind.PINGPONG:
-            for direction in ((one, other), (other, one)):
+            for direction in ((source, target), (target, source)):
                 self._reported[direction], self._weights[direction] = measurement, PINGPONG_WEIGHT
 
     def learn_transfer(self, direction: ClusterPair, size: int, seconds: float, now: float) -> Measurement | None:
@@ -216,7 +216,7 @@ class LinkTable:
         measurements, back = self._measurements[pair], direction != pair
         if measurements.unreachable:
             return None
-        previous, previous_weight = measurements.bandwidth(back=back), self._weights.get(direction, 0.0)
+        previous, previous_weight = measurements.measured_bandwidth(back=back), self._weights.get(direction, 0.0)
         weight = min(seconds, MAX_NEW_SHARE * max(previous_weight, PINGPONG_WEIGHT))
         bandwidth = size / seconds
         if previous is not None:
@@ -236,6 +236,6 @@ class LinkTable:
 
     def known_links(self) -> dict[ClusterPair, Link]:
         """Return the links with known values, by direction; the opposite direction only if it differs."""
-        there = {pair: m.link for pair, m in self._measurements.items() if m.link != Link()}
+        forward = {pair: m.link for pair, m in self._measurements.items() if m.link != Link()}
         back = {pair[::-1]: m.link_back for pair, m in self._measurements.items() if m.link_back != m.link}
-        return there | back
+        return forward | back

@@ -67,7 +67,7 @@ class LinkRecord:
     pair: ClusterPair
     state: LinkState
     link: Link
-    known: LinkMeasurements
+    measurements: LinkMeasurements
     under_way: PendingMeasurement | None
 
 
@@ -94,13 +94,13 @@ class Network:
         """Resume the measurements of the previous daemon run."""
         self._connect_deadline = asyncio.get_running_loop().time() + CONNECT_TIMEOUT
         for job in self._queries.jobs():
-            pair = _measured_link(job, self._settings.command, self._owner)
+            pair = _measured_link(job, self._settings.command, self._job_owner)
             if pair is None:
                 continue
-            if pair in self._under_way or pair not in self._links.pairs():
-                self._spawn(self._cancel(job.id, "measured by another job"))
+            if pair in self._under_way or pair not in self._links.list_pairs():
+                self._run_in_background(self._cancel_job(job.id, "measured by another job"))
             else:
-                self._begin(pair, PendingMeasurement(job.id))
+                self._begin_measurement(pair, PendingMeasurement(job.id))
 
     async def stop(self) -> None:
         """Stop following measurements; their jobs go on, and the next daemon run resumes them."""
@@ -113,27 +113,27 @@ class Network:
         interval, now = self._settings.interval, self._engine.clock()
         if interval is None:
             return
-        for pair in self._links.pairs():
+        for pair in self._links.list_pairs():
             tried_at = self._links[pair].tried_at
             # A time in the future means that the clock was set back since.
             if tried_at is None or not 0 <= now - tried_at < interval:
-                self._request(pair)
+                self._request_measurement(pair)
 
-    def links(self) -> list[LinkRecord]:
+    def list_links(self) -> list[LinkRecord]:
         """Return the links of all pairs of clusters, within one and between two."""
         now, stale_after, table = self._engine.clock(), self._settings.stale_after, self._links
         return [
             LinkRecord(
-                pair, table[pair].state(now, stale_after), table[pair].link, table[pair], self._under_way.get(pair)
+                pair, table[pair].state_at(now, stale_after), table[pair].link, table[pair], self._under_way.get(pair)
             )
-            for pair in table.pairs()
+            for pair in table.list_pairs()
         ]
 
     @property
     def stale_after(self) -> float:
         return self._settings.stale_after
 
-    def now(self) -> float:
+    def current_time(self) -> float:
         """Return the time after which measurements requested now are stored."""
         return self._engine.clock()
 
@@ -145,23 +145,23 @@ class Network:
         while time() < self._connect_deadline and not all(cluster.contact.connected for cluster in clusters):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
-    def measure(
+    def measure_links(
         self, clusters: Sequence[ClusterName] | None = None, pairs: Sequence[ClusterPair] | None = None
     ) -> list[MeasureReply]:
         """Start to measure the links between some clusters, or of some pairs, or all; ``UsageError`` for bad ones."""
-        return [self._request(pair) for pair in self._select_pairs(clusters, pairs)]
+        return [self._request_measurement(pair) for pair in self._select_pairs(clusters, pairs)]
 
-    async def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
+    async def read_history(self, first: ClusterName, second: ClusterName, limit: int) -> list[Measurement]:
         """Return the measurements between two clusters, newest first."""
-        for name in (one, other):
-            check_cluster(name, self._clusters())
-        return await query(self._store.history, *pair_of(one, other), limit)
+        for name in (first, second):
+            check_cluster(name, self._cluster_names())
+        return await query(self._store.history, *pair_of(first, second), limit)
 
-    def record_transfer(self, one: ClusterName, other: ClusterName, size: int, seconds: float) -> None:
+    def record_transfer(self, source: ClusterName, target: ClusterName, size: int, seconds: float) -> None:
         """Learn from a finished transfer of ``size`` bytes from one cluster to another."""
-        measurement = self._links.learn_transfer((one, other), size, seconds, self._engine.clock())
+        measurement = self._links.learn_transfer((source, target), size, seconds, self._engine.clock())
         if measurement is not None:
-            self._spawn(self._store_and_report(measurement))
+            self._run_in_background(self._store_and_report(measurement))
 
     def _select_pairs(
         self, clusters: Sequence[ClusterName] | None, pairs: Sequence[ClusterPair] | None
@@ -171,31 +171,31 @@ class Network:
         if clusters == [] or pairs == []:
             field = "clusters" if pairs is None else "pairs"
             raise UsageError(f"{field} is empty", field=field, value=[], hint="leave it out to measure all links")
-        known = self._clusters()
+        cluster_names = self._cluster_names()
         for index, name in enumerate(clusters or ()):
-            check_cluster(name, known, f"clusters[{index}]")
+            check_cluster(name, cluster_names, f"clusters[{index}]")
         for index, pair in enumerate(pairs or ()):
             for position, name in enumerate(pair):
-                check_cluster(name, known, f"pairs[{index}][{position}]")
+                check_cluster(name, cluster_names, f"pairs[{index}][{position}]")
         if pairs is not None:
             return list(dict.fromkeys(pair_of(*pair) for pair in pairs))
-        return [p for p in self._links.pairs() if clusters is None or (p[0] in clusters and p[1] in clusters)]
+        return [p for p in self._links.list_pairs() if clusters is None or (p[0] in clusters and p[1] in clusters)]
 
-    def _clusters(self) -> list[ClusterName]:
-        return [one for one, other in self._links.pairs() if one == other]
+    def _cluster_names(self) -> list[ClusterName]:
+        return [first for first, second in self._links.list_pairs() if first == second]
 
-    def _request(self, pair: ClusterPair) -> MeasureReply:
+    def _request_measurement(self, pair: ClusterPair) -> MeasureReply:
         if pair in self._under_way:
             return MeasureReply(pair, self._under_way[pair].job)
         if reason := self.rejection_reason(pair):
             return MeasureReply(pair, reason=reason)
-        self._begin(pair, PendingMeasurement())
+        self._begin_measurement(pair, PendingMeasurement())
         return MeasureReply(pair)
 
     def rejection_reason(self, pair: ClusterPair) -> str:
         """Return why a link cannot be measured now; empty if it can."""
         for name in dict.fromkeys(pair):
-            if reason := self._queries.accounts.rejection_reason(self._owner(pair), name):
+            if reason := self._queries.accounts.rejection_reason(self._job_owner(pair), name):
                 return reason
             cluster = self._queries.grid[name]
             if cluster.state not in (ClusterState.USABLE, ClusterState.PROBATION):
@@ -204,26 +204,26 @@ class Network:
             return f"{pair[0]} has 1 node; measuring within a cluster needs 2"
         return ""
 
-    def _owner(self, pair: ClusterPair) -> str:
+    def _job_owner(self, pair: ClusterPair) -> str:
         """Return the owner of the measuring job: the owner of a user's cluster, since other jobs may not run there."""
         owners = {owner for name in pair if (owner := self._queries.accounts.owner_of(name))}
         return owners.pop() if len(owners) == 1 else OWNER
 
-    def _begin(self, pair: ClusterPair, under_way: PendingMeasurement) -> None:
+    def _begin_measurement(self, pair: ClusterPair, under_way: PendingMeasurement) -> None:
         self._under_way[pair] = under_way
-        self._spawn(self._measure(pair, under_way))
+        self._run_in_background(self._measure_link(pair, under_way))
 
-    def _spawn(self, work: Awaitable[None]) -> None:
+    def _run_in_background(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _measure(self, pair: ClusterPair, under_way: PendingMeasurement) -> None:
+    async def _measure_link(self, pair: ClusterPair, under_way: PendingMeasurement) -> None:
         try:
             async with self._turns:
                 measurement = None if self._engine.draining else await self._run_job(pair, under_way)
                 if measurement is not None:
-                    self._links.learn(measurement)
+                    self._links.add_measurement(measurement)
                     await self._store_and_report(measurement)
         finally:
             del self._under_way[pair]
@@ -232,9 +232,9 @@ class Network:
         """Submit the measuring job, and return its result; None if the daemon shuts down first."""
         try:
             if under_way.job is None:
-                spec = measurement_spec(pair, self._settings.command, self._owner(pair))
+                spec = measurement_spec(pair, self._settings.command, self._job_owner(pair))
                 under_way.job = (await self._jobs.submit(spec, ITSELF))[0].job.id
-            reason = await self._follow(under_way.job)
+            reason = await self._wait_for_job(under_way.job)
             job = (await self._jobs.get(under_way.job)).job
             if not reason and not job.state.is_final:
                 return None
@@ -244,15 +244,15 @@ class Network:
                     output = (output + chunk)[-MAX_OUTPUT_SIZE:]
         except KoalaError as error:
             log.error("could not measure a link", action="measurement-failed", clusters=pair, error=error.message)
-            return self._inconclusive(pair, under_way.job, error.message)
+            return self._make_inconclusive(pair, under_way.job, error.message)
         if reason:
-            return self._inconclusive(pair, job.id, reason)
+            return self._make_inconclusive(pair, job.id, reason)
         return parse_result(pair, job, output, self._engine.clock())
 
-    def _inconclusive(self, pair: ClusterPair, job: JobId | None, reason: str) -> Measurement:
+    def _make_inconclusive(self, pair: ClusterPair, job: JobId | None, reason: str) -> Measurement:
         return Measurement(*pair, MeasurementKind.INCONCLUSIVE, self._engine.clock(), job=job, error=reason)
 
-    async def _follow(self, job: JobId) -> str:
+    async def _wait_for_job(self, job: JobId) -> str:
         """Wait until a job ends or the daemon shuts down. Cancel one that takes too long, and return the reason."""
         record = await self._jobs.wait_until_final(job, self._settings.patience)
         if record.job.state in (JobState.STARTING, JobState.RUNNING):
@@ -262,10 +262,10 @@ class Network:
             reason = f"no nodes for {self._settings.patience:g} s: {record.reason or record.job.state}"
         if record.job.state.is_final or self._engine.draining:
             return ""
-        await self._cancel(job, reason)
+        await self._cancel_job(job, reason)
         return reason
 
-    async def _cancel(self, job: JobId, reason: str) -> None:
+    async def _cancel_job(self, job: JobId, reason: str) -> None:
         try:
             await self._jobs.cancel(job, ITSELF, reason)
         except KoalaError as error:  # The job has just ended.
@@ -284,10 +284,10 @@ class Network:
                 log.error("could not store a measurement", action="measurement-not-kept", error=str(error))
                 return
         pair = pair_of(measurement.one, measurement.other)
-        if measurement.kind is not MeasurementKind.INCONCLUSIVE and pair in self._links.pairs():
-            there = LinkMeasured(*pair, self._links[pair].link)
+        if measurement.kind is not MeasurementKind.INCONCLUSIVE and pair in self._links.list_pairs():
+            forward = LinkMeasured(*pair, self._links[pair].link)
             back = LinkMeasured(*pair[::-1], self._links[pair].link_back)
-            self._engine.post(WorkItem(events=(there,) if pair[0] == pair[1] else (there, back)))
+            self._engine.post(WorkItem(events=(forward,) if pair[0] == pair[1] else (forward, back)))
 
 
 def measurement_spec(pair: ClusterPair, command: Sequence[str], owner: str = OWNER) -> JobSpec:
@@ -329,10 +329,10 @@ def parse_result(pair: ClusterPair, job: Job, output: bytes, now: float) -> Meas
     if job.state is JobState.SUCCEEDED:
         result = next((result for line in lines if (result := _parse_line(line))), None)
         if result is not None:
-            latency, there, back = result
+            latency, forward, back = result
             if job.attempt is not None and job.attempt.head.cluster != pair[0]:
-                there, back = back, there
-            return Measurement(*pair, MeasurementKind.PINGPONG, now, latency, there, job=job.id, back=back)
+                forward, back = back, forward
+            return Measurement(*pair, MeasurementKind.PINGPONG, now, latency, forward, job=job.id, back=back)
         return Measurement(*pair, MeasurementKind.INCONCLUSIVE, now, job=job.id, error="the program printed no result")
     errors = [component.error for component in job.attempt.components] if job.attempt else []
     if error := next((error for error in (*errors, job.reason) if CANNOT_REACH in error), ""):
@@ -348,9 +348,9 @@ def _parse_line(line: str) -> tuple[float, float, float] | None:
         report: Any = json.loads(line)
         pair = report["pairs"][0]
         bandwidths = [direction["bandwidth"] for direction in pair.get("ways", ())] or [pair["bandwidth"]]
-        latency, there, back = float(pair["latency"]), float(bandwidths[0]), float(bandwidths[-1])
+        latency, forward, back = float(pair["latency"]), float(bandwidths[0]), float(bandwidths[-1])
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
-    if 0 < latency <= MAX_LATENCY and 1 <= there <= MAX_BANDWIDTH and 1 <= back <= MAX_BANDWIDTH:
-        return latency, there, back
+    if 0 < latency <= MAX_LATENCY and 1 <= forward <= MAX_BANDWIDTH and 1 <= back <= MAX_BANDWIDTH:
+        return latency, forward, back
     return None

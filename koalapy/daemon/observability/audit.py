@@ -41,51 +41,51 @@ _writer = Threads(1, "audit")
 
 
 @dataclass(slots=True)
-class Deed:
+class AuditedRequest:
     """A request in progress, with the content of its audit entry."""
 
     action: str
     address: str
     is_change: bool
-    by: Identity | None = None
+    caller: Identity | None = None
     target: str = ""
     detail: str = ""
     written: bool = False
     """Whether it is part of a transaction, or needs no further entry."""
 
-    def entry(self, at: float, outcome: str) -> AuditEntry:
-        user, role, how = (self.by.user, str(self.by.role), self.by.how) if self.by else ("", "", "")
-        target, detail = _storable(self.target), _storable(self.detail)
-        return AuditEntry(at, user, role, how, self.address, self.action, target, outcome, detail)
+    def make_entry(self, time: float, outcome: str) -> AuditEntry:
+        user, role, how = (self.caller.user, str(self.caller.role), self.caller.how) if self.caller else ("", "", "")
+        target, detail = _to_storable(self.target), _to_storable(self.detail)
+        return AuditEntry(time, user, role, how, self.address, self.action, target, outcome, detail)
 
 
-def _storable(text: str) -> str:
+def _to_storable(text: str) -> str:
     """Return a text that every database accepts: without lone surrogates and NUL."""
     return text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
-_under_way: ContextVar[Deed | None] = ContextVar("deed", default=None)
+_under_way: ContextVar[AuditedRequest | None] = ContextVar("deed", default=None)
 
 
-def begin(deed: Deed) -> None:
+def begin_request(deed: AuditedRequest) -> None:
     """Make ``deed`` the current request of this task and of the tasks that it starts."""
     _under_way.set(deed)
 
 
-def about(target: str = "", detail: str = "") -> None:
+def describe_request(target: str = "", detail: str = "") -> None:
     """Set target and detail of the current request, if there is one; they must contain no secrets."""
     if (deed := _under_way.get()) is not None:
         deed.target, deed.detail = target or deed.target, detail or deed.detail
 
 
-def under_way(by: Identity | None, action: str, target: str, *, change: bool) -> None:
+def identify_request(caller: Identity | None, action: str, target: str, *, change: bool) -> None:
     """Set caller, action and target of the current request, if there is one; ``change``: whether it may be a change."""
     if (deed := _under_way.get()) is not None:
-        deed.by, deed.action, deed.target = by, action, target
+        deed.caller, deed.action, deed.target = caller, action, target
         deed.is_change = deed.is_change and change
 
 
-def take() -> Deed | None:
+def take_change() -> AuditedRequest | None:
     """Return the current change, to be written in the transaction of the change.
 
     Return None if there is no current change, or it was returned before.
@@ -102,7 +102,7 @@ class Audit:
 
     def __init__(self, store: AuditStore, clock: Callable[[], float]) -> None:
         self._store, self._clock = store, clock
-        self._more: dict[tuple[str, ...], AuditEntry] = {}
+        self._rejections: dict[tuple[str, ...], AuditEntry] = {}
         """Recent rejections by kind: the newest one, with the number of those that are not written."""
         self._waiting: list[AuditEntry] = []
         self._writing: dict[asyncio.Future[None], Sequence[AuditEntry]] = {}
@@ -113,7 +113,7 @@ class Audit:
         self._is_away = False
         """Whether the database rejected the last write, or has not answered it yet."""
 
-    async def close(self, deed: Deed, status: int) -> None:
+    async def close_request(self, deed: AuditedRequest, status: int) -> None:
         """Write the entry of a request before its response is sent, so that it is not lost if the daemon then ends."""
         refused, failed = 400 <= status < 500, status >= 500
         if not refused and (deed.written or not (deed.is_change or failed)):
@@ -122,25 +122,32 @@ class Audit:
         if not deed.is_change and status not in (401, 403, 429):
             return
         outcome = FAILED if failed else REFUSED if refused else DONE
-        entry = deed.entry(self._clock(), outcome)
+        entry = deed.make_entry(self._clock(), outcome)
         if not refused and not failed:
-            await self._write([entry])
+            await self._write_entries([entry])
             return
-        await self._refused(replace(entry, detail=f"{status} {entry.detail}".strip()), str(status))
+        await self._write_rejection(replace(entry, detail=f"{status} {entry.detail}".strip()), str(status))
 
     async def record(
-        self, action: str, by: Identity | None, *, origin: str, target: str = "", outcome: str = DONE, detail: str = ""
+        self,
+        action: str,
+        caller: Identity | None,
+        *,
+        origin: str,
+        target: str = "",
+        outcome: str = DONE,
+        detail: str = "",
     ) -> None:
         """Record an action without an HTTP request, such as a report of an agent.
 
         Rejections of one kind are counted, and written as one entry later.
         """
-        deed = Deed(action, origin, True, by, target, detail)
-        entry = deed.entry(self._clock(), outcome)
+        deed = AuditedRequest(action, origin, True, caller, target, detail)
+        entry = deed.make_entry(self._clock(), outcome)
         if outcome == DONE or self._is_first(entry, outcome):
-            await self._write([entry])
+            await self._write_entries([entry])
 
-    async def flush(self) -> None:
+    async def flush_entries(self) -> None:
         """Write counted rejections and the entries that the database did not accept; called periodically."""
         self._keep_counted()
         if not self._writing:
@@ -148,7 +155,7 @@ class Audit:
         if self._writing:
             await asyncio.wait(self._writing, timeout=PATIENCE)
 
-    async def end(self) -> None:
+    async def end_writing(self) -> None:
         """Write all entries at the daemon's end; log those that the database does not accept in time."""
         self._keep_counted()
         with suppress(TimeoutError):
@@ -164,22 +171,22 @@ class Audit:
         under_way, self._writing = self._writing, {}
         waiting, self._waiting = self._waiting, []
         for entry in (*chain.from_iterable(under_way.values()), *waiting):
-            self._tell(entry, "the daemon ends")
+            self._log_entry(entry, "the daemon ends")
 
-    async def entries(self, which: AuditFilter, last: float | None = None) -> Sequence[AuditEntry]:
+    async def read_entries(self, entry_filter: AuditFilter, last: float | None = None) -> Sequence[AuditEntry]:
         """Return the entries that match a filter, the oldest first; with ``last``, those of the last seconds only."""
         if last is not None:
-            which = replace(which, since=self._clock() - last)
-        return await query(self._store.audit_entries, which)
+            entry_filter = replace(entry_filter, since=self._clock() - last)
+        return await query(self._store.audit_entries, entry_filter)
 
-    async def verify(self, after: AuditHead | None = None) -> AuditCheck:
+    async def verify_entries(self, start: AuditHead | None = None) -> AuditCheck:
         """Check at most ``MAX_CHECKED`` entries against their hashes, from the one after ``after`` or the first on."""
-        if after is None and (problem := await self._changed_since_seen()):
+        if start is None and (problem := await self._find_tampering()):
             return AuditCheck(0, AuditHead(), False, problem)
         checked = 0
         while True:
-            check: AuditCheck = await query(self._store.check_audit, after, CHECKED_AT_ONCE)
-            checked, after = checked + check.checked, check.last
+            check: AuditCheck = await query(self._store.check_audit, start, CHECKED_AT_ONCE)
+            checked, start = checked + check.checked, check.last
             if check.is_complete or check.problem or checked >= MAX_CHECKED:
                 return replace(check, checked=checked)
 
@@ -188,7 +195,7 @@ class Audit:
 
         From that line, an administrator can detect that entries were removed later.
         """
-        if problem := await self._changed_since_seen():
+        if problem := await self._find_tampering():
             log.error("the audit was changed past the daemon", action="audit-changed", error=problem)
         head = await query(self._store.audit_head)
         now = self._clock()
@@ -198,19 +205,19 @@ class Audit:
             self._head_logged_at, self._head_logged = now, head
         self._head = head
 
-    async def _changed_since_seen(self) -> str:
+    async def _find_tampering(self) -> str:
         """Return how the last known entry was changed in the database; empty if it was not."""
-        seen = self._head
-        if seen is None or seen.id == 0:
+        head = self._head
+        if head is None or head.id == 0:
             return ""
-        hashed = await query(self._store.audit_hash, seen.id)
-        if hashed in ("", seen.hash):
+        hashed = await query(self._store.audit_hash, head.id)
+        if hashed in ("", head.hash):
             return ""
-        return f"entry {seen.id} was {'removed' if hashed is None else 'changed'} since the daemon wrote it"
+        return f"entry {head.id} was {'removed' if hashed is None else 'changed'} since the daemon wrote it"
 
-    async def tidy(self, keep: float | None) -> None:
+    async def write_and_prune(self, keep: float | None) -> None:
         """Write waiting entries, and remove entries older than ``keep`` seconds (None removes none)."""
-        await self.flush()
+        await self.flush_entries()
         try:
             await self.watch_head()
         except StoreUnavailable as error:
@@ -221,30 +228,30 @@ class Audit:
             except KoalaError as error:
                 log.error("what is old of the audit was not removed", action="audit-not-tidied", error=error.message)
 
-    async def _refused(self, entry: AuditEntry, status: str) -> None:
+    async def _write_rejection(self, entry: AuditEntry, status: str) -> None:
         if self._is_first(entry, status):
-            await self._write([entry])
+            await self._write_entries([entry])
 
     def _is_first(self, entry: AuditEntry, status: str) -> bool:
         """Check whether a rejection is the first of its kind since the last flush; count it if it is not."""
         kind: tuple[str, ...] = (entry.actor, entry.address, entry.action, status)
-        if kind not in self._more and len(self._more) >= MAX_KINDS:
+        if kind not in self._rejections and len(self._rejections) >= MAX_KINDS:
             kind, entry = (OTHERS,), replace(entry, actor="", role="", how="", address=OTHERS, action=OTHERS, target="")
-        elif kind not in self._more:
-            self._more[kind] = replace(entry, times=0)
+        elif kind not in self._rejections:
+            self._rejections[kind] = replace(entry, times=0)
             return True
-        before = self._more.get(kind)
-        self._more[kind] = replace(entry, times=before.times + 1 if before else 1)
+        previous = self._rejections.get(kind)
+        self._rejections[kind] = replace(entry, times=previous.times + 1 if previous else 1)
         return False
 
-    async def _write(self, entries: list[AuditEntry]) -> None:
+    async def _write_entries(self, entries: list[AuditEntry]) -> None:
         if self._is_away:
-            self._not_taken(entries, "the database is away")
-            self._keep(entries)
+            self._log_unwritten(entries, "the database is away")
+            self._keep_waiting(entries)
             if not self._writing:
                 self._write_waiting()
-        elif not (await asyncio.wait({self._begin(entries)}, timeout=PATIENCE))[0]:
-            self._not_taken(entries, f"the database has not answered for {PATIENCE:g} s")
+        elif not (await asyncio.wait({self._begin_write(entries)}, timeout=PATIENCE))[0]:
+            self._log_unwritten(entries, f"the database has not answered for {PATIENCE:g} s")
 
     async def _until_written(self) -> None:
         while self._writing:
@@ -253,15 +260,15 @@ class Audit:
     def _write_waiting(self) -> None:
         entries, self._waiting = self._waiting, []
         if entries:
-            self._begin(entries, again=True)
+            self._begin_write(entries, again=True)
 
-    def _begin(self, entries: list[AuditEntry], *, again: bool = False) -> "asyncio.Future[None]":
+    def _begin_write(self, entries: list[AuditEntry], *, again: bool = False) -> "asyncio.Future[None]":
         writing = asyncio.get_running_loop().run_in_executor(_writer, self._store.append_audit, entries)
         self._writing[writing] = entries
-        writing.add_done_callback(lambda _: self._end(writing, entries, again))
+        writing.add_done_callback(lambda _: self._finish_write(writing, entries, again))
         return writing
 
-    def _end(self, writing: "asyncio.Future[None]", entries: list[AuditEntry], again: bool) -> None:
+    def _finish_write(self, writing: "asyncio.Future[None]", entries: list[AuditEntry], again: bool) -> None:
         """Handle the result of a write, also when the request that started it no longer waits."""
         if self._writing.pop(writing, None) is None:
             return  # ``give_up`` has logged the entries.
@@ -270,28 +277,28 @@ class Audit:
             self._is_away = False
             self._write_waiting()
         elif isinstance(error, KoalaError):
-            self._not_taken([] if again else entries, error.message)
-            self._keep(entries)
+            self._log_unwritten([] if again else entries, error.message)
+            self._keep_waiting(entries)
         else:  # An entry that cannot be written must not block the waiting ones.
             for entry in entries:
-                self._tell(entry, str(error))
+                self._log_entry(entry, str(error))
 
-    def _not_taken(self, entries: Sequence[AuditEntry], reason: str) -> None:
+    def _log_unwritten(self, entries: Sequence[AuditEntry], reason: str) -> None:
         """Log each entry once, in case the daemon is killed before the database accepts it."""
         self._is_away = True
         for entry in entries:
             log.error("the database does not take the audit", action="audit-not-written", entry=entry, error=reason)
 
     def _keep_counted(self) -> None:
-        counted, self._more = [entry for entry in self._more.values() if entry.times], {}
-        self._keep(counted)
+        counted, self._rejections = [entry for entry in self._rejections.values() if entry.times], {}
+        self._keep_waiting(counted)
 
-    def _keep(self, entries: Sequence[AuditEntry]) -> None:
+    def _keep_waiting(self, entries: Sequence[AuditEntry]) -> None:
         for entry in entries:
             if len(self._waiting) >= MAX_WAITING:
-                self._tell(entry, f"{MAX_WAITING} wait")
+                self._log_entry(entry, f"{MAX_WAITING} wait")
             else:
                 self._waiting.append(entry)
 
-    def _tell(self, entry: AuditEntry, reason: str) -> None:
+    def _log_entry(self, entry: AuditEntry, reason: str) -> None:
         log.error("an entry of the audit is only here", action="audit-entry", entry=entry, error=reason)

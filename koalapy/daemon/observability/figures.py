@@ -86,29 +86,29 @@ class Figures:
 
 async def figures_of(engine: Engine, health: HealthMonitor, alerts: Alerts) -> Figures:
     """Return the present figures; with many jobs, they are of a few milliseconds. Runs in the engine's loop."""
-    jobs = await _jobs(engine.queries.jobs(), engine.clock())
-    report, now = health.report(), engine.clock()
+    jobs = await _count_jobs(engine.queries.jobs(), engine.clock())
+    report, now = health.make_report(), engine.clock()
     return Figures(
         jobs=jobs,
-        clusters=[_cluster(cluster, engine, now) for cluster in engine.queries.grid.clusters()],
+        clusters=[_cluster_figures(cluster, engine, now) for cluster in engine.queries.grid.clusters()],
         disks=report.disks,
-        checks=health.readiness().checks,
+        checks=health.check_readiness().checks,
         version=report.version,
         epoch=report.epoch,
         is_well=report.status == "ok",
         is_ready=report.ready,
-        alerts=Counter((alert.kind, alert.severity) for alert in alerts.current()),
+        alerts=Counter((alert.kind, alert.severity) for alert in alerts.current_alerts()),
         waiting_events=engine.pending_items,
     )
 
 
-async def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
+async def _count_jobs(jobs: Sequence[Job], now: float) -> JobFigures:
     counts: Counter[tuple[JobState, Priority]] = Counter()
     by_site: Counter[tuple[ClusterName, JobState]] = Counter()
     since: dict[JobState, float] = {}
     internal = staging = missing = 0
-    async for some in iterate_in_slices(jobs):
-        for job in some:
+    async for chunk in iterate_in_slices(jobs):
+        for job in chunk:
             state = job.state
             if job.spec.internal:
                 internal += 1
@@ -116,26 +116,26 @@ async def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
             counts[state, job.spec.priority] += 1
             if job.spec.home_site:
                 by_site[job.spec.home_site, state] += 1
-            at = _since(job)
-            if at < since.get(state, now):
-                since[state] = at
+            state_since = _state_since(job)
+            if state_since < since.get(state, now):
+                since[state] = state_since
             if job.attempt is not None and state.is_active:
                 for component in job.attempt.components:
                     if component.awaits_files and not component.superseded:
                         staging += 1
                         missing += max(0, component.stage_size - component.staged)
-    oldest = {state: now - at for state, at in since.items()}
+    oldest = {state: now - state_since for state, state_since in since.items()}
     return JobFigures(counts, oldest, internal, staging, missing, by_site)
 
 
-def _since(job: Job) -> float:
+def _state_since(job: Job) -> float:
     """Return the time since which a job has been waiting, placed or started, as far as that is stored."""
     if job.state.is_active:
         return job.started_at or job.placed_at or job.submitted_at
     return job.submitted_at
 
 
-def _cluster(cluster: ClusterStatus, engine: Engine, now: float) -> ClusterFigures:
+def _cluster_figures(cluster: ClusterStatus, engine: Engine, now: float) -> ClusterFigures:
     return ClusterFigures(
         name=cluster.name,
         state=cluster.state,

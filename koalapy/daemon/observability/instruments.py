@@ -24,10 +24,10 @@ SIZE_INTERVAL = 60.0
 
 
 @dataclass(slots=True)
-class Rounds:
+class EngineCycles:
     """The engine cycles: each reads the waiting events, decides, stores the decisions and sends the effects."""
 
-    whole: Timings = field(default_factory=Timings)
+    total: Timings = field(default_factory=Timings)
     step: Timings = field(default_factory=Timings)
     """The part of a cycle that reads events and decides; it blocks the event loop."""
     events: Counter[str] = field(default_factory=Counter)
@@ -57,7 +57,7 @@ class Requests:
     seconds: dict[str, Timings] = field(default_factory=dict)
     """Time until the response began, by route."""
 
-    def note(self, route: str, method: str, status: int, seconds: float) -> None:
+    def note_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Record an answered request; ``seconds`` is the time until its response began."""
         self.answered[route, method, status] += 1
         if (timings := self.seconds.get(route)) is None:
@@ -69,7 +69,7 @@ class Requests:
 class Instruments:
     """All counters and timings of the daemon, changed in the engine's loop only."""
 
-    rounds: Rounds = field(default_factory=Rounds)
+    cycles: EngineCycles = field(default_factory=EngineCycles)
     writes: Timings = field(default_factory=Timings)
     """Transactions of the engine."""
     reads: Timings = field(default_factory=lambda: READ_TIMINGS)
@@ -96,11 +96,11 @@ class Instruments:
     database_size: int | None = None
     """Bytes, as of the last measurement; None before the first."""
 
-    def taken_in(self, events: Iterable[Event]) -> None:
+    def count_events(self, events: Iterable[Event]) -> None:
         """Count events that the scheduler has accepted."""
-        self.rounds.events.update(type(event).__name__ for event in events)
+        self.cycles.events.update(type(event).__name__ for event in events)
 
-    def decided(self, effects: Effects) -> None:
+    def count_effects(self, effects: Effects) -> None:
         """Count the effects of an engine cycle."""
         self.refusals.update(effects.refusals)
         self.claims_failed.update(effects.claims_failed)
@@ -127,21 +127,21 @@ class Instruments:
                 case event if event in FINAL_STATES:
                     self.ended[entry.state, job.spec.priority] += 1
 
-    async def look_at_size(self, size: Callable[[], int | None]) -> None:
+    async def measure_size(self, size: Callable[[], int | None]) -> None:
         """Measure the size of the database; keep the last value while the database is unavailable."""
         with suppress(StoreUnavailable):
             self.database_size = await query(size)
 
-    async def look_at_predictions(
+    async def read_predictions(
         self, counts: Callable[[], Awaitable[Mapping[tuple[PredictionKind, Outcome], int]]]
     ) -> None:
         """Read the outcomes of predictions; keep the last values while the database is unavailable."""
         with suppress(StoreUnavailable):
             self.predictions = await counts()
 
-    def moved(self, source: ClusterName, cluster: ClusterName, size: int, seconds: float) -> None:
+    def count_transfer(self, source: ClusterName, cluster: ClusterName, size: int, seconds: float) -> None:
         """Count a finished transfer of ``size`` bytes."""
-        known = self.transferred.setdefault((source, cluster), Transferred())
-        known.count += 1
-        known.size += size
-        known.seconds += seconds
+        transferred = self.transferred.setdefault((source, cluster), Transferred())
+        transferred.count += 1
+        transferred.size += size
+        transferred.seconds += seconds

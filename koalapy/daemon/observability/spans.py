@@ -32,15 +32,15 @@ class Span:
 
 def trace_of(instance: str, job: JobId) -> int:
     """Return the trace id of a job; it is the same after a restart of the daemon, so that the trace continues."""
-    return _number(f"{instance}:{job}", 16)
+    return _hash_number(f"{instance}:{job}", 16)
 
 
 def id_of(instance: str, job: JobId, path: str) -> int:
     """Return the span id of a path in a job."""
-    return _number(f"{instance}:{job}:{path}", 8)
+    return _hash_number(f"{instance}:{job}:{path}", 8)
 
 
-def _number(text: str, size: int) -> int:
+def _hash_number(text: str, size: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size]) or 1
 
 
@@ -51,11 +51,11 @@ def spans_of_attempt(attempt: Attempt, ended_at: float, waited_since: float | No
         yield Span(f"queued-{attempt.generation}", "queued", waited_since, attempt.placed_at, "job")
     end = attempt.ended_at if attempt.ended_at is not None else ended_at
     clusters = tuple(sorted({component.cluster for component in attempt.gang}))
-    told: dict[str, Value] = {"koala.attempt": attempt.generation, "koala.clusters": clusters}
-    yield Span(path, "attempt", attempt.placed_at, end, "job", told, attempt.end_reason)
+    attributes: dict[str, Value] = {"koala.attempt": attempt.generation, "koala.clusters": clusters}
+    yield Span(path, "attempt", attempt.placed_at, end, "job", attributes, attempt.end_reason)
     phases = (("claiming", attempt.placed_at), ("starting", attempt.barrier_at), ("running", attempt.launched_at))
-    begun = [(name, at) for name, at in phases if at is not None]
-    for (name, start), until in zip(begun, [*(at for _, at in begun[1:]), end], strict=True):
+    begun = [(name, began_at) for name, began_at in phases if began_at is not None]
+    for (name, start), until in zip(begun, [*(began_at for _, began_at in begun[1:]), end], strict=True):
         yield Span(f"{path}/{name}", name, start, until, path)
     for component in attempt.components:
         yield from _spans_of(component, path, attempt.placed_at, end)
@@ -63,16 +63,16 @@ def spans_of_attempt(attempt: Attempt, ended_at: float, waited_since: float | No
 
 def _spans_of(component: Component, attempt: str, placed_at: float, end: float) -> Iterator[Span]:
     path = f"{attempt}/component-{component.index}"
-    told: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "koala.cluster": component.cluster,
         "koala.nodes": component.size,
         "koala.component": component.index,
         "koala.lrm_job": component.lrm_job or "",
     }
-    over = component.ended_at if component.ended_at is not None else end
-    yield Span(path, "component", component.submitted_at or placed_at, over, attempt, told, component.error)
+    ended_at = component.ended_at if component.ended_at is not None else end
+    yield Span(path, "component", component.submitted_at or placed_at, ended_at, attempt, attributes, component.error)
     if component.staging_since is not None:
-        staged = component.staged_at if component.staged_at is not None else over
+        staged = component.staged_at if component.staged_at is not None else ended_at
         size: dict[str, Value] = {"koala.cluster": component.cluster, "koala.bytes": component.staged}
         yield Span(f"{path}/files", "files", component.staging_since, staged, path, size)
 
@@ -80,7 +80,7 @@ def _spans_of(component: Component, attempt: str, placed_at: float, end: float) 
 def spans_of_job(job: Job, waited_since: float | None) -> Iterator[Span]:
     """Yield the spans of a finished job and of its last attempt."""
     end = job.ended_at if job.ended_at is not None else job.submitted_at
-    told: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "koala.job": job.id,
         "koala.job_name": job.spec.name,
         "koala.user": job.spec.owner,
@@ -89,9 +89,9 @@ def spans_of_job(job: Job, waited_since: float | None) -> Iterator[Span]:
         "koala.restarts": job.restarts,
     }
     if job.exit_code is not None:
-        told["koala.exit_code"] = job.exit_code
+        attributes["koala.exit_code"] = job.exit_code
     fault = (job.reason or "failed") if job.state is JobState.FAILED else ""
-    yield Span("job", "job", job.submitted_at, end, "", told, fault)
+    yield Span("job", "job", job.submitted_at, end, "", attributes, fault)
     if job.attempt is not None:
         yield from spans_of_attempt(job.attempt, end, waited_since)
     elif waited_since is not None:
@@ -101,24 +101,24 @@ def spans_of_job(job: Job, waited_since: float | None) -> Iterator[Span]:
 log = structlog.get_logger()
 
 
-def log_change(job: Job, before: JobState | None) -> None:
+def log_change(job: Job, previous_state: JobState | None) -> None:
     """Log a job's start, end or return to the queue at level ``info``, and any other change at ``debug``."""
-    if job.state is before:
+    if job.state is previous_state:
         return
-    waits_again = job.state is JobState.QUEUED and before is not None and before.is_active
+    waits_again = job.state is JobState.QUEUED and previous_state is not None and previous_state.is_active
     if (job.state.is_final or job.state is JobState.RUNNING or waits_again) and not job.spec.internal:
-        log.info("a job has changed", action="job-changed", **_told(job, before))
+        log.info("a job has changed", action="job-changed", **_log_fields(job, previous_state))
     else:
-        log.debug("a job has changed", action="job-changed", **_told(job, before))
+        log.debug("a job has changed", action="job-changed", **_log_fields(job, previous_state))
 
 
-def _told(job: Job, before: JobState | None) -> dict[str, object]:
+def _log_fields(job: Job, previous_state: JobState | None) -> dict[str, object]:
     """Return the log fields of a job's change; attempt and clusters are those of the last attempt."""
     attempt = job.attempt
     return {
         "job": job.id,
         "state": str(job.state),
-        "before": None if before is None else str(before),
+        "before": None if previous_state is None else str(previous_state),
         "user": job.spec.owner,
         "attempt": job.generation,
         "clusters": sorted({component.cluster for component in attempt.gang}) if attempt else [],
@@ -128,7 +128,7 @@ def _told(job: Job, before: JobState | None) -> dict[str, object]:
 
 
 @contextmanager
-def traced(settings: Settings, engine: Engine, instance: str) -> Iterator[None]:
+def traced_jobs(settings: Settings, engine: Engine, instance: str) -> Iterator[None]:
     """Send traces of jobs within the context if tracing is configured.
 
     Raise ``UsageError`` if the packages for tracing are not installed.

@@ -21,7 +21,7 @@ class Recent:
     count: int
     per_second: float
     mean: float
-    most: float
+    percentile_95: float
     """The 95th percentile."""
     largest: float
 
@@ -51,7 +51,7 @@ class Timings:
                 self.buckets[index] += 1
         self._recent.append((self.clock(), seconds, failed))
 
-    def recent(self) -> Recent:
+    def summarize_recent(self) -> Recent:
         """Return the statistics of the operations of the last ``RECENT_SPAN`` seconds."""
         now = self.clock()
         while self._recent and now - self._recent[0][0] > RECENT_SPAN:
@@ -60,11 +60,11 @@ class Timings:
         if not took:
             return Recent(0, 0.0, 0.0, 0.0, 0.0)
         span = RECENT_SPAN if len(took) < MAX_RECENT else max(1e-3, now - self._recent[0][0])
-        most = took[min(len(took) - 1, int(len(took) * 0.95))]
-        return Recent(len(took), len(took) / span, sum(took) / len(took), most, took[-1])
+        percentile_95 = took[min(len(took) - 1, int(len(took) * 0.95))]
+        return Recent(len(took), len(took) / span, sum(took) / len(took), percentile_95, took[-1])
 
-    def middle(self, span: float) -> float | None:
+    def recent_median(self, span: float) -> float | None:
         """Return the median duration of the successes of the last ``span`` seconds; None if there are none."""
         now = self.clock()
-        took = [seconds for at, seconds, failed in self._recent if now - at <= span and not failed]
+        took = [seconds for ended_at, seconds, failed in self._recent if now - ended_at <= span and not failed]
         return median(took) if took else None

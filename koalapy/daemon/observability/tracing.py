@@ -46,24 +46,24 @@ class Tracing:
         self._waiting: queue.Queue[Make | None] = queue.Queue(max_waiting)
         self._waited_since: dict[JobId, float] = {}
         self._lost, self._reachable = 0, True
-        self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
+        self._thread = threading.Thread(target=self._run_sender, name="tracing", daemon=True)
         self._thread.start()
 
-    def job_changed(self, job: Job, before: JobState | None) -> None:
+    def job_changed(self, job: Job, previous_state: JobState | None) -> None:
         if job.state.is_final and not job.spec.internal:
-            self._put(lambda: (job.id, self._job(job)))
+            self._queue_spans(lambda: (job.id, self._job_spans(job)))
 
     def attempt_ended(self, job: Job, attempt: Attempt) -> None:
         """Queue the spans of an attempt that another one has followed."""
         if not job.spec.internal:
-            self._put(lambda: (job.id, self._attempt(job, attempt)))
+            self._queue_spans(lambda: (job.id, self._attempt_spans(job, attempt)))
 
     def stop(self) -> None:
         """Send waiting spans for at most ``STOP_TIMEOUT``, and stop the thread."""
-        self._put(None)
+        self._queue_spans(None)
         self._thread.join(STOP_TIMEOUT)
 
-    def _put(self, make: Make | None) -> None:
+    def _queue_spans(self, make: Make | None) -> None:
         try:
             self._waiting.put_nowait(make)
         except queue.Full:
@@ -71,62 +71,69 @@ class Tracing:
 
     # Methods that run in the thread
 
-    def _job(self, job: Job) -> Iterable[Span]:
+    def _job_spans(self, job: Job) -> Iterable[Span]:
         began = self._waited_since.pop(job.id, job.submitted_at if job.generation <= 1 else None)
         return spans_of_job(job, began)
 
-    def _attempt(self, job: Job, attempt: Attempt) -> Iterable[Span]:
+    def _attempt_spans(self, job: Job, attempt: Attempt) -> Iterable[Span]:
         first = job.submitted_at if attempt.generation == 1 else None
         spans = [*spans_of_attempt(attempt, attempt.placed_at, self._waited_since.pop(job.id, first))]
         if attempt.ended_at is not None and len(self._waited_since) < MAX_REMEMBERED:
             self._waited_since[job.id] = attempt.ended_at
         return spans
 
-    def _run(self) -> None:
+    def _run_sender(self) -> None:
         goes_on = True
         while goes_on:
-            taken = [self._waiting.get()]
-            while len(taken) < MAX_AT_ONCE and not self._waiting.empty():
-                taken.append(self._waiting.get_nowait())
+            batch = [self._waiting.get()]
+            while len(batch) < MAX_AT_ONCE and not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
             try:
-                self._send([self._readable(*each) for make in taken if make is not None for each in _each(*make())])
+                self._send_spans(
+                    [
+                        self._to_readable(*entry)
+                        for make in batch
+                        if make is not None
+                        for entry in _pair_with_job(*make())
+                    ]
+                )
             except Exception as error:
                 log.error("spans were lost by an internal error", action="spans-lost", exc_info=error)
-            goes_on = None not in taken
+            goes_on = None not in batch
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _send(self, spans: Sequence[ReadableSpan]) -> None:
+    def _send_spans(self, spans: Sequence[ReadableSpan]) -> None:
         if not spans:
             return
-        taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        is_accepted = self._exporter.export(spans) is SpanExportResult.SUCCESS
         lost, self._lost = self._lost, 0
-        if not taken and self._reachable:
+        if not is_accepted and self._reachable:
             log.warning("a collector does not take the spans of jobs: they are lost", action="spans-lost")
-        elif taken and (lost or not self._reachable):
+        elif is_accepted and (lost or not self._reachable):
             log.info("the collector takes spans again", action="spans-taken", lost=lost)
-        self._reachable = taken
+        self._reachable = is_accepted
 
-    def _readable(self, job: JobId, span: Span) -> ReadableSpan:
+    def _to_readable(self, job: JobId, span: Span) -> ReadableSpan:
         return ReadableSpan(
             span.name,
-            context=self._context(job, span.path),
-            parent=self._context(job, span.parent) if span.parent else None,
+            context=self._span_context(job, span.path),
+            parent=self._span_context(job, span.parent) if span.parent else None,
             resource=self._resource,
             attributes=dict(span.attributes),
             status=Status(StatusCode.ERROR, span.fault) if span.fault else Status(StatusCode.UNSET),
-            start_time=_nanoseconds(span.start),
-            end_time=_nanoseconds(max(span.start, span.end)),
+            start_time=_to_nanoseconds(span.start),
+            end_time=_to_nanoseconds(max(span.start, span.end)),
             instrumentation_scope=SCOPE,
         )
 
-    def _context(self, job: JobId, path: str) -> SpanContext:
-        own = trace_of(self._instance, job), id_of(self._instance, job, path)
-        return SpanContext(*own, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    def _span_context(self, job: JobId, path: str) -> SpanContext:
+        ids = trace_of(self._instance, job), id_of(self._instance, job, path)
+        return SpanContext(*ids, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
-def _each(job: JobId, spans: Iterable[Span]) -> Iterator[tuple[JobId, Span]]:
+def _pair_with_job(job: JobId, spans: Iterable[Span]) -> Iterator[tuple[JobId, Span]]:
     return ((job, span) for span in spans)
 
 
-def _nanoseconds(seconds: float) -> int:
+def _to_nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)

@@ -52,7 +52,7 @@ def add_audit(dashboard: Dashboard, audit_log: Audit) -> None:
         audit_filter = AuditFilter(
             0.0, user, action, limit=limit + 1, target=target, outcome=outcome, newest_first=True, before=before
         )
-        entries = await audit_log.entries(audit_filter, float(since) if since else None)
+        entries = await audit_log.read_entries(audit_filter, float(since) if since else None)
         next_page = with_query(
             "/audit",
             user=user,

@@ -51,12 +51,12 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
     async def show(
         caller: Caller, name: LogicalFile = "", after: After = "", after_cluster: AfterCluster = "", limit: Limit = 100
     ) -> FilesView:
-        replicas = files.list(name or None, (after, after_cluster), limit + 1)
+        replicas = files.list_replicas(name or None, (after, after_cluster), limit + 1)
         page, next_page = replicas[:limit], ""
         if len(replicas) > limit:
             next_page = with_query("/files", name=name, after=page[-1].name, after_cluster=page[-1].cluster)
-        visible_bundles = bundles.seen_by(caller)
-        sizes = await results.sizes()
+        visible_bundles = bundles.visible_to(caller)
+        sizes = await results.sizes_by_owner()
         user_results = [
             UserResults(user, size)
             for user, size in sorted(sizes.items(), key=lambda pair: -pair[1])

@@ -102,9 +102,9 @@ def add_history(dashboard: Dashboard, history: History) -> None:
         last: Last = None,
         name: Named = "",
     ) -> HistoryView:
-        span = history.span(first, last)
-        table = await history.table(by, step, span, visible_to(caller, by, name))
-        total = (await history.table(Kind.GRID, Step.ALL, span)).lines
+        span = history.make_span(first, last)
+        table = await history.read_table(by, step, span, visible_to(caller, by, name))
+        total = (await history.read_table(Kind.GRID, Step.ALL, span)).lines
         pictures, omitted = pictures_of(table.lines)
         return HistoryView(
             by=by,
@@ -143,8 +143,8 @@ def add_sharing(dashboard: Dashboard, services: Services) -> None:
         "/sharing", "sharing.html", operation="show_sharing", title="Sharing", key="e", role=Role.OPERATOR, live=False
     )
     async def sharing(first: First = None, last: Last = None) -> SharingPageView:
-        span = services.history.span(first, last)
-        report = await services.sharing.report(span)
+        span = services.history.make_span(first, last)
+        report = await services.sharing.make_report(span)
         return SharingPageView(
             first=span.first,
             last=span.last,

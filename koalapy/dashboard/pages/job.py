@@ -84,7 +84,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
             lanes=build_lanes(current, last_attempts, timeline, engine.clock()),
             attempts=[attempt_view(current, attempt) for attempt in last_attempts],
             more_attempts=last_attempts[0].generation - 1 if last_attempts else 0,
-            explanation=ExplanationView.model_validate(await jobs.explain(job, caller)),
+            explanation=ExplanationView.model_validate(await jobs.explain_job(job, caller)),
             output=[_component_output(tail) for tail in await jobs.read_output_tails(job, TAIL_BYTES)],
             has_results=bool(current.spec.collect) and current.state.is_final,
             timeline=[TimelineView.model_validate(entry) for entry in timeline[-MAX_LINES:]],
@@ -100,8 +100,8 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
 
 
 def _component_output(tail: OutputTail) -> ComponentOutput:
-    text = decode_output(tail.data, is_cut=tail.before > 0)
-    return ComponentOutput(tail.component, tail.cluster, text, tail.before)
+    text = decode_output(tail.data, is_cut=tail.skipped_bytes > 0)
+    return ComponentOutput(tail.component, tail.cluster, text, tail.skipped_bytes)
 
 
 def _possible_actions(job: Job, *, high_priority_allowed: bool) -> list[str]:

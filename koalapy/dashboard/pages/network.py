@@ -76,7 +76,7 @@ def link_directions(records: Sequence[LinkRecord]) -> Mapping[tuple[ClusterName,
     for record in records:
         first, second = record.pair
         links[first, second] = (record, record.link)
-        links[second, first] = (record, record.link if first == second else record.known.link_back)
+        links[second, first] = (record, record.link if first == second else record.measurements.link_back)
     bandwidths = [link.bandwidth for _, link in links.values() if link.bandwidth]
     low, high = min(bandwidths, default=1.0), max(bandwidths, default=1.0)
     return {
@@ -108,9 +108,9 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
         if record.under_way is not None:
             job = record.under_way.job
             notes.append((*record.pair, "measurement queued" if job is None else f"measured now by job {job}"))
-        if record.known.error:
+        if record.measurements.error:
             problem = "unreachable" if record.state is LinkState.UNREACHABLE else "the last measurement failed"
-            notes.append((*record.pair, f"{problem}: {record.known.error}"))
+            notes.append((*record.pair, f"{problem}: {record.measurements.error}"))
     return notes
 
 
@@ -119,7 +119,7 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.page("/network", "network.html", operation="show_network", title="Network", key="l")
     async def matrix() -> NetworkView:
-        records = network.links()
+        records = network.list_links()
         names = [record.pair[0] for record in records if record.pair[0] == record.pair[1]]
         links = link_directions(records)
         rows = [[links[source, target] for target in names] for source in names]
@@ -135,16 +135,16 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
         await network.wait_for_agents()
         first, second = form.get("one"), form.get("other")
         if first or second:
-            network.measure(pairs=[(first, second)])
+            network.measure_links(pairs=[(first, second)])
             return f"/network/{quote(first, safe='')}/{quote(second, safe='')}"
-        network.measure()
+        network.measure_links()
         return "/network"
 
 
 async def link_view(network: Network, first: ClusterName, second: ClusterName, limit: int) -> LinkView:
-    measurements = await network.history(first, second, limit)
+    measurements = await network.read_history(first, second, limit)
     first, second = pair_of(first, second)
-    records = network.links()
+    records = network.list_links()
     record = next(record for record in records if record.pair == (first, second))
     links = link_directions(records)
     conclusive = [m for m in reversed(measurements) if m.kind is not MeasurementKind.INCONCLUSIVE]
@@ -155,7 +155,7 @@ async def link_view(network: Network, first: ClusterName, second: ClusterName, l
         backward=links[second, first],
         rejection_reason=network.rejection_reason((first, second)),
         job=record.under_way.job if record.under_way else None,
-        error=record.known.error,
+        error=record.measurements.error,
         measurements=measurements,
         bandwidth=[Point(m.at, m.bandwidth) for m in conclusive if m.bandwidth is not None],
         latency=[Point(m.at, m.latency) for m in conclusive if m.latency is not None],

@@ -157,7 +157,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
         positions = engine.queries.queues.positions(found_jobs)
         rows: list[JobRow] = []
         async for page in iterate_in_slices(found_jobs, ROWS_PER_SLICE):
-            rows += [job_row(jobs.record(job), caller, positions.get(job.id)) for job in page]
+            rows += [job_row(jobs.make_record(job), caller, positions.get(job.id)) for job in page]
         return rows
 
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
@@ -165,12 +165,12 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
         examples, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
         view = QueueView(q, "", "", (), 0, "", examples, _examples(caller), allowed)
         try:
-            result = await finder.find(parse_search(q), caller, before=before, limit=limit)
+            result = await finder.find_jobs(parse_search(q), caller, below=before, limit=limit)
         except UsageError as error:
             return replace(view, problem=error.message, hint=error.hint)
         next_page = ""
-        if result.before:
-            next_page = with_query("/queue", q=q, before=result.before, limit=limit if limit != 100 else None)
+        if result.next_below:
+            next_page = with_query("/queue", q=q, before=result.next_below, limit=limit if limit != 100 else None)
         rows = await build_rows(result.jobs, caller)
         return replace(view, jobs=rows, unfinished=result.unfinished, next=next_page)
 
@@ -183,7 +183,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
         all: bool = False,
     ) -> ConfirmView:
         if all:
-            result = await finder.find(parse_search(q), caller, limit=MAX_SELECTED)
+            result = await finder.find_jobs(parse_search(q), caller, limit=MAX_SELECTED)
             selected, omitted = list(result.jobs), max(0, result.unfinished - len(result.jobs))
         else:
             selected, omitted = list((await jobs.get_many(job)).values()), 0
@@ -230,17 +230,17 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
     @dashboard.action("/queue/cancel", operation="cancel_jobs")
     async def cancel(caller: Caller, form: SentForm) -> str:
         states = _parse_shown_states(form)
-        return store_outcome(form, caller, "cancel", await bulk.cancel(list(states), caller, form.reason, states))
+        return store_outcome(form, caller, "cancel", await bulk.cancel_jobs(list(states), caller, form.reason, states))
 
     @dashboard.action("/queue/hold", operation="hold_jobs")
     async def hold(caller: Caller, form: SentForm) -> str:
         states = _parse_shown_states(form)
-        return store_outcome(form, caller, "hold", await bulk.hold(list(states), caller, form.reason, states))
+        return store_outcome(form, caller, "hold", await bulk.hold_jobs(list(states), caller, form.reason, states))
 
     @dashboard.action("/queue/release", operation="release_jobs")
     async def release(caller: Caller, form: SentForm) -> str:
         states = _parse_shown_states(form)
-        return store_outcome(form, caller, "release", await bulk.release(list(states), caller, states))
+        return store_outcome(form, caller, "release", await bulk.release_jobs(list(states), caller, states))
 
     @dashboard.action("/queue/priority", operation="set_priority")
     async def priority(caller: Caller, form: SentForm) -> str:

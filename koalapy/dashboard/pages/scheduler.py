@@ -116,7 +116,7 @@ class SchedulerView:
 
 
 def describe_timings(name: str, meaning: str, timings: Timings) -> Timed:
-    recent = timings.recent()
+    recent = timings.summarize_recent()
     return Timed(
         what=name,
         meaning=meaning,
@@ -124,7 +124,7 @@ def describe_timings(name: str, meaning: str, timings: Timings) -> Timed:
         failures=timings.failures,
         per_second=recent.per_second,
         mean=recent.mean,
-        most=recent.most,
+        most=recent.percentile_95,
         largest=recent.largest,
         spans=spans_of(timings),
     )
@@ -168,14 +168,14 @@ def _count_claims(instruments: Instruments, cluster: str) -> Claims:
 
 def scheduler_view(engine: Engine) -> SchedulerView:
     instruments, queries = engine.instruments, engine.queries
-    rounds = instruments.rounds
+    rounds = instruments.cycles
     return SchedulerView(
         queued=engine.stored_queued,
         active=engine.stored_active,
         waiting=engine.pending_items,
         last_round=rounds.waiting,
         timed=[
-            describe_timings("Cycles", "process events, decide, write to the database, send commands", rounds.whole),
+            describe_timings("Cycles", "process events, decide, write to the database, send commands", rounds.total),
             describe_timings("Steps", "the part of a cycle that blocks the event loop", rounds.step),
             describe_timings("Transactions", "database writes of a cycle", instruments.writes),
             describe_timings("Queries", "database reads", instruments.reads),

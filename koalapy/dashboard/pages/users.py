@@ -97,12 +97,12 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
         uses = await visible_uses(caller)
         # As in the REST API, administrators see all tokens, other users their own.
         token_owner = None if user is None and caller.has_role(Role.ADMIN) else shown_user
-        tokens = sorted(identities.list(caller, token_owner, every=include_invalid), key=lambda token: -token.id)
+        tokens = sorted(identities.list_tokens(caller, token_owner, every=include_invalid), key=lambda token: -token.id)
         return UsersView(
             user=shown_user,
             users=uses[:MAX_USERS],
             more_users=max(0, len(uses) - MAX_USERS),
-            scopes=await limits.read(shown_user),
+            scopes=await limits.read_limits(shown_user),
             contact=limits.limits.contact,
             tokens=[TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],
             more_tokens=max(0, len(tokens) - MAX_TOKENS),
@@ -111,7 +111,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
 
     @dashboard.action("/users/tokens/{token}/revoke", operation="revoke_token")
     async def revoke(token: Id, caller: Caller, form: SentForm) -> str:
-        await identities.revoke([token], caller)
+        await identities.revoke_tokens([token], caller)
         user = form.get("user")
         is_name = bool(user) and len(user) <= 200 and user.isprintable()
         return with_query("/users", user=user if is_name else None)
