@@ -14,7 +14,7 @@ from koalapy.scheduler.effects import AttemptFailure, ClaimFailure, Effects
 from koalapy.scheduler.rules import QueueMode, Rules
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.test_failures import break_component
-from tests.scheduler.test_owner_limits import limits
+from tests.scheduler.test_owner_limits import make_limits
 from tests.scheduler.world import World
 
 
@@ -61,7 +61,7 @@ def test_metrics_count_placement_without_enough_nodes() -> None:
 
 @pytest.mark.parametrize("mode", ["scan", "head", "fcfs"])
 def test_metrics_owner_limit_is_counted_separately(mode: QueueMode) -> None:
-    owner_limits = limits(UserLimits(nodes=2))
+    owner_limits = make_limits(UserLimits(nodes=2))
     world = Counting({"north": 8}, Rules(queue=mode, scan_interval=10), limits=owner_limits)
     for _ in range(2):
         world.submit(flexible(2), owner="ada", run_time=1e6)

@@ -1,4 +1,4 @@
-"""Jobs change in place, and nobody outside sees that."""
+"""Jobs change in place, invisibly to callers that hold earlier values."""
 
 from functools import partial
 from random import Random
@@ -19,7 +19,7 @@ JOBS = 60
 
 
 class Watched(World):
-    """Remembers how everything that was handed out looked then."""
+    """A simulated grid that records all returned jobs with their representation."""
 
     def __init__(self, *, keeps_effects: bool) -> None:
         self.seen: list[tuple[Job, str]] = []
@@ -33,8 +33,8 @@ class Watched(World):
         return super().apply_effects(effects)
 
 
-def history(world: World, seed: int) -> None:
-    """Jobs of every kind, local users, clusters that go away and come back, and people who change their minds."""
+def play_history(world: World, seed: int) -> None:
+    """Submit jobs of all kinds among local users, disconnects, holds and cancels."""
     chance = Random(seed)
     for number in range(JOBS):
         size = chance.randint(1, 5)
@@ -74,45 +74,45 @@ def history(world: World, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_was_handed_out_never_changes(seed: int) -> None:
+def test_ledger_returned_jobs_never_change(seed: int) -> None:
     world = Watched(keeps_effects=True)
-    history(world, seed)
+    play_history(world, seed)
     assert len(world.seen) > 5 * JOBS
-    assert [(job.id, repr(job)) for job, _ in world.seen] == [(job.id, then) for job, then in world.seen]
+    assert [(job.id, repr(job)) for job, _ in world.seen] == [(job.id, snapshot) for job, snapshot in world.seen]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_where_nobody_keeps_what_he_is_told_the_same_happens(seed: int) -> None:
-    keeping, forgetful = Watched(keeps_effects=True), Watched(keeps_effects=False)
-    for world in (keeping, forgetful):
-        history(world, seed)
-    assert forgetful.steps == keeping.steps
-    assert forgetful.jobs == keeping.jobs
+def test_ledger_without_kept_effects_behaves_equally(seed: int) -> None:
+    keeping, discarding = Watched(keeps_effects=True), Watched(keeps_effects=False)
+    for world in (keeping, discarding):
+        play_history(world, seed)
+    assert discarding.steps == keeping.steps
+    assert discarding.jobs == keeping.jobs
     assert any(job.state.is_final for job in keeping.jobs.values())
 
 
-def test_who_asks_about_a_job_has_it_as_it_was_then() -> None:
+def test_query_results_never_change() -> None:
     world = World(SIZES)
     job = world.submit(flexible(4), run_time=10)
     world.advance(1)
-    asked, whole = world.queries.job(job), world.queries.jobs()
-    found = world.queries.find(world.tokens(job)[0])
-    then = repr((asked, whole, found))
+    returned_job, returned_jobs = world.queries.job(job), world.queries.jobs()
+    component = world.queries.find(world.tokens(job)[0])
+    snapshot = repr((returned_job, returned_jobs, component))
     world.advance(100)
-    assert repr((asked, whole, found)) == then
+    assert repr((returned_job, returned_jobs, component)) == snapshot
     assert world.state(job).is_final
 
 
-def test_a_token_names_a_component_of_a_live_attempt_and_nothing_else() -> None:
+def test_ledger_find_requires_exact_token() -> None:
     components = (Component(0, "north", 1), Component(1, "south", 1))
     attempt = Attempt(3, components, 0.0, nonce="a1")
     spec = JobSpec(flexible(2), ("true",))
     ledger = Ledger(OwnerUse(), lambda _: None)
     ledger.restore(Job(7, spec, 0.0, JobState.CLAIMING, generation=3, attempt=attempt))
-    found = ledger.find("7.3.1.a1")
-    assert found is not None
-    assert found[1] is components[1]
-    for other in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1", "7.3.2.a1", "07.3.1.a1", "7.03.1.a1"):
-        assert ledger.find(other) is None, other
+    component = ledger.find("7.3.1.a1")
+    assert component is not None
+    assert component[1] is components[1]
+    for token in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1", "7.3.2.a1", "07.3.1.a1", "7.03.1.a1"):
+        assert ledger.find(token) is None, token
     ledger.change_job(ledger.jobs[7], state=JobState.QUEUED)
     assert ledger.find("7.3.1.a1") is None

@@ -1,4 +1,4 @@
-"""Of jobs that are over nothing is kept, however they came to their end."""
+"""No state of finished jobs is kept, whatever their end."""
 
 from koalapy.model.job import JobState, Priority
 from koalapy.model.request import StopWarning, WarningSignal
@@ -10,7 +10,7 @@ from tests.scheduler.test_failures import break_component
 from tests.scheduler.world import World
 
 
-def test_nothing_is_kept_of_a_job_that_came_back_to_its_place_and_left_before_any_scan() -> None:
+def test_leftovers_of_job_cancelled_before_scan_are_removed() -> None:
     world = World({"north": 2}, Rules(event_driven=False), first_job=FIRST_JOB)
     job = world.submit(flexible(3))
     world.step([JobPriorityChanged(job, Priority.HIGH)])
@@ -19,15 +19,15 @@ def test_nothing_is_kept_of_a_job_that_came_back_to_its_place_and_left_before_an
     assert not find_job_references(world.scheduler)
 
 
-def test_what_is_looked_for_is_found() -> None:
+def test_leftovers_search_finds_references_and_sizes() -> None:
     world = World({"north": 2}, first_job=FIRST_JOB)
     jobs = [world.submit(flexible(1)) for _ in range(3)]
     assert set().union(*find_job_references(world.scheduler).values()) == set(jobs)
     assert any(path.endswith("jobs") and size == 3 for path, size in container_sizes(world.scheduler).items())
 
 
-def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
-    """The walltime is over, or the job is cancelled, while its cluster is out of reach."""
+def test_leftovers_of_unreported_warning_are_removed() -> None:
+    """The walltime passes, or the job is cancelled, while its cluster is disconnected."""
     warning = StopWarning(WarningSignal.TERM, 5.0)
     for cancelled in (True, False):
         world = World({"north": 2}, Rules(unreachable_after=1.0), first_job=FIRST_JOB, lease=1.0)
@@ -47,7 +47,7 @@ def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
         }
 
 
-def test_the_pause_of_a_job_that_is_cancelled_meanwhile_wakes_nobody() -> None:
+def test_restart_pause_of_cancelled_job_causes_no_wakeup() -> None:
     world = World({"north": 2}, Rules(restart_pause=5000.0, restart_pause_max=5000.0, error_threshold=100))
     job = world.submit(flexible(1), run_time=1000)
     while world.job(job).retry_at is None:

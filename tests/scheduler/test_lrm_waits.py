@@ -1,4 +1,4 @@
-"""What a resource manager says of a runner that it has not started: told to users, and boots are waited for."""
+"""Reasons that resource managers give for waiting components, and boots that claims wait for."""
 
 import re
 
@@ -17,77 +17,77 @@ TOKEN = "1.1.0"
 PRIORITY = "Slurm says Priority (jobs of higher priority come first)"
 
 
-def told(state: str = "waiting", pending: str = "", starting: float = 0.0) -> Reported:
+def component_report(state: str = "waiting", pending: str = "", starting: float = 0.0) -> Reported:
     hosts = () if state in ("submitted", "waiting") else ("n1", "n2")
     return Reported(
         "north", ComponentStatus(TOKEN, ComponentState(state), hosts, "5", pending=pending, starting=starting)
     )
 
 
-def submitted(**rules: float) -> World:
-    """A world in which a component of two nodes waits."""
+def create_waiting_world(**rules: float) -> World:
+    """Create a world in which a component of two nodes waits."""
     world = World({"north": 4}, Rules(claim_grace=10, barrier_timeout=60, **rules), manual=True)  # type: ignore[arg-type]
     world.step([InventoryReceived("north", Inventory(())), Reported("north", ClusterReport(4, 4, 0, 0, frozenset()))])
     world.submit(fixed(north=2))
-    world.step([told()])
+    world.step([component_report()])
     return world
 
 
-def at(world: World, moment: float, *events: Reported) -> None:
-    world.now = moment
+def step_at(world: World, time: float, *events: Reported) -> None:
+    world.now = time
     world.step(list(events))
-    world.step([ClusterConfirmed("north", moment)])
+    world.step([ClusterConfirmed("north", time)])
 
 
-def test_why_a_runner_was_not_started_is_told_in_its_resource_managers_words() -> None:
-    world = submitted()
-    at(world, 5, told(pending=PRIORITY))
-    at(world, 10)
+def test_claim_failure_reason_quotes_resource_manager() -> None:
+    world = create_waiting_world()
+    step_at(world, 5, component_report(pending=PRIORITY))
+    step_at(world, 10)
     assert world.reasons(1, "ending") == [f"claim-failed: north did not start it: {PRIORITY}"]
     assert world.queries.grid["north"].health.errors == 0
 
 
-def test_without_a_word_local_users_were_faster() -> None:
-    world = submitted()
-    at(world, 5, told(pending=PRIORITY))
-    at(world, 6, told())
-    at(world, 10)
+def test_claim_failure_without_reason_blames_local_users() -> None:
+    world = create_waiting_world()
+    step_at(world, 5, component_report(pending=PRIORITY))
+    step_at(world, 6, component_report())
+    step_at(world, 10)
     assert world.reasons(1, "ending") == ["claim-failed: local users of north were faster"]
 
 
-@pytest.mark.parametrize("holding", [False, True])
-def test_nodes_that_boot_are_no_overtaking_and_no_error(holding: bool) -> None:
-    """However the barrier's own patience ends before: 300 s is what the resource manager gives them."""
-    world = submitted()
-    at(world, 1, told(pending="Slurm makes its nodes ready", starting=300.0))
-    if holding:
+@pytest.mark.parametrize("is_allocated", [False, True])
+def test_booting_nodes_prolong_claim_without_error(is_allocated: bool) -> None:
+    """The resource manager grants 300 s, more than the barrier timeout."""
+    world = create_waiting_world()
+    step_at(world, 1, component_report(pending="Slurm makes its nodes ready", starting=300.0))
+    if is_allocated:
         world.step([Reported("north", ClusterReport(4, 2, 0, 0, frozenset({TOKEN})))])
-    for moment in (10, 60, 120, 299):
-        at(world, moment)
+    for time in (10, 60, 120, 299):
+        step_at(world, time)
         assert world.state(1) is JobState.CLAIMING
         assert world.job(1).generation == 1
         assert "claim-failed" not in world.timeline_events(1)
     assert world.queries.grid["north"].health.errors == 0
 
 
-def test_nodes_that_never_come_up_are_given_up() -> None:
-    world = submitted()
-    at(world, 1, told(starting=100.0))
+def test_boot_timeout_ends_claim_with_error() -> None:
+    world = create_waiting_world()
+    step_at(world, 1, component_report(starting=100.0))
     world.step([Reported("north", ClusterReport(4, 2, 0, 0, frozenset({TOKEN})))])
-    for moment in range(10, 161, 10):
-        at(world, moment, told(starting=100.0))
-        assert world.state(1) is JobState.CLAIMING, moment
-    at(world, 161)
+    for time in range(10, 161, 10):
+        step_at(world, time, component_report(starting=100.0))
+        assert world.state(1) is JobState.CLAIMING, time
+    step_at(world, 161)
     assert world.reasons(1, "error") == ["its nodes had not all reported after 60 s"]
 
 
-def test_nodes_that_are_started_again_and_again_are_given_up() -> None:
-    """A resource manager that takes others for those that did not come up goes on with that for ever."""
-    world = submitted()
-    for moment in range(1, 400, 20):
-        at(world, moment, told(pending="Resources"))
-        at(world, moment + 1, told(starting=100.0))
-        at(world, moment + 19, told(starting=100.0))
+def test_boot_repeated_ends_claim() -> None:
+    """A resource manager may replace nodes that do not come up without end."""
+    world = create_waiting_world()
+    for time in range(1, 400, 20):
+        step_at(world, time, component_report(pending="Resources"))
+        step_at(world, time + 1, component_report(starting=100.0))
+        step_at(world, time + 19, component_report(starting=100.0))
         if world.job(1).ending is not None:
             break
     assert world.reasons(1, "ending") == ["claim-failed: local users of north were faster"]
@@ -95,72 +95,72 @@ def test_nodes_that_are_started_again_and_again_are_given_up() -> None:
 
 
 @pytest.mark.parametrize("rules", [{"claim_grace": 0.001}, {"barrier_timeout": 0.001, "claim_grace": 60.0}])
-def test_what_is_awaited_is_not_asked_about_all_the_time(rules: dict[str, float]) -> None:
-    """However short the patience with others is: each question has the resource manager looked at."""
+def test_boot_wait_requests_confirmation_once_per_second(rules: dict[str, float]) -> None:
+    """Each confirmation queries the resource manager, so a short timeout must not raise the rate."""
     world = World({"north": 4}, Rules(**rules), manual=True)  # type: ignore[arg-type]
     world.step([InventoryReceived("north", Inventory(())), Reported("north", ClusterReport(4, 4, 0, 0, frozenset()))])
     world.submit(fixed(north=2))
-    world.step([told(starting=300.0)])
-    asked = 0
-    while asked < 100 and (wakeup := world.scheduler.next_wakeup()) is not None and wakeup <= 20.0:
+    world.step([component_report(starting=300.0)])
+    request_count = 0
+    while request_count < 100 and (wakeup := world.scheduler.next_wakeup()) is not None and wakeup <= 20.0:
         world.now = max(world.now, wakeup)
-        asked += bool(world.step().confirm)
+        request_count += bool(world.step().confirm)
         world.step([ClusterConfirmed("north", world.now)])
-    assert asked <= 21
+    assert request_count <= 21
     assert world.state(1) is JobState.CLAIMING
 
 
-def test_a_boot_that_is_not_seen_for_a_moment_is_waited_for_as_before() -> None:
-    world = submitted()
-    at(world, 1, told(starting=100.0))
-    at(world, 5, told())
-    at(world, 6, told(starting=100.0))
-    for moment in (10, 60, 100):
-        at(world, moment)
+def test_boot_report_missing_once_is_ignored() -> None:
+    world = create_waiting_world()
+    step_at(world, 1, component_report(starting=100.0))
+    step_at(world, 5, component_report())
+    step_at(world, 6, component_report(starting=100.0))
+    for time in (10, 60, 100):
+        step_at(world, time)
         assert world.state(1) is JobState.CLAIMING
         assert world.job(1).ending is None
 
 
-def test_runners_on_nodes_that_came_up_have_as_long_as_others() -> None:
-    world = submitted()
-    at(world, 1, told(starting=300.0))
+def test_barrier_timeout_starts_after_boot() -> None:
+    world = create_waiting_world()
+    step_at(world, 1, component_report(starting=300.0))
     world.step([Reported("north", ClusterReport(4, 2, 0, 0, frozenset({TOKEN})))])
-    at(world, 60)
-    at(world, 70, told())
-    at(world, 120)
+    step_at(world, 60)
+    step_at(world, 70, component_report())
+    step_at(world, 120)
     assert world.state(1) is JobState.CLAIMING
-    at(world, 130)
+    step_at(world, 130)
     assert world.reasons(1, "error") == ["its nodes had not all reported after 60 s"]
 
 
-@pytest.mark.parametrize("last", ["claimed", "running", "delivering", "ended"])
-def test_nothing_is_kept_of_what_waits_no_more(last: str) -> None:
+@pytest.mark.parametrize("state", ["claimed", "running", "delivering", "ended"])
+def test_lrm_waits_of_started_component_are_removed(state: str) -> None:
     waits = LrmWaits()
-    waits.update(told(pending=PRIORITY, starting=5.0).report, 1.0)
+    waits.update(component_report(pending=PRIORITY, starting=5.0).report, 1.0)
     assert (waits.reason(TOKEN), waits.up_by(TOKEN)) == (PRIORITY, 6.0)
-    waits.update(told(last).report, 2.0)
+    waits.update(component_report(state).report, 2.0)
     assert waits._waits == {}
 
 
-def test_a_component_of_no_job_leaves_nothing_behind() -> None:
-    world = submitted()
+def test_lrm_waits_of_unknown_component_are_removed() -> None:
+    world = create_waiting_world()
     waits = world.queries.lrm_waits
-    at(world, 1, told(pending=PRIORITY))
+    step_at(world, 1, component_report(pending=PRIORITY))
     assert waits.reason(TOKEN)
     world.cancel(1)
-    at(world, 2, told(pending=PRIORITY), told("ended"))
-    at(world, 3, told(pending=PRIORITY))
+    step_at(world, 2, component_report(pending=PRIORITY), component_report("ended"))
+    step_at(world, 3, component_report(pending=PRIORITY))
     assert waits._waits == {}
 
 
-def test_a_job_that_is_asked_why_says_what_its_runners_wait_for() -> None:
-    world = submitted()
-    at(world, 5, told(pending=PRIORITY))
+def test_explanation_quotes_lrm_wait_reason() -> None:
+    world = create_waiting_world()
+    step_at(world, 5, component_report(pending=PRIORITY))
     assert f"; north: {PRIORITY}" in explain(world.queries, world.job(1), world.timeline, world.now).headline
-    at(world, 6, told(pending="Slurm makes its nodes ready", starting=300.0))
-    said = explain(world.queries, world.job(1), world.timeline, world.now).headline
+    step_at(world, 6, component_report(pending="Slurm makes its nodes ready", starting=300.0))
+    headline = explain(world.queries, world.job(1), world.timeline, world.now).headline
     assert re.fullmatch(
         r"the nodes of component 0 on north are being started, which takes until \S+ at most; "
         r"north: Slurm makes its nodes ready",
-        said,
+        headline,
     )

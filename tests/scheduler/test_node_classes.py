@@ -1,4 +1,4 @@
-"""Nodes that differ: what policies see of them, what is promised, and who is given which."""
+"""Node classes: what policies see, what is promised, and which class a component receives."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,52 +23,55 @@ from tests.scheduler.world import World
 SLOW, FAST = NodeClassReport("slow", 4, 4), NodeClassReport("fast", 4, 4, power=2.0, memory=64 << 30)
 
 
-def status(*classes: NodeClassReport, idle: int | None = None, speed: float = 1.0) -> ClusterStatus:
+def make_status(*classes: NodeClassReport, idle: int | None = None, speed: float = 1.0) -> ClusterStatus:
     cluster = ClusterStatus("north", speed, contact=ContactStatus(connected=True))
-    total = sum(each.total for each in classes)
+    total = sum(node_class.total for node_class in classes)
     cluster.report(
-        ClusterReport(total, sum(each.idle for each in classes) if idle is None else idle, node_classes=classes), 0.0
+        ClusterReport(
+            total, sum(node_class.idle for node_class in classes) if idle is None else idle, node_classes=classes
+        ),
+        0.0,
     )
     return cluster
 
 
-def idle(classes: tuple[NodeClass, ...]) -> dict[str, int]:
-    return {each.name: each.idle for each in classes}
+def idle_by_class(classes: tuple[NodeClass, ...]) -> dict[str, int]:
+    return {node_class.name: node_class.idle for node_class in classes}
 
 
-def seen(cluster: ClusterStatus) -> dict[str, int]:
-    return idle(cluster.view(cluster.available).node_classes)
+def offered_by_class(cluster: ClusterStatus) -> dict[str, int]:
+    return idle_by_class(cluster.view(cluster.available).node_classes)
 
 
-def test_policies_see_what_was_reported_and_the_clusters_speed_where_no_power_was() -> None:
-    cluster = status(SLOW, FAST, speed=0.5)
+def test_view_has_reported_classes_with_default_power() -> None:
+    cluster = make_status(SLOW, FAST, speed=0.5)
     assert cluster.view(8).node_classes == (NodeClass("slow", 4, 0.5, None, 4), NodeClass("fast", 4, 2.0, 64 << 30, 4))
-    assert status().view(8).node_classes == (), "an agent of before there were classes"
+    assert make_status().view(8).node_classes == (), "an agent without node classes"
 
 
-def test_what_is_promised_is_taken_from_its_class_until_it_is_reported() -> None:
-    cluster = status(SLOW, FAST)
+def test_promise_reduces_its_class_until_reported() -> None:
+    cluster = make_status(SLOW, FAST)
     cluster.promise("1.1.0", 3, "fast")
-    assert seen(cluster) == {"slow": 4, "fast": 1}
+    assert offered_by_class(cluster) == {"slow": 4, "fast": 1}
     assert (cluster.available_of("fast"), cluster.available_of("slow"), cluster.available_of("")) == (1, 4, 5)
-    assert cluster.available_of("of another life") == 0
-    held = replace(FAST, idle=1)
-    cluster.report(ClusterReport(8, 5, holding=frozenset({"1.1.0"}), node_classes=(SLOW, held)), 1.0)
-    assert seen(cluster) == {"slow": 4, "fast": 1}
+    assert cluster.available_of("unknown") == 0
+    allocated_fast = replace(FAST, idle=1)
+    cluster.report(ClusterReport(8, 5, holding=frozenset({"1.1.0"}), node_classes=(SLOW, allocated_fast)), 1.0)
+    assert offered_by_class(cluster) == {"slow": 4, "fast": 1}
     cluster.report(ClusterReport(8, 8, node_classes=(SLOW, FAST)), 2.0)
-    assert seen(cluster) == {"slow": 4, "fast": 1}, "it has not ended: it may get them still"
+    assert offered_by_class(cluster) == {"slow": 4, "fast": 1}, "it has not ended and may still receive the nodes"
     cluster.release("1.1.0")
-    assert seen(cluster) == {"slow": 4, "fast": 4}
+    assert offered_by_class(cluster) == {"slow": 4, "fast": 4}
 
 
-def test_who_asks_for_no_class_gets_what_is_given_first() -> None:
-    cluster = status(SLOW, FAST)
+def test_promise_without_class_takes_first_class() -> None:
+    cluster = make_status(SLOW, FAST)
     cluster.promise("1.1.0", 5)
-    assert seen(cluster) == {"slow": 0, "fast": 3}
+    assert offered_by_class(cluster) == {"slow": 0, "fast": 3}
 
 
-def test_a_node_of_a_better_class_wakes_who_waits_though_there_are_no_more_nodes() -> None:
-    cluster = status(SLOW, replace(FAST, idle=0))
+def test_report_of_better_class_signals_gained_capacity() -> None:
+    cluster = make_status(SLOW, replace(FAST, idle=0))
     cluster.capacity_gained = False
     cluster.report(ClusterReport(8, 4, node_classes=(replace(SLOW, idle=3), replace(FAST, idle=1))), 1.0)
     assert cluster.capacity_gained
@@ -79,8 +82,8 @@ def test_a_node_of_a_better_class_wakes_who_waits_though_there_are_no_more_nodes
     assert cluster.capacity_gained
 
 
-def test_who_waited_behind_a_claim_for_a_class_casts_no_doubt() -> None:
-    cluster = status(SLOW, replace(FAST, idle=0), idle=4)
+def test_claim_behind_another_class_causes_no_doubt() -> None:
+    cluster = make_status(SLOW, replace(FAST, idle=0), idle=4)
     cluster.promise("1.1.0", 2, "fast")
     cluster.promise("2.1.0", 1)
     cluster.promise("3.1.0", 1, "slow")
@@ -92,16 +95,16 @@ def test_who_waited_behind_a_claim_for_a_class_casts_no_doubt() -> None:
     assert cluster.idle_reported_for("3.1.0") == 3
 
 
-def test_classes_that_do_not_add_up_or_come_twice_are_made_to() -> None:
-    cluster = status(FAST, FAST, replace(SLOW, idle=99), idle=5)
-    assert sum(seen(cluster).values()) == 5
-    cluster = status(replace(SLOW, idle=1), replace(FAST, idle=1), idle=6)
-    assert seen(cluster) == {"slow": 2, "fast": 2, "": 2}, "of two it is not known which they are"
+def test_class_counts_are_adjusted_to_idle_nodes() -> None:
+    cluster = make_status(FAST, FAST, replace(SLOW, idle=99), idle=5)
+    assert sum(offered_by_class(cluster).values()) == 5
+    cluster = make_status(replace(SLOW, idle=1), replace(FAST, idle=1), idle=6)
+    assert offered_by_class(cluster) == {"slow": 2, "fast": 2, "": 2}, "two nodes are of unknown class"
 
 
 CLASSES = st.lists(
     st.builds(
-        lambda name, idle, more, power, memory: NodeClass(name, idle, power, memory, idle + more),
+        lambda name, idle, used, power, memory: NodeClass(name, idle, power, memory, idle + used),
         st.sampled_from("abcdef"),
         st.integers(0, 5),
         st.integers(0, 5),
@@ -109,37 +112,45 @@ CLASSES = st.lists(
         st.sampled_from([None, 1, 2]),
     ),
     max_size=4,
-    unique_by=lambda each: each.name,
+    unique_by=lambda node_class: node_class.name,
 ).map(tuple)
 
 
 @given(CLASSES, st.integers(0, 60))
-def test_classes_always_add_up_to_the_idle_nodes(classes: tuple[NodeClass, ...], count: int) -> None:
+def test_resized_classes_add_up_to_idle_nodes(classes: tuple[NodeClass, ...], count: int) -> None:
     fitted = resize_classes(classes, count)
-    assert sum(idle(fitted).values()) == (count if classes else 0)
-    before = idle(classes)
-    more = count >= sum(before.values())
-    for each in fitted:
-        assert each.idle >= 0
-        if each.name:
-            assert (each.idle >= before[each.name]) if more else (each.idle <= before[each.name])
+    assert sum(idle_by_class(fitted).values()) == (count if classes else 0)
+    old_counts = idle_by_class(classes)
+    grows = count >= sum(old_counts.values())
+    for node_class in fitted:
+        assert node_class.idle >= 0
+        if node_class.name:
+            assert (
+                (node_class.idle >= old_counts[node_class.name])
+                if grows
+                else (node_class.idle <= old_counts[node_class.name])
+            )
         else:
-            assert each.power == min(c.power for c in classes), "nobody is promised more than there is"
-    if count == sum(each.total for each in classes):
-        assert all(each.idle == each.total for each in fitted), "the whole cluster"
+            assert node_class.power == min(c.power for c in classes), (
+                "nodes of unknown class count with the lowest power"
+            )
+    if count == sum(node_class.total for node_class in classes):
+        assert all(node_class.idle == node_class.total for node_class in fitted), "a completely idle cluster"
     assert resize_classes(fitted, count) == fitted
 
 
 @given(CLASSES, st.integers(0, 5), st.integers(0, 5))
-def test_what_is_offered_of_the_idle_nodes_only_shrinks(classes: tuple[NodeClass, ...], kept: int, taken: int) -> None:
-    count = sum(idle(classes).values())
-    before = idle(resize_classes(classes, max(0, count - kept)))
-    after = idle(resize_classes(classes, max(0, count - kept - taken)))
-    assert all(nodes <= before[name] for name, nodes in after.items())
+def test_resized_classes_only_shrink_with_fewer_nodes(
+    classes: tuple[NodeClass, ...], kept_count: int, taken_count: int
+) -> None:
+    count = sum(idle_by_class(classes).values())
+    kept_counts = idle_by_class(resize_classes(classes, max(0, count - kept_count)))
+    taken_counts = idle_by_class(resize_classes(classes, max(0, count - kept_count - taken_count)))
+    assert all(nodes <= kept_counts[name] for name, nodes in taken_counts.items())
 
 
 class FastNodes:
-    """A policy that wants nodes of north's class fast."""
+    """A policy that places on north's node class fast."""
 
     name = "fast-nodes"
     serves: frozenset[RequestType] = frozenset({"flexible"})
@@ -154,66 +165,66 @@ class FastNodes:
         return ()
 
 
-class HalfFast(Site):
-    """Half of its nodes are fast, and given last to who asks for none."""
+class HalfFastSite(Site):
+    """A site with half of its nodes fast, which requests without class receive last."""
 
     class_of: Callable[[Token], str]
 
-    def taken(self) -> dict[str, int]:
-        """Nodes that are held, by class."""
-        taken, slow = {"slow": 0, "fast": 0}, self.total - self.total // 2
-        for name, size in sorted(self.held.items(), key=lambda held: self._class(held[0]) != "fast"):
-            if self._class(name) == "fast":
-                taken["fast"] += size
+    def held_by_class(self) -> dict[str, int]:
+        """Return held nodes by class."""
+        counts, slow = {"slow": 0, "fast": 0}, self.total - self.total // 2
+        for name, size in sorted(self.held.items(), key=lambda item: self._class_of(item[0]) != "fast"):
+            if self._class_of(name) == "fast":
+                counts["fast"] += size
             else:
-                first = min(size, slow - taken["slow"])
-                taken["slow"] += first
-                taken["fast"] += size - first
-        return taken
+                slow_count = min(size, slow - counts["slow"])
+                counts["slow"] += slow_count
+                counts["fast"] += size - slow_count
+        return counts
 
-    def _class(self, name: str) -> str:
+    def _class_of(self, name: str) -> str:
         return self.class_of(name) if name in self.runners else ""
 
     def _next_to_start(self) -> str | None:
-        first = super()._next_to_start()
-        if first is not None and self._class(first) == "fast":
-            return first if self._size(first) <= self.total // 2 - self.taken()["fast"] else None
-        return first
+        next_name = super()._next_to_start()
+        if next_name is not None and self._class_of(next_name) == "fast":
+            return next_name if self._size(next_name) <= self.total // 2 - self.held_by_class()["fast"] else None
+        return next_name
 
     def current_report(self) -> ClusterReport:
-        fast, taken = self.total // 2, self.taken()
+        fast, held_counts = self.total // 2, self.held_by_class()
         slow = self.total - fast
         classes = (
-            NodeClassReport("slow", slow, slow - taken["slow"]),
-            NodeClassReport("fast", fast, fast - taken["fast"]),
+            NodeClassReport("slow", slow, slow - held_counts["slow"]),
+            NodeClassReport("fast", fast, fast - held_counts["fast"]),
         )
         return replace(super().current_report(), node_classes=classes)
 
 
 class ClassedWorld(World):
-    """Of clusters that are half fast."""
+    """A simulated grid of clusters with half of their nodes fast."""
 
-    site_class = HalfFast
+    site_class = HalfFastSite
 
-    def __init__(self, *args: Any, **more: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         policies = builtin_policies()
         policies.register(FastNodes())
-        super().__init__(*args, policies=policies, **more)
-        known: dict[Token, str] = {}
+        super().__init__(*args, policies=policies, **options)
+        classes: dict[Token, str] = {}
 
         def class_of(token: Token) -> str:
-            ident, _, index, _ = parse_token(token)
-            attempt = self.jobs[ident].attempt
-            if token not in known and attempt is not None:
-                known[token] = attempt.components[index].node_class
-            return known[token]
+            job_id, _, index, _ = parse_token(token)
+            attempt = self.jobs[job_id].attempt
+            if token not in classes and attempt is not None:
+                classes[token] = attempt.components[index].node_class
+            return classes[token]
 
         for site in self.sites.values():
-            assert isinstance(site, HalfFast)
+            assert isinstance(site, HalfFastSite)
             site.class_of = class_of
 
 
-def test_a_component_gets_nodes_of_the_class_that_it_was_placed_on() -> None:
+def test_component_receives_nodes_of_its_class() -> None:
     world = ClassedWorld({"north": 8})
     world.advance(1)
     first = world.submit(flexible(3), policy="fast-nodes", run_time=50.0)
@@ -224,25 +235,25 @@ def test_a_component_gets_nodes_of_the_class_that_it_was_placed_on() -> None:
     attempt = world.job(first).attempt
     assert attempt is not None
     assert [c.node_class for c in attempt.components] == ["fast"]
-    assert seen(world.queries.grid["north"]) == {"slow": 0, "fast": 1}
+    assert offered_by_class(world.queries.grid["north"]) == {"slow": 0, "fast": 1}
     world.advance(20)
-    assert world.state(second) is JobState.QUEUED, "the nodes that came free are slow"
+    assert world.state(second) is JobState.QUEUED, "the released nodes are slow"
     world.advance(40)
     assert world.state(second) is JobState.RUNNING
 
 
-def test_its_class_outlives_the_daemon() -> None:
+def test_class_of_component_survives_daemon_restart() -> None:
     world = ClassedWorld({"north": 8})
     world.advance(1)
     job = world.submit(flexible(3), policy="fast-nodes", run_time=50.0)
     world.restart()
     world.connect("north")
     world.advance(1)
-    assert seen(world.queries.grid["north"]) == {"slow": 4, "fast": 1}
+    assert offered_by_class(world.queries.grid["north"]) == {"slow": 4, "fast": 1}
     assert world.state(job) is JobState.RUNNING
 
 
-def test_a_claim_for_a_class_in_vain_casts_doubt_on_that_class_alone() -> None:
+def test_doubt_after_failed_class_claim_concerns_that_class() -> None:
     world = ClassedWorld({"north": 8}, Rules(claim_grace=10))
     world.sites["north"].is_black_hole = True
     world.advance(1)
@@ -251,29 +262,29 @@ def test_a_claim_for_a_class_in_vain_casts_doubt_on_that_class_alone() -> None:
     cluster = world.queries.grid["north"]
     assert cluster.doubt is not None
     assert str(cluster.doubt).endswith("a claim for 2 nodes of the class fast was in vain")
-    assert seen(cluster) == {"slow": 4, "fast": 1}, "one of the two may well be there"
+    assert offered_by_class(cluster) == {"slow": 4, "fast": 1}, "one of the two nodes may be available"
     world.advance(25)
-    assert len(world.reasons(job, "claiming")) == 1, "it is not claimed for again while they do not count"
+    assert len(world.reasons(job, "claiming")) == 1, "it does not claim again while the nodes are in doubt"
     world.sites["north"].end_black_hole()
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.integers(0, 12)), min_size=1, max_size=12))
-def test_whatever_comes_the_classes_add_up_and_nobody_waits_in_vain(jobs: list[tuple[int, bool, int]]) -> None:
-    """The laws of the world are checked at each step, that nobody waits whom a scan would place among them."""
+def test_classes_add_up_and_all_jobs_finish(jobs: list[tuple[int, bool, int]]) -> None:
+    """Invariants of the simulated grid are checked at each step."""
     world = ClassedWorld({"north": 8})
-    idents = []
-    for size, wants_fast, pause in jobs:
-        idents.append(world.submit(flexible(size), policy="fast-nodes" if wants_fast else "", run_time=10.0))
+    job_ids = []
+    for size, needs_fast, pause in jobs:
+        job_ids.append(world.submit(flexible(size), policy="fast-nodes" if needs_fast else "", run_time=10.0))
         world.advance(pause)
         cluster = world.queries.grid["north"]
-        assert sum(seen(cluster).values()) == cluster.available
+        assert sum(offered_by_class(cluster).values()) == cluster.available
     world.advance(600)
-    assert {world.state(ident) for ident in idents} == {JobState.SUCCEEDED}
-    assert seen(world.queries.grid["north"]) == {"slow": 4, "fast": 4}
+    assert {world.state(job_id) for job_id in job_ids} == {JobState.SUCCEEDED}
+    assert offered_by_class(world.queries.grid["north"]) == {"slow": 4, "fast": 4}
 
 
-def test_a_view_keeps_its_classes_when_it_is_asked_what_if() -> None:
+def test_view_with_changed_idle_count_keeps_classes() -> None:
     view = ClusterView("north", 8, 8, node_classes=(NodeClass("slow", 4), NodeClass("fast", 4)))
-    assert idle(view.with_idle(3).node_classes) == {"slow": 0, "fast": 3}
+    assert idle_by_class(view.with_idle(3).node_classes) == {"slow": 0, "fast": 3}

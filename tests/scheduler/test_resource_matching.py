@@ -8,14 +8,14 @@ from koalapy.model.reports import ClusterReport
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.test_explain import explain_job
-from tests.scheduler.test_node_classes import ClassedWorld, HalfFast
+from tests.scheduler.test_node_classes import ClassedWorld, HalfFastSite
 from tests.scheduler.world import World
 
 GB = 10**9
 FREE = (("mode", "non-saturated"),)
 
 
-class HalfBig(HalfFast):
+class HalfBig(HalfFastSite):
     """Half of its nodes are of twice the power, and have eight times the memory."""
 
     def current_report(self) -> ClusterReport:

@@ -1,4 +1,4 @@
-"""The grid as somebody sees it: each view is made of the last one, and is what a new one would be."""
+"""Cached grid views are updated incrementally and equal a recomputed view."""
 
 import gc
 from weakref import ref
@@ -20,41 +20,41 @@ from tests.scheduler.world import World
 NAMES = ["east", "north", "west"]
 
 
-def status(name: str) -> ClusterStatus:
+def make_status(name: str) -> ClusterStatus:
     return ClusterStatus(name, contact=ContactStatus(connected=True), total=8, _idle=8)
 
 
-def the_grid() -> GridStatus:
-    return GridStatus(map(status, NAMES))
+def create_grid() -> GridStatus:
+    return GridStatus(map(make_status, NAMES))
 
 
-def anew(grid: GridStatus) -> GridView:
+def recompute_view(grid: GridStatus) -> GridView:
     return grid.view(lambda cluster: cluster.available)
 
 
-def idle(view: GridView) -> dict[str, int]:
+def idle_by_cluster(view: GridView) -> dict[str, int]:
     return {cluster.name: cluster.idle for cluster in view}
 
 
-def test_while_nothing_changes_there_is_one_view() -> None:
-    grid = the_grid()
-    before = grid.view()
-    assert grid.view() is before
+def test_view_is_same_object_until_change() -> None:
+    grid = create_grid()
+    first_view = grid.view()
+    assert grid.view() is first_view
     grid.touch("north")
-    assert grid.view() is before, "it was touched, and is as it was"
+    assert grid.view() is first_view, "a touch without a change keeps the view"
     grid["north"].promise("1.1.0", 3)
-    assert idle(grid.view()) == {"east": 8, "north": 5, "west": 8}
-    assert idle(before) == {"east": 8, "north": 8, "west": 8}
+    assert idle_by_cluster(grid.view()) == {"east": 8, "north": 5, "west": 8}
+    assert idle_by_cluster(first_view) == {"east": 8, "north": 8, "west": 8}
 
 
 @given(st.lists(st.sampled_from([0, 1, 3, MAX_TOUCHES - 1, MAX_TOUCHES, MAX_TOUCHES + 1, 2 * MAX_TOUCHES]), max_size=4))
-def test_who_looks_seldom_misses_nothing(pauses: list[int]) -> None:
-    """Whatever has been touched in between, and how often."""
-    grid = the_grid()
-    often, seldom = CachedView(grid, lambda c: c.available), CachedView(grid, lambda c: c.available)
+def test_view_rarely_read_is_complete(pauses: list[int]) -> None:
+    """The number of touches between two reads does not matter."""
+    grid = create_grid()
+    frequent_view, rare_view = CachedView(grid, lambda c: c.available), CachedView(grid, lambda c: c.available)
     tokens = 0
     for pause in pauses:
-        seldom.view()
+        rare_view.view()
         for number in range(pause):
             if number in (0, pause // 2):
                 tokens += 1
@@ -62,13 +62,13 @@ def test_who_looks_seldom_misses_nothing(pauses: list[int]) -> None:
             else:
                 grid.touch("east")
             if number % 100 == 0:
-                often.view()
-    assert seldom.view() == often.view() == anew(grid)
-    assert seldom.view().by_idle == anew(grid).by_idle
+                frequent_view.view()
+    assert rare_view.view() == frequent_view.view() == recompute_view(grid)
+    assert rare_view.view().by_idle == recompute_view(grid).by_idle
 
 
-def test_links_files_and_who_moves_none_are_seen_at_once() -> None:
-    grid = the_grid()
+def test_view_includes_changed_links_replicas_and_programs() -> None:
+    grid = create_grid()
     grid.view()
     grid.set_link("east", "west", Link(0.1, 5.0))
     assert grid.view().link_between("west", "east") == Link(0.1, 5.0)
@@ -77,31 +77,31 @@ def test_links_files_and_who_moves_none_are_seen_at_once() -> None:
     grid.set_replicas({"data": ()})
     grid.forget_files(())
     assert "data" not in grid.view().replicas
-    for lacks in (frozenset({"rsync"}), frozenset[str]()):
-        grid["west"].report(ClusterReport(8, 8, 0, lacks=lacks), 1.0)
-        assert grid.view().cut_off == ({"west"} if lacks else set())
-        assert grid.view() == anew(grid)
+    for missing_programs in (frozenset({"rsync"}), frozenset[str]()):
+        grid["west"].report(ClusterReport(8, 8, 0, lacks=missing_programs), 1.0)
+        assert grid.view().cut_off == ({"west"} if missing_programs else set())
+        assert grid.view() == recompute_view(grid)
 
 
-def test_a_cluster_that_comes_and_goes_is_seen_so() -> None:
-    grid = the_grid()
+def test_view_includes_drained_and_resumed_clusters() -> None:
+    grid = create_grid()
     grid.view()
     for drained in (Drain(1.0), None):
         grid["north"].drained = drained
         grid.touch("north")
         assert len(grid.view().by_idle) == (2 if drained else 3)
-        assert grid.view().by_speed == anew(grid).by_speed
+        assert grid.view().by_speed == recompute_view(grid).by_speed
 
 
-def test_a_grid_of_no_clusters() -> None:
+def test_view_of_empty_grid_is_empty() -> None:
     grid = GridStatus([])
     assert grid.view().clusters == ()
     grid.set_link("east", "west", Link(0.1))
     assert grid.view().links == {("east", "west"): Link(0.1)}
 
 
-def test_what_has_changed_is_told_once_to_each_who_asks() -> None:
-    grid = the_grid()
+def test_capacity_changes_are_returned_once() -> None:
+    grid = create_grid()
     grid["east"].promise("1.1.0", 8)
     grid.take_capacity_changes()
     grid["east"].expect_release("1.1.0")
@@ -114,19 +114,19 @@ def test_what_has_changed_is_told_once_to_each_who_asks() -> None:
 
 
 @pytest.mark.parametrize("policy", builtin_policies().names())
-def test_views_of_before_are_gone_at_once(policy: str) -> None:
-    """Nothing that was worked out of one holds it: thousands of them would wait for the garbage collector."""
+def test_view_is_freed_when_outdated(policy: str) -> None:
+    """A cache that holds old views would leave thousands to the garbage collector."""
     world = World({"east": 40, "north": 40}, links={("east", "north"): Link(0.1, 1e6)})
     request = next(
         r for r in (nonfixed(1), flexible(1), fixed(east=1)) if r.type in builtin_policies().get(policy).serves
     )
-    seen: list[ref[GridView]] = []
+    views: list[ref[GridView]] = []
     gc.disable()
     try:
         for number in range(30):
-            seen.append(ref(world.queries.grid.view()))
+            views.append(ref(world.queries.grid.view()))
             job = world.submit(request, policy=policy, priority=Priority.HIGH if number % 3 else Priority.LOW)
             assert world.state(job) is not JobState.QUEUED
-        assert sum(view() is not None for view in seen) < 5, "the last ones are known to those who look"
+        assert sum(view() is not None for view in views) < 5, "only the latest views are referenced"
     finally:
         gc.enable()
