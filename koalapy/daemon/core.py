@@ -36,7 +36,7 @@ from koalapy.store.output import FileOutput
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What the other parts of a daemon are built from."""
+    """The parts from which a daemon's services are built."""
 
     settings: Settings
     data_dir: Path
@@ -51,7 +51,7 @@ class Core:
     notifications: Notifications
     engine: Engine
     run_id: str
-    """Tells this daemon run from all others of the same database."""
+    """Identifies this daemon run among those of the same database."""
 
 
 def check_settings(settings: Settings) -> None:
@@ -119,7 +119,7 @@ def make_nonce() -> str:
 def collect_beginning(
     settings: Settings, policies: Registry, stores: Stores, links: LinkTable, catalogue: Catalogue
 ) -> Beginning:
-    """Return what the scheduler starts from: the configuration, and the state that the previous daemon stored."""
+    """Return the initial state of the scheduler: the configuration, and the state that the previous daemon stored."""
     saved, now = stores.saved, time.time()
     users, counts_hours = settings.known_users(), Limits(settings.limits).has_any(HOURS)
     # Input files without any replica are listed too, as files that are on no cluster.

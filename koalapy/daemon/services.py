@@ -76,10 +76,10 @@ def build_services(
     engine, queries, clock = core.engine, core.queries, core.clock
     owners, outputs = queries.owner_use.limits, Outputs(engine, queries, stores.jobs, stores.output)
 
-    def is_wanted(cluster: ClusterName, source: ClusterName, path: str) -> bool:
+    def is_needed(cluster: ClusterName, source: ClusterName, path: str) -> bool:
         return is_replica_needed(queries.jobs(), cluster, source, path, engine.catalogue)
 
-    questions = Questions(sessions.offer_message, is_wanted)
+    questions = Questions(sessions.offer_message, is_needed)
     bundles = Bundles(
         stores.files,
         data_dir / "bundles",

@@ -59,7 +59,7 @@ class TransferFeedback:
     ) -> None:
         self._moved, self._spoiled, self._note = moved, spoiled, counted
         self._counted: dict[str, None] = {}
-        """Stages whose transfers were counted: every inventory reports them again."""
+        """Stages with counted transfers: every inventory reports them again."""
 
     def note_transfers(self, job: Job, component: Component, status: StageStatus) -> tuple[Event, ...]:
         """Return the events that the scheduler needs before the report of the stage."""

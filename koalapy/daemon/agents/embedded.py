@@ -55,7 +55,7 @@ class EmbeddedAgents:
         report_failure: Callable[[str, str], None],
         timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """``tell`` is called with a cluster and the reason why its agent does not run, to follow "its agent"."""
+        """``report_failure`` is called with a cluster and why its agent does not run, as the text after "its agent"."""
         self._timeouts = timeouts
         self._processes = processes
         self._report_failure = report_failure

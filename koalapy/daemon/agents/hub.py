@@ -30,7 +30,7 @@ HELLO_TIMEOUT = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What every accepted agent receives; ``life`` tells this daemon run from others of the same instance."""
+    """The values that every accepted agent receives; ``life`` identifies this daemon run of the instance."""
 
     instance: str
     life: str
@@ -103,7 +103,7 @@ class Hub:
             session = Session(cluster, connection, hello, self._max_unread)
             await self._reject_second(session)
             await self._agent_memory.raise_numbers(cluster, hello.known)
-            await self._reject_second(session)  # another one may have connected meanwhile
+            await self._reject_second(session)  # another agent may have connected during the await
         except (ConflictError, UsageError, StoreUnavailable) as error:
             log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
             self.note_rejection(cluster, error.message, error.hint)

@@ -58,7 +58,7 @@ class Questions:
         return dict(answer.payload)
 
     def forward_question(self, cluster: ClusterName, message: Ask) -> None:
-        """Forward the question of an agent to another, or answer why not."""
+        """Forward the question of an agent to another agent, or answer with the reason for rejecting it."""
         if message.what not in BETWEEN_AGENTS:
             self._reject_question(cluster, message, f"agents do not ask each other for {message.what!r}")
             return
@@ -86,7 +86,7 @@ class Questions:
             waiting.set_result(message)
 
     def fail_questions(self, cluster: ClusterName) -> None:
-        """Fail the open questions to an agent whose connection has ended."""
+        """Fail the open questions to an agent after the end of its connection."""
         for asked_cluster, waiting in self._open.values():
             if asked_cluster == cluster and not waiting.done():
                 waiting.set_result(Answer(ident="", fault=SiteFault.LOST))

@@ -84,7 +84,7 @@ class Session:
 
     def renew_lease(self, number: int) -> None:
         """Confirm a lease renewal, but only once the scheduler counts the cluster as reachable: before, it may give up
-        components whose lease is not renewed."""
+        components without a renewed lease."""
         if self.ready:
             self.offer_message(wire.LeaseRenewed(number=number))
         else:
@@ -118,11 +118,11 @@ class Session:
         return min(self.silence, asyncio.get_running_loop().time() - self._heard_at)
 
     def release_waiters(self) -> None:
-        """Release those that wait for an answer."""
+        """Wake the tasks that wait for an answer of the agent."""
         self._heard.set()
 
     async def wait_until_silent(self, timeout: float) -> None:
-        """Wait until the agent has been silent for ``timeout`` seconds, and probe it meanwhile."""
+        """Wait until the agent has been silent for ``timeout`` seconds; probe it in the meantime."""
         loop = asyncio.get_running_loop()
         pause = timeout / CHECKS_PER_TIMEOUT
         while self.silence < timeout:
@@ -148,7 +148,7 @@ class Session:
         return not self.hangs
 
     def set_awaited(self, *, awaited: bool) -> None:
-        """Have the agent look for free nodes more often while jobs wait for them, by this and every later probe."""
+        """Tell the agent, in this and every later probe, whether to look for free nodes more often for waiting jobs."""
         begins = awaited and not self._awaited
         self._awaited = awaited
         if begins and self.ready:
@@ -175,18 +175,18 @@ class Sessions:
         self._clock = clock
         self._sessions: dict[ClusterName, Session] = {}
         self._awaited: frozenset[ClusterName] = frozenset()
-        """Clusters for whose nodes jobs wait."""
+        """Clusters with nodes that jobs wait for."""
 
     def get(self, cluster: ClusterName) -> Session | None:
         return self._sessions.get(cluster)
 
     def add(self, session: Session) -> None:
-        """Make a session its cluster's, in place of an earlier one."""
+        """Set the session of a cluster, in place of an earlier one."""
         self._sessions[session.cluster] = session
         session.set_awaited(awaited=session.cluster in self._awaited)
 
     def remove(self, session: Session) -> bool:
-        """Remove a session; return False if it is not its cluster's any more."""
+        """Remove a session; return False if another session has replaced it."""
         if self._sessions.get(session.cluster) is not session:
             return False
         del self._sessions[session.cluster]
@@ -207,7 +207,7 @@ class Sessions:
             session.ask_to_confirm(self._clock())
 
     def set_awaited_clusters(self, clusters: frozenset[ClusterName]) -> None:
-        """Have the agents of these clusters, and only these, look for free nodes more often."""
+        """Make the agents of these clusters, and only these, look for free nodes more often."""
         changed, self._awaited = clusters ^ self._awaited, clusters
         for cluster in changed:
             if (session := self._sessions.get(cluster)) is not None:

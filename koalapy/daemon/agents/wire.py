@@ -41,7 +41,7 @@ class CommandMessages:
     ) -> None:
         self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
         self._plans: dict[JobId, Plan] = {}
-        """The plans of jobs whose barrier opens; all components of a job share one."""
+        """The plans of jobs with an opening barrier; all components of a job share one."""
 
     def build_message(self, command: Command, job: Job | None, ident: int) -> dict[str, Any]:
         """Return a command as JSON; ``job`` is the job of its component or stage, if known."""

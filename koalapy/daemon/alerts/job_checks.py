@@ -162,7 +162,7 @@ def _requested_at(job: Job) -> float | None:
 
 
 def _has_overtaken(later_job: Job, job: Job, since: float) -> bool:
-    """Check whether ``other``, a later job of the same priority, got nodes while ``job`` waited."""
+    """Return whether ``later_job``, of the same priority, got nodes while ``job`` waited since a time."""
     if later_job.id < job.id or later_job.placed_at is None or later_job.placed_at < since:
         return False
     return later_job.spec.priority == job.spec.priority

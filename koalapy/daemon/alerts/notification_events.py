@@ -14,7 +14,7 @@ _RAN = (JobState.RUNNING, JobState.UNKNOWN)
 
 
 def requested_events(job: Job, previous_state: JobState | None) -> Iterator[MailType]:
-    """Yield the events of a job since the state ``before`` that its owner wants to be notified of."""
+    """Yield the events since ``previous_state`` of which the owner of a job wants to be notified."""
     if not (job.spec.mail_user or job.spec.webhook):
         return
     requested_types = frozenset(job.spec.mail_type) or {MailType.END}

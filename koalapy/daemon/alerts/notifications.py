@@ -83,7 +83,8 @@ class Notifications:
     # Create notifications
 
     def make_notifications(self, job: Job, previous_state: JobState | None, now: float) -> list[Notification]:
-        """Return the notifications of a job's change. The caller stores them with the job, then calls ``send``."""
+        """Return the notifications of a job's change. The caller stores them with the job, then calls
+        ``send_notifications``."""
         return [
             notification
             for event in requested_events(job, previous_state)
@@ -99,7 +100,9 @@ class Notifications:
     def _has_capacity(self, owner: str) -> bool:
         has_capacity = self._count_by_owner[owner] < self._section.waiting and len(self._waiting) < MAX_WAITING
         if not has_capacity:
-            log.warning("too much waits to be told", action="notification-dropped", user=owner)
+            log.warning(
+                "a notification is dropped: too many wait for delivery", action="notification-dropped", user=owner
+            )
         return has_capacity
 
     def _make_notification(
@@ -155,7 +158,7 @@ class Notifications:
         self._task = asyncio.create_task(self._run_deliveries(), name="notifications")
 
     async def stop(self) -> None:
-        """Stop the delivery; the next daemon run delivers the rest from the store."""
+        """Stop the delivery; the next daemon run delivers the undelivered notifications from the store."""
         tasks = [task for task in (self._task, *self._deliveries.values(), *self._saving) if task is not None]
         for task in (self._task, *self._deliveries.values()):
             if task is not None:
@@ -223,7 +226,7 @@ class Notifications:
             self._wake.set()
 
     def _rejection_reason(self, notification: Notification) -> str:
-        """Return why the present configuration does not allow a notification; empty if it does."""
+        """Return why the present configuration forbids a notification; empty if it allows it."""
         reachable, operators = self._section.reachable, self._section.operators
         if not notification.owner:
             return (
@@ -270,7 +273,11 @@ class Notifications:
                     await query(self._store.remove_notifications, finished)
                     self._finished_ids -= finished
             except (StoreUnavailable, LeaseLost) as error:
-                log.warning("what is on its way is not kept", action="notifications-not-kept", error=error.message)
+                log.warning(
+                    "undelivered notifications could not be stored",
+                    action="notifications-not-kept",
+                    error=error.message,
+                )
 
     @staticmethod
     async def _deliver_through(sender: Sender, notification: Notification) -> None:

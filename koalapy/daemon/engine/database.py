@@ -1,7 +1,7 @@
-"""Run queries beside the event loop, and watch whether the database accepts writes.
+"""Run queries in threads outside the event loop, and watch whether the database accepts writes.
 
-Accepted changes are written sooner or later, since the daemon acts only on what is stored. While the database is
-unavailable, changes of users are rejected, and a change whose outcome is open is reported as such after a timeout.
+Accepted changes are written sooner or later, since the daemon acts on stored changes only. While the database is
+unavailable, changes of users are rejected, and a change with an open outcome is reported as such after a timeout.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Threads(Executor):
     def __init__(self, max_threads: int, name: str, max_per_user: int | None = None) -> None:
         self._max_threads, self._name, self._max_per_user = max_threads, name, max_per_user or max_threads
         self._queues: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
-        """Waiting work by user; the user whose turn is next comes first."""
+        """Waiting work by user, in the order of their turns."""
         self._running: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._begun = self._open = 0

@@ -74,7 +74,7 @@ class Dispatcher(Protocol):
         """Ask a cluster's agent to report its full state and to confirm that it has."""
 
     def set_awaited_clusters(self, clusters: frozenset[ClusterName]) -> None:
-        """Have the agents of these clusters, and only these, look for free nodes more often."""
+        """Make the agents of these clusters, and only these, look for free nodes more often."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class WorkItem:
     after_write: Callable[[], None] | None = None
     """Called after the write."""
     inventory_of: str = ""
-    """The cluster whose inventory this item reports; it becomes ready for commands."""
+    """The cluster with the inventory that this item reports; it becomes ready for commands."""
     greet: Callable[[Sequence[dict[str, Any]]], None] | None = None
     """Called after the write with the messages that have this cluster forget components."""
     epoch: int = 0

@@ -72,7 +72,7 @@ class Files:
     def list_replicas(
         self, name: str | None = None, start: tuple[str, ClusterName] = FIRST, limit: int | None = None
     ) -> Sequence[Replica]:
-        """Return at most ``limit`` replicas in the order of name and cluster, those after the key ``after``.
+        """Return at most ``limit`` replicas in the order of name and cluster, those after the key ``start``.
 
         Raise ``NotFoundError`` if no replica has the name ``name``.
         """

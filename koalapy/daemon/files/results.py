@@ -171,9 +171,9 @@ class Results:
         return self._directory / str(result.job) / f"{result.generation}.{result.rank}.tar"
 
     async def remove_expired(self, horizon: float | None) -> list[JobId]:
-        """Remove results of jobs that ended before ``before``, if given, and results in excess of the quota.
+        """Remove results of jobs that ended before ``horizon``, if given, and results in excess of the quota.
 
-        Return the jobs removed because of ``before``. Raise ``OSError`` at the end if files could not be removed.
+        Return the jobs removed because of ``horizon``. Raise ``OSError`` at the end if files could not be removed.
         """
         removed: dict[JobId, int] = {}
         failure: OSError | None = None
@@ -202,7 +202,7 @@ class Results:
     async def _remove_until(
         self, horizon: float, enough: int | None = None, owners: Collection[str] | None = None
     ) -> tuple[dict[JobId, int], OSError | None]:
-        """Remove results of jobs that ended before a time, until ``enough`` bytes are removed (None for all).
+        """Remove results of jobs that ended before ``horizon``, until ``enough`` bytes are removed (None for all).
 
         Return the bytes removed by job, and the error of files that could not be removed.
         """

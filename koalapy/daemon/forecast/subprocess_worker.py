@@ -33,8 +33,8 @@ Function = Callable[..., Any]
 DEFAULT_TIMEOUT_S = 120.0
 """The limit of the computation's duration, and of its processor time in case the daemon is gone."""
 NICENESS = 5
-"""Gives the child a third of a processor that the daemon wants as well. At 19 it would be a seventieth: a machine whose
-other users keep it busy, such as a login node, would leave it no time at all."""
+"""Gives the child a third of a processor that the daemon wants as well. At 19 it would be a seventieth: on a busy
+machine, such as a login node, it would get no time at all."""
 RETRY_AFTER_S = 60.0
 MAX_ERROR_SIZE = 2000
 """Bytes of the child's standard error that are logged."""
@@ -57,7 +57,7 @@ async def run_in_subprocess(
             hint = "ask for less, as for fewer days, or for a simulation in which less happens"
             raise BusyError(f"that takes longer than {timeout_s:g} s", retry_after=RETRY_AFTER_S, hint=hint) from error
         except _Killed as error:
-            # Only the kernel, when memory is short, or an operator kills a child whose answer is awaited.
+            # Only the kernel, when memory is short, or an operator kills a child before its answer.
             log.error("a worker process failed", action="subprocess-failed", error="it was killed")
             hint = "ask again when the machine has more free memory"
             raise BusyError("the worker process was killed", retry_after=RETRY_AFTER_S, hint=hint) from error

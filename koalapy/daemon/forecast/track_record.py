@@ -1,4 +1,4 @@
-"""Store predictions of jobs, and compare them with what happened."""
+"""Store predictions of jobs, and compare them with the outcomes."""
 
 import asyncio
 from collections import Counter
@@ -32,7 +32,7 @@ MAX_READ = 20_000
 """The most predictions that are compared, the newest first."""
 MAX_ADVISED = 5_000
 MAX_KEPT = 1_000
-"""The most jobs of one forecast whose predictions are stored; the others follow with later forecasts."""
+"""The maximum number of jobs with stored predictions per forecast; other jobs follow with later forecasts."""
 REPEAT_FACTOR = 2.0
 """A prediction is stored again once the job is this many times as old as at the last one, so that a job that waits
 for a week has about a dozen."""

@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApplicationRecord:
-    """What is known of an application; ``slowdown`` and ``verdict`` hold for its most used combination of clusters."""
+    """The experience with an application; slowdown and verdict are those on its most used combination of clusters."""
 
     application: str
     clusters: ClusterSet

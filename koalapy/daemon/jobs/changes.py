@@ -1,4 +1,4 @@
-"""Signal to clients that jobs or clusters have changed, at a limited rate. Clients then read what has changed."""
+"""Signal to clients that jobs or clusters have changed, at a limited rate. Clients then read the changes."""
 
 import asyncio
 import secrets

@@ -19,7 +19,7 @@ class Lookup:
 
 
 class IdempotencyKeys:
-    """The submissions of idempotency keys. One query runs at a time; keys requested meanwhile share the next."""
+    """The submissions of idempotency keys. One query runs at a time; keys requested during it share the next."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

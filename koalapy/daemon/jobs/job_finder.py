@@ -75,7 +75,7 @@ class JobFinder:
     async def _find_ended(
         self, search: JobSearch, caller: Identity, is_meant: Callable[[Job], bool], below: JobId | None, limit: int
     ) -> tuple[list[Job], JobId | None]:
-        """Return ended jobs and the id down to which all were examined; None if no more exist."""
+        """Return ended jobs and the id down to which all were examined; None if all were."""
         states = search.states & FINAL_STATES
         if not states:
             return [], None

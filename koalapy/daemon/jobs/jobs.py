@@ -142,7 +142,7 @@ class Jobs:
         if idempotency_key is None:
             storing = self._store_new(spec, caller, None)
             return await self._engine.database.await_outcome(storing, HINT_UNKNOWN_OUTCOME), True
-        # A task of its own goes on when the client disconnects: a retry with the same key must find its outcome.
+        # A separate task goes on when the client disconnects: a retry with the same key must find its outcome.
         submitting = asyncio.create_task(self._submit_once(spec, caller, idempotency_key))
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
@@ -285,7 +285,7 @@ class Jobs:
         return [self.make_record(job) for job in page.jobs], page.before
 
     async def get_many(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
-        """Return the existing jobs of these ids in their order. Ended jobs have the fields of lists only."""
+        """Return the existing jobs of these ids in their order. Ended jobs are summaries."""
         ids, queries = tuple(dict.fromkeys(jobs)), self._queries
         by_id = {ident: job for ident in ids if (job := queries.job(ident)) is not None}
         ended_ids = tuple(ident for ident in ids if ident not in by_id)
@@ -356,7 +356,7 @@ class Jobs:
         return await self.get(job)
 
     async def follow_job(self, job: JobId, line_number: int) -> AsyncIterator[JobChange]:
-        """Yield a job now and at each change until it is final, with the timeline beyond line ``after``.
+        """Yield a job now and at each change until it is final, with the timeline after line ``line_number``.
 
         The first step raises ``NotFoundError`` if the job does not exist.
         """
@@ -380,7 +380,7 @@ class Jobs:
     async def follow_output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
         """Yield the output of the last attempt in order of arrival; with ``follow`` until the job is final.
 
-        A line stands in place of output that is not stored. The first step raises ``NotFoundError`` if the job does
+        A line replaces output that is not stored. The first step raises ``NotFoundError`` if the job does
         not exist.
         """
         reading = self._outputs.start_reading((await self.get(job)).job)
@@ -389,7 +389,7 @@ class Jobs:
                 try:
                     record = (await self.get(job)).job
                 except NotFoundError:
-                    return  # removed meanwhile
+                    return  # removed since
                 except StoreUnavailable:
                     if not follow or self._engine.draining:
                         raise
@@ -423,7 +423,7 @@ class Jobs:
 
 
 class BulkActions:
-    """Actions on several jobs, each with a result of its own: an error of one job does not affect the others.
+    """Actions on several jobs, each with a separate result: an error of one job does not affect the others.
 
     A job that is already as requested is a success. With ``expected`` states, a job in another state is not changed.
     """

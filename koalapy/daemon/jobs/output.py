@@ -35,7 +35,7 @@ async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 @dataclass(frozen=True, slots=True)
 class OutputTail:
-    """The end of one component's output, which ``before`` bytes precede."""
+    """The end of one component's output, with the number of bytes that precede it."""
 
     component: int
     cluster: ClusterName
@@ -160,7 +160,7 @@ class Reading:
         return note + piece.data
 
     def _note_missing(self, job: Job, component: Component, piece: OutputPiece) -> bytes:
-        """Return the line that stands in place of missing bytes."""
+        """Return the line that replaces missing bytes."""
         if piece.offset - piece.missing < self._output_store.head:
             return f"koala: {piece.missing} bytes are missing here: they did not reach the daemon\n".encode()
         settings = job.spec.component(component.request_index)

@@ -54,7 +54,7 @@ class Quota:
 
     @contextmanager
     def hold_space(self) -> Iterator["QuotaHold"]:
-        """Count a file while it is received. What ``keep`` was not called for is released at the end."""
+        """Count a file while it is received, and stop counting it at the end unless ``keep_bytes`` was called."""
         hold = QuotaHold(self)
         try:
             yield hold

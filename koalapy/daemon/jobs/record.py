@@ -43,7 +43,7 @@ _AT = re.compile(rb'\{"n":\d+,"at":([^,}]+)')
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """A file of the recording of the daemon run that began ``life`` milliseconds after the epoch."""
+    """A file of the recording of the daemon run that began ``began_ms`` milliseconds after the epoch."""
 
     began_ms: int
     number: int
@@ -185,7 +185,7 @@ class Record:
         runs: dict[int, list[Part]] = {}
         for part in self._list_parts() if self._directory.is_dir() else []:
             runs.setdefault(part.began_ms, []).append(part)
-        # Read now, since compression changes the files meanwhile.
+        # Read now, since compression may change the files during the export.
         ended = {began: max(part.path.stat().st_mtime for part in parts) for began, parts in runs.items()}
         for began, parts in runs.items():
             if ended[began] >= since and began / 1000 <= until and parts[0].number == 1:
@@ -203,7 +203,7 @@ class _Unreadable(Exception):
 def _read_run(parts: list[Part], until: float) -> Iterator[bytes]:
     """Yield the recording of a daemon run up to a time; nothing if the run was killed before its beginning was written.
 
-    If the rest cannot be read, yield a line that says so.
+    If a later part cannot be read, yield a line with the reason.
     """
     lines = _read_lines(parts, until)
     try:
@@ -233,7 +233,7 @@ def _read_lines(parts: list[Part], until: float) -> Iterator[bytes]:
 
 
 def _open_part(path: Path) -> BinaryIO | gzip.GzipFile:
-    """Open a part, compressed or not; it may be compressed meanwhile."""
+    """Open a part, compressed or not; it may be compressed at any time."""
     if path.suffix != ".gz":
         with contextlib.suppress(FileNotFoundError):
             return path.open("rb")

@@ -62,7 +62,7 @@ class Retention:
         self._is_ending = is_ending
         self._batch_size = FIRST_BATCH
         self._stuck: dict[JobId, OSError] = {}
-        """The errors of jobs whose files cannot be removed, in this run."""
+        """The errors of jobs with files that could not be removed in this run."""
 
     async def remove_expired(self) -> int:
         """Remove all expired jobs and return their number. Raise ``OSError`` at the end if files of some remain."""
@@ -102,7 +102,7 @@ class Retention:
         took = self._monotonic() - began
         size = self._batch_size // 2 if took > LONG_TRANSACTION else self._batch_size * 2
         self._batch_size = min(max(1, size), MAX_BATCH)
-        # Output that arrived meanwhile.
+        # Remove output that arrived during the transaction.
         await self._outputs.remove_output(frozenset(jobs))
         return len(jobs)
 
@@ -140,7 +140,7 @@ class Housekeeping:
         self._clock = clock
 
     async def remove_expired(self) -> None:
-        """Remove what is expired. An error with one kind does not affect the others."""
+        """Remove expired bundles, results and jobs. An error with one kind does not affect the others."""
         keep = self._results_keep
         try:
             bundles = await _log_disk_errors(self._bundles.remove_expired(), [])
@@ -170,7 +170,7 @@ def _log_failure(error: Exception) -> None:
 
 
 def removal_clock(clock: Callable[[], float]) -> Callable[[], float]:
-    """Return the clock that decides what is expired: the earlier of the daemon's and the machine's.
+    """Return the clock by which data expires: the earlier of the daemon's and the machine's.
 
     If the daemon was started while the machine's clock was ahead, nothing is removed too early.
     """

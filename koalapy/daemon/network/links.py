@@ -47,7 +47,7 @@ class LinkMeasurements:
     pingpongs: tuple[Measurement, ...] = ()
     """The newest successful ping-pongs, oldest first."""
     failed: Measurement | None = None
-    """The newest ping-pong whose nodes could not reach each other."""
+    """The newest ping-pong in which the nodes could not reach each other."""
     moved: Measurement | None = None
     """The newest transfer from the first cluster to the second."""
     moved_back: Measurement | None = None

@@ -109,7 +109,7 @@ class Network:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def measure_due_links(self) -> None:
-        """Measure each link whose last measurement is older than the interval."""
+        """Measure each link that was not measured within the interval."""
         interval, now = self._settings.interval, self._engine.clock()
         if interval is None:
             return

@@ -180,7 +180,7 @@ class Audit:
         return await query(self._store.audit_entries, entry_filter)
 
     async def verify_entries(self, start: AuditHead | None = None) -> AuditCheck:
-        """Check at most ``MAX_CHECKED`` entries against their hashes, from the one after ``after`` or the first on."""
+        """Check at most ``MAX_CHECKED`` entries against their hashes, from the one after ``start`` or the first on."""
         if start is None and (problem := await self._find_tampering()):
             return AuditCheck(0, AuditHead(), False, problem)
         checked = 0
