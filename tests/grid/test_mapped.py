@@ -14,7 +14,7 @@ import httpx2
 import pytest
 import yaml
 
-from tests.agent.mapped.conftest import python_for_all
+from tests.agent.mapped.conftest import find_shared_python
 from tests.grid.embedded import EmbeddedGrid, close_grid
 from tests.grid.grid import wait_until
 from tests.needs import NAMESPACES, ROOT, needs
@@ -36,7 +36,7 @@ class MappedGrid(EmbeddedGrid):
                 "kind": "local",
                 "nodes": 4,
                 "identity": "mapped",
-                "python": python_for_all(),
+                "python": find_shared_python(),
                 "stage_directory": str(folder / name),
                 "environment": {"PATH": "/usr/local/bin:/usr/bin:/bin"},
             }
@@ -79,7 +79,7 @@ class User:
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MappedGrid]:
-    if not python_for_all():
+    if not find_shared_python():
         pytest.skip("only root can be others, with a Python and koalapy that all may read")
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
         pytest.skip(NAMESPACES.reason)

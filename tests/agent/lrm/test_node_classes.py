@@ -22,7 +22,7 @@ def node(name: str, *features: str, memory: int | None = None, weight: int = 1) 
     return KnownNode(name, memory, frozenset(features), weight)
 
 
-def shown(groups: NodeGroups) -> dict[str, list[str]]:
+def describe_groups(groups: NodeGroups) -> dict[str, list[str]]:
     return {group.name: sorted(group.nodes) for group in groups.groups}
 
 
@@ -47,8 +47,8 @@ def test_group_nodes_by_properties_orders_by_weight() -> None:
         ],
         {},
     )
-    assert shown(groups) == {"haswell+ib-64GB": ["n3"], "haswell-512GB": ["n4"], "haswell-64GB": ["n1", "n2"]}
-    assert list(shown(groups)) == ["haswell+ib-64GB", "haswell-512GB", "haswell-64GB"]
+    assert describe_groups(groups) == {"haswell+ib-64GB": ["n3"], "haswell-512GB": ["n4"], "haswell-64GB": ["n1", "n2"]}
+    assert list(describe_groups(groups)) == ["haswell+ib-64GB", "haswell-512GB", "haswell-64GB"]
 
 
 def test_group_nodes_prefers_configured_classes() -> None:
@@ -61,7 +61,7 @@ def test_group_nodes_prefers_configured_classes() -> None:
             "none": NodeClassSettings(feature="tape"),
         },
     )
-    assert shown(groups) == {"mine": ["n1.site", "n3"], "gpu": ["n2"], "other": ["n4"], "1.07GB": ["n5"]}
+    assert describe_groups(groups) == {"mine": ["n1.site", "n3"], "gpu": ["n2"], "other": ["n4"], "1.07GB": ["n5"]}
     assert groups.notices == ("of the class none it has 0 nodes: see the cluster's node_classes",)
     mine, gpu = groups.groups[:2]
     assert (mine.power, mine.memory, gpu.power, gpu.memory) == (3.0, 7, None, None)
@@ -71,14 +71,14 @@ def test_group_nodes_prefers_configured_classes() -> None:
 
 def test_group_nodes_with_used_name_adds_number() -> None:
     groups = group_nodes([node("n1", "gpu"), node("n2", "fast")], {"gpu": NodeClassSettings(feature="fast")})
-    assert shown(groups) == {"gpu": ["n2"], "gpu-2": ["n1"]}
+    assert describe_groups(groups) == {"gpu": ["n2"], "gpu-2": ["n1"]}
 
 
 def test_group_nodes_with_too_few_nodes_adds_notice() -> None:
     groups = group_nodes(
         [node("n1"), node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)}
     )
-    assert shown(groups) == {"fast": ["n1", "n2"]}
+    assert describe_groups(groups) == {"fast": ["n1", "n2"]}
     assert [notice[:34] for notice in groups.notices] == [
         "of the class fast it has 2 nodes: ",
         "of the class slow it has 0 nodes: ",

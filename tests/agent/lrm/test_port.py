@@ -49,7 +49,7 @@ def a_run_of_its_own() -> None:
     run = uuid4().hex[:8]
 
 
-def own(letter: str = "a") -> str:
+def job_name(letter: str = "a") -> str:
     """The name of a job of ours."""
     return f"koala-{run}-{letter}"
 
@@ -78,10 +78,10 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
     await lrm.close()
 
 
-def submission(folder: Path, script: str, *, letter: str = "a", nodes: int = 1, **more: object) -> LrmSubmission:
-    name = own(letter)
+def submission(folder: Path, script: str, *, letter: str = "a", nodes: int = 1, **fields: object) -> LrmSubmission:
+    name = job_name(letter)
     argv = ["/bin/sh", "-c", script]
-    return LrmSubmission(name, nodes, argv, {"GREETING": "hello"}, folder, folder / f"{name}.out", **more)
+    return LrmSubmission(name, nodes, argv, {"GREETING": "hello"}, folder, folder / f"{name}.out", **fields)
 
 
 async def until(lrm: Lrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
@@ -117,7 +117,7 @@ async def test_job_holds_its_nodes_until_its_end(lrm: Lrm, tmp_path: Path) -> No
     running = await until(lrm, lambda snapshot: snapshot.idle == NODES - 3)
     assert (running.background, running.down) == (0, 0)
     running_job = job_in(running, job)
-    assert (running_job.name, running_job.state, len(set(running_job.nodes))) == (own(), LrmJobState.RUNNING, 3)
+    assert (running_job.name, running_job.state, len(set(running_job.nodes))) == (job_name(), LrmJobState.RUNNING, 3)
     gate.touch()
     ended = await state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost, ended.nodes) == (7, False, running_job.nodes)
@@ -127,7 +127,7 @@ async def test_job_holds_its_nodes_until_its_end(lrm: Lrm, tmp_path: Path) -> No
 async def test_program_starts_once_on_each_node(lrm: Lrm, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, 'echo "$GREETING from $(pwd)"', nodes=2))
     await state(lrm, job, LrmJobState.ENDED)
-    assert (tmp_path / f"{own()}.out").read_text() == f"hello from {tmp_path}\n" * 2
+    assert (tmp_path / f"{job_name()}.out").read_text() == f"hello from {tmp_path}\n" * 2
 
 
 async def test_job_waits_until_its_nodes_are_idle(lrm: Lrm, tmp_path: Path) -> None:
@@ -135,24 +135,24 @@ async def test_job_waits_until_its_nodes_are_idle(lrm: Lrm, tmp_path: Path) -> N
     second = await lrm.submit_job(submission(tmp_path, "exec sleep 60", letter="b", nodes=2))
     snapshot = await until(lrm, lambda snapshot: snapshot.idle == 1)
     assert (job_in(snapshot, second).state, job_in(snapshot, second).nodes) == (LrmJobState.QUEUED, ())
-    await lrm.cancel_job(first, own())
+    await lrm.cancel_job(first, job_name())
     await state(lrm, second, LrmJobState.RUNNING)
 
 
 async def test_find_job_returns_ended_job(lrm: Lrm, tmp_path: Path) -> None:
-    assert await lrm.find_job(own()) is None
+    assert await lrm.find_job(job_name()) is None
     job = await lrm.submit_job(submission(tmp_path, "true"))
-    assert await lrm.find_job(own()) == job
+    assert await lrm.find_job(job_name()) == job
     await state(lrm, job, LrmJobState.ENDED)
-    assert await lrm.find_job(own()) == job
+    assert await lrm.find_job(job_name()) == job
 
 
 async def test_cancel_ends_all_processes_of_job(lrm: Lrm, tmp_path: Path) -> None:
-    output = tmp_path / f"{own()}.out"
+    output = tmp_path / f"{job_name()}.out"
     script = "setsid sh -c 'echo $$; exec sleep 60' & sleep 60 & echo $!; echo $$; wait"
     job = await lrm.submit_job(submission(tmp_path, script))
     pids = await asyncio.to_thread(eventually, lambda: len(matches := numbers_in(output)) == 3 and matches)
-    await lrm.cancel_job(job, own())
+    await lrm.cancel_job(job, job_name())
     ended = await state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code != 0, ended.lost) == (True, False)
     if KIND == "local":  # else they were on a node, which is another container: tests/grid looks there
@@ -162,26 +162,26 @@ async def test_cancel_ends_all_processes_of_job(lrm: Lrm, tmp_path: Path) -> Non
 async def test_cancelled_queued_job_never_starts(lrm: Lrm, tmp_path: Path) -> None:
     first = await lrm.submit_job(submission(tmp_path, "exec sleep 60", nodes=NODES))
     second = await lrm.submit_job(submission(tmp_path, "echo started", letter="b"))
-    await lrm.cancel_job(second, own("b"))
+    await lrm.cancel_job(second, job_name("b"))
     ended = await state(lrm, second, LrmJobState.ENDED)
     assert (ended.exit_code, ended.nodes) == (None, ())
-    await lrm.cancel_job(first, own())
+    await lrm.cancel_job(first, job_name())
     await state(lrm, first, LrmJobState.ENDED)
-    assert not (tmp_path / f"{own('b')}.out").exists()
+    assert not (tmp_path / f"{job_name('b')}.out").exists()
 
 
 async def test_cancel_of_job_with_other_name_is_rejected(lrm: Lrm, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, "exec sleep 60"))
-    with pytest.raises(SiteRejected, match=own("b")):
-        await lrm.cancel_job(job, own("b"))
+    with pytest.raises(SiteRejected, match=job_name("b")):
+        await lrm.cancel_job(job, job_name("b"))
     assert (await state(lrm, job, LrmJobState.RUNNING)).reason == ""
 
 
 async def test_cancel_of_ended_job_is_no_error(lrm: Lrm, tmp_path: Path) -> None:
     job = await lrm.submit_job(submission(tmp_path, "exit 3"))
     await state(lrm, job, LrmJobState.ENDED)
-    await lrm.cancel_job(job, own())
-    await lrm.cancel_job("999999", own())
+    await lrm.cancel_job(job, job_name())
+    await lrm.cancel_job("999999", job_name())
     assert (await state(lrm, job, LrmJobState.ENDED)).exit_code == 3
 
 
@@ -194,14 +194,14 @@ async def test_job_ends_at_its_walltime(lrm: Lrm, tmp_path: Path) -> None:
 async def test_submit_of_too_many_nodes_is_rejected(lrm: Lrm, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="nodes"):
         await lrm.submit_job(submission(tmp_path, "true", nodes=NODES + 1))
-    assert not [job for job in (await lrm.take_snapshot()).jobs if job.name == own()]
+    assert not [job for job in (await lrm.take_snapshot()).jobs if job.name == job_name()]
 
 
 async def test_missing_program_exits_127(lrm: Lrm, tmp_path: Path) -> None:
-    wrong = LrmSubmission(own(), 1, ["/no/such/program"], {}, tmp_path, tmp_path / f"{own()}.out")
+    wrong = LrmSubmission(job_name(), 1, ["/no/such/program"], {}, tmp_path, tmp_path / f"{job_name()}.out")
     ended = await state(lrm, await lrm.submit_job(wrong), LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost) == (127, False)
-    assert "/no/such/program" in (tmp_path / f"{own()}.out").read_text()
+    assert "/no/such/program" in (tmp_path / f"{job_name()}.out").read_text()
 
 
 async def test_killed_runner_is_lost(lrm: Lrm, tmp_path: Path) -> None:

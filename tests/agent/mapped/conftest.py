@@ -1,4 +1,4 @@
-"""Two people with accounts that no name service knows, and a cluster on which jobs run as their owners."""
+"""Two accounts that no name service knows, and a cluster on which jobs run as their owners."""
 
 import asyncio
 import contextlib
@@ -29,8 +29,8 @@ BOB = Account("bob", 64_102, 64_102, (64_102,), "/nonexistent/bob", "/bin/sh")
 
 
 @cache
-def python_for_all() -> str:
-    """A Python that any account may run, with our code; empty when there is none, or nobody may be another here."""
+def find_shared_python() -> str:
+    """Return a Python that any account may run with koalapy, or "" without one or without root."""
     for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         command = [python, "-I", "-S", "-c", f"open({str(PROGRAM)!r})"]
         if os.geteuid() == 0 and shutil.which("setpriv"):
@@ -41,58 +41,60 @@ def python_for_all() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _only_as_root() -> None:
-    if not python_for_all():
-        pytest.skip("only root can be others, with a Python and koalapy that all may read")
+def skip_without_root() -> None:
+    if not find_shared_python():
+        pytest.skip("needs root, and a Python and koalapy that all accounts may read")
 
 
-class People(dict[str, Account]):
-    """The accounts of a host; tests may take some away."""
+class HostAccounts(dict[str, Account]):
+    """The accounts of a host; tests may remove some."""
 
     def look_up(self, name: str) -> Account | None:
         return self.get(name)
 
 
 @pytest.fixture
-def people() -> People:
-    return People(alice=ALICE, bob=BOB)
+def host_accounts() -> HostAccounts:
+    return HostAccounts(alice=ALICE, bob=BOB)
 
 
 @pytest.fixture
 def open_path() -> Iterator[Path]:
-    """A folder that all may pass through; pytest's own is root's alone."""
+    """A folder that all accounts may enter; pytest's folders are closed."""
     path = Path(tempfile.mkdtemp(prefix="koala-mapped-"))
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
 
 
-def settings_of(base: AgentSettings, folder: Path) -> AgentSettings:
-    return replace(base, identity="mapped", stage_directory=folder / "jobs", python=python_for_all())
+def make_mapped_settings(base: AgentSettings, folder: Path) -> AgentSettings:
+    return replace(base, identity="mapped", stage_directory=folder / "jobs", python=find_shared_python())
 
 
-def folders_of(
+def make_folders(
     settings: AgentSettings,
-    people: People,
-    way: SwitchMethod = SwitchMethod.SETUID,
+    accounts_of_host: HostAccounts,
+    method: SwitchMethod = SwitchMethod.SETUID,
     timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
 ) -> JobFolders:
-    accounts = Accounts(settings.cluster, settings, people.look_up)
-    return JobFolders(RunAs(accounts, way), settings.accounts_directory, settings.python, timeouts)
+    accounts = Accounts(settings.cluster, settings, accounts_of_host.look_up)
+    return JobFolders(RunAs(accounts, method), settings.accounts_directory, settings.python, timeouts)
 
 
 class MappedSite(Site):
-    """An embedded cluster that is root's."""
+    """An embedded cluster of root that runs jobs as their owners."""
 
-    def __init__(self, directory: Path, daemon: FakeDaemon, people: People, open_path: Path) -> None:
+    def __init__(self, directory: Path, daemon: FakeDaemon, people: HostAccounts, open_path: Path) -> None:
         super().__init__(directory, daemon)
         self.people = people
         environment = {**self.settings.environment, "PATH": "/usr/local/bin:/usr/bin:/bin"}
-        self.settings = replace(settings_of(self.settings, open_path), replica_directories=(), environment=environment)
+        self.settings = replace(
+            make_mapped_settings(self.settings, open_path), replica_directories=(), environment=environment
+        )
         self.jobs = open_path / "jobs"
 
     async def run(self) -> None:
-        self.folders = folders_of(self.settings, self.people, timeouts=self.timeouts)
+        self.folders = make_folders(self.settings, self.people, timeouts=self.timeouts)
         lrm = LocalLrm(self.cluster, "koala-", folders=self.folders)
         self.agent = Agent(self.settings, lrm, self.folders, self.timeouts)
         await self.agent.run(ServiceManager())
@@ -102,8 +104,10 @@ class MappedSite(Site):
 
 
 @pytest.fixture
-async def mapped(tmp_path: Path, daemon: FakeDaemon, people: People, open_path: Path) -> AsyncIterator[MappedSite]:
-    site = MappedSite(tmp_path, daemon, people, open_path)
+async def mapped(
+    tmp_path: Path, daemon: FakeDaemon, host_accounts: HostAccounts, open_path: Path
+) -> AsyncIterator[MappedSite]:
+    site = MappedSite(tmp_path, daemon, host_accounts, open_path)
     await site.start()
     yield site
     await site.stop()

@@ -1,4 +1,4 @@
-"""Files that go to a job's owner and come back from there, through a whole agent that is root."""
+"""Stages and results of a job's owner, through an agent that runs as root."""
 
 import hashlib
 import io
@@ -12,14 +12,14 @@ from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.signals import until
 
 from .conftest import ALICE, MappedSite
-from .test_mapped_jobs import run
+from .test_mapped_jobs import run_as
 
 pytestmark = pytest.mark.processes
 
 S, T = "7.1.9", "7.1.0"
 
 
-def bundle(**files: str) -> bytes:
+def make_bundle(**files: str) -> bytes:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w") as archive:
         for name, text in files.items():
@@ -29,13 +29,13 @@ def bundle(**files: str) -> bytes:
     return target.getvalue()
 
 
-def members(archive: bytes) -> dict[str, bytes]:
+def read_members(archive: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         return {m.name: opened.extractfile(m).read() for m in opened}  # type: ignore[union-attr]
 
 
-async def staged(daemon: FakeDaemon, daemon_files: FakeDaemonFiles, state: str = "done", **files: str) -> None:
-    content = bundle(**files)
+async def stage_files(daemon: FakeDaemon, daemon_files: FakeDaemonFiles, state: str = "done", **files: str) -> None:
+    content = make_bundle(**files)
     ident = hashlib.sha256(content).hexdigest()
     daemon_files.bundles[ident] = content
     await daemon.request_stage(S, bundle={"id": ident, "size": len(content)}, local_user="alice")
@@ -43,21 +43,21 @@ async def staged(daemon: FakeDaemon, daemon_files: FakeDaemonFiles, state: str =
 
 
 @pytest.mark.evidence("K8")
-async def test_bundle_and_results_are_the_owners(
+async def test_bundle_and_results_belong_to_owner(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
     secret = mapped.jobs.parent / "secret"
     secret.write_text("root's alone")
     secret.chmod(0o600)
-    await staged(daemon, daemon_files, **{"in.txt": "input", "sub/run": "#!/bin/sh\nid -u\n"})
+    await stage_files(daemon, daemon_files, **{"in.txt": "input", "sub/run": "#!/bin/sh\nid -u\n"})
     script = (
         "stat -c '%u %a' . in.txt sub sub/run; sub/run; cp in.txt out.txt; mkdir -p deep; echo 2 > deep/two; "
         f"ln -s {secret} link; ln {secret} hard 2>/dev/null; mkfifo pipe; ln -s {secret.parent} dir; chmod 500 deep"
     )
-    said = await run(daemon, T, ["/bin/sh", "-c", script], "alice", stage=S, collect=["**"])
+    output = await run_as(daemon, T, ["/bin/sh", "-c", script], "alice", stage=S, collect=["**"])
     mine = str(ALICE.uid)
-    assert said.splitlines() == [f"{mine} 700", f"{mine} 600", f"{mine} 700", f"{mine} 700", mine]
-    results = members(daemon_files.results[S])
+    assert output.splitlines() == [f"{mine} 700", f"{mine} 600", f"{mine} 700", f"{mine} 700", mine]
+    results = read_members(daemon_files.results[S])
     assert results == {"in.txt": b"input", "sub/run": b"#!/bin/sh\nid -u\n", "out.txt": b"input", "deep/two": b"2\n"}
     made_ready = mapped.settings.stages / f"test-{S}"
     assert made_ready.lstat().st_uid == os.geteuid()
@@ -68,16 +68,16 @@ async def test_bundle_and_results_are_the_owners(
 
 
 @pytest.mark.evidence("K6")
-async def test_results_of_a_folder_that_leads_elsewhere_are_the_accounts_own_to_read(
+async def test_results_of_replaced_folder_are_read_as_owner(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
-    """Whatever its owner made of the folder: it is read as the owner, and what only root may read is not."""
+    """The owner may replace the folder by a link; it is then read as the owner and not as root."""
     treasure = mapped.settings.directory.parent / "treasure"
     treasure.mkdir(mode=0o700)
     (treasure / "key").write_text("root's alone")
-    await staged(daemon, daemon_files, **{"in.txt": "input"})
+    await stage_files(daemon, daemon_files, **{"in.txt": "input"})
     script = f"cd /; rm -rf $KOALA_STAGE; ln -s {treasure} $KOALA_STAGE"
-    await run(daemon, T, ["/bin/sh", "-c", script], "alice", stage=S, collect=["**"])
+    await run_as(daemon, T, ["/bin/sh", "-c", script], "alice", stage=S, collect=["**"])
     assert b"root's alone" not in daemon_files.results.get(S, b"")
 
 
@@ -87,13 +87,13 @@ async def test_stage_failure_names_its_cause(
     blocked = mapped.jobs / "alice"
     blocked.mkdir()
     blocked.chmod(0o700)
-    await staged(daemon, daemon_files, "failed", **{"in.txt": "input"})
+    await stage_files(daemon, daemon_files, "failed", **{"in.txt": "input"})
     status = daemon.received("stage_status", S)[-1]
     assert "belongs to another account" in status["error"]
-    assert status["fault"] == "source"  # a cluster does not count it as its own
+    assert status["fault"] == "source"  # not counted as a fault of the cluster
 
 
-async def test_stage_without_user_is_refused(
+async def test_stage_without_valid_user_is_rejected(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
     for token, user in (("7.1.8", ""), ("7.1.7", "mallory"), ("7.1.6", "../alice")):
@@ -105,10 +105,10 @@ async def test_stage_without_user_is_refused(
 async def test_late_stage_is_ready_when_program_starts(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
-    """Nodes are claimed while files are on their way."""
+    """Nodes are claimed while files are transferred."""
     await daemon.submit_component(T, local_user="alice", stage=S)
     await daemon.wait_for_state(T, "claimed")
-    await staged(daemon, daemon_files, **{"in.txt": "input"})
+    await stage_files(daemon, daemon_files, **{"in.txt": "input"})
     await daemon.open_barrier(["cat", "in.txt"], T)
     await daemon.wait_for_state(T, "ended")
     assert daemon.output[T] == b"input"

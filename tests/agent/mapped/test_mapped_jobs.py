@@ -1,4 +1,4 @@
-"""Jobs of two people on one cluster run as their own accounts, and nobody reads, signals or is the other."""
+"""Jobs of two accounts on one cluster: neither can read, signal or impersonate the other."""
 
 import json
 import os
@@ -14,34 +14,34 @@ from .conftest import ALICE, BOB, MappedSite
 
 pytestmark = pytest.mark.processes
 
-SAY_WHO = ["/bin/sh", "-c", "id -u; id -g; id -G; echo $HOME $USER $LOGNAME; pwd; umask"]
+PRINT_IDENTITY = ["/bin/sh", "-c", "id -u; id -g; id -G; echo $HOME $USER $LOGNAME; pwd; umask"]
 
 
-async def begin(daemon: FakeDaemon, token: str, command: list[str], user: str, **fields: object) -> None:
+async def start_component(daemon: FakeDaemon, token: str, command: list[str], user: str, **fields: object) -> None:
     await daemon.submit_component(token, local_user=user, **fields)
     await daemon.wait_until(lambda: daemon.status(token).get("state") in ("claimed", "ended"))
     assert daemon.status(token)["state"] == "claimed", daemon.status(token)
     await daemon.open_barrier(command, token)
 
 
-async def run(daemon: FakeDaemon, token: str, command: list[str], user: str, **fields: object) -> str:
-    """The output of a component that has run as somebody."""
-    await begin(daemon, token, command, user, **fields)
+async def run_as(daemon: FakeDaemon, token: str, command: list[str], user: str, **fields: object) -> str:
+    """Run a component as an account and return its output."""
+    await start_component(daemon, token, command, user, **fields)
     await daemon.wait_for_state(token, "ended")
     return daemon.output.get(token, b"").decode()
 
 
 def owner_and_mode(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_uid, found.st_mode & 0o777
+    status = path.lstat()
+    return status.st_uid, status.st_mode & 0o777
 
 
 @pytest.mark.evidence("C1", "K1")
 async def test_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -> None:
-    said = (await run(daemon, "7.1.0", SAY_WHO, "alice")).splitlines()
-    assert said[:4] == [str(ALICE.uid), str(ALICE.gid), str(ALICE.gid), "/nonexistent/alice alice alice"]
+    lines = (await run_as(daemon, "7.1.0", PRINT_IDENTITY, "alice")).splitlines()
+    assert lines[:4] == [str(ALICE.uid), str(ALICE.gid), str(ALICE.gid), "/nonexistent/alice alice alice"]
     assert daemon.status("7.1.0")["program_exit"] == 0
-    work = Path(said[4])
+    work = Path(lines[4])
     assert work.parent == mapped.jobs / "alice"
     assert owner_and_mode(work) == (ALICE.uid, 0o700)
     assert owner_and_mode(mapped.settings.directory / "test" / "7.1.0") == (os.geteuid(), 0o700)
@@ -49,17 +49,17 @@ async def test_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -> 
 
 @pytest.mark.evidence("K3")
 @pytest.mark.parametrize(
-    ("user", "why"),
+    ("user", "reason"),
     [
         ("", "owner has none there"),
         ("mallory", "there is no account mallory on north"),
         ("root", "there is no account root on north"),
     ],
 )
-async def test_user_without_account_runs_nothing(daemon: FakeDaemon, mapped: MappedSite, user: str, why: str) -> None:
+async def test_user_without_account_runs_no_job(daemon: FakeDaemon, mapped: MappedSite, user: str, reason: str) -> None:
     await daemon.submit_component("7.1.0", local_user=user)
     status = await daemon.wait_for_state("7.1.0", "ended")
-    assert why in status["error"]
+    assert reason in status["error"]
     assert (status["refused"], status["infrastructure"], status["lrm_job"]) == ("unsuitable", False, None)
     assert not [path for path in mapped.jobs.iterdir() if path.is_dir()]
 
@@ -77,23 +77,25 @@ id -u
 @pytest.mark.evidence("J6", "C16", "K2")
 async def test_job_cannot_read_or_signal_others(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
-    await begin(daemon, "7.1.0", ["/bin/sh", "-c", f"echo $$; until [ -e {gate} ]; do sleep 0.05; done"], "alice")
+    await start_component(
+        daemon, "7.1.0", ["/bin/sh", "-c", f"echo $$; until [ -e {gate} ]; do sleep 0.05; done"], "alice"
+    )
     await daemon.wait_until(lambda: bool(daemon.output.get("7.1.0")))
     pid = daemon.output["7.1.0"].decode().strip()
     attack = ATTACK.format(base=mapped.jobs, pid=pid, spool=mapped.settings.directory)
-    assert await run(daemon, "8.1.0", ["/bin/sh", "-c", attack], "bob") == f"{BOB.uid}\n"
+    assert await run_as(daemon, "8.1.0", ["/bin/sh", "-c", attack], "bob") == f"{BOB.uid}\n"
     gate.touch()
     await daemon.wait_for_state("7.1.0", "ended")
     assert daemon.status("7.1.0")["program_exit"] == 0
 
 
 @pytest.mark.evidence("J7", "K6")
-async def test_odd_file_in_place_of_result_neither_hangs_nor_fills(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_odd_file_in_place_of_result_is_ignored(daemon: FakeDaemon, mapped: MappedSite) -> None:
     spoil = (
         "rm -f runner.log; mkfifo runner.log result.7.json; truncate -s 10G output.0.99; ln -s /etc/shadow output.0.1; "
     )
     spoil += "mkdir result.0.json; kill -9 $PPID"
-    await begin(daemon, "7.1.0", ["/bin/sh", "-c", spoil], "alice")
+    await start_component(daemon, "7.1.0", ["/bin/sh", "-c", spoil], "alice")
     status = await daemon.wait_for_state("7.1.0", "ended")
     assert "runner" in status["error"]
     assert not list(mapped.settings.directory.glob("test/7.1.0/output.*"))
@@ -101,19 +103,19 @@ async def test_odd_file_in_place_of_result_neither_hangs_nor_fills(daemon: FakeD
 
 @pytest.mark.evidence("K6")
 async def test_linked_account_folder_is_not_followed(daemon: FakeDaemon, mapped: MappedSite) -> None:
-    """Its owner may move it; what comes after is done as the owner, and reaches nothing that is not the owner's."""
+    """The owner may replace the folder by a link; the agent then acts as the owner and reaches no other files."""
     treasure = mapped.settings.directory.parent / "treasure"
     treasure.mkdir(mode=0o700)
     (treasure / "launch").write_text("kept")
     leave = f"mv {mapped.jobs}/alice {mapped.jobs}/moved; ln -s {treasure} {mapped.jobs}/alice"
-    await run(daemon, "7.1.0", ["/bin/sh", "-c", leave], "alice")
+    await run_as(daemon, "7.1.0", ["/bin/sh", "-c", leave], "alice")
     await daemon.submit_component("8.1.0", local_user="alice")
     status = await daemon.wait_for_state("8.1.0", "ended")
     assert "alice is no folder" in status["error"]
     assert status["refused"] == "unknown"
     await daemon.send_command("forget", "7.1.0")
     assert (treasure / "launch").read_text() == "kept"
-    assert await run(daemon, "9.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
+    assert await run_as(daemon, "9.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
 
 
 async def test_folder_created_by_other_account_is_not_used(daemon: FakeDaemon, mapped: MappedSite) -> None:
@@ -130,7 +132,7 @@ async def test_folder_created_by_other_account_is_not_used(daemon: FakeDaemon, m
 async def test_removed_account_gets_no_job(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
     hold = ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done; echo done"]
-    await begin(daemon, "7.1.0", hold, "alice")
+    await start_component(daemon, "7.1.0", hold, "alice")
     await daemon.wait_for_state("7.1.0", "running")
     del mapped.people["alice"]
     await daemon.submit_component("8.1.0", local_user="alice")
@@ -141,14 +143,14 @@ async def test_removed_account_gets_no_job(daemon: FakeDaemon, mapped: MappedSit
 
 
 async def test_stopped_job_of_removed_account_ends(daemon: FakeDaemon, mapped: MappedSite) -> None:
-    await begin(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
+    await start_component(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
     await daemon.wait_for_state("7.1.0", "running")
     del mapped.people["alice"]
     await daemon.send_command("stop", "7.1.0", reason="enough")
     assert (await daemon.wait_for_state("7.1.0", "ended"))["program_exit"] is None
 
 
-async def test_results_left_while_agent_was_away_are_fetched(daemon: FakeDaemon, mapped: MappedSite) -> None:
+async def test_results_written_without_agent_are_fetched(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
     hold = ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done; echo done; exit 3"]
     await daemon.submit_component("7.1.0", local_user="alice")
@@ -157,34 +159,34 @@ async def test_results_left_while_agent_was_away_are_fetched(daemon: FakeDaemon,
     await daemon.wait_for_state("7.1.0", "running")
     await mapped.stop()
     gate.touch()
-    left = mapped.jobs / "alice" / "work-koala-test-7.1.0" / "result.0.json"
-    await until(left.exists)
+    result = mapped.jobs / "alice" / "work-koala-test-7.1.0" / "result.0.json"
+    await until(result.exists)
     await mapped.start()
     assert (await daemon.wait_for_state("7.1.0", "ended"))["program_exit"] == 3
     assert daemon.output["7.1.0"] == b"done\n"
 
 
 async def test_leftover_account_folder_is_removed(daemon: FakeDaemon, mapped: MappedSite) -> None:
-    await run(daemon, "7.1.0", ["true"], "alice")
+    await run_as(daemon, "7.1.0", ["true"], "alice")
     await mapped.stop()
     stale = mapped.jobs / "alice" / "work-koala-test-1.1.0"
     stale.mkdir()
     os.chown(stale, ALICE.uid, ALICE.gid)
-    kept = mapped.jobs / "alice" / "notes"
-    kept.touch()
+    notes = mapped.jobs / "alice" / "notes"
+    notes.touch()
     await mapped.start()
     await until(lambda: not stale.exists())
     assert (mapped.jobs / "alice" / "work-koala-test-7.1.0").exists()
     await daemon.send_command("forget", "7.1.0")
     await until(lambda: not (mapped.jobs / "alice" / "work-koala-test-7.1.0").exists())
-    assert kept.exists()
+    assert notes.exists()
 
 
 @pytest.mark.evidence("K7")
 async def test_stopped_helper_does_not_block_others(
     daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever runs as an account is the account's to stop."""
+    """An account may stop every process that runs as it."""
     await mapped.restart(AgentTimeouts(account_stall_s=0.5))
     stopper = mapped.jobs.parent / "python"
     stopper.write_text("#!/bin/sh\nkill -STOP $$\n")
@@ -195,12 +197,12 @@ async def test_stopped_helper_does_not_block_others(
     status = await daemon.wait_for_state("7.1.0", "ended")
     assert "the process of alice has sent nothing for 0.5 s" in status["error"]
     monkeypatch.undo()
-    assert await run(daemon, "8.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
+    assert await run_as(daemon, "8.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
 
 
 @pytest.mark.evidence("K7")
 @pytest.mark.parametrize(
-    "said",
+    "header",
     [
         {"name": "../../stolen", "size": 3},
         {"name": "result.0.json", "size": 1 << 40},
@@ -211,22 +213,22 @@ async def test_stopped_helper_does_not_block_others(
         ["name"],
     ],
 )
-async def test_lying_helper_writes_nothing(
-    daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch, said: object
+async def test_forged_helper_output_writes_nothing(
+    daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch, header: object
 ) -> None:
-    await begin(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
+    await start_component(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
     await daemon.wait_for_state("7.1.0", "running")
-    before = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
-    liar = mapped.jobs.parent / "python"
-    liar.write_text(f"#!/bin/sh\nprintf '%s\\nabc' '{json.dumps(said)}'\n")
-    liar.chmod(0o755)
-    monkeypatch.setattr(mapped.folders, "_python", str(liar))
+    files = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
+    helper = mapped.jobs.parent / "python"
+    helper.write_text(f"#!/bin/sh\nprintf '%s\\nabc' '{json.dumps(header)}'\n")
+    helper.chmod(0o755)
+    monkeypatch.setattr(mapped.folders, "_python", str(helper))
     component = mapped.component("7.1.0")
     work = mapped.jobs / "alice" / f"work-{component.name}"
     with pytest.raises(Exception, match=r"not a file of a runner|invalid message"):
         await mapped.folders.fetch_results("alice", work, component.folder, 1, 1000)
-    after = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
-    assert set(after) == set(before)
+    remaining = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
+    assert set(remaining) == set(files)
     monkeypatch.undo()
     await daemon.send_command("stop", "7.1.0", reason="enough")
     await daemon.wait_for_state("7.1.0", "ended")

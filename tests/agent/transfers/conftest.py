@@ -1,4 +1,4 @@
-"""The file sides of several agents on loopback, with a wire between them instead of a daemon."""
+"""File transfers between agents on loopback, connected by a wire instead of a daemon."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ needs_rsync = needed.needs(needed.RSYNC)
 
 
 class SetClock(Clock):
-    """A clock that shows what a test sets."""
+    """A clock whose time the test sets."""
 
     def __init__(self, wall: float = 0.0) -> None:
         self.wall, self.steady = wall, 0.0
@@ -48,15 +48,15 @@ class SetClock(Clock):
 
 
 class Wire:
-    """Passes questions and answers between sites; who is not there is out of reach."""
+    """Forwards requests and answers between sites; missing sites are out of reach."""
 
     def __init__(self) -> None:
         self.sites: dict[str, FileSite] = {}
         self.questions: list[str] = []
         self.change_answer: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
-        """What becomes of an answer's payload on its way."""
+        """Changes the payload of a forwarded answer."""
         self.online_since = float("-inf")
-        """Since when there is a daemon that passes it on, for agents that start from now on."""
+        """Time at which the daemon started to forward requests, for agents that start from now on."""
 
     def pass_on(self, sender: str, message: Ask | Answer) -> None:
         target = self.sites.get(message.cluster)
@@ -75,7 +75,7 @@ class Wire:
 
 
 class WireEnd:
-    """What questions need of an uplink."""
+    """The end of the wire at one site, in place of an uplink."""
 
     def __init__(self, site: str, wire: Wire) -> None:
         self.online = asyncio.Event()
@@ -88,7 +88,7 @@ class WireEnd:
 
 
 class FileSite:
-    """One cluster's folders, and the part of its agent that deals with files, which may be replaced by a new one."""
+    """The folders of one cluster and the file part of its agent, which may be replaced."""
 
     def __init__(self, name: str, directory: Path, wire: Wire, daemon_files: DaemonFiles | None = None) -> None:
         self.name, self.directory, self.wire = name, directory, wire
@@ -98,9 +98,9 @@ class FileSite:
         self.statuses: list[StageStatus] = []
         self.pulls = 4
         self.encrypts = True
-        """Whether nothing may go in clear from here, or to here."""
+        """Whether unencrypted transfers from and to this site are rejected."""
         self.stages_in_use: set[str] = set()
-        """Tokens of stages that a component has as its own."""
+        """Tokens of stages that components use."""
         self.timeouts = AgentTimeouts(
             transfer_retry_s=0.01, max_transfer_retry_s=0.05, transfer_login_s=Logins.TIMEOUT_S
         )
@@ -116,7 +116,7 @@ class FileSite:
         timeouts: Mapping[str, float] | None = None,
         **limits: int,
     ) -> None:
-        """Replace the agent's part by one with other limits."""
+        """Replace the agent by one with other limits."""
         await self.stop()
         self.pulls, self.clock = pulls or self.pulls, clock or self.clock
         self.timeouts = replace(self.timeouts, **(timeouts or {}))
@@ -168,13 +168,13 @@ class FileSite:
         return path
 
     def input(self, path: Path, *, part: str | None = None, target: str = "input", **changes: Any) -> StageFile:
-        """As the catalogue has it while nothing has changed."""
-        content = content_of(path / part if part else path)
-        known = {"size": content[0], "checksum": content[1], **changes}
-        return StageFile(name="/logical", source=self.name, path=str(path), part=part, target=target, **known)
+        """Return the input for a replica as the catalogue describes it."""
+        content = measure_path(path / part if part else path)
+        fields = {"size": content[0], "checksum": content[1], **changes}
+        return StageFile(name="/logical", source=self.name, path=str(path), part=part, target=target, **fields)
 
     def stage(self, *files: StageFile, token: str = T, bundle: StageBundle | None = None) -> Path:
-        """Order a stage; its folder."""
+        """Start a stage and return its folder."""
         order = Stage(id=1, epoch=1, token=token, files=list(files), bundle=bundle)
         assert self.stages.start_stage(INSTANCE, order) == ""
         return self.stages.folder_path(INSTANCE, token)
@@ -183,20 +183,20 @@ class FileSite:
         try:
             await until(condition)
         except TimeoutError:
-            pytest.fail(f"never came; last: {self.statuses[-3:]}")
+            pytest.fail(f"condition not met; last statuses: {self.statuses[-3:]}")
 
     async def wait_for_state(self, state: str, token: str = T) -> StageStatus:
         await self.wait_until(lambda: self.last(token) is not None and self.last(token).state == state)  # type: ignore[union-attr]
-        found = self.last(token)
-        assert found is not None
-        return found
+        status = self.last(token)
+        assert status is not None
+        return status
 
     def last(self, token: str = T) -> StageStatus | None:
         return next((status for status in reversed(self.statuses) if status.token == token), None)
 
 
 class Gate:
-    """Stands between puller and source: lets so many bytes through to the puller, then waits until it is opened."""
+    """A proxy between puller and source that stops after a number of bytes until it is opened."""
 
     def __init__(self, wire: Wire, limit: int) -> None:
         self.limit = limit
@@ -217,7 +217,7 @@ class Gate:
         self.cut()
 
     def cut(self) -> None:
-        """Break the connections there are; later ones are let through, and only their bytes count."""
+        """Break all connections. Later ones pass, and only their bytes count."""
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
@@ -237,14 +237,14 @@ class Gate:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+            source, back = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
             writer.transport.abort()
             return
         self._writers += [writer, back]
         upward = asyncio.create_task(self._copy(reader, back))
         try:
-            while data := await there.read(65536):
+            while data := await source.read(65536):
                 if writer not in self._writers:
                     break
                 self.passed += len(data)
@@ -270,28 +270,28 @@ class Gate:
 
 @pytest.fixture
 async def gate(wire: Wire, request: pytest.FixtureRequest) -> AsyncIterator[Gate]:
-    """Lets half of the module's ``BIG`` through to the puller."""
+    """A gate that stops after half of the module's ``BIG``."""
     gate = Gate(wire, len(request.module.BIG) // 2)
     await gate.listen()
     yield gate
     gate.close()
 
 
-def content_of(path: Path) -> tuple[int, str]:
-    """Size and checksum of a file or folder."""
+def measure_path(path: Path) -> tuple[int, str]:
+    """Return size and checksum of a file or folder."""
     if path.is_file():
         data = path.read_bytes()
         return len(data), hashlib.sha256(data).hexdigest()
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        found = measure_content(descriptor, checksum=True)
+        content = measure_content(descriptor, checksum=True)
     finally:
         os.close(descriptor)
-    return found.size, found.checksum
+    return content.size, content.checksum
 
 
 class Logins:
-    """The time that pullers have to log in, which is over when the test says so."""
+    """The login timeouts of pullers, which the test can expire."""
 
     TIMEOUT_S = 987.0
 
@@ -301,26 +301,26 @@ class Logins:
         monkeypatch.setattr(asyncio, "timeout", self._give)
 
     def _give(self, seconds: float | None) -> asyncio.Timeout:
-        given = self._timeout(seconds)
+        timeout = self._timeout(seconds)
         if seconds == self.TIMEOUT_S:
-            self._given.append(given)
-        return given
+            self._given.append(timeout)
+        return timeout
 
     @property
     def rsync_runs(self) -> bool:
-        """Whether it is waited for the end of the one puller's rsync, as before for the first byte."""
+        """Whether the source waits for the end of rsync, after it has waited for the first byte."""
         return len(self._given) == 2
 
     def are_over(self) -> None:
         self._given[-1].reschedule(asyncio.get_running_loop().time())
 
     async def end_behind_a_greeting(self, site: FileSite, reader: asyncio.StreamReader) -> None:
-        """Who was greeted and says nothing more is sent away when they are over."""
+        """Check that a puller without login is disconnected when its timeout expires."""
         async with asyncio.timeout(20):
             assert (await reader.readline()).startswith(b"@RSYNCD")
             await site.wait_until(lambda: self.rsync_runs)
             self.are_over()
-            with suppress(ConnectionResetError):  # it may not have read all that it was told
+            with suppress(ConnectionResetError):  # the server may not have read all sent bytes
                 await reader.read()
 
 
@@ -336,7 +336,7 @@ def wire() -> Wire:
 
 @pytest.fixture
 async def north(tmp_path: Path, wire: Wire, daemon_files: FakeDaemonFiles) -> AsyncIterator[FileSite]:
-    """The execution site."""
+    """The site that executes jobs."""
     site = FileSite("north", tmp_path / "north", wire, DaemonFiles(daemon_files.url, "north", "s3cret"))
     yield site
     await site.stop()
@@ -344,7 +344,7 @@ async def north(tmp_path: Path, wire: Wire, daemon_files: FakeDaemonFiles) -> As
 
 @pytest.fixture
 async def south(tmp_path: Path, wire: Wire) -> AsyncIterator[FileSite]:
-    """The file site."""
+    """The site that holds replicas."""
     site = FileSite("south", tmp_path / "south", wire)
     yield site
     await site.stop()
@@ -352,7 +352,7 @@ async def south(tmp_path: Path, wire: Wire) -> AsyncIterator[FileSite]:
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """Folders within each other, more than Python can go down."""
+    """Folders nested deeper than Python can recurse."""
     (tmp_path / "deep").mkdir()
     with deep_folder(tmp_path / "deep") as top:
         yield top

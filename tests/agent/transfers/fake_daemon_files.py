@@ -1,21 +1,21 @@
-"""A stand-in for the daemon's file routes."""
+"""A fake of the daemon's file routes."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class FakeDaemonFiles:
-    """Hands out bundles, and keeps what is put; on request it hangs up early, is away, or refuses."""
+    """Serves bundles and stores results; can disconnect early, be unavailable or reject results."""
 
     def __init__(self) -> None:
         self.bundles: dict[str, bytes] = {}
         self.results: dict[str, bytes] = {}
         self.requests: list[str] = []
         self.cut_after: int | None = None
-        """Bytes of a bundle after which the connection breaks, once."""
+        """Number of bytes of a bundle after which the connection breaks once."""
         self.sent = 0
         self.refuse: tuple[int, str] | None = None
-        """Status and words for whoever puts results."""
+        """Status and detail with which results are rejected."""
         self.away = False
         self.answered = threading.Event()
         daemon_files = self
@@ -41,8 +41,8 @@ class FakeDaemonFiles:
         self._server.server_close()
 
     def get(self, request: BaseHTTPRequestHandler) -> None:
-        asked = request.headers.get("Range", "")
-        self.requests.append(f"GET {request.path} {asked} {request.headers['Authorization']}")
+        byte_range = request.headers.get("Range", "")
+        self.requests.append(f"GET {request.path} {byte_range} {request.headers['Authorization']}")
         content = self.bundles.get(request.path.rsplit("/", 1)[1])
         if self.away:
             request.send_error(503)
@@ -50,15 +50,15 @@ class FakeDaemonFiles:
         if content is None:
             self._refuse(request, 404, "there is no such bundle")
             return
-        first = int(asked.removeprefix("bytes=").removesuffix("-") or 0)
-        rest = content[first:]
+        first = int(byte_range.removeprefix("bytes=").removesuffix("-") or 0)
+        remaining = content[first:]
         request.send_response(206 if first else 200)
-        request.send_header("Content-Length", str(len(rest)))
+        request.send_header("Content-Length", str(len(remaining)))
         request.end_headers()
         if self.cut_after is not None:
-            rest, self.cut_after = rest[: self.cut_after], None
-        self.sent += len(rest)
-        request.wfile.write(rest)
+            remaining, self.cut_after = remaining[: self.cut_after], None
+        self.sent += len(remaining)
+        request.wfile.write(remaining)
 
     def put(self, request: BaseHTTPRequestHandler) -> None:
         self.requests.append(f"PUT {request.path} {request.headers['Authorization']}")

@@ -1,4 +1,4 @@
-"""Files through whole agents: programs in their stages, results on their way, agents killed in the midst of it."""
+"""Staging and results through complete agents, also when an agent is killed during a transfer."""
 
 import asyncio
 import io
@@ -14,7 +14,7 @@ import pytest
 from koalapy.agent.transfers import pull
 from tests.agent.conftest import FakeDaemon, Site
 from tests.agent.test_agent import AGENT_PROGRAM
-from tests.agent.transfers.conftest import Gate, content_of, needs_rsync
+from tests.agent.transfers.conftest import Gate, measure_path, needs_rsync
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 
 pytestmark = pytest.mark.processes
@@ -23,52 +23,59 @@ T, S = "7.1.0", "7.1.9"
 BIG = random.Random(2).randbytes(6_000_000)
 
 
-def replica(site: Site, name: str, content: bytes, **fields: Any) -> dict[str, Any]:
-    """A file on a site, as an input of a stage."""
+def make_replica(site: Site, name: str, content: bytes, **fields: Any) -> dict[str, Any]:
+    """Make a file on a site and return it as an input of a stage."""
     path = site.replicas / name
     path.write_bytes(content)
-    size, checksum = content_of(path)
-    known = {"path": str(path), "size": size, "checksum": checksum, "target": name}
-    return {"name": name, "source": site.settings.cluster, "part": None, **known, **fields}
+    size, checksum = measure_path(path)
+    content = {"path": str(path), "size": size, "checksum": checksum, "target": name}
+    return {"name": name, "source": site.settings.cluster, "part": None, **content, **fields}
 
 
-async def run(daemon: FakeDaemon, command: list[str], token: str = T, **submit: Any) -> dict[str, Any]:
+async def run_component(daemon: FakeDaemon, command: list[str], token: str = T, **submit: Any) -> dict[str, Any]:
     await daemon.submit_component(token, stage=S, **submit)
     await daemon.wait_for_state(token, "claimed")
     await daemon.open_barrier(command, token)
     return await daemon.wait_for_state(token, "ended")
 
 
-def names(archive: bytes) -> dict[str, bytes]:
+def read_archive(archive: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         return {m.name: opened.extractfile(m).read() for m in opened}  # type: ignore[union-attr]
 
 
 @needs_rsync
-async def test_program_finds_its_files(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
-    away, own = replica(other_site, "away", b"from south\n"), replica(site, "own", b"from north\n")
-    await daemon.request_stage(S, away, own)
-    done = await daemon.wait_for_stage(S)
-    assert (done["size"], done["staged"]) == (11, 11)
-    end = await run(daemon, ["sh", "-c", '[ "$PWD" = "$KOALA_STAGE" ] && cat away own && readlink own'], size=1)
+async def test_program_reads_its_staged_files(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+    remote_file, local_file = (
+        make_replica(other_site, "away", b"from south\n"),
+        make_replica(site, "own", b"from north\n"),
+    )
+    await daemon.request_stage(S, remote_file, local_file)
+    status = await daemon.wait_for_stage(S)
+    assert (status["size"], status["staged"]) == (11, 11)
+    end = await run_component(
+        daemon, ["sh", "-c", '[ "$PWD" = "$KOALA_STAGE" ] && cat away own && readlink own'], size=1
+    )
     assert (end["program_exit"], end["error"]) == (0, "")
     assert daemon.output[T].decode() == f"from south\nfrom north\n{site.replicas / 'own'}\n"
 
 
-async def test_stat_question_of_daemon_is_answered(site: Site, daemon: FakeDaemon) -> None:
-    known = replica(site, "data", b"1234")
+async def test_stat_request_of_daemon_is_answered(site: Site, daemon: FakeDaemon) -> None:
+    file = make_replica(site, "data", b"1234")
     answer = await daemon.ask_agent("north", "stat", path="data", checksum=True)
     assert answer["error"] == ""
-    assert answer["payload"] == {"path": known["path"], "size": 4, "checksum": known["checksum"], "parts": None}
-    refused = await daemon.ask_agent("north", "stat", path="/etc/passwd", checksum=True)
-    assert (refused["fault"], refused["payload"]) == ("outside", {})
+    assert answer["payload"] == {"path": file["path"], "size": 4, "checksum": file["checksum"], "parts": None}
+    rejected = await daemon.ask_agent("north", "stat", path="/etc/passwd", checksum=True)
+    assert (rejected["fault"], rejected["payload"]) == ("outside", {})
     assert (await daemon.ask_agent("north", "stat", checksum=True))["fault"] == "invalid"
     assert (await daemon.ask_agent("north", "dance"))["fault"] == "unknown"
 
 
-async def test_results_come_before_the_end(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
+async def test_results_are_sent_before_end_is_reported(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
     daemon_files.away = True
-    await daemon.request_stage(S, replica(site, "in.txt", b"input"))
+    await daemon.request_stage(S, make_replica(site, "in.txt", b"input"))
     await daemon.wait_for_stage(S)
     await daemon.submit_component(T, stage=S, collect=["*.txt", "sub/**"])
     await daemon.wait_for_state(T, "claimed")
@@ -76,32 +83,36 @@ async def test_results_come_before_the_end(daemon_files: FakeDaemonFiles, site: 
     await daemon.open_barrier(["sh", "-c", script], T)
     assert await asyncio.to_thread(daemon_files.answered.wait, 30)
     await daemon.wait_for_state(T, "delivering")
-    assert not [said for said in daemon.received("status", T) if said["state"] == "ended"]
+    assert not [status for status in daemon.received("status", T) if status["state"] == "ended"]
     daemon_files.away = False
     end = await daemon.wait_for_state(T, "ended")
     assert (end["program_exit"], end["error"]) == (3, "")
-    assert names(daemon_files.results[S]) == {"a.txt": b"one\n", "sub/b": b"two\n"}
+    assert read_archive(daemon_files.results[S]) == {"a.txt": b"one\n", "sub/b": b"two\n"}
     assert daemon_files.requests[-1] == f"PUT /api/v1/agents/north/results/{S} Bearer s3cret"
 
 
-async def test_refused_results_are_no_failure(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
+async def test_rejected_results_do_not_fail_component(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
     daemon_files.refuse = 413, "more than 1 MB"
     await daemon.request_stage(S)
     await daemon.wait_for_stage(S)
     script = "head -c 3000000 /dev/zero > a.bin"
-    end = await run(daemon, ["sh", "-c", script], size=1, collect=["*"])
-    why = "its results could not be collected: the daemon rejects it: more than 1 MB"
-    assert (end["program_exit"], end["infrastructure"], end["error"]) == (0, False, why)
-    assert daemon.output[T].decode() == f"koala: {why}\n"
+    end = await run_component(daemon, ["sh", "-c", script], size=1, collect=["*"])
+    reason = "its results could not be collected: the daemon rejects it: more than 1 MB"
+    assert (end["program_exit"], end["infrastructure"], end["error"]) == (0, False, reason)
+    assert daemon.output[T].decode() == f"koala: {reason}\n"
 
 
-async def test_results_come_from_lost_node(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
-    """The agent cannot know whether the job succeeded all the same, as when a node is lost after ``mpirun`` ended."""
+async def test_results_of_lost_node_are_collected(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
+    """The job may still have succeeded, as when a node is lost after ``mpirun`` ended."""
     await daemon.request_stage(S)
     await daemon.wait_for_stage(S)
-    end = await run(daemon, ["sh", "-c", "echo one > a; kill -9 $PPID; exec sleep 1000"], collect=["*"])
+    end = await run_component(daemon, ["sh", "-c", "echo one > a; kill -9 $PPID; exec sleep 1000"], collect=["*"])
     assert end["infrastructure"]
-    assert names(daemon_files.results[S]) == {"a": b"one\n"}
+    assert read_archive(daemon_files.results[S]) == {"a": b"one\n"}
 
 
 async def test_results_without_run_are_not_collected(
@@ -145,7 +156,7 @@ async def test_new_agent_collects_old_results(daemon_files: FakeDaemonFiles, sit
     daemon_files.away = False
     await site.start()
     assert (await daemon.wait_for_state(T, "ended"))["program_exit"] == 0
-    assert names(daemon_files.results[S]) == {"a": b"one\n"}
+    assert read_archive(daemon_files.results[S]) == {"a": b"one\n"}
 
 
 @needs_rsync
@@ -153,18 +164,18 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
     site = Site(tmp_path, daemon)
     gate = Gate(daemon, len(BIG) // 2)
     await gate.listen()
-    before = len(daemon.inventories)
+    inventory_count = len(daemon.inventories)
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT_PROGRAM, str(tmp_path), str(daemon.port))
-    await daemon.wait_until(lambda: len(daemon.inventories) > before)
-    wanted = replica(other_site, "big", BIG)
-    await daemon.request_stage(S, wanted)
+    await daemon.wait_until(lambda: len(daemon.inventories) > inventory_count)
+    file = make_replica(other_site, "big", BIG)
+    await daemon.request_stage(S, file)
     await gate.reached.wait()
-    came = site.settings.stages / f".test-{S}" / "input-0" / "big"
-    await daemon.wait_until(lambda: came.exists() and came.stat().st_size > len(BIG) // 4)
+    partial_file = site.settings.stages / f".test-{S}" / "input-0" / "big"
+    await daemon.wait_until(lambda: partial_file.exists() and partial_file.stat().st_size > len(BIG) // 4)
     killed.kill()
     await killed.wait()
     daemon.messages.clear()
-    # What it left pulling is still there, and waits at the gate.
+    # The pull of the killed agent still runs and waits at the gate.
     gate.limit, gate.passed = sys.maxsize, 0
     try:
         await site.start()
@@ -183,12 +194,12 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
 async def test_transfer_without_daemon_continues(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     gate = Gate(daemon, len(BIG) // 2)
     await gate.listen()
-    await daemon.request_stage(S, replica(other_site, "big", BIG))
+    await daemon.request_stage(S, make_replica(other_site, "big", BIG))
     await gate.reached.wait()
     await daemon.stop_listening()
     gate.open.set()
-    there = site.settings.stages / f"test-{S}" / "big"
-    await daemon.wait_until(there.exists)
+    staged_file = site.settings.stages / f"test-{S}" / "big"
+    await daemon.wait_until(staged_file.exists)
     daemon.messages.clear()
     await daemon.listen()
     assert (await daemon.wait_for_stage(S))["staged"] == len(BIG)
@@ -196,11 +207,11 @@ async def test_transfer_without_daemon_continues(site: Site, other_site: Site, d
 
 
 @pytest.mark.mpi
-async def test_ranks_of_each_cluster_are_in_their_own_stage(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+async def test_ranks_run_in_stage_of_their_cluster(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
     tokens = {"7.1.0": ("north", "7.1.0"), "7.1.1": ("south", "7.1.1")}
     for token, (cluster, stage) in tokens.items():
-        known = replica(site if cluster == "north" else other_site, "who", f"{cluster}\n".encode())
-        await daemon.request_stage(stage, known, cluster=cluster)
+        file = make_replica(site if cluster == "north" else other_site, "who", f"{cluster}\n".encode())
+        await daemon.request_stage(stage, file, cluster=cluster)
         await daemon.wait_for_stage(stage)
         await daemon.submit_component(token, 2, cluster, stage=stage)
         await daemon.wait_for_state(token, "claimed")
@@ -208,5 +219,5 @@ async def test_ranks_of_each_cluster_are_in_their_own_stage(site: Site, other_si
     for token in tokens:
         assert (await daemon.wait_for_state(token, "ended"))["error"] == ""
     north, south = site.settings.stages / "test-7.1.0", other_site.settings.stages / "test-7.1.1"
-    said = sorted(daemon.output["7.1.0"].decode().splitlines())
-    assert said == [f"north {north} north"] * 2 + [f"south {south} south"] * 2
+    lines = sorted(daemon.output["7.1.0"].decode().splitlines())
+    assert lines == [f"north {north} north"] * 2 + [f"south {south} south"] * 2

@@ -16,7 +16,7 @@ from koalapy.agent.transfers.roots import Roots
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 
-def measured(path: Path, *, checksum: bool = True) -> Content:
+def measure(path: Path, *, checksum: bool = True) -> Content:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return measure_content(descriptor, checksum=checksum)
@@ -35,18 +35,18 @@ def tree(tmp_path: Path) -> Path:
 
 def test_checksum_of_file_is_its_sha256(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"abc" * 1_000_000)
-    assert measured(tmp_path / "f") == Content(3_000_000, hashlib.sha256(b"abc" * 1_000_000).hexdigest())
-    assert measured(tmp_path / "f", checksum=False) == Content(3_000_000, "")
+    assert measure(tmp_path / "f") == Content(3_000_000, hashlib.sha256(b"abc" * 1_000_000).hexdigest())
+    assert measure(tmp_path / "f", checksum=False) == Content(3_000_000, "")
 
 
 def test_checksum_of_folder_covers_its_parts(tree: Path) -> None:
-    one, two = (hashlib.sha256(data).hexdigest() for data in (b"1", b"22"))
-    inner = hashlib.sha256(f"file {two} c\0".encode()).hexdigest()
-    found = measured(tree)
-    assert found.size == 3
-    assert found.checksum == hashlib.sha256(f"file {one} a\0folder {inner} b\0".encode()).hexdigest()
-    assert [(p.name, p.size, p.checksum) for p in found.parts or ()] == [("a", 1, one), ("b", 2, inner)]
-    assert [(p.name, p.size) for p in measured(tree, checksum=False).parts or ()] == [("a", 1), ("b", 2)]
+    first, second = (hashlib.sha256(data).hexdigest() for data in (b"1", b"22"))
+    inner = hashlib.sha256(f"file {second} c\0".encode()).hexdigest()
+    content = measure(tree)
+    assert content.size == 3
+    assert content.checksum == hashlib.sha256(f"file {first} a\0folder {inner} b\0".encode()).hexdigest()
+    assert [(p.name, p.size, p.checksum) for p in content.parts or ()] == [("a", 1, first), ("b", 2, inner)]
+    assert [(p.name, p.size) for p in measure(tree, checksum=False).parts or ()] == [("a", 1), ("b", 2)]
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_checksum_of_folder_covers_its_parts(tree: Path) -> None:
     ],
 )
 def test_checksum_of_folder_changes_with_any_entry(tree: Path, change: Callable[[Path], object]) -> None:
-    before = measured(tree).checksum
+    checksum = measure(tree).checksum
     change(tree)
-    assert measured(tree).checksum != before
+    assert measure(tree).checksum != checksum
 
 
 @pytest.mark.parametrize("checksum", [True, False])
@@ -78,35 +78,35 @@ def test_replica_with_odd_entry_is_irregular(tree: Path, odd: str, checksum: boo
         case "deep":
             (tree / "/".join(["d"] * 101)).mkdir(parents=True)
     with pytest.raises(SiteRejected) as caught:
-        measured(tree, checksum=checksum)
+        measure(tree, checksum=checksum)
     assert caught.value.fault == "irregular"
 
 
 async def test_repeated_stat_shares_one_computation(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, looks, waiting = Replicas(Roots("north", [tree.parent])), 0, 0
-    all_wait = threading.Event()
-    real, shield = found.measure_replica, asyncio.shield
+    replicas, computations, waiters = Replicas(Roots("north", [tree.parent])), 0, 0
+    all_waiting = threading.Event()
+    measure_replica, shield = replicas.measure_replica, asyncio.shield
 
     def counting(path: Path, *, checksum: bool) -> Content:
-        nonlocal looks
-        looks += 1
-        assert all_wait.wait(30)
-        return real(path, checksum=checksum)
+        nonlocal computations
+        computations += 1
+        assert all_waiting.wait(30)
+        return measure_replica(path, checksum=checksum)
 
     def shielded(looking: asyncio.Future[Content]) -> asyncio.Future[Content]:
-        nonlocal waiting
-        waiting += 1
-        if waiting == 3:
-            all_wait.set()
+        nonlocal waiters
+        waiters += 1
+        if waiters == 3:
+            all_waiting.set()
         return shield(looking)
 
-    monkeypatch.setattr(found, "measure_replica", counting)
+    monkeypatch.setattr(replicas, "measure_replica", counting)
     monkeypatch.setattr(asyncio, "shield", shielded)
-    answers = await asyncio.gather(*(found.stat_replica({"path": "tree"}) for _ in range(3)))
-    assert looks == 1
+    answers = await asyncio.gather(*(replicas.stat_replica({"path": "tree"}) for _ in range(3)))
+    assert computations == 1
     assert answers[0] == answers[1] == answers[2]
-    assert (await found.stat_replica({"path": "tree"}))["size"] == 3
-    assert looks == 2
+    assert (await replicas.stat_replica({"path": "tree"}))["size"] == 3
+    assert computations == 2
 
 
 async def test_growing_digest_covers_whole_file(tmp_path: Path) -> None:
@@ -128,20 +128,20 @@ async def test_growing_digest_without_file_raises(tmp_path: Path) -> None:
         digest.compute_content()
 
 
-def test_digest_of_file_that_comes_right_after_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_digest_of_file_created_after_check_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     digest = GrowingDigest(path)
-    really = os.open
+    open_file = os.open
 
-    def opened(*args: Any) -> int:
+    def open_after_failure(*args: Any) -> int:
         try:
-            return really(*args)
+            return open_file(*args)
         except FileNotFoundError:
             path.write_bytes(b"whole")
             digest.mark_complete()
             raise
 
-    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "open", open_after_failure)
     assert digest.compute_content() == Content(5, hashlib.sha256(b"whole").hexdigest())
 
 

@@ -1,4 +1,4 @@
-"""Files go encrypted from site to site, to whoever was told the way and to nobody who stands on it."""
+"""Encryption of transfers between sites, and rejection of unencrypted or forged connections."""
 
 import asyncio
 import os
@@ -16,22 +16,22 @@ from tests.agent.transfers.conftest import FileSite, Gate, Logins, Wire, needs_r
 
 pytestmark = [needs_rsync, pytest.mark.processes]
 BIG = os.urandom(3_000_000)
-SECRET = b"nobody on the way may read this; " * 10_000
+SECRET = b"content that must stay encrypted; " * 10_000
 
 
-def tunnels() -> list[psutil.Process]:
-    found = []
+def find_tunnels() -> list[psutil.Process]:
+    processes = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if any(word.endswith("tunnel.py") for word in process.cmdline()):
-                found.append(process)
+            if any(argument.endswith("tunnel.py") for argument in process.cmdline()):
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 class Listener(Gate):
-    """Hears what passes."""
+    """A gate that records the bytes sent to both sides."""
 
     def __init__(self, wire: Wire) -> None:
         super().__init__(wire, 10**12)
@@ -71,14 +71,14 @@ async def test_large_file_arrives_in_one_attempt(north: FileSite, south: FileSit
     assert wire.questions.count("export") == 1
 
 
-@pytest.mark.parametrize(("to", "of"), [(True, False), (False, True)])
-async def test_one_side_can_require_encryption(
-    north: FileSite, south: FileSite, wire: Wire, to: bool, of: bool
+@pytest.mark.parametrize(("target_encrypts", "source_encrypts"), [(True, False), (False, True)])
+async def test_source_can_require_encryption(
+    north: FileSite, south: FileSite, wire: Wire, target_encrypts: bool, source_encrypts: bool
 ) -> None:
-    """Where the source alone wants it, a puller that does not is refused, for it would not understand."""
-    north.encrypts, south.encrypts = to, of
+    """A source that requires encryption rejects a puller that requests an unencrypted transfer."""
+    north.encrypts, south.encrypts = target_encrypts, source_encrypts
     folder = north.stage(south.input(south.make("set", SECRET)))
-    if of:
+    if source_encrypts:
         failed = await north.wait_for_state("failed")
         assert "the agent of north requests an unencrypted transfer" in failed.error
         assert "encrypt_transfers" in failed.error
@@ -89,15 +89,19 @@ async def test_one_side_can_require_encryption(
 
 
 @pytest.mark.evidence("L5")
-async def test_source_without_certificate_needs_clear_allowed(north: FileSite, south: FileSite, wire: Wire) -> None:
+async def test_source_without_certificate_requires_unencrypted_transfers(
+    north: FileSite, south: FileSite, wire: Wire
+) -> None:
     south.encrypts = False
-    real = south.exports.export_replica
+    export_replica = south.exports.export_replica
 
-    async def in_clear(payload: Any) -> dict[str, object]:
-        answer = await real({name: value for name, value in payload.items() if name in ("path", "part", "size")})
+    async def export_unencrypted(payload: Any) -> dict[str, object]:
+        answer = await export_replica(
+            {name: value for name, value in payload.items() if name in ("path", "part", "size")}
+        )
         return {name: value for name, value in answer.items() if name != "certificate"}
 
-    south.handlers["export"] = in_clear
+    south.handlers["export"] = export_unencrypted
     path = south.make("set", SECRET)
     north.stage(south.input(path))
     failed = await north.wait_for_state("failed")
@@ -110,29 +114,29 @@ async def test_source_without_certificate_needs_clear_allowed(north: FileSite, s
 
 
 @pytest.mark.evidence("L5")
-async def test_pull_in_clear_is_refused_unless_allowed(south: FileSite) -> None:
-    asked = {"path": str(south.make("set", SECRET)), "part": None, "size": len(SECRET), "asker": "north"}
-    with pytest.raises(SiteRejected, match="the agent of north requests an unencrypted transfer") as refused:
-        await south.exports.export_replica(asked)
-    assert refused.value.fault == "in-clear"
+async def test_unencrypted_pull_is_rejected_unless_allowed(south: FileSite) -> None:
+    request = {"path": str(south.make("set", SECRET)), "part": None, "size": len(SECRET), "asker": "north"}
+    with pytest.raises(SiteRejected, match="the agent of north requests an unencrypted transfer") as rejection:
+        await south.exports.export_replica(request)
+    assert rejection.value.fault == "in-clear"
     south.encrypts = False
-    assert Route.model_validate(await south.exports.export_replica(asked)).certificate == ""
+    assert Route.model_validate(await south.exports.export_replica(request)).certificate == ""
 
 
 async def test_asker_is_set_by_daemon_only(north: FileSite, south: FileSite) -> None:
-    heard: list[Any] = []
+    askers: list[Any] = []
 
-    async def hear(payload: Any) -> dict[str, object]:
-        heard.append(payload["asker"])
+    async def record_asker(payload: Any) -> dict[str, object]:
+        askers.append(payload["asker"])
         return {}
 
-    south.handlers["export"] = hear
+    south.handlers["export"] = record_asker
     await north.questions.ask_cluster("south", "export", {"asker": "south"})
-    assert heard == ["north"]
+    assert askers == ["north"]
 
 
 @pytest.fixture
-def other() -> Iterator[TransferIdentity]:
+def foreign_identity() -> Iterator[TransferIdentity]:
     identity = TransferIdentity()
     yield identity
     identity.close()
@@ -140,23 +144,23 @@ def other() -> Iterator[TransferIdentity]:
 
 @pytest.mark.evidence("L5", "C8")
 async def test_wrong_certificate_stops_transfer(
-    north: FileSite, south: FileSite, wire: Wire, other: TransferIdentity
+    north: FileSite, south: FileSite, wire: Wire, foreign_identity: TransferIdentity
 ) -> None:
-    said: list[bytes] = []
+    received: list[bytes] = []
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        said.append(await reader.read(1000))
+        received.append(await reader.read(1000))
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(f"/proc/self/fd/{other._memory}")
-    impostor = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
-    port = impostor.sockets[0].getsockname()[1]
+    context.load_cert_chain(f"/proc/self/fd/{foreign_identity._memory}")
+    server = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
     wire.change_answer = lambda payload: {**payload, "port": port} if "port" in payload else payload
     north.stage(south.input(south.make("set", SECRET)))
     failed = await north.wait_for_state("failed")
     assert f"127.0.0.1:{port} shows another certificate than its agent announced" in failed.error
-    assert not any(said)
-    impostor.close()
+    assert not any(received)
+    server.close()
 
 
 async def test_ticket_is_valid_for_one_kind_only(south: FileSite, tmp_path: Path) -> None:
@@ -187,23 +191,23 @@ async def test_ticket_is_valid_for_one_kind_only(south: FileSite, tmp_path: Path
 async def test_transfer_key_is_neither_on_disk_nor_command_line(north: FileSite, south: FileSite, gate: Gate) -> None:
     north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
-    seen = [word for process in tunnels() for word in process.cmdline()]
+    arguments = [argument for process in find_tunnels() for argument in process.cmdline()]
     (ticket,) = south.exports._tickets.values()
-    assert {"serve", "connect"} <= set(seen)
-    assert not any(ticket.password in word or "PRIVATE" in word for word in seen)
+    assert {"serve", "connect"} <= set(arguments)
+    assert not any(ticket.password in argument or "PRIVATE" in argument for argument in arguments)
     assert not any(b"PRIVATE" in path.read_bytes() for path in south.directory.rglob("*") if path.is_file())
     gate.open.set()
     await north.wait_for_state("done")
-    await north.wait_until(lambda: not tunnels())
+    await north.wait_until(lambda: not find_tunnels())
 
 
 async def test_cancelled_encrypted_transfer_leaves_nothing(north: FileSite, south: FileSite, gate: Gate) -> None:
     north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
-    assert len(tunnels()) == 2
+    assert len(find_tunnels()) == 2
     await north.stop()
     await south.stop()
-    await north.wait_until(lambda: not tunnels())
+    await north.wait_until(lambda: not find_tunnels())
 
 
 async def test_stalled_tls_handshake_is_disconnected(south: FileSite, logins: Logins) -> None:
@@ -216,4 +220,4 @@ async def test_stalled_tls_handshake_is_disconnected(south: FileSite, logins: Lo
     reader, writer = await asyncio.open_connection("127.0.0.1", route.port, ssl=trusting)
     await logins.end_behind_a_greeting(south, reader)
     writer.close()
-    await south.wait_until(lambda: not tunnels() and not south.exports._connections)
+    await south.wait_until(lambda: not find_tunnels() and not south.exports._connections)

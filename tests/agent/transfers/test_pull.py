@@ -1,4 +1,4 @@
-"""Files come from another site: whole, whatever they are called, and however often the connection is cut."""
+"""Pulling files from another site: unusual names, interruptions, changed replicas and rejected pullers."""
 
 import asyncio
 import os
@@ -17,12 +17,22 @@ from koalapy.agent.transfers.exports import Route
 from koalapy.agent.transfers.pull import MAX_TRIES, Pull, RsyncOutcome
 from koalapy.agent.transfers.roots import Roots
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
-from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, Logins, SetClock, T, Wire, content_of, needs_rsync
+from tests.agent.transfers.conftest import (
+    INSTANCE,
+    FileSite,
+    Gate,
+    Logins,
+    SetClock,
+    T,
+    Wire,
+    measure_path,
+    needs_rsync,
+)
 
 pytestmark = [needs_rsync, pytest.mark.processes]
-HOSTILE = ["a b", " lead", "trail ", "[ab]*?", "ünï €", "new\nline", "tab\t", "+ x", "- y", "'q\"", "\x01ctl"]
-HOSTILE += ["plain", "-rf", "--delete", "#x", ";y", "%HOME%", "\\back\\slash"]
-HOSTILE += ["!", "a:b", "$(x)", "~", "*", "...", ".hidden"]
+UNUSUAL_NAMES = ["a b", " lead", "trail ", "[ab]*?", "ünï €", "new\nline", "tab\t", "+ x", "- y", "'q\"", "\x01ctl"]
+UNUSUAL_NAMES += ["plain", "-rf", "--delete", "#x", ";y", "%HOME%", "\\back\\slash"]
+UNUSUAL_NAMES += ["!", "a:b", "$(x)", "~", "*", "...", ".hidden"]
 GREETING = b"@RSYNCD: 31.0\n"
 BIG = random.Random(1).randbytes(6_000_000)
 
@@ -30,16 +40,16 @@ BIG = random.Random(1).randbytes(6_000_000)
 async def test_pulled_file_arrives_and_is_reported(north: FileSite, south: FileSite) -> None:
     path = south.make("data/set.bin", BIG)
     folder = north.stage(south.input(path, target="set.bin"))
-    done = await north.wait_for_state("done")
+    status = await north.wait_for_state("done")
     assert (folder / "set.bin").read_bytes() == BIG
-    assert (done.size, done.staged, done.error) == (len(BIG), len(BIG), "")
-    assert [(m.source, m.size, m.seconds > 0) for m in done.moved] == [("south", len(BIG), True)]
+    assert (status.size, status.staged, status.error) == (len(BIG), len(BIG), "")
+    assert [(m.source, m.size, m.seconds > 0) for m in status.moved] == [("south", len(BIG), True)]
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sorted(os.listdir(folder)) == ["set.bin"]
 
 
 async def test_speed_excludes_time_to_set_up_a_transfer(north: FileSite, south: FileSite, gate: Gate) -> None:
-    """The gate lets some bytes through, and holds the rest back until it is opened."""
+    """The gate passes half of the bytes and holds back the others until it is opened."""
     north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
     run = north.stages._stages[INSTANCE, T]
@@ -51,8 +61,8 @@ async def test_speed_excludes_time_to_set_up_a_transfer(north: FileSite, south: 
     assert 0 < moved.flowing < moved.seconds
 
 
-async def test_speed_excludes_silence_of_cut(north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rsync takes half a minute for it."""
+async def test_speed_excludes_interruption(north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rsync notices the interruption after half a minute."""
     clock = SetClock()
     await north.restart(clock=clock)
     tries = iter(
@@ -62,10 +72,10 @@ async def test_speed_excludes_silence_of_cut(north: FileSite, south: FileSite, m
         ]
     )
 
-    async def played(route: Route, name: str, folder: Path, tick: Callable[[], bool], _: str) -> RsyncOutcome:
+    async def run_recorded(route: Route, name: str, folder: Path, tick: Callable[[], bool], _: str) -> RsyncOutcome:
         came, outcome = next(tries)
-        for at, size in came:
-            clock.steady = at
+        for seconds, size in came:
+            clock.steady = seconds
             (folder / name).write_bytes(BIG[:size])
             tick()
             await asyncio.wait((run._pull._looking,))  # type: ignore[union-attr, type-var]
@@ -73,10 +83,10 @@ async def test_speed_excludes_silence_of_cut(north: FileSite, south: FileSite, m
             clock.steady += 30.0
         else:
             clock.steady += 0.25
-            (folder / name).write_bytes(BIG)  # which only the last look sees
+            (folder / name).write_bytes(BIG)  # noticed by the last measurement only
         return outcome
 
-    monkeypatch.setattr(pull, "run_rsync", played)
+    monkeypatch.setattr(pull, "run_rsync", run_recorded)
     north.stage(south.input(south.make("set", BIG)))
     run = north.stages._stages[INSTANCE, T]
     (moved,) = (await north.wait_for_state("done")).moved
@@ -85,17 +95,17 @@ async def test_speed_excludes_silence_of_cut(north: FileSite, south: FileSite, m
 
 
 @pytest.mark.parametrize("daemon_came", [True, False])
-async def test_source_has_time_to_come_back(
+async def test_source_has_time_to_reconnect(
     north: FileSite, south: FileSite, wire: Wire, daemon_came: bool, gate: Gate
 ) -> None:
-    """A restart of the daemon breaks all connections, and agents come back one by one: nothing begins anew for that."""
+    """A restart of the daemon breaks all connections, and agents reconnect one by one; transfers must resume."""
     north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
 
     def arriving_files() -> list[Path]:
         return [path for path in (north.directory / "stages").rglob("set") if path.is_file() and path.stat().st_size]
 
-    await north.wait_until(lambda: bool(arriving_files()))  # what has passed the gate is not yet on the disk
+    await north.wait_until(lambda: bool(arriving_files()))  # passed bytes may not be on the disk yet
     (arriving,) = arriving_files()
     inode = arriving.stat().st_ino
     await north.stop()
@@ -111,8 +121,8 @@ async def test_source_has_time_to_come_back(
     await north.wait_until(lambda: wire.questions.count("export") > 3 * (MAX_TRIES + 1))
     south.start()
     await north.wait_for_state("done")
-    found = north.stages.folder_path(INSTANCE, T) / "input"
-    assert (found.stat().st_ino, found.read_bytes()) == (inode, BIG)
+    file = north.stages.folder_path(INSTANCE, T) / "input"
+    assert (file.stat().st_ino, file.read_bytes()) == (inode, BIG)
 
 
 async def test_short_transfer_measures_no_bandwidth(north: FileSite, south: FileSite) -> None:
@@ -121,8 +131,8 @@ async def test_short_transfer_measures_no_bandwidth(north: FileSite, south: File
     assert (moved.size, moved.flowed) == (5, 0)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-async def test_names_mean_nothing(north: FileSite, south: FileSite, name: str) -> None:
+@pytest.mark.parametrize("name", UNUSUAL_NAMES)
+async def test_unusual_file_names_are_pulled(north: FileSite, south: FileSite, name: str) -> None:
     path = south.make(f"odd/{name}", name.encode())
     south.make("odd/other")
     folder = north.stage(south.input(path, target=name))
@@ -132,15 +142,15 @@ async def test_names_mean_nothing(north: FileSite, south: FileSite, name: str) -
 
 
 async def test_pulled_folder_arrives_complete(north: FileSite, south: FileSite) -> None:
-    for name in HOSTILE:
+    for name in UNUSUAL_NAMES:
         south.make(f"set/{name}/{name}", name.encode())
     script = south.make("set/run.sh", b"#!/bin/sh\n")
     script.chmod(0o555)
     (south.replicas / "set/empty").mkdir()
     folder = north.stage(south.input(south.replicas / "set", target="all"))
     await north.wait_for_state("done")
-    assert sorted(os.listdir(folder / "all")) == sorted([*HOSTILE, "run.sh", "empty"])
-    assert all((folder / "all" / n / n).read_bytes() == n.encode() for n in HOSTILE)
+    assert sorted(os.listdir(folder / "all")) == sorted([*UNUSUAL_NAMES, "run.sh", "empty"])
+    assert all((folder / "all" / n / n).read_bytes() == n.encode() for n in UNUSUAL_NAMES)
     assert (folder / "all/run.sh").stat().st_mode & 0o777 == 0o500
 
 
@@ -149,15 +159,17 @@ async def test_pulled_entry_arrives_without_others(north: FileSite, south: FileS
     south.make(f"set/{name}", BIG)
     south.make("set/1/a", b"a")
     south.make("set/1/b", b"b")
-    whole = south.replicas / "set"
-    folder = north.stage(south.input(whole, part=name, target="x"), south.input(whole, part="1", target="y"))
-    done = await north.wait_for_state("done")
+    folder_path = south.replicas / "set"
+    folder = north.stage(
+        south.input(folder_path, part=name, target="x"), south.input(folder_path, part="1", target="y")
+    )
+    status = await north.wait_for_state("done")
     assert (folder / "x").read_bytes() == BIG
     assert sorted(os.listdir(folder / "y")) == ["a", "b"]
-    assert done.size == len(BIG) + 2
+    assert status.size == len(BIG) + 2
 
 
-async def test_empty_files_and_folders_come_too(north: FileSite, south: FileSite) -> None:
+async def test_empty_files_and_folders_are_pulled(north: FileSite, south: FileSite) -> None:
     (south.replicas / "nothing").mkdir()
     folder = north.stage(south.input(south.make("void", b""), target="a"), south.input(south.replicas / "nothing"))
     await north.wait_for_state("done")
@@ -165,7 +177,7 @@ async def test_empty_files_and_folders_come_too(north: FileSite, south: FileSite
     assert os.listdir(folder / "input") == []
 
 
-# Cuts
+# Interruptions
 
 
 async def test_killed_pull_is_resumed(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
@@ -204,7 +216,7 @@ async def test_new_agent_resumes_pull(north: FileSite, south: FileSite, gate: Ga
     assert 0 < gate.passed < len(BIG) - came + 100_000
 
 
-async def test_progress_is_told_and_never_goes_back(north: FileSite, south: FileSite, gate: Gate) -> None:
+async def test_progress_is_reported_and_never_decreases(north: FileSite, south: FileSite, gate: Gate) -> None:
     north.stage(south.input(south.make("big", BIG)))
     await north.wait_until(lambda: any(0 < s.staged < s.size for s in north.statuses))
     gate.open.set()
@@ -225,74 +237,76 @@ async def test_dead_source_is_reported(north: FileSite, south: FileSite, gate: G
     assert failed.staged > 0
 
 
-# Replicas that are not what the catalogue says
+# Replicas that differ from the catalogue
 
 
 async def test_missing_replica_fails_stage(north: FileSite, south: FileSite) -> None:
-    wanted = south.input(south.make("data"))
+    file = south.input(south.make("data"))
     (south.replicas / "data").unlink()
-    await fails(north, wanted, "data is not there")
+    await check_failure(north, file, "data is not there")
 
 
 async def test_truncated_replica_fails_stage(north: FileSite, south: FileSite) -> None:
-    wanted = south.input(south.make("data", b"123456"))
+    file = south.input(south.make("data", b"123456"))
     south.make("data", b"123")
-    await fails(north, wanted, "has 3 bytes now and not 6")
+    await check_failure(north, file, "has 3 bytes now and not 6")
 
 
 async def test_replica_replaced_by_link_fails_stage(north: FileSite, south: FileSite) -> None:
-    wanted = south.input(south.make("data"))
+    file = south.input(south.make("data"))
     (south.replicas / "data").unlink()
     (south.replicas / "data").symlink_to("/etc/hostname")
-    await fails(north, wanted, "is a symbolic link")
+    await check_failure(north, file, "is a symbolic link")
 
 
 @pytest.mark.parametrize("path", ["data", "set"])
 async def test_changed_replica_of_same_size_fails_stage(north: FileSite, south: FileSite, path: str) -> None:
-    place = south.make("set/data" if path == "set" else path, b"123456")
-    wanted = south.input(south.replicas / path)
-    place.write_bytes(b"654321")
-    await fails(north, wanted, "its checksum differs from the catalogue's")
-    assert not list(north.directory.glob("stages/test-*/*")), "nothing wrong may be in reach of a program"
+    data_path = south.make("set/data" if path == "set" else path, b"123456")
+    file = south.input(south.replicas / path)
+    data_path.write_bytes(b"654321")
+    await check_failure(north, file, "its checksum differs from the catalogue's")
+    assert not list(north.directory.glob("stages/test-*/*")), "a wrong file must not reach the stage of a program"
 
 
 async def test_unreadable_replica_fails_stage(
     north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = south.input(south.make("data"))
-    real = os.open
+    file = south.input(south.make("data"))
+    open_file = os.open
 
-    def refusing(path: object, flags: int, *args: object, **others: object) -> int:
+    def refusing(path: object, flags: int, *args: object, **options: object) -> int:
         if path == "data" and not flags & os.O_PATH:
             raise PermissionError(13, "Permission denied")
-        return real(path, flags, *args, **others)  # type: ignore[arg-type]
+        return open_file(path, flags, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "open", refusing)
-    await fails(north, wanted, "cannot be read: Permission denied")
+    await check_failure(north, file, "cannot be read: Permission denied")
 
 
 async def test_unknown_replica_fails_stage(north: FileSite, south: FileSite) -> None:
-    wanted = south.input(south.make("data"))
-    await fails(north, wanted.model_copy(update={"path": "", "checksum": ""}), "the catalogue has no such replica")
+    file = south.input(south.make("data"))
+    await check_failure(
+        north, file.model_copy(update={"path": "", "checksum": ""}), "the catalogue has no such replica"
+    )
 
 
-async def fails(north: FileSite, wanted: object, why: str) -> None:
-    north.stage(wanted)  # type: ignore[arg-type]
+async def check_failure(north: FileSite, file: object, reason: str) -> None:
+    north.stage(file)  # type: ignore[arg-type]
     failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source, failed.file) == ("file", "south", "/logical")
-    assert why in failed.error
+    assert reason in failed.error
 
 
-async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSite, south: FileSite) -> None:
-    wanted = south.input(south.make("data"))
-    real = south.exports.export_replica
+async def test_wrong_bytes_of_correct_replica_are_fault_of_site(north: FileSite, south: FileSite) -> None:
+    file = south.input(south.make("data"))
+    export_replica = south.exports.export_replica
 
-    async def other(payload: dict[str, object]) -> dict[str, object]:
+    async def export_other(payload: dict[str, object]) -> dict[str, object]:
         south.make("other/data", b"CONTENT\n")
-        return await real({**payload, "path": str(south.replicas / "other/data")})
+        return await export_replica({**payload, "path": str(south.replicas / "other/data")})
 
-    south.handlers["export"] = other  # type: ignore[arg-type]
-    north.stage(wanted)
+    south.handlers["export"] = export_other  # type: ignore[arg-type]
+    north.stage(file)
     failed = await north.wait_for_state("failed")
     assert failed.fault == "site"
     assert "though its own is right" in failed.error
@@ -300,17 +314,17 @@ async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSi
 
 @pytest.mark.parametrize("path", ["data", "set"])
 async def test_surplus_bytes_are_not_awaited(north: FileSite, south: FileSite, gate: Gate, path: str) -> None:
-    place = south.make("set/data" if path == "set" else path)
-    wanted = south.input(south.replicas / path)
-    real = south.exports.export_replica
+    data_path = south.make("set/data" if path == "set" else path)
+    file = south.input(south.replicas / path)
+    export_replica = south.exports.export_replica
 
-    async def grown(payload: dict[str, object]) -> dict[str, object]:
-        place.write_bytes(BIG)
+    async def export_grown(payload: dict[str, object]) -> dict[str, object]:
+        data_path.write_bytes(BIG)
         gate.close_again(len(BIG) // 2)
-        return await real({**payload, "size": len(BIG)})
+        return await export_replica({**payload, "size": len(BIG)})
 
-    south.handlers["export"] = grown  # type: ignore[arg-type]
-    north.stage(wanted)
+    south.handlers["export"] = export_grown  # type: ignore[arg-type]
+    north.stage(file)
     failed = await north.wait_for_state("failed")
     assert not gate.open.is_set()
     assert failed.fault == "file"
@@ -321,15 +335,15 @@ async def test_surplus_bytes_are_not_awaited(north: FileSite, south: FileSite, g
 
 
 async def test_full_disk_fails_stage(north: FileSite, south: FileSite) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     path = south.make("big", BIG)
-    wanted = south.input(path)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    file = south.input(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
-        north.stage(wanted)
+        north.stage(file)
         failed = await north.wait_for_state("failed")
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert failed.fault == "site"
     assert "the disk of north is full" in failed.error
     assert "File too large" in failed.error
@@ -338,12 +352,12 @@ async def test_full_disk_fails_stage(north: FileSite, south: FileSite) -> None:
 async def test_missing_rsync_fails_pulls_only(
     north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    away, own = south.input(south.make("data")), north.input(north.make("data"))
+    remote_file, local_file = south.input(south.make("data")), north.input(north.make("data"))
     monkeypatch.setenv("PATH", "/nowhere")
-    folder = north.stage(own, token="7.1.1")
+    folder = north.stage(local_file, token="7.1.1")
     await north.wait_for_state("done", "7.1.1")
     assert (folder / "input").read_bytes() == b"content\n"
-    north.stage(away)
+    north.stage(remote_file)
     failed = await north.wait_for_state("failed")
     assert failed.fault == "source"
     assert "south: rsync is missing on its head node" in failed.error
@@ -366,17 +380,17 @@ async def test_cancelled_pull_leaves_no_process(north: FileSite, south: FileSite
     assert not rsync_processes(str(north.directory))
 
 
-def rsync_processes(word: str) -> list[int]:
-    found = []
+def rsync_processes(argument: str) -> list[int]:
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 line = (entry / "cmdline").read_text(errors="replace")
             except OSError:
                 continue
-            if line.startswith("rsync") and word in line and pull.is_process_alive(int(entry.name)):
-                found.append(int(entry.name))
-    return found
+            if line.startswith("rsync") and argument in line and pull.is_process_alive(int(entry.name)):
+                pids.append(int(entry.name))
+    return pids
 
 
 async def test_ticket_allows_one_module_and_password(south: FileSite, tmp_path: Path) -> None:
@@ -389,8 +403,8 @@ async def test_ticket_allows_one_module_and_password(south: FileSite, tmp_path: 
     got = tmp_path / "got"
     got.mkdir()
 
-    async def copy(what: str, environment: dict[str, str], *options: str) -> int:
-        process = await asyncio.create_subprocess_exec("rsync", *options, what, f"{got}/", env=environment, cwd="/")
+    async def copy(source: str, environment: dict[str, str], *options: str) -> int:
+        process = await asyncio.create_subprocess_exec("rsync", *options, source, f"{got}/", env=environment, cwd="/")
         return await process.wait()
 
     assert await copy(url, {**good, "RSYNC_PASSWORD": "guess"}, "-r") != 0
@@ -404,13 +418,13 @@ async def test_ticket_allows_one_module_and_password(south: FileSite, tmp_path: 
     assert sorted(os.listdir(south.replicas / "set")) == ["mine", "other"]
 
 
-# Who serves
+# Sources
 
 
-async def exported(site: FileSite, path: Path) -> Route:
-    """In clear."""
+async def export_unencrypted(site: FileSite, path: Path) -> Route:
+    """Export a replica without encryption and return its route."""
     site.encrypts = False
-    size, checksum = content_of(path)
+    size, checksum = measure_path(path)
     return Route.model_validate(
         await site.exports.export_replica({"path": str(path), "size": size, "checksum": checksum})
     )
@@ -421,7 +435,7 @@ async def test_puller_cannot_follow_links(south: FileSite, tmp_path: Path, optio
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "s").write_text("secret")
     south.make("set/a")
-    route = await exported(south, south.replicas / "set")
+    route = await export_unencrypted(south, south.replicas / "set")
     (south.replicas / "set" / "link").symlink_to(tmp_path / "secret" / "s")
     (south.replicas / "set" / "route").symlink_to(tmp_path / "secret")
     url = f"rsync://{route.user}@{route.host}:{route.port}/{route.module}/"
@@ -435,15 +449,15 @@ async def test_puller_cannot_follow_links(south: FileSite, tmp_path: Path, optio
         env={"PATH": os.environ["PATH"], "RSYNC_PASSWORD": route.password},
         stderr=asyncio.subprocess.PIPE,
     )
-    _, said = await pulling.communicate()
-    assert b"refused" in said or b"configured to refuse" in said
+    _, errors = await pulling.communicate()
+    assert b"refused" in errors or b"configured to refuse" in errors
     assert not (tmp_path / "came" / "route" / "s").exists()
 
 
-async def connected(site: FileSite) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """To where a file is exported in clear as well as encrypted."""
+async def connect_to_source(site: FileSite) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a source that exports a file both encrypted and unencrypted."""
     path = site.make("data")
-    await exported(site, path)
+    await export_unencrypted(site, path)
     route = Route.model_validate(await site.exports.export_replica({"path": str(path), "size": 8, "encrypted": True}))
     return await asyncio.open_connection("127.0.0.1", route.port)
 
@@ -451,7 +465,7 @@ async def connected(site: FileSite) -> tuple[asyncio.StreamReader, asyncio.Strea
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02"])
 async def test_silent_puller_is_disconnected(south: FileSite, first: bytes) -> None:
     await south.restart(timeouts={"transfer_login_s": 0.2})
-    reader, writer = await connected(south)
+    reader, writer = await connect_to_source(south)
     writer.write(first)
     async with asyncio.timeout(20):
         assert await reader.read() == b""
@@ -459,7 +473,7 @@ async def test_silent_puller_is_disconnected(south: FileSite, first: bytes) -> N
 
 
 async def test_puller_without_login_is_disconnected(south: FileSite, logins: Logins) -> None:
-    reader, writer = await connected(south)
+    reader, writer = await connect_to_source(south)
     writer.write(GREETING)
     await logins.end_behind_a_greeting(south, reader)
     writer.close()
@@ -481,23 +495,23 @@ async def test_accepted_puller_has_no_time_limit(
     await south.wait_until(lambda: logins.rsync_runs)
     logins.are_over()
     await north.wait_until(lambda: bool(judged))
-    assert judged == [True]  # later it is asked once more, when the ticket is given back
+    assert judged == [True]  # it is called once more when the ticket is returned
     gate.open.set()
     await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == BIG
     assert wire.questions.count("export") == 1
 
 
-async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite) -> None:
+async def test_tickets_beyond_limit_replace_oldest(south: FileSite) -> None:
     await south.restart(max_tickets=2)
     path = south.make("data")
-    routes = [await exported(south, path) for _ in range(3)]
+    routes = [await export_unencrypted(south, path) for _ in range(3)]
     assert list(south.exports._tickets) == [route.module for route in routes[1:]]
 
 
 async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one under its number would be served in its place."""
-    route = await exported(south, south.make("data"))
+    """Another folder that gets the same descriptor number would be served in its place."""
+    route = await export_unencrypted(south, south.make("data"))
     folder = south.exports._tickets[route.module].folder
     reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
     writer.write(GREETING)
@@ -513,14 +527,14 @@ async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monke
 
 async def test_ticket_without_saved_secret_is_withdrawn(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     path = south.make("data")
-    await exported(south, path)
-    before = len(os.listdir("/proc/self/fd"))
+    await export_unencrypted(south, path)
+    open_files = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as full:
         full.setattr(Path, "write_text", refuse_to_write)
         with pytest.raises(OSError, match="No space left"):
-            await exported(south, path)
+            await export_unencrypted(south, path)
         assert len(south.exports._tickets) == 1
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) == open_files
         await south.exports.close()
     assert south.exports._tickets == {}
 
@@ -532,17 +546,17 @@ def refuse_to_write(*_: object) -> int:
 async def test_rsync_log_is_limited(south: FileSite) -> None:
     path = south.make("data")
     await south.restart(max_log_size=100)
-    await exported(south, path)
+    await export_unencrypted(south, path)
     log = south.directory / "exports" / "rsync.log"
     log.write_text("x" * 100)
-    await exported(south, path)
+    await export_unencrypted(south, path)
     assert log.exists()
     log.write_text("x" * 101)
-    await exported(south, path)
+    await export_unencrypted(south, path)
     assert not log.exists()
 
 
-# Questions
+# Requests between sites
 
 
 @pytest.mark.parametrize(
@@ -563,7 +577,7 @@ async def test_question_with_any_error_is_answered(
 async def test_lack_of_descriptors_is_no_fault_of_replica(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     path = south.make("data")
 
-    def refusing(*_: object, **others: object) -> int:
+    def refusing(*_: object, **options: object) -> int:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as full:
@@ -605,8 +619,8 @@ ROUTE = Route(host="127.0.0.1", port=1, module="0", user="koala", password="", k
         {"certificate": "a\0b"},
     ],
 )
-def test_route_with_what_no_argument_or_variable_may_hold_is_refused(change: dict[str, str]) -> None:
-    """It comes from another site, and becomes rsync's command line and environment."""
+def test_route_with_invalid_characters_is_rejected(change: dict[str, str]) -> None:
+    """A route comes from another site and becomes part of the command line and environment of rsync."""
     with pytest.raises(ValidationError):
         Route.model_validate(ROUTE.model_dump() | change)
 
@@ -634,12 +648,12 @@ async def test_pull_passes_names_on_standard_input(tmp_path: Path, fake_rsync: C
 async def test_old_measurement_does_not_override_newer(north: FileSite, south: FileSite, tmp_path: Path) -> None:
     (tmp_path / "came").mkdir()
     (tmp_path / "came" / "data").write_bytes(b"content\n")
-    one = Pull(south.input(south.make("data")), tmp_path / "came", 0, lambda: None, north.means)
-    one._looking = old = asyncio.get_running_loop().create_future()
-    looking = asyncio.create_task(one._measure_now())
+    pull = Pull(south.input(south.make("data")), tmp_path / "came", 0, lambda: None, north.means)
+    pull._looking = old = asyncio.get_running_loop().create_future()
+    looking = asyncio.create_task(pull._measure_now())
     for _ in range(5):
         await asyncio.sleep(0)
-    one.arrived_bytes = 3
+    pull.arrived_bytes = 3
     old.set_result(None)
     await looking
-    assert one.arrived_bytes == 8
+    assert pull.arrived_bytes == 8

@@ -1,4 +1,4 @@
-"""Which files are results, and how they are sent."""
+"""Patterns of results, and sending results to the daemon."""
 
 import asyncio
 import io
@@ -53,7 +53,7 @@ from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
         ("*/c", "a/b/c", False),
     ],
 )
-def test_patterns(pattern: str, path: str, matches: bool) -> None:
+def test_patterns_match_expected_paths(pattern: str, path: str, matches: bool) -> None:
     assert Patterns([pattern]).matches(path.split("/")) is matches
 
 
@@ -61,13 +61,13 @@ NAME = st.text("ab*?.", min_size=1, max_size=3).filter(lambda name: set(name) !=
 
 
 @given(st.lists(NAME, min_size=1, max_size=3), st.lists(NAME, min_size=1, max_size=3))
-def test_without_folders_patterns_are_those_of_pathlib(pattern: list[str], path: list[str]) -> None:
+def test_patterns_without_recursion_match_like_pathlib(pattern: list[str], path: list[str]) -> None:
     if len(pattern) == len(path) and "**" not in "/".join(pattern):
-        same = PurePosixPath("/" + "/".join(path)).match("/" + "/".join(pattern))
-        assert Patterns(["/".join(pattern)]).matches(path) is same
+        expected = PurePosixPath("/" + "/".join(path)).match("/" + "/".join(pattern))
+        assert Patterns(["/".join(pattern)]).matches(path) is expected
 
 
-def archived(folder: Path, *patterns: str, without: tuple[str, ...] = ()) -> dict[str, tarfile.TarInfo]:
+def archive_folder(folder: Path, *patterns: str, without: tuple[str, ...] = ()) -> dict[str, tarfile.TarInfo]:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w|") as opened:
         write_archive(opened, folder, Patterns(patterns), without)
@@ -89,29 +89,29 @@ def test_results_are_regular_files_below_folder(tmp_path: Path) -> None:
     (folder / "link").symlink_to("/etc/passwd")
     (folder / "way").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(folder / "pipe")
-    found = archived(folder, "**", without=("input",))
-    assert sorted(found) == ["run", "sub/a b\nü"]
-    assert (found["run"].mode, found["sub/a b\nü"].mode) == (0o755, 0o644)
-    assert archived(folder, "../elsewhere/*", "way/*", "/etc/*") == {}
+    members = archive_folder(folder, "**", without=("input",))
+    assert sorted(members) == ["run", "sub/a b\nü"]
+    assert (members["run"].mode, members["sub/a b\nü"].mode) == (0o755, 0o644)
+    assert archive_folder(folder, "../elsewhere/*", "way/*", "/etc/*") == {}
 
 
-def test_sending_and_what_may_go_wrong() -> None:
-    fake, goes_on = FakeDaemonFiles(), threading.Event()
+def test_put_results_raises_errors_of_daemon() -> None:
+    fake, stop = FakeDaemonFiles(), threading.Event()
     daemon_files = DaemonFiles(fake.url, "nörth/1", "s3cret")
     try:
-        daemon_files.put_results("7.1.0", lambda archive: archive.addfile(tarfile.TarInfo("empty")), goes_on)
+        daemon_files.put_results("7.1.0", lambda archive: archive.addfile(tarfile.TarInfo("empty")), stop)
         assert list(fake.results) == ["7.1.0"]
         assert fake.requests == ["PUT /api/v1/agents/n%C3%B6rth%2F1/results/7.1.0 Bearer s3cret"]
         fake.refuse = (413, "more than 1 GB")
         with pytest.raises(SiteRejected, match="more than 1 GB"):
-            daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
+            daemon_files.put_results("7.1.0", lambda archive: None, stop)
         fake.refuse = (503, "later")
         with pytest.raises(SiteUnavailable, match="later"):
-            daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
+            daemon_files.put_results("7.1.0", lambda archive: None, stop)
     finally:
         fake.close()
     with pytest.raises(SiteUnavailable):
-        daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
+        daemon_files.put_results("7.1.0", lambda archive: None, stop)
     with pytest.raises(SiteUnavailable):
         daemon_files.fetch_bundle("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
 
@@ -136,7 +136,7 @@ def test_removed_file_spares_other_results(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
-def test_many_stars_take_no_more_time_than_two() -> None:
+def test_patterns_with_many_stars_are_simplified() -> None:
     patterns = Patterns(["**/" * 500 + "a"])
     assert [len(parts) for parts in patterns._patterns] == [2]
     assert patterns.matches(["x", "y", "a"])
@@ -144,7 +144,7 @@ def test_many_stars_take_no_more_time_than_two() -> None:
 
 
 class Collecting:
-    """A component that has ended, and a daemon that may be another one's."""
+    """A collector with one ended component, for a daemon that may be unreachable."""
 
     def __init__(self, path: Path, daemon_files: DaemonFiles) -> None:
         (path / "stage").mkdir()
@@ -181,7 +181,7 @@ class Collecting:
         return self.component
 
 
-async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> None:
+async def test_results_wait_for_reachable_daemon(tmp_path: Path) -> None:
     fake = FakeDaemonFiles()
     collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
     task = asyncio.create_task(collecting.collect())
@@ -196,7 +196,7 @@ async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> Non
         fake.close()
 
 
-async def test_results_that_nobody_wants_any_more_are_sent_to_nobody(tmp_path: Path) -> None:
+async def test_results_of_cancelled_collection_are_not_sent(tmp_path: Path) -> None:
     collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
     collecting.collector.collect_results(collecting.component)
     async with asyncio.timeout(VIRTUAL_DEADLINE):
@@ -209,13 +209,13 @@ async def test_results_that_nobody_wants_any_more_are_sent_to_nobody(tmp_path: P
     assert not collecting.over.is_set()
 
 
-async def test_busy_daemon_loses_results_after_timeout(tmp_path: Path) -> None:
+async def test_results_for_unreachable_daemon_time_out(tmp_path: Path) -> None:
     collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
     collecting.reached = True
     assert "the daemon cannot be reached" in (await collecting.collect()).error
 
 
-async def test_error_of_collector_lets_the_job_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_of_collector_ends_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
@@ -244,12 +244,12 @@ async def test_unreadable_result_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def test_hanging_collection_delays_no_other_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs as an account, which may stop it; also when nobody wants the results any more, a thread hangs by it."""
-    hung, sent = threading.Event(), []
+    """A collection runs as an account that may stop it; its thread then hangs, even after a cancellation."""
+    proceed, sent = threading.Event(), []
 
     def send(_: Collector, component: Component, *__: object) -> None:
         sent.append(component.user)
-        assert component.user != "mallory" or hung.wait(60)
+        assert component.user != "mallory" or proceed.wait(60)
 
     monkeypatch.setattr(Collector, "_send", send)
     collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
@@ -271,11 +271,11 @@ async def test_hanging_collection_delays_no_other_user(tmp_path: Path, monkeypat
         await collecting.collect()
         assert sent.count("mallory") <= MAX_CONCURRENT
     finally:
-        hung.set()
+        proceed.set()
         await collecting.collector.close()
 
 
 @pytest.mark.processes
-def test_folders_without_end_are_no_results(deep: Path) -> None:
+def test_folders_nested_too_deep_are_rejected(deep: Path) -> None:
     with pytest.raises(FoldersTooDeep, match="nested in more than 100 folders"):
-        archived(deep, "**")
+        archive_folder(deep, "**")

@@ -1,4 +1,4 @@
-"""Nothing outside the replica directories can be reached, whatever a path says."""
+"""Paths of replicas: nothing outside the replica directories can be reached."""
 
 import os
 import shutil
@@ -38,8 +38,8 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[Path]:
-    """A replica directory between folders that are nobody's business, with links to all of them."""
+def replica_world() -> Iterator[Path]:
+    """A replica directory with links to forbidden folders around it."""
     top = Path(tempfile.mkdtemp())
     root = top / "root"
     for place in (root / "sub" / "deep", root / "-rf", root / "a b", root / "*", root / "\n"):
@@ -58,7 +58,7 @@ def world() -> Iterator[Path]:
     shutil.rmtree(top)
 
 
-def content(roots: Roots, path: str) -> bytes:
+def read_path(roots: Roots, path: str) -> bytes:
     found = roots.resolve_path(path)
     with roots.open_path(found) as opened:
         if opened.is_folder:
@@ -73,22 +73,22 @@ def content(roots: Roots, path: str) -> bytes:
     st.sampled_from(["", "/", "TOP/", "TOP/root/", "TOP/root/../", "//"]),
     st.text(max_size=3),
 )
-def test_path_resolves_below_root_or_is_rejected(world: Path, names: list[str], start: str, odd: str) -> None:
-    roots = Roots("north", [world / "root"])
-    path = start.replace("TOP", str(world)) + "/".join([*names, *([odd] if odd else [])])
+def test_path_resolves_below_root_or_is_rejected(replica_world: Path, names: list[str], start: str, odd: str) -> None:
+    roots = Roots("north", [replica_world / "root"])
+    path = start.replace("TOP", str(replica_world)) + "/".join([*names, *([odd] if odd else [])])
     try:
-        found = content(roots, path)
+        content = read_path(roots, path)
     except SiteRejected:
         return
-    assert found in (OPEN, b"")
+    assert content in (OPEN, b"")
 
 
 @given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5), st.sampled_from([None, *NAMES]))
-def test_neither_do_paths_that_a_catalogue_might_tell(world: Path, names: list[str], part: str | None) -> None:
-    replicas = Replicas(Roots("north", [world / "root"]))
-    wanted = ReplicaRequest(path=str(world / "root" / Path(*names)), part=part, size=len(SECRET))
+def test_replica_path_outside_root_is_rejected(replica_world: Path, names: list[str], part: str | None) -> None:
+    replicas = Replicas(Roots("north", [replica_world / "root"]))
+    request = ReplicaRequest(path=str(replica_world / "root" / Path(*names)), part=part, size=len(SECRET))
     with pytest.raises(SiteRejected):
-        replicas.check_replica(wanted)
+        replicas.check_replica(request)
 
 
 @pytest.mark.parametrize(
@@ -111,23 +111,27 @@ def test_neither_do_paths_that_a_catalogue_might_tell(world: Path, names: list[s
         ("x" * 300, "unreadable"),
     ],
 )
-def test_why_not(world: Path, path: str, fault: str) -> None:
+def test_resolve_path_rejects_with_fault(replica_world: Path, path: str, fault: str) -> None:
     with pytest.raises(SiteRejected) as caught:
-        content(Roots("north", [world / "root"]), path)
+        read_path(Roots("north", [replica_world / "root"]), path)
     assert caught.value.fault == fault
 
 
-def test_links_within_are_resolved_once(world: Path) -> None:
-    roots = Roots("north", [world / "root"])
-    assert roots.resolve_path("sub/in/data") == world / "root" / "a b" / "data"
-    assert roots.resolve_path(str(world / "root" / "sub" / "in")) == world / "root" / "a b"
+def test_links_within_are_resolved_once(replica_world: Path) -> None:
+    roots = Roots("north", [replica_world / "root"])
+    assert roots.resolve_path("sub/in/data") == replica_world / "root" / "a b" / "data"
+    assert roots.resolve_path(str(replica_world / "root" / "sub" / "in")) == replica_world / "root" / "a b"
 
 
-def test_root_may_be_link(world: Path, tmp_path: Path) -> None:
-    (tmp_path / "way").symlink_to(world / "root")
+def test_root_may_be_link(replica_world: Path, tmp_path: Path) -> None:
+    (tmp_path / "way").symlink_to(replica_world / "root")
     roots = Roots("north", [tmp_path / "way"])
-    assert roots.resolve_path("data") == roots.resolve_path(str(tmp_path / "way" / "data")) == world / "root" / "data"
-    assert content(roots, "data") == OPEN
+    assert (
+        roots.resolve_path("data")
+        == roots.resolve_path(str(tmp_path / "way" / "data"))
+        == replica_world / "root" / "data"
+    )
+    assert read_path(roots, "data") == OPEN
 
 
 @pytest.mark.evidence("U6")
@@ -136,15 +140,15 @@ def test_folder_replaced_by_link_after_check_is_rejected(tmp_path: Path) -> None
     (tmp_path / "root" / "sub" / "data").write_bytes(OPEN)
     (tmp_path / "data").write_bytes(SECRET)
     roots = Roots("north", [tmp_path / "root"])
-    found = roots.resolve_path("sub/data")
+    path = roots.resolve_path("sub/data")
     shutil.rmtree(tmp_path / "root" / "sub")
     (tmp_path / "root" / "sub").symlink_to(tmp_path)
-    with pytest.raises(SiteRejected) as caught, roots.open_path(found):
+    with pytest.raises(SiteRejected) as caught, roots.open_path(path):
         pass
     assert caught.value.fault == "missing"
 
 
-def test_without_a_directory_the_way_out_is_named() -> None:
+def test_roots_without_directory_name_setting() -> None:
     with pytest.raises(SiteRejected) as caught:
         Roots("north", []).resolve_path("data")
     assert caught.value.fault == "unconfigured"
@@ -152,7 +156,7 @@ def test_without_a_directory_the_way_out_is_named() -> None:
 
 
 @given(st.text(max_size=300))
-def test_plain_names_stay_where_they_are(name: str) -> None:
+def test_plain_names_stay_within_folder(name: str) -> None:
     if is_plain_name(name):
         assert os.path.normpath(f"/a/{name}") == f"/a/{name}"
         assert len(os.fsencode(name)) <= 255

@@ -1,4 +1,4 @@
-"""Replicas that programs read where they lie: verified whenever anything about them has changed, and read-only."""
+"""Replicas that programs read in place: verified after every change, and made read-only."""
 
 import os
 import time
@@ -11,175 +11,175 @@ from koalapy.agent.transfers import replicas, seals
 from koalapy.agent.transfers.digest import Content, measure_content
 from koalapy.agent.transfers.seals import Seals
 from koalapy.protocol.messages import StageFile
-from tests.agent.transfers.conftest import INSTANCE, FileSite, SetClock, T, content_of, needs_rsync
+from tests.agent.transfers.conftest import INSTANCE, FileSite, SetClock, T, measure_path, needs_rsync
 
 U, V = "8.1.0", "9.1.0"
 LONG_AGO = 1_700_000_000
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Everything that is read for its checksum from now on."""
-    found: list[str] = []
+def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the files that are read for their checksum."""
+    paths: list[str] = []
 
-    def measured(descriptor: int, *, checksum: bool, **more: Callable[[], bool]) -> Content:
+    def measured(descriptor: int, *, checksum: bool, **options: Callable[[], bool]) -> Content:
         if checksum:
-            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        return measure_content(descriptor, checksum=checksum, **more)
+            paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return measure_content(descriptor, checksum=checksum, **options)
 
     monkeypatch.setattr(replicas, "measure_content", measured)
-    return found
+    return paths
 
 
 @pytest.fixture
-async def settled(north: FileSite) -> None:
-    """What was changed just now counts as changed long ago: the kernel's time of change cannot be set."""
+async def settled_clock(north: FileSite) -> None:
+    """Advance the clock, so that recent changes count as old: the kernel's change time cannot be set."""
     await north.restart(clock=SetClock(time.time() + 1e6))
 
 
-def old(path: Path) -> Path:
-    """As if it had been there for long, to all that can be set."""
-    for each in (path, *path.rglob("*")):
-        os.utime(each, (LONG_AGO, LONG_AGO))
+def make_old(path: Path) -> Path:
+    """Set old times on a file or folder."""
+    for entry in (path, *path.rglob("*")):
+        os.utime(entry, (LONG_AGO, LONG_AGO))
     return path
 
 
-def in_place(path: Path) -> None:
+def change_in_place(path: Path) -> None:
     path.chmod(0o644)
     path.write_bytes(b"CONTENT\n")
 
 
-def in_place_and_made_look_old(path: Path) -> None:
-    in_place(path)
+def change_and_set_old_times(path: Path) -> None:
+    change_in_place(path)
     os.utime(path, (LONG_AGO + 1, LONG_AGO + 1))
 
 
-def in_place_with_its_times_kept(path: Path) -> None:
-    """As ``rsync --inplace --times`` and ``touch -r`` do."""
-    before = path.stat()
-    in_place(path)
-    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the kernel's clock ticks some hundred times in a second
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+def change_and_keep_times(path: Path) -> None:
+    """Change a file as ``rsync --inplace --times`` and ``touch -r`` do."""
+    times = path.stat()
+    change_in_place(path)
+    while path.stat().st_ctime_ns == times.st_ctime_ns:  # the kernel's clock ticks some hundred times in a second
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def by_another_of_its_age(path: Path) -> None:
-    other = path.with_name("other")
-    other.write_bytes(b"CONTENT\n")
-    os.utime(other, (LONG_AGO, LONG_AGO))
-    other.rename(path)
+def replace_by_file_of_same_age(path: Path) -> None:
+    replacement = path.with_name("other")
+    replacement.write_bytes(b"CONTENT\n")
+    os.utime(replacement, (LONG_AGO, LONG_AGO))
+    replacement.rename(path)
 
 
-CHANGES = [in_place, in_place_and_made_look_old, in_place_with_its_times_kept, by_another_of_its_age]
+CHANGES = [change_in_place, change_and_set_old_times, change_and_keep_times, replace_by_file_of_same_age]
 
 
-@pytest.mark.usefixtures("settled")
+@pytest.mark.usefixtures("settled_clock")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("part", [None, "a"])
-async def test_changed_replica_is_refused(north: FileSite, change: Callable[[Path], None], part: str | None) -> None:
-    path = old(north.make("set/a").parent) if part else old(north.make("data"))
-    wanted = north.input(path, part=part)
-    north.stage(wanted)
+async def test_changed_replica_is_rejected(north: FileSite, change: Callable[[Path], None], part: str | None) -> None:
+    path = make_old(north.make("set/a").parent) if part else make_old(north.make("data"))
+    file = north.input(path, part=part)
+    north.stage(file)
     await north.wait_for_state("done")
     change(path / part if part else path)
-    north.stage(wanted, token=U)
+    north.stage(file, token=U)
     failed = await north.wait_for_state("failed", U)
     assert (failed.fault, failed.source, failed.file) == ("file", "north", "/logical")
     assert "it was changed" in failed.error
 
 
-@pytest.mark.usefixtures("settled")
+@pytest.mark.usefixtures("settled_clock")
 @pytest.mark.parametrize("change", CHANGES)
-async def test_folder_with_changed_file_is_refused(north: FileSite, change: Callable[[Path], None]) -> None:
+async def test_folder_with_changed_file_is_rejected(north: FileSite, change: Callable[[Path], None]) -> None:
     north.make("set/below/a")
-    path = old(north.replicas / "set")
-    wanted = north.input(path)
-    north.stage(wanted)
+    path = make_old(north.replicas / "set")
+    file = north.input(path)
+    north.stage(file)
     await north.wait_for_state("done")
     change(path / "below" / "a")
-    north.stage(wanted, token=U)
+    north.stage(file, token=U)
     assert "it was changed" in (await north.wait_for_state("failed", U)).error
 
 
-@pytest.mark.usefixtures("settled")
-async def test_unchanged_replica_is_read_once(north: FileSite, read: list[str]) -> None:
-    path = old(north.make("data"))
-    wanted = north.input(path)
+@pytest.mark.usefixtures("settled_clock")
+async def test_unchanged_replica_is_read_once(north: FileSite, read_files: list[str]) -> None:
+    path = make_old(north.make("data"))
+    file = north.input(path)
     for token in (T, U):
-        north.stage(wanted, token=token)
+        north.stage(file, token=token)
         await north.wait_for_state("done", token)
     await north.stop()
     north.start()
-    north.stage(wanted, token=V)
+    north.stage(file, token=V)
     await north.wait_for_state("done", V)
-    assert read == [str(path)]
+    assert read_files == [str(path)]
 
 
-@pytest.mark.usefixtures("settled")
-async def test_replica_read_for_catalogue_is_not_read_again(north: FileSite, read: list[str]) -> None:
-    path = old(north.make("data"))
-    size, checksum = content_of(path)
+@pytest.mark.usefixtures("settled_clock")
+async def test_replica_read_for_catalogue_is_not_read_again(north: FileSite, read_files: list[str]) -> None:
+    path = make_old(north.make("data"))
+    size, checksum = measure_path(path)
     north.stage(
         StageFile(name="/logical", source="north", path=str(path), target="input", size=size, checksum=checksum)
     )
     await north.wait_for_state("done")
-    found = await north.stages._means.replicas.stat_replica({"path": str(path)})
+    answer = await north.stages._means.replicas.stat_replica({"path": str(path)})
     north.stage(north.input(path), token=U)
     await north.wait_for_state("done", U)
-    assert found["checksum"] == checksum
-    assert read == [str(path)] * 2, "once for the stage, once because somebody asked"
+    assert answer["checksum"] == checksum
+    assert read_files == [str(path)] * 2, "once for the stage, once for the catalogue"
 
 
-@pytest.mark.usefixtures("settled")
+@pytest.mark.usefixtures("settled_clock")
 @pytest.mark.parametrize("name", ["data", "set/below/data"])
-async def test_that_we_make_it_read_only_is_no_change(north: FileSite, read: list[str], name: str) -> None:
+async def test_making_replica_read_only_is_no_change(north: FileSite, read_files: list[str], name: str) -> None:
     north.make(name).chmod(0o664)
     path = north.replicas / name.split("/")[0]
     await north.stages._means.replicas.stat_replica({"path": str(path)})
     for token in (T, U):
         north.stage(north.input(path), token=token)
         await north.wait_for_state("done", token)
-        assert writable(path) == []
-    assert read == [str(path)], "for the catalogue"
+        assert list_writable(path) == []
+    assert read_files == [str(path)], "only for the catalogue"
 
 
-async def test_that_we_make_it_read_only_is_not_what_was_changed_just_now(north: FileSite, read: list[str]) -> None:
+async def test_making_recent_replica_read_only_is_no_change(north: FileSite, read_files: list[str]) -> None:
     path = north.make("data")
     path.chmod(0o664)
     await north.restart(clock=SetClock(path.stat().st_ctime + seals.SETTLED + 1e-5))
     for token in (T, U):
         north.stage(north.input(path), token=token)
         await north.wait_for_state("done", token)
-    assert read == [str(path)]
+    assert read_files == [str(path)]
 
 
-@pytest.mark.usefixtures("settled")
-async def test_replica_with_changed_names_or_rights_is_read_again(north: FileSite, read: list[str]) -> None:
+@pytest.mark.usefixtures("settled_clock")
+async def test_replica_with_changed_links_is_read_again(north: FileSite, read_files: list[str]) -> None:
     path = north.make("data")
-    wanted = north.input(path)
+    file = north.input(path)
     for token, elsewhere in ((T, False), (U, True), (V, True), ("10.1.0", False), ("11.1.0", False)):
         link = north.directory / "elsewhere"
         if elsewhere and not link.exists():
             link.hardlink_to(path)
         elif not elsewhere:
             link.unlink(missing_ok=True)
-        north.stage(wanted, token=token)
+        north.stage(file, token=token)
         await north.wait_for_state("done", token)
-    assert read == [str(path)] * 3, "first, with the link, and without it"
+    assert read_files == [str(path)] * 3, "first, with the link, and without it"
 
 
-async def test_recently_changed_replica_is_read_again(north: FileSite, read: list[str]) -> None:
-    """A further change in the same moment would show in nothing but its content."""
+async def test_recently_changed_replica_is_read_again(north: FileSite, read_files: list[str]) -> None:
+    """A further change within the same clock tick would change nothing but the content."""
     path = north.make("data")
     for token in (T, U):
         north.stage(north.input(path), token=token)
         await north.wait_for_state("done", token)
-    assert read == [str(path)] * 2
+    assert read_files == [str(path)] * 2
 
 
-def writable(path: Path) -> list[str]:
-    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-    return [str(each) for each in files if each.stat().st_mode & 0o222]
+def list_writable(path: Path) -> list[str]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return [str(file) for file in files if file.stat().st_mode & 0o222]
 
 
 @pytest.mark.parametrize("name", ["data", "set/below/data"])
@@ -189,36 +189,35 @@ async def test_programs_find_replicas_read_only(north: FileSite, name: str) -> N
     folder = north.stage(north.input(path))
     await north.wait_for_state("done")
     assert (folder / "input").readlink() == path
-    assert writable(path) == []
+    assert list_writable(path) == []
     assert path.stat().st_mode & 0o400
 
 
-def of_another_account(path: Path) -> None:
+def give_to_other_account(path: Path) -> None:
     try:
         os.chown(path, 65534, -1)
     except OSError:
         pytest.skip("only root can give files away")
 
 
-def with_a_name_elsewhere(path: Path) -> None:
+def link_elsewhere(path: Path) -> None:
     (path.parents[1] / "elsewhere").hardlink_to(path)
 
 
 @pytest.mark.parametrize("name", ["data", "set/data"])
-@pytest.mark.parametrize("others", [of_another_account, with_a_name_elsewhere])
-async def test_rights_of_shared_files_stay(north: FileSite, name: str, others: Callable[[Path], None]) -> None:
-    """Root's agent took the right to write from other accounts' files, and from files that had a name elsewhere; what
-    is done to them meanwhile shows all the same."""
+@pytest.mark.parametrize("share_file", [give_to_other_account, link_elsewhere])
+async def test_rights_of_shared_files_are_kept(north: FileSite, name: str, share_file: Callable[[Path], None]) -> None:
+    """Files of other accounts and files with links elsewhere stay writable, and their changes are noticed."""
     file = north.make(name)
     file.chmod(0o664)
-    others(file)
+    share_file(file)
     path = north.replicas / name.split("/")[0]
-    wanted = north.input(old(path))
-    north.stage(wanted)
+    staged_input = north.input(make_old(path))
+    north.stage(staged_input)
     await north.wait_for_state("done")
     assert file.stat().st_mode & 0o777 == 0o664
     file.write_bytes(b"CONTENT\n")
-    north.stage(wanted, token=U)
+    north.stage(staged_input, token=U)
     assert "it was changed" in (await north.wait_for_state("failed", U)).error
 
 
@@ -230,8 +229,8 @@ async def test_brought_input_is_read_only_and_removable(north: FileSite, south: 
     path = south.replicas / name.split("/")[0]
     folder = north.stage(south.input(path))
     await north.wait_for_state("done")
-    assert writable(folder / "input") == []
-    assert writable(path) != [], "that of another site is not ours"
+    assert list_writable(folder / "input") == []
+    assert list_writable(path) != [], "replicas of other sites are not changed"
     north.stages.discard_stage(INSTANCE, T)
     await north.wait_until(lambda: not folder.exists())
 

@@ -1,4 +1,4 @@
-"""Pulls that wait for their turn, and stages that want the same: one pulls, the others copy."""
+"""Limits on concurrent pulls, and stages with equal inputs: one pulls, the others copy."""
 
 import asyncio
 import os
@@ -14,17 +14,17 @@ from koalapy.agent.transfers import stage
 from koalapy.agent.transfers.digest import Content
 from koalapy.agent.transfers.trees import copy_tree
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
-from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, SetClock, T, Wire, content_of, needs_rsync
+from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, SetClock, T, Wire, measure_path, needs_rsync
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
-from tests.agent.transfers.test_stages import archive, keep, member
+from tests.agent.transfers.test_stages import add_bundle, make_archive, make_member
 
 pytestmark = [needs_rsync, pytest.mark.processes]
 U, V = "8.1.0", "9.1.0"
 BIG = random.Random(3).randbytes(2_000_000)
 
 
-async def waits(site: FileSite) -> None:
-    """Until somebody waits, for a turn or for somebody else's pull."""
+async def wait_for_waiter(site: FileSite) -> None:
+    """Wait until a stage waits for its turn or for the pull of another stage."""
     means = site.stages._means
     tasks = means.shared_tasks._tasks
     await site.wait_until(lambda: bool(means.turns._waiting) or any(task.free._waiters for task in tasks.values()))
@@ -39,27 +39,27 @@ async def test_pulls_stay_within_transfer_limit(north: FileSite, south: FileSite
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     north.stage(south.input(south.make("other", b"other")), token=U)
-    await waits(north)
-    assert wire.questions.count("export") == 1, "who waits has no ticket"
+    await wait_for_waiter(north)
+    assert wire.questions.count("export") == 1, "a waiting stage has no ticket"
     clock.steady = 1000.0
     assert north.stages.current_statuses(INSTANCE)[1].state == "running"
     gate.open.set()
-    done = await north.wait_for_state("done", U)
-    assert [(m.size, m.seconds) for m in done.moved] == [(5, 0.0)], "the wait is no part of what is measured"
+    status = await north.wait_for_state("done", U)
+    assert [(m.size, m.seconds) for m in status.moved] == [(5, 0.0)], "the wait is not measured"
     assert (await north.wait_for_state("done")).moved[0].seconds == 1000.0
 
 
-async def test_unwanted_stage_leaves_its_turn(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
+async def test_discarded_stage_releases_its_turn(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
     await north.restart(pulls=1)
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     folder = north.stage(south.input(south.make("other", b"other")), token=U)
-    await waits(north)
+    await wait_for_waiter(north)
     north.stages.discard_stage(INSTANCE, U)
     await north.wait_until(lambda: len(os.listdir(north.directory / "stages")) == 2)
     assert not folder.exists()
     north.stage(south.input(south.make("third", b"third")), token=V)
-    await waits(north)
+    await wait_for_waiter(north)
     assert wire.questions.count("export") == 1
     gate.open.set()
     await north.wait_for_state("done")
@@ -72,13 +72,13 @@ async def test_interrupted_pull_releases_its_turn(north: FileSite, south: FileSi
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     north.stage(south.input(south.make("other", b"other")), token=U)
-    await waits(north)
+    await wait_for_waiter(north)
     gate.cut()
     await north.wait_for_state("done", U)
     assert north.stages.current_statuses(INSTANCE)[0].state == "running"
 
 
-async def test_new_agent_keeps_the_order_of_turns(north: FileSite, south: FileSite, gate: Gate) -> None:
+async def test_restarted_agent_keeps_order_of_turns(north: FileSite, south: FileSite, gate: Gate) -> None:
     await north.restart(pulls=1)
     for number, token in enumerate(("9.1.0", "8.1.0", "10.1.0")):
         north.stage(south.input(south.make(f"data-{number}", BIG)), token=token)
@@ -94,24 +94,24 @@ async def test_new_agent_keeps_the_order_of_turns(north: FileSite, south: FileSi
     gate.open.set()
     for token in ("9.1.0", "8.1.0", "10.1.0"):
         await north.wait_for_state("done", token)
-    first, *others = [s.token for s in north.statuses if s.state == "done"]
-    assert others == [token for token in ("9.1.0", "8.1.0", "10.1.0") if token != first]
+    first, *later = [s.token for s in north.statuses if s.state == "done"]
+    assert later == [token for token in ("9.1.0", "8.1.0", "10.1.0") if token != first]
 
 
 # Sharing
 
 
 async def test_equal_inputs_share_one_pull(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
-    wanted = south.input(south.make("big", BIG))
-    folders = [north.stage(wanted)]
+    file = south.input(south.make("big", BIG))
+    folders = [north.stage(file)]
     await gate.reached.wait()
-    folders.append(north.stage(wanted.model_copy(update={"target": "other"}), token=U))
-    await waits(north)
+    folders.append(north.stage(file.model_copy(update={"target": "other"}), token=U))
+    await wait_for_waiter(north)
     gate.open.set()
     first, second = await north.wait_for_state("done"), await north.wait_for_state("done", U)
-    places = [folders[0] / "input", folders[1] / "other"]
-    assert [place.read_bytes() == BIG for place in places] == [True, True]
-    assert not places[0].samefile(places[1]), "a program may write to its own"
+    paths = [folders[0] / "input", folders[1] / "other"]
+    assert [path.read_bytes() == BIG for path in paths] == [True, True]
+    assert not paths[0].samefile(paths[1]), "a program may write to its own copy"
     assert [len(first.moved), len(second.moved)] == [1, 0], "one transfer was measured"
     assert second.staged == second.size == len(BIG)
     assert wire.questions.count("export") == 1
@@ -123,43 +123,43 @@ async def test_shared_folder_is_copied_complete(north: FileSite, south: FileSite
     south.make("set/-a b\nü*")
     south.make("set/run.sh").chmod(0o755)
     (south.replicas / "set" / "empty").mkdir()
-    wanted = south.input(south.replicas / "set")
-    north.stage(wanted)
+    file = south.input(south.replicas / "set")
+    north.stage(file)
     await north.wait_for_state("done")
-    folder = north.stage(wanted, token=U)
+    folder = north.stage(file, token=U)
     await north.wait_for_state("done", U)
-    assert content_of(folder / "input") == content_of(south.replicas / "set")
+    assert measure_path(folder / "input") == measure_path(south.replicas / "set")
     assert (folder / "input" / "run.sh").stat().st_mode & 0o777 == 0o500
     assert (folder / "input" / "deep" / "data").stat().st_mode & 0o777 == 0o400
     assert wire.questions.count("export") == 1
 
 
 @pytest.mark.parametrize("unwanted", ["leader", "follower"])
-async def test_discarded_stage_spares_others(
+async def test_discarded_stage_does_not_affect_others(
     north: FileSite, south: FileSite, wire: Wire, gate: Gate, unwanted: str
 ) -> None:
-    wanted = south.input(south.make("big", BIG))
-    folders = {T: north.stage(wanted)}
+    file = south.input(south.make("big", BIG))
+    folders = {T: north.stage(file)}
     await gate.reached.wait()
-    folders |= {token: north.stage(wanted, token=token) for token in (U, V)}
-    await waits(north)
-    gone = T if unwanted == "leader" else U
-    north.stages.discard_stage(INSTANCE, gone)
+    folders |= {token: north.stage(file, token=token) for token in (U, V)}
+    await wait_for_waiter(north)
+    discarded = T if unwanted == "leader" else U
+    north.stages.discard_stage(INSTANCE, discarded)
     gate.open.set()
-    for token in {T, U, V} - {gone}:
+    for token in {T, U, V} - {discarded}:
         await north.wait_for_state("done", token)
         assert (folders[token] / "input").read_bytes() == BIG
     assert wire.questions.count("export") == (2 if unwanted == "leader" else 1)
     await north.wait_until(lambda: len(os.listdir(north.directory / "stages")) == 4)
 
 
-async def test_new_agent_resumes_shared_pull(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
-    wanted = south.input(south.make("big", BIG))
-    north.stage(wanted)
+async def test_restarted_agent_resumes_shared_pull(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
+    file = south.input(south.make("big", BIG))
+    north.stage(file)
     await gate.reached.wait()
     await north.wait_until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
-    folder = north.stage(wanted, token=U)
-    await waits(north)
+    folder = north.stage(file, token=U)
+    await wait_for_waiter(north)
     await north.stop()
     gate.cut()
     wire.questions.clear()
@@ -171,93 +171,93 @@ async def test_new_agent_resumes_shared_pull(north: FileSite, south: FileSite, w
     assert wire.questions.count("export") == 1
 
 
-def rewritten(place: Path) -> None:
-    place.chmod(0o600)  # it found it read-only
+def rewrite_file(place: Path) -> None:
+    place.chmod(0o600)  # inputs are read-only
     place.write_bytes(b"C" * place.stat().st_size)
 
 
-def removed(place: Path) -> None:
+def remove_file(place: Path) -> None:
     place.unlink()
 
 
-def a_link(place: Path) -> None:
+def replace_by_link(place: Path) -> None:
     place.rename(place.with_name("elsewhere"))
     place.symlink_to("elsewhere")
 
 
-def a_pipe(place: Path) -> None:
+def replace_by_pipe(place: Path) -> None:
     place.unlink()
     os.mkfifo(place)
 
 
-@pytest.mark.parametrize("changed", [rewritten, removed, a_link, a_pipe])
+@pytest.mark.parametrize("change", [rewrite_file, remove_file, replace_by_link, replace_by_pipe])
 async def test_changed_input_is_not_shared(
-    north: FileSite, south: FileSite, wire: Wire, changed: Callable[[Path], None]
+    north: FileSite, south: FileSite, wire: Wire, change: Callable[[Path], None]
 ) -> None:
-    wanted = south.input(south.make("data"))
-    first = north.stage(wanted)
+    file = south.input(south.make("data"))
+    first = north.stage(file)
     await north.wait_for_state("done")
-    changed(first / "input")
-    folder = north.stage(wanted, token=U)
+    change(first / "input")
+    folder = north.stage(file, token=U)
     await north.wait_for_state("done", U)
     assert (folder / "input").read_bytes() == b"content\n"
     assert wire.questions.count("export") == 2
 
 
-async def test_not_every_stage_is_asked_for_a_copy(
+async def test_changed_copies_are_tried_in_limited_number(
     north: FileSite, south: FileSite, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = south.input(south.make("data"))
+    file = south.input(south.make("data"))
     folders = []
     for token in (T, U, V):
-        folders.append(north.stage(wanted, token=token))
+        folders.append(north.stage(file, token=token))
         await north.wait_for_state("done", token)
     for folder in folders:
-        rewritten(folder / "input")
-    asked: list[Path] = []
+        rewrite_file(folder / "input")
+    sources: list[Path] = []
 
     def copying(source: Path, target: Path, stop: threading.Event) -> Content:
-        asked.append(source)
+        sources.append(source)
         return copy_tree(source, target, stop)
 
     monkeypatch.setattr(stage, "copy_tree", copying)
-    folder = north.stage(wanted, token="9.1.1")
+    folder = north.stage(file, token="9.1.1")
     await north.wait_for_state("done", "9.1.1")
     assert (folder / "input").read_bytes() == b"content\n"
-    assert asked == [folders[2] / "input", folders[1] / "input"]
+    assert sources == [folders[2] / "input", folders[1] / "input"]
     assert wire.questions.count("export") == 2
 
 
-async def test_those_that_wait_are_told_what_is_wrong_with_the_replica(north: FileSite, south: FileSite) -> None:
-    wanted, asked, go_on = south.input(south.make("data")), [], asyncio.Event()
+async def test_waiting_stages_fail_with_same_reason(north: FileSite, south: FileSite) -> None:
+    file, requests, go_on = south.input(south.make("data")), [], asyncio.Event()
 
-    async def missing(payload: Any) -> dict[str, object]:
-        asked.append(payload)
+    async def raise_missing(payload: Any) -> dict[str, object]:
+        requests.append(payload)
         await go_on.wait()
         raise SiteRejected("data is not there", fault=SiteFault.MISSING)
 
-    south.handlers["export"] = missing
-    north.stage(wanted)
-    north.stage(wanted, token=U)
-    await waits(north)
+    south.handlers["export"] = raise_missing
+    north.stage(file)
+    north.stage(file, token=U)
+    await wait_for_waiter(north)
     go_on.set()
     for token in (T, U):
         failed = await north.wait_for_state("failed", token)
         assert (failed.fault, failed.file) == ("file", "/logical")
-    assert len(asked) == 1
+    assert len(requests) == 1
     south.start()
-    north.stage(wanted, token=V)
+    north.stage(file, token=V)
     await north.wait_for_state("done", V)
 
 
-async def test_failed_stage_spares_others(
+async def test_failed_stage_does_not_affect_others(
     north: FileSite, south: FileSite, daemon_files: FakeDaemonFiles, wire: Wire, gate: Gate
 ) -> None:
-    wanted = south.input(south.make("big", BIG))
-    north.stage(wanted, bundle=keep(daemon_files, archive(member("input"))))
+    file = south.input(south.make("big", BIG))
+    north.stage(file, bundle=add_bundle(daemon_files, make_archive(make_member("input"))))
     await gate.reached.wait()
-    folder = north.stage(wanted, token=U)
-    await waits(north)
+    folder = north.stage(file, token=U)
+    await wait_for_waiter(north)
     gate.open.set()
     assert "own files also contain 'input'" in (await north.wait_for_state("failed")).error
     await north.wait_for_state("done", U)
@@ -268,7 +268,7 @@ def test_cancelled_copy_ends(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(BIG)
     stop = threading.Event()
     copied = copy_tree(tmp_path / "data", tmp_path / "one", stop)
-    assert (copied.size, copied.checksum) == content_of(tmp_path / "data")
+    assert (copied.size, copied.checksum) == measure_path(tmp_path / "data")
     stop.set()
     with pytest.raises(SiteUnavailable):
         copy_tree(tmp_path / "one", tmp_path / "two", stop)

@@ -1,4 +1,4 @@
-"""Stages: what lies on the same cluster, the submitter's own files, names, and what becomes of folders."""
+"""Stages: local replicas, bundles of the submitter, names, and removal of folders."""
 
 import asyncio
 import hashlib
@@ -25,16 +25,16 @@ from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.needs import ROOT, needs
 
 
-def member(name: str, content: bytes = b"x", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
-    found = tarfile.TarInfo(name)
-    found.mode = 0o644
+def make_member(name: str, content: bytes = b"x", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.mode = 0o644
     for key, value in fields.items():
-        setattr(found, key, value)
-    found.size = len(content) if found.isreg() else 0
-    return found, content if found.isreg() else b""
+        setattr(info, key, value)
+    info.size = len(content) if info.isreg() else 0
+    return info, content if info.isreg() else b""
 
 
-def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+def make_archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as opened:
         for info, content in members:
@@ -42,7 +42,7 @@ def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return out.getvalue()
 
 
-def keep(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
+def add_bundle(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
     ident = hashlib.sha256(content).hexdigest()
     daemon_files.bundles[ident] = content
     return StageBundle(id=ident, size=len(content))
@@ -50,8 +50,8 @@ def keep(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
 
 async def test_stage_without_inputs_is_done_at_once(north: FileSite) -> None:
     folder = north.stage()
-    done = await north.wait_for_state("done")
-    assert (done.size, done.staged, done.moved) == (0, 0, ())
+    status = await north.wait_for_state("done")
+    assert (status.size, status.staged, status.moved) == (0, 0, ())
     assert folder == north.directory / "stages" / f"{INSTANCE}-{T}"
     assert os.listdir(folder) == []
 
@@ -60,36 +60,36 @@ async def test_local_replica_is_linked(north: FileSite) -> None:
     path = north.make("data")
     north.make("set/part-0")
     folder = north.stage(north.input(path), north.input(north.replicas / "set", part="part-0", target="p"))
-    done = await north.wait_for_state("done")
-    assert done.size == 0
+    status = await north.wait_for_state("done")
+    assert status.size == 0
     assert (folder / "input").readlink() == path
     assert (folder / "p").readlink() == north.replicas / "set" / "part-0"
 
 
-async def test_missing_local_replica_fails_stage(north: FileSite) -> None:
-    wanted = north.input(north.make("data", b"1234"))
+async def test_changed_local_replica_fails_stage(north: FileSite) -> None:
+    file = north.input(north.make("data", b"1234"))
     north.make("data", b"12")
-    north.stage(wanted)
+    north.stage(file)
     failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source, failed.file) == ("file", "north", "/logical")
     assert "2 bytes now and not 4" in failed.error
 
 
 @pytest.mark.parametrize("target", ["", ".", "..", "a/b", "/etc/passwd", "../x", "x" * 256, "a\0b"])
-async def test_targets_are_plain_names(north: FileSite, target: str) -> None:
+async def test_input_with_invalid_target_fails_stage(north: FileSite, target: str) -> None:
     north.stage(north.input(north.make("data"), target=target))
     failed = await north.wait_for_state("failed")
     assert failed.fault == "file"
     assert "not a plain file name" in failed.error
 
 
-async def test_two_inputs_of_one_name(north: FileSite) -> None:
+async def test_inputs_with_same_name_fail_stage(north: FileSite) -> None:
     north.stage(north.input(north.make("a")), north.input(north.make("b")))
     assert "two inputs have the name 'input'" in (await north.wait_for_state("failed")).error
 
 
 @pytest.mark.parametrize("token", ["../7.1.0", "", ".", "a/b", "-x", "a b"])
-async def test_tokens_are_plain_too(north: FileSite, token: str) -> None:
+async def test_invalid_stage_token_is_rejected(north: FileSite, token: str) -> None:
     assert (
         north.stages.start_stage(INSTANCE, Stage(id=1, epoch=1, token=token, files=[]))
         == f"{token!r} is not a valid stage"
@@ -106,17 +106,17 @@ async def test_known_stage_is_reported_again(north: FileSite) -> None:
 
 
 async def test_discarded_stage_may_start_again(north: FileSite) -> None:
-    wanted = north.input(north.make("data"))
-    folder = north.stage(wanted)
+    file = north.input(north.make("data"))
+    folder = north.stage(file)
     await north.wait_for_state("done")
     (folder / "left").write_text("by the program")
     north.stages.discard_stage(INSTANCE, T)
     north.statuses.clear()
-    again = north.stage(wanted)
+    restarted = north.stage(file)
     await north.wait_for_state("done")
-    await north.wait_until(lambda: not folder.exists() or folder == again)
-    assert os.listdir(again) == ["input"]
-    assert (north.replicas / "data").exists(), "what is linked is not ours to remove"
+    await north.wait_until(lambda: not folder.exists() or folder == restarted)
+    assert os.listdir(restarted) == ["input"]
+    assert (north.replicas / "data").exists(), "linked replicas are not removed"
     north.stages.discard_stage(INSTANCE, T)
     north.stages.discard_stage(INSTANCE, "9.9.9")
     await north.wait_until(lambda: not os.listdir(north.directory / "stages"))
@@ -158,15 +158,17 @@ async def test_stage_without_folder_fails(north: FileSite) -> None:
     assert "Not a directory" in failed.error
 
 
-# The submitter's own files
+# Bundles
 
 
-async def test_bundle_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
-    script = member("bin/run.sh", b"#!/bin/sh\n", mode=0o4755)
-    content = archive(member("bin", type=tarfile.DIRTYPE), script, member("./-a b\nü*", b"odd"), member("empty", b""))
-    folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, content))
-    done = await north.wait_for_state("done")
-    assert done.size == done.staged == len(content)
+async def test_bundle_is_unpacked_into_stage(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+    script = make_member("bin/run.sh", b"#!/bin/sh\n", mode=0o4755)
+    content = make_archive(
+        make_member("bin", type=tarfile.DIRTYPE), script, make_member("./-a b\nü*", b"odd"), make_member("empty", b"")
+    )
+    folder = north.stage(north.input(north.make("data")), bundle=add_bundle(daemon_files, content))
+    status = await north.wait_for_state("done")
+    assert status.size == status.staged == len(content)
     assert (folder / "bin" / "run.sh").stat().st_mode & 0o7777 == 0o700
     assert (folder / "-a b\nü*").read_bytes() == b"odd"
     assert (folder / "empty").stat().st_mode & 0o7777 == 0o600
@@ -176,9 +178,9 @@ async def test_bundle_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles
 
 @pytest.mark.processes
 async def test_cut_bundle_is_resumed(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
-    content = archive(member("big", os.urandom(3_000_000)))
+    content = make_archive(make_member("big", os.urandom(3_000_000)))
     daemon_files.cut_after = 2_000_000
-    north.stage(bundle=keep(daemon_files, content))
+    north.stage(bundle=add_bundle(daemon_files, content))
     await north.wait_for_state("done")
     assert daemon_files.sent == len(content)
     first, second = daemon_files.requests
@@ -195,16 +197,18 @@ async def test_missing_bundle_fails_stage(north: FileSite) -> None:
 
 
 async def test_bundle_with_wrong_checksum_fails_stage(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
-    bundle = keep(daemon_files, archive(member("a")))
-    daemon_files.bundles[bundle.id] = archive(member("b"))
+    bundle = add_bundle(daemon_files, make_archive(make_member("a")))
+    daemon_files.bundles[bundle.id] = make_archive(make_member("b"))
     folder = north.stage(bundle=bundle)
     assert "wrong checksum" in (await north.wait_for_state("failed")).error
     assert len(daemon_files.requests) == 2
     assert os.listdir(folder) == []
 
 
-async def test_input_named_like_bundled_file_is_refused(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
-    folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, archive(member("input", b"mine"))))
+async def test_input_named_like_bundled_file_is_rejected(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+    folder = north.stage(
+        north.input(north.make("data")), bundle=add_bundle(daemon_files, make_archive(make_member("input", b"mine")))
+    )
     assert "own files also contain 'input'" in (await north.wait_for_state("failed")).error
     assert (folder / "input").read_bytes() == b"mine"
 
@@ -213,37 +217,39 @@ async def test_input_named_like_bundled_file_is_refused(north: FileSite, daemon_
 @pytest.mark.parametrize(
     "members",
     [
-        [member("../x")],
-        [member("/x")],
-        [member("a/../../x")],
-        [member("..")],
-        [member("a", type=tarfile.SYMTYPE, linkname="/etc"), member("a/x")],
-        [member("a", type=tarfile.SYMTYPE)],
-        [member("b"), member("a", type=tarfile.LNKTYPE, linkname="b")],
-        [member("a", type=tarfile.FIFOTYPE)],
-        [member("a", type=tarfile.CHRTYPE)],
-        [member("a"), member("a")],
-        [member("a"), member("a/b")],
-        [member("a", type=tarfile.DIRTYPE), member("a")],
-        [member("a"), member("a/b/c")],
-        [member("a"), member("a/b", type=tarfile.DIRTYPE)],
-        [member("/".join(["x" * 250] * 20))],
+        [make_member("../x")],
+        [make_member("/x")],
+        [make_member("a/../../x")],
+        [make_member("..")],
+        [make_member("a", type=tarfile.SYMTYPE, linkname="/etc"), make_member("a/x")],
+        [make_member("a", type=tarfile.SYMTYPE)],
+        [make_member("b"), make_member("a", type=tarfile.LNKTYPE, linkname="b")],
+        [make_member("a", type=tarfile.FIFOTYPE)],
+        [make_member("a", type=tarfile.CHRTYPE)],
+        [make_member("a"), make_member("a")],
+        [make_member("a"), make_member("a/b")],
+        [make_member("a", type=tarfile.DIRTYPE), make_member("a")],
+        [make_member("a"), make_member("a/b/c")],
+        [make_member("a"), make_member("a/b", type=tarfile.DIRTYPE)],
+        [make_member("/".join(["x" * 250] * 20))],
     ],
 )
-def test_archives_that_want_to_be_elsewhere(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
-    into = tmp_path / "above" / "into"
-    into.mkdir(parents=True)
+def test_archive_with_unsafe_members_is_rejected(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    folder = tmp_path / "above" / "into"
+    folder.mkdir(parents=True)
     path = tmp_path / "archive"
-    path.write_bytes(archive(*members))
+    path.write_bytes(make_archive(*members))
     with pytest.raises(BadBundle):
-        unpack_bundle(path, into, threading.Event())
-    assert os.listdir(into.parent) == ["into"]
+        unpack_bundle(path, folder, threading.Event())
+    assert os.listdir(folder.parent) == ["into"]
     assert sorted(os.listdir(tmp_path)) == ["above", "archive"]
-    assert not any(path.is_symlink() for path in into.rglob("*"))
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive at all" * 100, archive(member("a", b"x" * 5000))[:2000]])
-def test_archives_that_are_none(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive at all" * 100, make_archive(make_member("a", b"x" * 5000))[:2000]]
+)
+def test_damaged_archive_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "archive").write_bytes(content)
     (tmp_path / "into").mkdir()
     with pytest.raises(BadBundle):
@@ -255,37 +261,37 @@ async def test_repeated_stage_replaces_one_in_use(north: FileSite) -> None:
     await north.wait_for_state("done")
     north.stages_in_use.add(T)
     north.stages.discard_stage(INSTANCE, T)
-    again = north.stage()
-    assert again != folder
+    repeated = north.stage()
+    assert repeated != folder
     await north.wait_until(lambda: not folder.exists())
     assert [status.token for status in north.stages.current_statuses(INSTANCE)] == [T]
-    await north.wait_until(lambda: sorted(os.listdir(again.parent)) == sorted([again.name, f".{again.name}"]))
+    await north.wait_until(lambda: sorted(os.listdir(repeated.parent)) == sorted([repeated.name, f".{repeated.name}"]))
 
 
 @pytest.mark.parametrize("unwanted", ["first", "last"])
-async def test_new_agent_resumes_wanted_stage_of_two(north: FileSite, unwanted: str) -> None:
+async def test_restarted_agent_resumes_wanted_stage_of_two(north: FileSite, unwanted: str) -> None:
     folder = north.stage()
     await north.wait_for_state("done")
     await north.stop()
-    own = folder.with_name(f".{folder.name}")
-    other = folder.with_name(f"{folder.name}-2")
-    shutil.copytree(folder, other)
-    shutil.copytree(own, own.with_name(f".{other.name}"))
-    gone, stays = (folder, other) if unwanted == "first" else (other, folder)
-    JournalFolder(gone.with_name(f".{gone.name}")).write_entry(unwanted=True)
+    journal_folder = folder.with_name(f".{folder.name}")
+    second_folder = folder.with_name(f"{folder.name}-2")
+    shutil.copytree(folder, second_folder)
+    shutil.copytree(journal_folder, journal_folder.with_name(f".{second_folder.name}"))
+    removed, kept_folder = (folder, second_folder) if unwanted == "first" else (second_folder, folder)
+    JournalFolder(removed.with_name(f".{removed.name}")).write_entry(unwanted=True)
     north.stages_in_use.add(T)
     north.start()
     north.stages.load_stages()
     assert [(s.token, s.state) for s in north.stages.current_statuses(INSTANCE)] == [(T, "done")]
-    assert north.stages.folder_path(INSTANCE, T) == stays
-    await north.wait_until(lambda: not gone.exists())
-    assert stays.exists()
+    assert north.stages.folder_path(INSTANCE, T) == kept_folder
+    await north.wait_until(lambda: not removed.exists())
+    assert kept_folder.exists()
 
 
-async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
+async def test_folder_is_removed_after_unpacking_has_ended(
     north: FileSite, daemon_files: FakeDaemonFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entered, done, loop = threading.Event(), [], asyncio.get_running_loop()
+    entered, events, loop = threading.Event(), [], asyncio.get_running_loop()
 
     async def let_others_run() -> None:
         for _ in range(20):
@@ -295,16 +301,16 @@ async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
         entered.set()
         stop.wait(30)
         asyncio.run_coroutine_threadsafe(let_others_run(), loop).result(30)
-        done.append("unpacked")
+        events.append("unpacked")
 
-    real = StageRun.remove_files
+    remove_files = StageRun.remove_files
     monkeypatch.setattr(stage, "unpack_bundle", unpacking)
-    monkeypatch.setattr(StageRun, "remove_files", lambda run: (done.append("removed"), real(run)))
-    north.stage(bundle=keep(daemon_files, archive(member("a"))))
+    monkeypatch.setattr(StageRun, "remove_files", lambda run: (events.append("removed"), remove_files(run)))
+    north.stage(bundle=add_bundle(daemon_files, make_archive(make_member("a"))))
     assert await asyncio.to_thread(entered.wait, 30)
     north.stages.discard_stage(INSTANCE, T)
-    await north.wait_until(lambda: len(done) == 2)
-    assert done == ["unpacked", "removed"]
+    await north.wait_until(lambda: len(events) == 2)
+    assert events == ["unpacked", "removed"]
     await north.wait_until(lambda: not os.listdir(north.directory / "stages"))
 
 
@@ -330,26 +336,26 @@ def test_read_only_stage_is_removed(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
 
 
-async def test_names_in_a_bundle_may_be_any_bytes(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
-    folder = north.stage(bundle=keep(daemon_files, archive(member(os.fsdecode(b"caf\xe9"), b"x"))))
+async def test_bundle_with_names_of_any_bytes_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+    folder = north.stage(bundle=add_bundle(daemon_files, make_archive(make_member(os.fsdecode(b"caf\xe9"), b"x"))))
     await north.wait_for_state("done")
     assert os.listdir(os.fsencode(folder)) == [b"caf\xe9"]
 
 
 @pytest.mark.parametrize("path", ["/", "/data/.."])
 async def test_replica_without_name_fails_stage(north: FileSite, path: str) -> None:
-    wanted = north.input(north.make("data"))
-    north.stage(wanted.model_copy(update={"source": "south", "path": path}))
+    file = north.input(north.make("data"))
+    north.stage(file.model_copy(update={"source": "south", "path": path}))
     assert "the catalogue has no such replica" in (await north.wait_for_state("failed")).error
 
 
 async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
-    goes_on, entered = threading.Event(), threading.Semaphore(0)
+    proceed, entered = threading.Event(), threading.Semaphore(0)
 
     def hanging(*_: object) -> None:
         entered.release()
-        goes_on.wait(30)
+        proceed.wait(30)
         raise SiteRejected("no")
 
     monkeypatch.setattr(DaemonFiles, "fetch_bundle", hanging)
@@ -360,9 +366,9 @@ async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, mo
             assert await asyncio.to_thread(entered.acquire, timeout=30)
         north.stage(north.input(north.make("data")))
         await north.wait_for_state("done")
-        assert not goes_on.is_set()
+        assert not proceed.is_set()
     finally:
-        goes_on.set()
+        proceed.set()
     await north.wait_for_state("failed", f"8.1.{MAX_BUNDLES + 3}")
 
 

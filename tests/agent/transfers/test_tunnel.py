@@ -1,4 +1,4 @@
-"""What passes through a tunnel, piece by piece."""
+"""Single steps of a tunnel."""
 
 import contextlib
 import socket
@@ -10,7 +10,7 @@ from koalapy.agent.transfers import tunnel
 
 
 class Clear(socket.socket):
-    """In place of TLS."""
+    """A plain socket in place of TLS."""
 
     def pending(self) -> int:
         return 0
@@ -18,24 +18,24 @@ class Clear(socket.socket):
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Clear, socket.socket, socket.socket, socket.socket]]:
-    """A tunnel's two connections, and who speaks at their other ends."""
-    (one, there), (here, rsync) = socket.socketpair(), socket.socketpair()
-    secured = Clear(fileno=one.detach())
-    for end in (secured, there, here, rsync):
+    """The two connections of a tunnel and their other ends."""
+    (outer, peer), (here, rsync) = socket.socketpair(), socket.socketpair()
+    secured = Clear(fileno=outer.detach())
+    for end in (secured, peer, here, rsync):
         end.setblocking(False)
-    yield secured, there, here, rsync
-    for end in (secured, there, here, rsync):
+    yield secured, peer, here, rsync
+    for end in (secured, peer, here, rsync):
         end.close()
 
 
-def read(end: socket.socket) -> bytes:
-    found = b""
+def read_available(end: socket.socket) -> bytes:
+    received = b""
     try:
         while data := end.recv(1 << 20):
-            found += data
+            received += data
     except BlockingIOError:
         pass
-    return found
+    return received
 
 
 Ends = tuple[Clear, socket.socket, socket.socket, socket.socket]
@@ -43,34 +43,34 @@ Ends = tuple[Clear, socket.socket, socket.socket, socket.socket]
 
 @pytest.mark.parametrize("outward", [False, True])
 def test_tunnel_waits_for_slow_receiver(ends: Ends, outward: bool) -> None:
-    secured, there, here, rsync = ends
-    speaker, hearer = (rsync, there) if outward else (there, rsync)
+    secured, peer, here, rsync = ends
+    sender, receiver = (rsync, peer) if outward else (peer, rsync)
     buffers = bytearray(), bytearray()
     content = bytes(range(256)) * 8000
-    said, heard = 0, b""
-    while said < len(content):
+    sent_bytes, received = 0, b""
+    while sent_bytes < len(content):
         try:
-            said += speaker.send(content[said:])
+            sent_bytes += sender.send(content[sent_bytes:])
         except BlockingIOError:
             assert tunnel._step(secured, here, *buffers)
-            if any(buffers):  # it is full on both sides: from now on all of it can go at once
-                heard += read(hearer)
-                assert tunnel._step(secured, here, *buffers), "what goes out in one piece is no end"
-    while len(heard) < len(content):
-        heard += read(hearer)
-        if len(heard) < len(content):
+            if any(buffers):  # both sides are full: the next step can send everything
+                received += read_available(receiver)
+                assert tunnel._step(secured, here, *buffers), "sending everything at once does not end the tunnel"
+    while len(received) < len(content):
+        received += read_available(receiver)
+        if len(received) < len(content):
             assert tunnel._step(secured, here, *buffers)
-    assert heard == content
-    speaker.close()
+    assert received == content
+    sender.close()
     assert not tunnel._step(secured, here, *buffers)
 
 
 def test_tunnel_reads_only_what_receiver_accepts(ends: Ends) -> None:
-    secured, there, here, _ = ends
+    secured, peer, here, _ = ends
     buffers = bytearray(), bytearray()
     while not buffers[0]:
         with contextlib.suppress(BlockingIOError):
-            there.send(bytes(1 << 20))
+            peer.send(bytes(1 << 20))
         tunnel._step(secured, here, *buffers)
     assert 0 < len(buffers[0]) <= 2 * tunnel.CHUNK_SIZE
     assert not buffers[1]

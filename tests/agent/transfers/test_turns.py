@@ -1,4 +1,4 @@
-"""Only so many at once, in the order of arrival, whatever becomes of those that wait."""
+"""Turns: a limited number at a time, in order of arrival."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,12 +8,12 @@ import pytest
 from koalapy.agent.transfers.sharing import Turns
 
 
-class Runner:
-    """Somebody who wants a turn, and has it until told to end."""
+class Waiter:
+    """A task that waits for a turn and keeps it until `over` is set."""
 
-    def __init__(self, turns: Turns, had: list[str], name: str, place: int | None = None) -> None:
-        self._turns, self._had, self.name = turns, had, name
-        self._place = turns.next_position() if place is None else place
+    def __init__(self, turns: Turns, started: list[str], name: str, position: int | None = None) -> None:
+        self._turns, self._had, self.name = turns, started, name
+        self._place = turns.next_position() if position is None else position
         self.over = asyncio.Event()
         self.task = asyncio.create_task(self._run())
 
@@ -24,41 +24,41 @@ class Runner:
 
 
 async def settle() -> None:
-    """Let everybody go as far as it goes."""
+    """Let all tasks run until they wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 @pytest.fixture
-async def had() -> list[str]:
+async def started() -> list[str]:
     return []
 
 
-async def test_turns_are_limited_and_ordered(had: list[str]) -> None:
+async def test_turns_are_limited_and_ordered(started: list[str]) -> None:
     turns = Turns(2)
-    runners = [Runner(turns, had, name) for name in "abcd"]
+    waiters = [Waiter(turns, started, name) for name in "abcd"]
     await settle()
-    assert had == ["a", "b"]
-    runners[1].over.set()
+    assert started == ["a", "b"]
+    waiters[1].over.set()
     await settle()
-    assert had == ["a", "b", "c"]
-    for runner in runners:
-        runner.over.set()
-    await asyncio.gather(*(runner.task for runner in runners))
-    assert had == ["a", "b", "c", "d"]
+    assert started == ["a", "b", "c"]
+    for waiter in waiters:
+        waiter.over.set()
+    await asyncio.gather(*(waiter.task for waiter in waiters))
+    assert started == ["a", "b", "c", "d"]
 
 
-async def test_returning_waiter_keeps_its_position(had: list[str]) -> None:
+async def test_returning_waiter_keeps_its_position(started: list[str]) -> None:
     turns = Turns(1)
     early = turns.next_position()
-    runners = [Runner(turns, had, name) for name in "abc"]
+    waiters = [Waiter(turns, started, name) for name in "abc"]
     await settle()
-    runners.append(Runner(turns, had, "early", early))
+    waiters.append(Waiter(turns, started, "early", early))
     await settle()
-    for runner in runners:
-        runner.over.set()
-    await asyncio.gather(*(runner.task for runner in runners))
-    assert had == ["a", "early", "b", "c"]
+    for waiter in waiters:
+        waiter.over.set()
+    await asyncio.gather(*(waiter.task for waiter in waiters))
+    assert started == ["a", "early", "b", "c"]
 
 
 async def test_turn_ends_after_error() -> None:
@@ -69,37 +69,37 @@ async def test_turn_ends_after_error() -> None:
                 raise ZeroDivisionError
 
 
-def cancel_waiting(first: Runner, second: Runner) -> None:
+def cancel_waiting(first: Waiter, second: Waiter) -> None:
     second.task.cancel()
 
 
-def cancel_then_end(first: Runner, second: Runner) -> None:
+def cancel_then_end(first: Waiter, second: Waiter) -> None:
     second.task.cancel()
     first.over.set()
 
 
-def end_and_cancel(first: Runner, second: Runner) -> None:
+def end_and_cancel(first: Waiter, second: Waiter) -> None:
     first.over.set()
     second.task.cancel()
 
 
-def end_then_cancel(first: Runner, second: Runner) -> None:
+def end_then_cancel(first: Waiter, second: Waiter) -> None:
     first.task.cancel()
     asyncio.get_running_loop().call_soon(second.task.cancel)
 
 
-@pytest.mark.parametrize("happens", [cancel_waiting, cancel_then_end, end_and_cancel, end_then_cancel])
-async def test_cancelled_turn_is_passed_on_once(had: list[str], happens: Callable[[Runner, Runner], None]) -> None:
+@pytest.mark.parametrize("action", [cancel_waiting, cancel_then_end, end_and_cancel, end_then_cancel])
+async def test_cancelled_turn_is_passed_on_once(started: list[str], action: Callable[[Waiter, Waiter], None]) -> None:
     turns = Turns(1)
-    first, second, third, fourth = (Runner(turns, had, name) for name in ("1", "2", "3", "4"))
+    first, second, third, fourth = (Waiter(turns, started, name) for name in ("1", "2", "3", "4"))
     await settle()
-    happens(first, second)
+    action(first, second)
     await settle()
     assert second.task.cancelled()
-    assert "2" not in had
+    assert "2" not in started
     first.over.set()
     await settle()
-    assert had == ["1", "3"], "one turn, and it has been handed on once"
+    assert started == ["1", "3"], "the turn was passed on once"
     third.over.set()
     fourth.over.set()
     await asyncio.gather(third.task, fourth.task)

@@ -24,18 +24,20 @@ def answer(name: str) -> bytes:
     return (ANSWERS / f"{name}.json").read_bytes()
 
 
-def words(*parts: str) -> frozenset[str]:
+def make_flags(*parts: str) -> frozenset[str]:
     return frozenset(parts)
 
 
 @pytest.mark.parametrize("status", ["1792", "7:0"])
 def test_read_columns_of_recorded_queue(status: str) -> None:
     ended = read_columns(recorded_queue({166}, status=status).encode(), "koala-", {1500, 1501})
-    assert ended == [SlurmJob("166", "koala-x-1.1.0", 1500, words("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode", 2)]
+    assert ended == [
+        SlurmJob("166", "koala-x-1.1.0", 1500, make_flags("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode", 2)
+    ]
     assert read_columns(recorded_queue({167, 168, 169}).encode(), "koala-", {1500, 1501}) == [
-        SlurmJob("167", "koala-x-2.1.0", 1500, words("RUNNING"), ("n1", "n2"), 0, 0, "None", 2),
-        SlurmJob("168", "koala-y-3.1.0", 1501, words("RUNNING"), ("n3",), 0, 0, "None", 1),
-        SlurmJob("169", "koala-x-4.1.0", 1500, words("PENDING"), (), 0, 0, "Resources", 3),
+        SlurmJob("167", "koala-x-2.1.0", 1500, make_flags("RUNNING"), ("n1", "n2"), 0, 0, "None", 2),
+        SlurmJob("168", "koala-y-3.1.0", 1501, make_flags("RUNNING"), ("n3",), 0, 0, "None", 1),
+        SlurmJob("169", "koala-x-4.1.0", 1500, make_flags("PENDING"), (), 0, 0, "Resources", 3),
     ]
 
 
@@ -54,13 +56,13 @@ def test_read_uid_of_any_text_is_a_number_or_none(text: str) -> None:
 def test_read_nodes_of_release_22_05() -> None:
     main = {node.name: (node.words, node.reason) for node in read_nodes(answer("sinfo-22.05"), ["main"])}
     assert main == {
-        "n1": (words("ALLOCATED"), ""),
-        "n2": (words("ALLOCATED"), ""),
-        "n3": (words("ALLOCATED"), ""),
-        "n4": (words("IDLE", "DRAIN"), "disk"),
+        "n1": (make_flags("ALLOCATED"), ""),
+        "n2": (make_flags("ALLOCATED"), ""),
+        "n3": (make_flags("ALLOCATED"), ""),
+        "n4": (make_flags("IDLE", "DRAIN"), "disk"),
     }
     (x9,) = [node for node in read_nodes(answer("sinfo-22.05"), ["other"]) if node.name == "x9"]
-    assert (x9.words, x9.reason) == (words("DOWN", "NOT_RESPONDING"), "not bought yet")
+    assert (x9.words, x9.reason) == (make_flags("DOWN", "NOT_RESPONDING"), "not bought yet")
 
 
 @pytest.mark.parametrize("release", OTHERS)
@@ -68,11 +70,11 @@ def test_read_nodes_of_other_releases(release: str) -> None:
     nodes = {node.name: (node.words, node.reason) for node in read_nodes(answer(f"sinfo-{release}"), ["main"])}
     drained = "DRAINING" if release == "21.08" else "DRAIN"
     assert nodes == {
-        "n1": (words("ALLOCATED"), ""),
-        "n2": (words("ALLOCATED"), ""),
-        "n3": (words("MIXED"), ""),
-        "n4": (words("IDLE", drained), "disk"),
-        "n5": (words("IDLE"), ""),
+        "n1": (make_flags("ALLOCATED"), ""),
+        "n2": (make_flags("ALLOCATED"), ""),
+        "n3": (make_flags("MIXED"), ""),
+        "n4": (make_flags("IDLE", drained), "disk"),
+        "n5": (make_flags("IDLE"), ""),
     }
     assert {node.name for node in read_nodes(answer(f"sinfo-{release}"), ["other"])} == {"n1", "n2", "x9"}
 
@@ -157,28 +159,28 @@ JOBS = st.lists(
 )
 
 
-def some(item: Shape, least: int = 0) -> Shape:
-    return st.lists(item, min_size=least, max_size=3)
+def repeat_shape(item: Shape, minimum: int = 0) -> Shape:
+    return st.lists(item, min_size=minimum, max_size=3)
 
 
 def nodes_answers(maybe: Callable[[Shape], Shape]) -> Shape:
     """Return answers of sinfo in the shapes of all releases; ``maybe`` is what may be put in place of any part."""
-    state = maybe(st.one_of(STATES, some(STATES, 1)))
+    state = maybe(st.one_of(STATES, repeat_shape(STATES, 1)))
     node = st.fixed_dictionaries(
-        {"name": maybe(NAMES), "state": state, "partitions": maybe(some(st.sampled_from(["main", "other"])))},
-        optional={"state_flags": maybe(some(STATES)), "reason": maybe(st.just("disk"))},
+        {"name": maybe(NAMES), "state": state, "partitions": maybe(repeat_shape(st.sampled_from(["main", "other"])))},
+        optional={"state_flags": maybe(repeat_shape(STATES)), "reason": maybe(st.just("disk"))},
     )
     group = st.fixed_dictionaries(
         {
             "node": maybe(st.fixed_dictionaries({"state": state})),
-            "nodes": maybe(st.fixed_dictionaries({"nodes": maybe(some(NAMES))})),
+            "nodes": maybe(st.fixed_dictionaries({"nodes": maybe(repeat_shape(NAMES))})),
             "partition": maybe(st.sampled_from([{"name": "main"}, {"name": "other"}, "main*"])),
         },
         optional={"reason": maybe(st.just({"description": "disk"}))},
     )
     errors = {"errors": maybe(st.just([]))}
-    by_node = st.fixed_dictionaries({"nodes": maybe(some(node))}, optional=errors)
-    by_group = st.fixed_dictionaries({"sinfo": maybe(some(group))}, optional=errors)
+    by_node = st.fixed_dictionaries({"nodes": maybe(repeat_shape(node))}, optional=errors)
+    by_group = st.fixed_dictionaries({"sinfo": maybe(repeat_shape(group))}, optional=errors)
     return maybe(st.one_of(by_node, by_group))
 
 

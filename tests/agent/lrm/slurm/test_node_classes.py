@@ -34,8 +34,8 @@ def shows(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
             "features": {"total": features, "active": features},
         }
         if form == "grouped":
-            least, most = {"minimum": memory, "maximum": memory}, {"minimum": weight, "maximum": weight}
-            return group | {"memory": least, "weight": most}
+            memory_range, weight_range = {"minimum": memory, "maximum": memory}, {"minimum": weight, "maximum": weight}
+            return group | {"memory": memory_range, "weight": weight_range}
         return group | {"memory": memory, "weight": {"set": True, "infinite": False, "number": weight}}
 
     nodes = [node(name, *facts) for name, facts in NODES.items()]

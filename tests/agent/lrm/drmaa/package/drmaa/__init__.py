@@ -17,9 +17,9 @@ _STATE = Path(os.environ["FAKE_DRMAA"])
 JobInfo = namedtuple("JobInfo", "hasExited hasSignal terminatedSignal wasAborted exitStatus")
 
 
-def _tell(what):
+def _tell(event):
     with open(_STATE / "calls", "a") as calls:
-        calls.write(what + "\n")
+        calls.write(event + "\n")
 
 
 def _misbehave(how):
@@ -27,20 +27,20 @@ def _misbehave(how):
     path = _STATE / how
     if not path.exists():
         return
-    word = path.read_text().strip()
-    if word == "crash":
+    mode = path.read_text().strip()
+    if mode == "crash":
         os.write(2, b"libdrmaa: assertion failed\n")
         os.kill(os.getpid(), signal.SIGSEGV)
-    elif word == "exit":
+    elif mode == "exit":
         os._exit(3)
-    elif word == "hang":
+    elif mode == "hang":
         threading.Event().wait()
-    elif word == "chatter":
+    elif mode == "chatter":
         os.write(1, b"{libdrmaa says hello\n")
-    elif word == "ValueError":
+    elif mode == "ValueError":
         raise ValueError("not of DRMAA")
-    elif word:
-        raise getattr(errors, word)(f"code 99: {word} it is\n")
+    elif mode:
+        raise getattr(errors, mode)(f"code 99: {mode} it is\n")
 
 
 class JobTemplate:
@@ -89,21 +89,21 @@ class Session:
 
     def wait(self, job, timeout):
         """A job's file holds its state, and in the end how wait() tells of it."""
-        _word, *rest = (_STATE / f"job-{job}").read_text().split()
-        if rest[:1] == ["odd"]:
+        _state, *fields = (_STATE / f"job-{job}").read_text().split()
+        if fields[:1] == ["odd"]:
             (_STATE / f"job-{job}").write_text("done reaped")
             raise ValueError("not enough values to unpack")
-        if rest == ["reaped"]:
+        if fields == ["reaped"]:
             raise errors.InvalidJobException("code 18: no such job")
-        if not rest:
+        if not fields:
             raise errors.ExitTimeoutException("code 23: timeout")
-        if rest[0] == "nothing":
+        if fields[0] == "nothing":
             raise errors._ERRORS[0]("code 24: no usage")
-        if rest[0] == "signal":
-            return JobInfo(False, True, rest[1], False, 0)
-        if rest[0] == "aborted":
+        if fields[0] == "signal":
+            return JobInfo(False, True, fields[1], False, 0)
+        if fields[0] == "aborted":
             return JobInfo(False, False, "", True, 0)
-        return JobInfo(True, False, "", False, int(rest[1]))
+        return JobInfo(True, False, "", False, int(fields[1]))
 
 
 assert sys.flags.utf8_mode
