@@ -94,9 +94,9 @@ class Side:
         )
         self._seen: dict[int, bool] = {}
 
-    def lead(self, max_rounds: int, budget: float) -> tuple[list[OneWay], bool]:
+    def measure_directions(self, max_rounds: int, budget: float) -> tuple[list[OneWay], bool]:
         """Measure both directions; return the results, and whether messages arrived unchanged."""
-        rounds = sample_rounds(self._round, max_rounds, budget)
+        rounds = sample_rounds(self._exchange_round, max_rounds, budget)
         self._world.Send(self._empty, self._partner, END)
         directions = [
             one_way({size: [pair[direction] for pair in pairs] for size, pairs in rounds.items()})
@@ -104,20 +104,20 @@ class Side:
         ]
         return directions, all(self._seen.values())
 
-    def follow(self) -> bool:
+    def answer_messages(self) -> bool:
         """Answer and return messages until the other rank has measured; return whether they arrived unchanged."""
-        while (size := self._take()) is not None:
-            back = self._go(size)
+        while (size := self._answer_message()) is not None:
+            back = self._time_message(size)
             self._world.Send(array("d", [back]), self._partner, DATA)
         return all(self._seen.values())
 
-    def _round(self, size: int) -> Round:
-        forward, back = self._go(size), array("d", [0.0])
-        self._take()
+    def _exchange_round(self, size: int) -> Round:
+        forward, back = self._time_message(size), array("d", [0.0])
+        self._answer_message()
         self._world.Recv(back, self._partner, DATA)
         return forward, back[0]
 
-    def _go(self, size: int) -> float:
+    def _time_message(self, size: int) -> float:
         """Return the seconds from sending a message to its answer."""
         sent = memoryview(self._data)[:size]
         started = time.perf_counter()
@@ -125,7 +125,7 @@ class Side:
         self._world.Recv(self._empty, self._partner, DATA)
         return time.perf_counter() - started
 
-    def _take(self) -> int | None:
+    def _answer_message(self) -> int | None:
         """Answer a message and return its size; return None if it was the last."""
         status = MPI.Status()
         self._world.Recv(self._buffer, self._partner, MPI.ANY_TAG, status)
@@ -185,9 +185,9 @@ def main() -> int:
         if world.rank in (0, partner):
             side = Side(world, partner if world.rank == 0 else 0, partner)
             if world.rank == 0:
-                pairs[partner], fine = side.lead(arguments.repeats, arguments.budget)
+                pairs[partner], fine = side.measure_directions(arguments.repeats, arguments.budget)
             else:
-                fine = side.follow()
+                fine = side.answer_messages()
             right = right and fine
     right = bool(world.allreduce(right, MPI.LAND))
     if arguments.json:

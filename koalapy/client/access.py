@@ -41,12 +41,12 @@ class Access:
         self.hint = f"correct KOALA_TOKEN or --token: {_WHERE}"
         """Hint for the user if the daemon rejects the token."""
         if not user_token:
-            self._find(is_url_given=url is not None)
+            self._find_token(is_url_given=url is not None)
         elif (own_daemon := _own_daemon(self.parts))[1].certificate:
             self.parts, self.pinned = own_daemon[0], own_daemon[1].certificate
         if self.token:
             self._check_encrypted()
-        self.trust = self._trust()
+        self.trust = self._create_trust()
         # A proxy of the environment does not know this machine's addresses, and must not see a token of this account.
         local = self.pinned is not None or is_this_machine(self.parts.hostname or "")
         is_own_token = bool(self.token) and not user_token
@@ -61,7 +61,7 @@ class Access:
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
-    def renew(self) -> bool:
+    def renew_login(self) -> bool:
         """Replace a login that the daemon rejects; return whether a new one was obtained."""
         if not self._renews:
             return False
@@ -78,7 +78,7 @@ class Access:
         self.token = login.token
         return True
 
-    def _find(self, *, is_url_given: bool) -> None:
+    def _find_token(self, *, is_url_given: bool) -> None:
         self.parts, search = _own_daemon(self.parts)
         if search.token:
             self.token, self.pinned = search.token, search.certificate
@@ -109,7 +109,7 @@ class Access:
             if not find_token(self.parts.hostname or "", self.parts.port or PORTS[self.parts.scheme]).token:
                 raise of_koala(error) from error
 
-    def _trust(self) -> Trust:
+    def _create_trust(self) -> Trust:
         """Return how certificates are verified: pinned for this account's own daemon, by authorities for any other."""
         if self.pinned is not None:
             return Trust(pinned=self.pinned)

@@ -106,7 +106,7 @@ def contact_agents(
     for path in paths:
         try:
             with _Conversation(path, timeouts.agent_greeting_s, timeouts.sleep, well_known) as conversation:
-                responding.append(conversation.greeting())
+                responding.append(conversation.read_greeting())
         except CliError as error:
             errors.append(str(error))
     return responding, errors
@@ -115,8 +115,8 @@ def contact_agents(
 def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login:
     """Request a new login from an agent. Raise ``CliError`` if the agent rejects the request."""
     with _Conversation(agent.path, timeouts.agent_login_s, timeouts.sleep, well_known) as conversation:
-        greeting = conversation.greeting()
-        answer = conversation.ask({"ask": "login"})
+        greeting = conversation.read_greeting()
+        answer = conversation.send_question({"ask": "login"})
         if "error" in answer:
             raise CliError(
                 f"the agent of {greeting.cluster} rejects the login: {answer['error']}",
@@ -136,7 +136,7 @@ def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known
                 ca=greeting.ca,
             )
         except (KeyError, ValueError, TypeError) as error:
-            raise conversation.no_agent() from error
+            raise conversation.not_agent_error() from error
 
 
 class _Conversation:
@@ -148,7 +148,7 @@ class _Conversation:
         self._socket = socket.socket(socket.AF_UNIX)
         self._read = b""
         try:
-            self._connect()
+            self._connect_socket()
         except BaseException:
             self._socket.close()
             raise
@@ -159,22 +159,22 @@ class _Conversation:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def _connect(self) -> None:
+    def _connect_socket(self) -> None:
         try:
             folder, owner = open_socket_folder(self._path.parent)
         except (OSError, ValueError) as error:
-            raise self._untrusted(error.strerror if isinstance(error, OSError) else str(error)) from error
+            raise self._untrusted_error(error.strerror if isinstance(error, OSError) else str(error)) from error
         try:
             if owner not in (ROOT, os.geteuid()) and not self._is_folder_made_by_root():
-                raise self._untrusted(f"{self._path.parent} belongs to another account (uid {owner})")
-            self._reach(socket_address(folder, self._path.name))
+                raise self._untrusted_error(f"{self._path.parent} belongs to another account (uid {owner})")
+            self._connect_before_deadline(socket_address(folder, self._path.name))
             uid = get_peer(self._socket).uid
         except OSError as error:
-            raise self._silent(error) from error
+            raise self._no_answer_error(error) from error
         finally:
             os.close(folder)
         if uid not in (ROOT, owner):
-            raise self._untrusted(f"who listens there is neither root nor its folder's owner (uid {uid})")
+            raise self._untrusted_error(f"who listens there is neither root nor its folder's owner (uid {uid})")
 
     def _is_folder_made_by_root(self) -> bool:
         """Return whether the folder is the well-known one, in a parent folder where only root writes."""
@@ -183,57 +183,57 @@ class _Conversation:
         above = os.stat(self._well_known.parent)
         return above.st_uid == ROOT and not stat.S_IMODE(above.st_mode) & 0o022
 
-    def _reach(self, address: str) -> None:
+    def _connect_before_deadline(self, address: str) -> None:
         while True:
-            self._settle()
+            self._limit_timeout()
             try:
                 self._socket.connect(address)
                 return
             except BlockingIOError:  # its queue of connections is full, or it hangs
                 self._sleep(RETRY_PAUSE)
 
-    def greeting(self) -> Agent:
-        answer = self._hear()
+    def read_greeting(self) -> Agent:
+        answer = self._read_answer()
         cluster, url, ca = answer.get("cluster"), answer.get("url"), answer.get("ca", "")
         if not (isinstance(cluster, str) and isinstance(url, str) and isinstance(ca, str)) or not _is_url(url):
-            raise self.no_agent()
+            raise self.not_agent_error()
         return Agent(self._path, cluster, url.rstrip("/"), ca)
 
-    def ask(self, question: dict[str, str]) -> dict[str, Any]:
+    def send_question(self, question: dict[str, str]) -> dict[str, Any]:
         try:
-            self._settle()
+            self._limit_timeout()
             self._socket.sendall(json.dumps(question).encode() + b"\n")
         except OSError as error:
-            raise self._silent(error) from error
-        return self._hear()
+            raise self._no_answer_error(error) from error
+        return self._read_answer()
 
-    def _hear(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         while b"\n" not in self._read:
             try:
-                self._settle()
+                self._limit_timeout()
                 piece = self._socket.recv(MAX_LINE_BYTES)
             except OSError as error:
-                raise self._silent(error) from error
+                raise self._no_answer_error(error) from error
             self._read += piece
             if not piece or len(self._read) > 2 * MAX_LINE_BYTES:
-                raise self.no_agent()
+                raise self.not_agent_error()
         line, _, self._read = self._read.partition(b"\n")
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
-            raise self.no_agent()
+            raise self.not_agent_error()
         return answer
 
-    def _settle(self) -> None:
+    def _limit_timeout(self) -> None:
         """Limit the next operation to the remaining time."""
         remaining_s = self._ends_at - time.monotonic()
         if remaining_s <= 0:
             raise TimeoutError("timed out")
         self._socket.settimeout(remaining_s)
 
-    def _silent(self, error: OSError) -> CliError:
+    def _no_answer_error(self, error: OSError) -> CliError:
         message = f"the agent at {self._path} does not answer"
         if isinstance(error, TimeoutError):
             return CliError(
@@ -243,11 +243,11 @@ class _Conversation:
             f"{message} ({(error.strerror or str(error)).lower()})", Exit.UNREACHABLE, "start the agent, or wait for it"
         )
 
-    def _untrusted(self, reason: str | None) -> CliError:
+    def _untrusted_error(self, reason: str | None) -> CliError:
         hint = f"unset {VARIABLE}, or set it to the agent's own socket"
         return CliError(f"{self._path}: {reason}", Exit.NOT_ALLOWED, hint)
 
-    def no_agent(self) -> CliError:
+    def not_agent_error(self) -> CliError:
         return CliError(f"the listener at {self._path} is not an agent", Exit.UNREACHABLE, f"set {VARIABLE}")
 
 

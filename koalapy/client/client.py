@@ -56,15 +56,17 @@ class Client:
 
     def get(self, path: str, *, patient: bool = False, **query: Any) -> Json:
         """Send a GET request. ``patient``: wait for the response without a timeout. Omit empty values of the query."""
-        return self._json("GET", path, query=query, timeout=None if patient else ANSWER_TIMEOUT_S)
+        return self._request_json("GET", path, query=query, timeout=None if patient else ANSWER_TIMEOUT_S)
 
     def post(
         self, path: str, body: Json | None = None, headers: dict[str, str] | None = None, *, patient: bool = False
     ) -> Json:
-        return self._json("POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_TIMEOUT_S)
+        return self._request_json(
+            "POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_TIMEOUT_S
+        )
 
     def delete(self, path: str, **query: Any) -> Json:
-        return self._json("DELETE", path, query=query)
+        return self._request_json("DELETE", path, query=query)
 
     def submit(self, body: Json, key: str) -> Job:
         """Submit a job, and retry while the daemon is briefly unreachable. The key prevents duplicate jobs."""
@@ -157,20 +159,20 @@ class Client:
     def logs(self, job: int, follow: bool, component: int | None) -> Iterator[bytes]:
         """Yield the output of a job."""
         query: Json = {"follow": follow} | ({} if component is None else {"component": component})
-        return self._pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL_S)
+        return self._stream_pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL_S)
 
     def events(self, job: int, last: int) -> Iterator[bytes]:
         """Yield the server-sent events of a job after event number ``last``."""
-        return self._pieces(f"/api/v1/jobs/{job}/events", {}, None, {"Last-Event-ID": str(last)})
+        return self._stream_pieces(f"/api/v1/jobs/{job}/events", {}, None, {"Last-Event-ID": str(last)})
 
     def grid_events(self, last: str, timeout: float) -> Iterator[bytes]:
         """Yield the server-sent events of the grid after event id ``last``, until ``timeout`` seconds without data."""
         headers = {"Last-Event-ID": last} if last else {}
-        return self._pieces("/api/v1/events", {}, timeout, headers)
+        return self._stream_pieces("/api/v1/events", {}, timeout, headers)
 
     def text(self, path: str, query: Json) -> Iterator[bytes]:
         """Yield the pieces of a text response."""
-        return self._pieces(path, query, LONG_POLL_S)
+        return self._stream_pieces(path, query, LONG_POLL_S)
 
     def another(self) -> "Client":
         """Return a client of the same daemon for another thread."""
@@ -178,7 +180,7 @@ class Client:
 
     def results(self, job: int) -> Iterator[bytes]:
         """Yield the archive of a job's results."""
-        return self._pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL_S)
+        return self._stream_pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL_S)
 
     def has_bundle(self, bundle: str) -> bool:
         """Return whether the daemon stores the archive of this SHA-256. If so, the daemon extends its lifetime."""
@@ -193,23 +195,23 @@ class Client:
     def upload(self, archive: Readable, size: int) -> Json:
         """Upload an archive of ``size`` bytes to the daemon."""
         headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
-        return self._json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=None)
+        return self._request_json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=None)
 
-    def _pieces(
+    def _stream_pieces(
         self, path: str, query: Json, timeout: float | None, headers: dict[str, str] | None = None
     ) -> Iterator[bytes]:
         began = False
         try:
             for is_first in (True, False):
-                with self.http.stream(path, query=query, timeout=timeout, headers=headers) as (
+                with self.http.stream_response(path, query=query, timeout=timeout, headers=headers) as (
                     status,
                     response_headers,
                     pieces,
                 ):
-                    if status == HTTPStatus.UNAUTHORIZED and is_first and self._renewed():
+                    if status == HTTPStatus.UNAUTHORIZED and is_first and self._renew_login():
                         continue
                     if status >= HTTPStatus.BAD_REQUEST:
-                        raise self._refusal(Answer(status, response_headers, b"".join(pieces)))
+                        raise self._rejection_error(Answer(status, response_headers, b"".join(pieces)))
                     began = self.has_answered = True
                     yield from pieces
                     return
@@ -217,20 +219,20 @@ class Client:
             if began:
                 message = f"the daemon at {self.url} broke off ({error})"
                 raise CliError(message, Exit.UNREACHABLE, "try again") from error
-            raise self._unreachable(error) from error
+            raise self._unreachable_error(error) from error
 
-    def _json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT_S, **options: Any) -> Json:
+    def _request_json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT_S, **options: Any) -> Json:
         try:
             options["query"] = {k: v for k, v in options.get("query", {}).items() if v not in (None, "", [], ())}
-            answer = self.http.request(method, path, timeout=timeout, **options)
-            if answer.status == HTTPStatus.UNAUTHORIZED and self._renewed(options.get("content")):
-                answer = self.http.request(method, path, timeout=timeout, **options)
+            answer = self.http.send_request(method, path, timeout=timeout, **options)
+            if answer.status == HTTPStatus.UNAUTHORIZED and self._renew_login(options.get("content")):
+                answer = self.http.send_request(method, path, timeout=timeout, **options)
         except CONNECTION_ERRORS as error:
-            raise self._unreachable(error) from error
+            raise self._unreachable_error(error) from error
         except UnicodeEncodeError as error:
             raise _no_unicode(error, options) from error
         if answer.status >= HTTPStatus.BAD_REQUEST:
-            raise self._refusal(answer)
+            raise self._rejection_error(answer)
         self.has_answered = True
         try:
             body = answer.json()
@@ -240,16 +242,16 @@ class Client:
             raise CliError(f"the server at {self.url} is not a koala daemon", Exit.UNREACHABLE, "set KOALA_URL")
         return body
 
-    def _renewed(self, content: Readable | None = None) -> bool:
+    def _renew_login(self, content: Readable | None = None) -> bool:
         """Renew the login and rewind ``content`` for another request; return whether that succeeded."""
-        if not self._access.renew():
+        if not self._access.renew_login():
             return False
-        self.http.show(self._access.headers)
+        self.http.set_headers(self._access.headers)
         if content is not None:
             content.seek(0)
         return True
 
-    def _unreachable(self, error: Exception) -> CliError:
+    def _unreachable_error(self, error: Exception) -> CliError:
         if explanation := explain_tls_error(error, urlsplit(self.url).hostname or ""):
             return CliError(
                 f"cannot connect to the daemon at {self.url}: {explanation[0]}", Exit.UNREACHABLE, explanation[1]
@@ -257,7 +259,7 @@ class Client:
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)
 
-    def _refusal(self, answer: Answer) -> CliError:
+    def _rejection_error(self, answer: Answer) -> CliError:
         error = _answer_to_error(answer)
         if error.status == HTTPStatus.UNAUTHORIZED:
             error.hint = self._access.hint
@@ -335,7 +337,7 @@ def _odd_text(value: object, field: str) -> tuple[str, str] | None:
         children = ((f"{field}.{name}" if field else str(name), child) for name, child in value.items())
     elif isinstance(value, (list, tuple)):
         children = ((f"{field}[{index}]", child) for index, child in enumerate(value))
-    return next((found for name, child in children if (found := _odd_text(child, name))), None)
+    return next((pair for name, child in children if (pair := _odd_text(child, name))), None)
 
 
 def _answer_to_error(answer: Answer) -> CliError:

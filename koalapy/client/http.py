@@ -84,12 +84,12 @@ class Connection:
             _create_tunnel, create_proxy_connection, host, port, _credential_header(via, "Proxy-Authorization")
         )
 
-    def show(self, headers: Mapping[str, str]) -> None:
+    def set_headers(self, headers: Mapping[str, str]) -> None:
         """Set the headers of all further requests."""
         self.headers = headers
         self._headers |= headers
 
-    def request(
+    def send_request(
         self,
         method: str,
         path: str,
@@ -101,19 +101,19 @@ class Connection:
         timeout: Seconds = None,
     ) -> Answer:
         """Send a request with a JSON ``body`` or file ``content``; return the response. Raise ``CONNECTION_ERRORS``."""
-        with self._requested(method, path, query, body, content, headers, timeout) as answer:
+        with self._open_request(method, path, query, body, content, headers, timeout) as answer:
             return Answer(answer.status, answer.headers, answer.read())
 
     @contextmanager
-    def stream(
+    def stream_response(
         self, path: str, *, query: Mapping[str, Any], headers: Mapping[str, str] | None, timeout: Seconds
     ) -> Iterator[tuple[int, http.client.HTTPMessage, Iterator[bytes]]]:
         """Yield status, headers and the pieces of a streamed response. Raise ``CONNECTION_ERRORS``."""
-        with self._requested("GET", path, query, None, None, headers, timeout) as answer:
+        with self._open_request("GET", path, query, None, None, headers, timeout) as answer:
             yield answer.status, answer.headers, _read_pieces(answer)
 
     @contextmanager
-    def _requested(
+    def _open_request(
         self,
         method: str,
         path: str,
@@ -133,7 +133,7 @@ class Connection:
             lines.setdefault("Content-Length", "0")
             # This header shows the daemon that the request was not forged by a web page.
             lines.setdefault("X-Requested-With", "koala")
-        is_over, connection = False, self._connected()
+        is_over, connection = False, self._take_connection()
         try:
             connection.sock.settimeout(timeout)
             connection.putrequest(method, f"{self._base}{path}{'?' if parameters else ''}{parameters}")
@@ -156,7 +156,7 @@ class Connection:
             else:
                 connection.close()
 
-    def _connected(self) -> http.client.HTTPConnection:
+    def _take_connection(self) -> http.client.HTTPConnection:
         """Return an idle connection that the daemon has not closed or written to, or a new one."""
         while self._idle:
             try:
@@ -169,15 +169,15 @@ class Connection:
         for pause in RENEWAL_PAUSES:
             began = time.time()
             try:
-                return self._opened()
+                return self._open_connection()
             except ssl.SSLCertVerificationError:
                 # The certificate file may have been replaced between reading it and the handshake. Nothing was sent.
                 if not self.trust.was_renewed(began - self._timeouts.certificate_renewal_s):
                     raise
             self._timeouts.sleep(pause)
-        return self._opened()
+        return self._open_connection()
 
-    def _opened(self) -> http.client.HTTPConnection:
+    def _open_connection(self) -> http.client.HTTPConnection:
         opened = self._new()
         try:
             opened.connect()

@@ -65,7 +65,7 @@ def connection_to(url: str, **headers: str) -> Connection:
 
 
 def stream(url: str) -> Any:
-    return connection_to(url).stream("/", query={}, headers=None, timeout=20)
+    return connection_to(url).stream_response("/", query={}, headers=None, timeout=20)
 
 
 def test_a_connection_is_kept_and_opened_again_when_the_peer_has_closed_it() -> None:
@@ -76,9 +76,12 @@ def test_a_connection_is_kept_and_opened_again_when_the_peer_has_closed_it() -> 
 
     with peer(twice, says(OK)) as (url, heard):
         connection = connection_to(url, Authorization="Bearer ä")
-        assert [connection.request("GET", "/a", query={"n": [1, 2], "b": True}).json() for _ in range(2)] == [{}, {}]
+        assert [connection.send_request("GET", "/a", query={"n": [1, 2], "b": True}).json() for _ in range(2)] == [
+            {},
+            {},
+        ]
         assert connection._idle[0].sock.recv(1, socket.MSG_PEEK) == b"", "it has been closed by now"
-        assert connection.request("POST", "/b", body={"ö": "é"}).status == 200
+        assert connection.send_request("POST", "/b", body={"ö": "é"}).status == 200
     assert heard[0].splitlines()[0] == b"GET /a?n=1&n=2&b=true HTTP/1.1"
     assert "Authorization: Bearer ä".encode() in heard[0]
     assert heard[1].endswith(json.dumps({"ö": "é"}, ensure_ascii=False).encode())
@@ -95,7 +98,7 @@ def test_a_refusal_that_comes_before_all_was_sent_is_heard() -> None:
 
     with peer(refuse, reads_body=False) as (url, _):
         size = 50_000_000
-        answer = connection_to(url).request(
+        answer = connection_to(url).send_request(
             "POST", "/", content=io.BytesIO(bytes(size)), headers={"Content-Length": str(size)}
         )
     assert (answer.status, answer.body) == (413, b'{"detail":"x"')
@@ -114,10 +117,10 @@ def test_a_refusal_that_comes_before_all_was_sent_is_heard() -> None:
 def test_what_is_no_whole_answer_is_no_answer(answer: bytes) -> None:
     with peer(says(answer), says(answer), says(answer)) as (url, _):
         with pytest.raises(CONNECTION_ERRORS):
-            connection_to(url).request("GET", "/")
+            connection_to(url).send_request("GET", "/")
         with (
             pytest.raises(CONNECTION_ERRORS),
-            connection_to(url).stream("/", query={}, headers=None, timeout=20) as (_, _, pieces),
+            connection_to(url).stream_response("/", query={}, headers=None, timeout=20) as (_, _, pieces),
         ):
             list(pieces)
         with pytest.raises(CliError) as error:
@@ -210,7 +213,7 @@ def test_an_answer_that_does_not_come_in_time_is_none() -> None:
     done = threading.Event()
     with peer(lambda _: done.wait(30) and None) as (url, _):
         with pytest.raises(TimeoutError):
-            connection_to(url).request("GET", "/", timeout=0.05)
+            connection_to(url).send_request("GET", "/", timeout=0.05)
         done.set()
 
 
@@ -260,9 +263,9 @@ def test_questions_of_several_threads_each_get_their_own_answer() -> None:
         threading.Thread(target=server.serve_forever).start()
         connection = connection_to(f"http://127.0.0.1:{server.server_port}")
         paths = [f"/{number}" for number in range(400)]
-        found = list(pool.map(lambda path: connection.request("GET", path).json(), paths))
-        with connection.stream("/1", query={}, headers=None, timeout=20) as (_, _, pieces):
-            assert connection.request("GET", "/2").json() == "/2", "while another is under way in the same thread"
+        found = list(pool.map(lambda path: connection.send_request("GET", path).json(), paths))
+        with connection.stream_response("/1", query={}, headers=None, timeout=20) as (_, _, pieces):
+            assert connection.send_request("GET", "/2").json() == "/2", "while another is under way in the same thread"
             assert b"".join(pieces) == b'"/1"'
         assert len(connection._idle) <= 8
         for kept in connection._idle:

@@ -81,7 +81,7 @@ def served(tmp_path: Path) -> Served:
 
 
 def answer(url: str, trust: Trust, timeouts: ClientTimeouts = FAST) -> int:
-    return Connection(urlsplit(url), {}, by_proxy=False, trust=trust, timeouts=timeouts).request("GET", "/").status
+    return Connection(urlsplit(url), {}, by_proxy=False, trust=trust, timeouts=timeouts).send_request("GET", "/").status
 
 
 def test_who_has_read_the_certificate_before_looks_again(served: Served) -> None:

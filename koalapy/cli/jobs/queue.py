@@ -69,7 +69,7 @@ def list_jobs(
     cut = f"only the newest {limit}{'' if state else ' that wait'} are shown; --limit shows more"
     if watch:
         _watch_jobs(client, request_jobs, form, nothing, cut, json=is_json, quiet=quiet)
-    jobs, more = request_jobs(client)
+    jobs, has_more = request_jobs(client)
     if is_json:
         show_json({"jobs": jobs})
     elif form is Format.NDJSON:
@@ -82,7 +82,7 @@ def list_jobs(
         print(tables.queue_table(jobs, wide=form is Format.WIDE))
         if not jobs:
             print(f"koala: {nothing}", file=sys.stderr)
-    if more:
+    if has_more:
         print(f"koala: {cut}", file=sys.stderr)
 
 
