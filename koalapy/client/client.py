@@ -82,7 +82,7 @@ class Client:
     def _submit_once(self, body: Json, key: str) -> Job:
         return cast(Job, self.post("/api/v1/jobs", body, {"Idempotency-Key": key}))
 
-    def act(self, action: str, jobs: list[int], **order: str | bool) -> Iterator[Json]:
+    def act_on_jobs(self, action: str, jobs: list[int], **order: str | bool) -> Iterator[Json]:
         """Apply an action to jobs and yield the result for each job. ``order``: the fields of the action."""
         for start in range(0, len(jobs), MAX_PAGE_SIZE):
             body = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
@@ -91,7 +91,7 @@ class Client:
     def job(self, job: int, **query: Any) -> Job:
         return cast(Job, self.get(f"/api/v1/jobs/{job}", **query))
 
-    def wait(self, job: int, deadline: float | None) -> Job:
+    def wait_for_end(self, job: int, deadline: float | None) -> Job:
         """Wait until a job has ended and return it. Raise ``CliError`` at ``deadline`` (monotonic seconds).
 
         Continue to wait if a daemon that has responded before, or its database, becomes unreachable.
@@ -134,14 +134,14 @@ class Client:
     def act_on_cluster(self, name: str, action: str, body: Json | None = None) -> Cluster:
         return cast(Cluster, self.post(f"/api/v1/clusters/{in_path(name)}/{action}", body))
 
-    def jobs(self, limit: int, **query: Any) -> tuple[list[ListedJob], bool]:
+    def list_jobs(self, limit: int, **query: Any) -> tuple[list[ListedJob], bool]:
         """Return the newest jobs, and whether there are more."""
-        jobs: list[ListedJob] = []
+        list_jobs: list[ListedJob] = []
         while True:
-            page = self.get("/api/v1/jobs", limit=min(limit - len(jobs), MAX_PAGE_SIZE), **query)
-            jobs += page["jobs"]
-            if page["next"] is None or len(jobs) >= limit:
-                return jobs, page["next"] is not None
+            page = self.get("/api/v1/jobs", limit=min(limit - len(list_jobs), MAX_PAGE_SIZE), **query)
+            list_jobs += page["jobs"]
+            if page["next"] is None or len(list_jobs) >= limit:
+                return list_jobs, page["next"] is not None
             query["before"] = parse_qs(urlsplit(page["next"]).query)["before"][0]
 
     def unfinished_jobs(self, max_waiting: int, **query: Any) -> tuple[list[ListedJob], bool]:
@@ -151,17 +151,17 @@ class Client:
         group newest first. Later submissions never hide a running job.
         """
         # Request waiting jobs first: a job placed between the two requests is then in the second response.
-        waiting, has_more = self.jobs(max_waiting, state=sorted(WAITING_STATES), **query)
-        active, _ = self.jobs(MAX_ACTIVE_JOBS, state=sorted(ACTIVE_STATES), **query)
+        waiting, has_more = self.list_jobs(max_waiting, state=sorted(WAITING_STATES), **query)
+        active, _ = self.list_jobs(MAX_ACTIVE_JOBS, state=sorted(ACTIVE_STATES), **query)
         active_ids = {job["id"] for job in active}
         return active + [job for job in waiting if job["id"] not in active_ids], has_more
 
-    def logs(self, job: int, follow: bool, component: int | None) -> Iterator[bytes]:
+    def stream_logs(self, job: int, follow: bool, component: int | None) -> Iterator[bytes]:
         """Yield the output of a job."""
         query: Json = {"follow": follow} | ({} if component is None else {"component": component})
         return self._stream_pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL_S)
 
-    def events(self, job: int, last: int) -> Iterator[bytes]:
+    def stream_events(self, job: int, last: int) -> Iterator[bytes]:
         """Yield the server-sent events of a job after event number ``last``."""
         return self._stream_pieces(f"/api/v1/jobs/{job}/events", {}, None, {"Last-Event-ID": str(last)})
 
@@ -170,15 +170,15 @@ class Client:
         headers = {"Last-Event-ID": last} if last else {}
         return self._stream_pieces("/api/v1/events", {}, timeout, headers)
 
-    def text(self, path: str, query: Json) -> Iterator[bytes]:
+    def stream_text(self, path: str, query: Json) -> Iterator[bytes]:
         """Yield the pieces of a text response."""
         return self._stream_pieces(path, query, LONG_POLL_S)
 
-    def another(self) -> "Client":
+    def clone_for_thread(self) -> "Client":
         """Return a client of the same daemon for another thread."""
         return Client(self.url, None, self._access, self.timeouts, self.report)
 
-    def results(self, job: int) -> Iterator[bytes]:
+    def stream_results(self, job: int) -> Iterator[bytes]:
         """Yield the archive of a job's results."""
         return self._stream_pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL_S)
 
@@ -192,7 +192,7 @@ class Client:
             return False
         return True
 
-    def upload(self, archive: Readable, size: int) -> Json:
+    def upload_archive(self, archive: Readable, size: int) -> Json:
         """Upload an archive of ``size`` bytes to the daemon."""
         headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
         return self._request_json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=None)

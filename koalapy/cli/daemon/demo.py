@@ -40,7 +40,7 @@ def run_demo(keep: bool) -> int:
             client = Client(url, None)
             _show_grid(client)
             job = _run_job(client)
-            output = b"".join(client.logs(job["id"], False, None)).decode(errors="replace")
+            output = b"".join(client.stream_logs(job["id"], False, None)).decode(errors="replace")
             _show_result(job, client.attempts(job["id"], 6), output)
             passed = job["state"] == "succeeded" and _is_checked(output)
             is_kept = keep

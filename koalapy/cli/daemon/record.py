@@ -34,7 +34,7 @@ def export_record(
     For operators. Each daemon run is exported from its beginning. The export contains commands of jobs, but no
     variables of programs.
     """
-    pieces = daemon.client().text("/api/v1/record", {"since": since, "until": until})
+    pieces = daemon.client().stream_text("/api/v1/record", {"since": since, "until": until})
     if output is None:
         ProgramOutput().write_all(pieces)
         return

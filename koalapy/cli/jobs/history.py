@@ -35,7 +35,7 @@ def show_history(
     first = datetime.now(UTC).date() - timedelta(days=min(days, MAX_DAYS) - 1)
     query: Json = {"by": by.value, "step": step.value, "first": first.isoformat()} | ({"name": name} if name else {})
     if as_csv or as_swf:
-        ProgramOutput().write_all(client.text("/api/v1/history", query | {"format": "csv" if as_csv else "swf"}))
+        ProgramOutput().write_all(client.stream_text("/api/v1/history", query | {"format": "csv" if as_csv else "swf"}))
         return
     print_answer(client.get("/api/v1/history", **query), as_json, _format_history)
 

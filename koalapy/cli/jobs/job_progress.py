@@ -28,7 +28,7 @@ class ProgressReporter:
     def __init__(self, client: Client, job: int, *, from_the_first: bool, in_place: bool = True) -> None:
         """``from_the_first``: also report earlier changes; ``in_place``: on a terminal, also show the cause and the
         duration of the wait in one line that is redrawn."""
-        self._client, self._job, self._from_the_first = client.another(), job, from_the_first
+        self._client, self._job, self._from_the_first = client.clone_for_thread(), job, from_the_first
         self._thread = threading.Thread(target=self._follow_job, daemon=True)
         self._over = threading.Event()
         self._timeouts = client.timeouts
@@ -55,7 +55,7 @@ class ProgressReporter:
         while True:
             previous_entry = last_entry
             try:
-                for entries, job in read_changes(self._client.events(self._job, last_entry)):
+                for entries, job in read_changes(self._client.stream_events(self._job, last_entry)):
                     messages = [] if skip else list(progress_lines(entries, job))
                     for line in messages:
                         _report_line(line)

@@ -69,18 +69,18 @@ def cancel_jobs(
 ) -> int:
     """Cancel jobs."""
     orders: dict[str, str | bool] = {"reason": reason} | ({"warn": True} if warn else {})
-    results = daemon.client().act("cancel", jobs, **orders)
+    results = daemon.client().act_on_jobs("cancel", jobs, **orders)
     return _print_results(results, lambda result: "cancelled" if result["state"] in FINAL else "is being cancelled")
 
 
 def hold_jobs(jobs: QueuedJobs, reason: Why = "", daemon: Daemon = DAEMON) -> int:
     """Hold queued jobs: they are not placed until they are released."""
-    return _print_results(daemon.client().act("hold", jobs, reason=reason), lambda result: str(result["state"]))
+    return _print_results(daemon.client().act_on_jobs("hold", jobs, reason=reason), lambda result: str(result["state"]))
 
 
 def release_jobs(jobs: HeldJobs, daemon: Daemon = DAEMON) -> int:
     """Release held jobs."""
-    return _print_results(daemon.client().act("release", jobs), lambda result: str(result["state"]))
+    return _print_results(daemon.client().act_on_jobs("release", jobs), lambda result: str(result["state"]))
 
 
 def change_priority(
@@ -90,7 +90,7 @@ def change_priority(
     daemon: Daemon = DAEMON,
 ) -> int:
     """Change the priority of waiting jobs; their order by submission time stays."""
-    results = daemon.client().act("priority", jobs, priority=priority, reason=reason)
+    results = daemon.client().act_on_jobs("priority", jobs, priority=priority, reason=reason)
     return _print_results(results, lambda result: f"{result['state']}, {result['priority']} priority")
 
 

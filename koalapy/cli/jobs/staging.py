@@ -52,7 +52,7 @@ def stage_files(client: Client, paths: Sequence[str]) -> str:
         if not client.has_bundle(archive.id):
             sent = Transfer("sends the files of --stage", archive.size)
             with Progress(lambda: str(sent)):
-                client.upload(CountingReader(archive.file, sent), archive.size)
+                client.upload_archive(CountingReader(archive.file, sent), archive.size)
     return archive.id
 
 

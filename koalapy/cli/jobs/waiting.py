@@ -30,7 +30,7 @@ def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as
                 with suppress(TimeIsUp):  # the wait for an unreachable daemon follows below
                     _follow_transfers(client, job, deadline)
             is_complete = not show_output or as_json or _print_output(client, job, deadline)
-            ended = client.wait(job, deadline)
+            ended = client.wait_for_end(job, deadline)
     except KeyboardInterrupt:
         raise _goes_on([job]) from None
     if not is_complete:
@@ -104,7 +104,7 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
     while True:
         has_output = False
         try:
-            for piece in client.logs(job, True, component):
+            for piece in client.stream_logs(job, True, component):
                 has_output = True
                 output.write_piece(piece)
             output.finish()
@@ -114,13 +114,13 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
             if has_output:
                 break  # a new stream would repeat the output from its beginning
         client.timeouts.sleep(RETRY_DELAY)
-    client.wait(job, None)
+    client.wait_for_end(job, None)
     print(f"koala: the daemon was unreachable for a while; koala logs {job} shows all of the output", file=sys.stderr)
 
 
 def _print_logs(client: Client, job: int, follow: bool, component: int | None, raw: bool = False) -> None:
     output = ProgramOutput(raw=raw)
-    for piece in client.logs(job, follow, component):
+    for piece in client.stream_logs(job, follow, component):
         output.write_piece(piece)
     output.finish()
 
@@ -133,7 +133,7 @@ def wait_for_jobs(jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, 
         ended_jobs = []
         for job in jobs:
             with ProgressReporter(client, job, from_the_first=False):
-                ended_jobs.append(client.wait(job, deadline))
+                ended_jobs.append(client.wait_for_end(job, deadline))
     except KeyboardInterrupt:
         raise _goes_on(jobs) from None
     if as_json:

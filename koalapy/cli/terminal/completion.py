@@ -66,7 +66,7 @@ def _short_help(description: str) -> str:
 
 
 def _make_jobs_offer(
-    list_jobs: Callable[..., tuple[list[ListedJob], bool]] = Client.jobs, **query: object
+    list_jobs: Callable[..., tuple[list[ListedJob], bool]] = Client.list_jobs, **query: object
 ) -> Callable[[Client, str], Sequence[Offer]]:
     """Offer listed jobs of the caller, or of all users if none of the caller's jobs begins with the word."""
 
@@ -97,7 +97,7 @@ def _offer_policies(client: Client, _: str) -> Iterable[Offer]:
 
 def _offer_users(client: Client, _: str) -> Iterable[Offer]:
     """Offer the owners of unfinished jobs that the caller may see."""
-    owners = {job["owner"] for job in client.jobs(1000, active=True)[0] if job["owner"]}
+    owners = {job["owner"] for job in client.list_jobs(1000, active=True)[0] if job["owner"]}
     return [(owner, "") for owner in sorted(owners | {client.get("/api/v1/whoami")["user"]})]
 
 

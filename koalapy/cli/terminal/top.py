@@ -290,7 +290,7 @@ class JobPage:
         if key == "o":
             if self._output is None:
                 self._output = deque([""], MAX_TAIL_LINES)
-                Thread(target=self._follow_output, args=(self._client.another(), self._output), daemon=True).start()
+                Thread(target=self._follow_output, args=(self._client.clone_for_thread(), self._output), daemon=True).start()
             self._first = sys.maxsize
         steps = {
             "down": 1,
@@ -317,7 +317,7 @@ class JobPage:
 
     def _follow_output(self, client: Client, output: deque[str]) -> None:
         try:
-            for piece in client.logs(self._number, True, None):
+            for piece in client.stream_logs(self._number, True, None):
                 first, *new_lines = piece.decode(errors="replace").split("\n")
                 output[-1] = (output[-1] + first)[-MAX_LINE_LENGTH:]
                 output.extend(line[:MAX_LINE_LENGTH] for line in new_lines)

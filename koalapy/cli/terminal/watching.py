@@ -36,7 +36,7 @@ class Feed(Generic[T]):
 
     def __init__(self, client: Client, look: Callable[[Client], T], wake: Callable[[], None]) -> None:
         """Send the first request and raise its ``CliError``. ``wake`` is called after each later response or error."""
-        self._client, self._look, self._wake = client.another(), look, wake
+        self._client, self._look, self._wake = client.clone_for_thread(), look, wake
         self._timeouts = client.timeouts
         self._requested_at = time.monotonic()
         self.latest = look(self._client)
@@ -99,7 +99,7 @@ class Feed(Generic[T]):
 
     def _listen_for_changes(self) -> None:
         """Wake ``_repeat_request`` when the daemon announces a change."""
-        client, last = self._client.another(), ""
+        client, last = self._client.clone_for_thread(), ""
         while not self._over.is_set():
             try:
                 for event in read_events(client.grid_events(last, SILENCE_S)):

@@ -151,7 +151,7 @@ class RestDaemon:
 
     @_translated_errors()
     def active(self) -> Mapping[int, str]:
-        listings = [self._client.jobs(MAX_ACTIVE_JOBS, active=True, owner=owner)[0] for owner in sorted(self._owners)]
+        listings = [self._client.list_jobs(MAX_ACTIVE_JOBS, active=True, owner=owner)[0] for owner in sorted(self._owners)]
         return {job["id"]: job["state"] for jobs in listings for job in jobs}
 
     @_translated_errors()
@@ -165,7 +165,7 @@ class RestDaemon:
 
     @_translated_errors()
     def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
-        results = self._client.act("cancel", list(jobs), reason="the workload was interrupted")
+        results = self._client.act_on_jobs("cancel", list(jobs), reason="the workload was interrupted")
         return [str(result["problem"]["detail"]) for result in results if result["problem"]]
 
     @_translated_errors()
