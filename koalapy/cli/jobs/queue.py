@@ -54,7 +54,9 @@ def list_jobs(
     client = daemon.client()
 
     def request_jobs(client: Client) -> Listing:
-        jobs, has_more = client.list_jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
+        jobs, has_more = (
+            client.list_jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
+        )
         for cluster_name in (cluster, home_site):
             if not jobs and cluster_name:
                 client.cluster(cluster_name)  # raises an error if there is none

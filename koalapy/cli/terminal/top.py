@@ -290,7 +290,9 @@ class JobPage:
         if key == "o":
             if self._output is None:
                 self._output = deque([""], MAX_TAIL_LINES)
-                Thread(target=self._follow_output, args=(self._client.clone_for_thread(), self._output), daemon=True).start()
+                Thread(
+                    target=self._follow_output, args=(self._client.clone_for_thread(), self._output), daemon=True
+                ).start()
             self._first = sys.maxsize
         steps = {
             "down": 1,
