@@ -1,6 +1,6 @@
-"""The pictures of the policies' pages: ``python -m deploy.documentation.pictures`` draws them in ``docs/policies/``.
+"""Draw the pictures of the policies' pages in ``docs/policies/``: ``python -m deploy.documentation.pictures``.
 
-Each shows what a policy of koalapy's own answers to the request of its page's example, on the grid of all these pages.
+Each shows the placement of the page's example by its policy, on the grid of all these pages.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The page of the REST API: of the OpenAPI document that a daemon gives, and of the table of who may do what."""
+"""Build the reference of the REST API from the daemon's OpenAPI document and the table of permissions."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A shell in which the commands of one page are typed, in order, and what it is held against."""
+"""A shell that runs the commands of one page and compares their output with the page."""
 
 import os
 import re
@@ -12,20 +12,20 @@ import pytest
 from tests.docs.blocks import Command
 from tests.grid.grid import MAX_WAIT_S, wait_until
 
-LOOKING = re.compile(
+REPEATABLE_COMMAND = re.compile(
     r"koala (clusters|queue|show|explain|network|advisor|advisor record|metrics|alerts)\b(?! (drain|resume))"
 )
-"""What may be asked again until it says what is told: a reader takes his time, and this does not."""
-NOTHING: Mapping[str, str] = {}
-DRAWN = set("├─█░▒≈")
+"""Commands that are repeated until they print the expected output, since a test types faster than a reader."""
+NO_PATHS: Mapping[str, str] = {}
+CHART_CHARACTERS = set("├─█░▒≈")
 JOB = re.compile(r"\bkoala (show|explain|logs|wait|cancel|hold|release|fetch)\b((?: --?[a-z]+)*) (\d+)")
-COUNTING = re.compile(r"koala clusters\b")
-"""Whose numbers are compared, too: what is typed next hangs on how many nodes somebody has."""
+COMMAND_WITH_NODE_COUNTS = re.compile(r"koala clusters\b")
+"""Commands with compared numbers, since the next command depends on the number of nodes."""
 NUMBER, TIME = re.compile(r"\d[\d.,:]*( [kKMG]?B\b)?"), re.compile(r"\d+:\d+")
 
 
 class Session:
-    """Bash in a folder of its own; the page's first job is number 1, whatever the daemon has seen before."""
+    """Bash in a separate folder. The first job of a page has the number 1, whatever jobs the daemon had before."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class Session:
         environment: Mapping[str, str],
         jobs_before: int = 0,
         serving: str = "",
-        paths: Mapping[str, str] = NOTHING,
+        paths: Mapping[str, str] = NO_PATHS,
     ) -> None:
-        """``serving``: what the daemon said as it began, for pages that start it; ``paths``: instead of a site's."""
+        """Start bash. ``serving`` is the output of a daemon's start, ``paths`` replace those of a site."""
         folder.mkdir(exist_ok=True)
         self._folder, self._jobs_before, self._paths, self._typed = folder, jobs_before, paths, 0
         self._shell = subprocess.Popen(
@@ -47,7 +47,7 @@ class Session:
             text=True,
             start_new_session=True,
         )
-        self.run("set -m")  # what is put into the background is a group of its own
+        self.run("set -m")  # each background process is a process group
         # The daemon that a page starts has a port of its own here, or is there already.
         self.run(
             f'koala() {{ if [ "$*" = serve ]; then echo \'{serving}\'; elif [ "$1" = serve ]; then shift; '
@@ -55,11 +55,11 @@ class Session:
         )
 
     def run(self, text: str) -> tuple[int, str]:
-        """Exit code and everything printed."""
+        """Run commands and return their exit code and output."""
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
         self._typed += 1
-        output = self._folder / f".said-{self._typed}"
+        output = self._folder / f".output-{self._typed}"
         self._shell.stdin.write(f"{{\n{text}\n}} >{output} 2>&1 </dev/null\necho $?\n")
         self._shell.stdin.flush()
         code = self._shell.stdout.readline()
@@ -69,58 +69,61 @@ class Session:
             wait_until(output.read_text, "what was put into the background to say something")
         return int(code), output.read_text()
 
-    def play(self, command: Command, where: str) -> None:
-        """Type a command; it must do well unless an error is told, and print every line that is told."""
-        text = JOB.sub(lambda found: f"koala {found[1]}{found[2]} {int(found[3]) + self._jobs_before}", command.text)
-        text, *told = (self._here(line) for line in (text, *command.told))
-        fails = any(line.startswith("koala: ") for line in told)
-        varying = TIME if COUNTING.match(text) else NUMBER
-        code, said, lacking = 0, "", list(told)
+    def play(self, command: Command, page: str) -> None:
+        """Run a command. Fail unless it succeeds, or fails as the page shows, and prints every expected line."""
+        text = JOB.sub(lambda match: f"koala {match[1]}{match[2]} {int(match[3]) + self._jobs_before}", command.text)
+        text, *expected_lines = (self._here(line) for line in (text, *command.output_lines))
+        fails = any(line.startswith("koala: ") for line in expected_lines)
+        varying = TIME if COMMAND_WITH_NODE_COUNTS.match(text) else NUMBER
+        code, output, missing_lines = 0, "", list(expected_lines)
 
-        def is_as_told() -> bool:
-            nonlocal code, said, lacking
-            code, said = self.run(text)
-            lacking = [] if code and not fails else missing(told, said, varying)
-            return not lacking and (code == 0 or fails)
+        def prints_expected_lines() -> bool:
+            nonlocal code, output, missing_lines
+            code, output = self.run(text)
+            missing_lines = [] if code and not fails else find_missing_lines(expected_lines, output, varying)
+            return not missing_lines and (code == 0 or fails)
 
-        if not is_as_told() and LOOKING.match(text):
+        if not prints_expected_lines() and REPEATABLE_COMMAND.match(text):
             with suppress(pytest.fail.Exception):  # the difference says more
-                wait_until(is_as_told, f"{text!r} to print what is told")
+                wait_until(prints_expected_lines, f"{text!r} to print what the page shows")
         if code and not fails:
-            pytest.fail(f"{where}:{command.line}: {text!r} exits with {code}: {said}")
-        if lacking:
-            pytest.fail(f"{where}:{command.line}: {text!r} does not print {lacking}, but:\n{said}")
+            pytest.fail(f"{page}:{command.line}: {text!r} exits with {code}: {output}")
+        if missing_lines:
+            pytest.fail(f"{page}:{command.line}: {text!r} does not print {missing_lines}, but:\n{output}")
 
     def _here(self, text: str) -> str:
-        """With the paths of this machine in place of a site's."""
-        for path, own in self._paths.items():
-            text = text.replace(path, own)
+        """Replace a site's paths by those of this machine."""
+        for path, local_path in self._paths.items():
+            text = text.replace(path, local_path)
         return text
 
     def close(self) -> None:
-        """End it, and what it has put into the background."""
+        """End the shell and its background processes."""
         self.run("for group in $(jobs -p); do kill -- -$group; done 2>&-; wait")
         assert self._shell.stdin is not None
         self._shell.stdin.close()
         self._shell.wait(timeout=MAX_WAIT_S)
 
 
-def missing(told: Sequence[str], said: str, varying: re.Pattern[str] = NUMBER) -> list[str]:
-    """The told lines that are in nothing that was said; what is ``varying`` and the like is not compared."""
-    known = [alike(line, varying) for line in said.splitlines()]
+def find_missing_lines(expected_lines: Sequence[str], output: str, varying: re.Pattern[str] = NUMBER) -> list[str]:
+    """Return the expected lines that the output lacks, without comparing ``varying`` parts."""
+    printed_lines = [normalize_line(line, varying) for line in output.splitlines()]
     return [
-        line for line in told if not DRAWN & set(line) and not any(fits(alike(line, varying), one) for one in known)
+        line
+        for line in expected_lines
+        if not CHART_CHARACTERS & set(line)
+        and not any(matches_line(normalize_line(line, varying), printed_line) for printed_line in printed_lines)
     ]
 
 
-def fits(told: str, said: str) -> bool:
-    """Whether a line is the told one; ``…`` stands for anything."""
-    parts = [re.escape(part) for part in told.split("…")]
-    return re.fullmatch(".*".join(parts), said) is not None
+def matches_line(expected: str, printed: str) -> bool:
+    """Return whether a line is the expected one; ``…`` matches anything."""
+    parts = [re.escape(part) for part in expected.split("…")]
+    return re.fullmatch(".*".join(parts), printed) is not None
 
 
-def alike(line: str, varying: re.Pattern[str] = NUMBER) -> str:
-    """A line without what differs from one time to the next: ``varying``, checksums, names of users, blanks."""
+def normalize_line(line: str, varying: re.Pattern[str] = NUMBER) -> str:
+    """Replace the parts of a line that differ between runs: ``varying``, checksums, user names, blanks."""
     line = re.sub(r"\b[0-9a-f]{8}[0-9a-f]*\b", "#", line)
     line = re.sub(rf"\b({re.escape(os.environ.get('USER', 'root'))}|root|ada)\b", "USER", line)
     line = re.sub(r"data in [^)]*", "data in FOLDER", line)

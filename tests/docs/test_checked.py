@@ -1,4 +1,4 @@
-"""What holds the documentation would find what is wrong with it."""
+"""The checks of the documentation find wrong commands and output."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, blocks
-from tests.docs.session import TIME, missing
+from tests.docs.session import TIME, find_missing_lines
 
 PAGE = """
 ```console
@@ -33,11 +33,11 @@ a: b
 """
 
 
-def test_a_page_is_read_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_page_are_parsed_with_commands_and_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.docs.blocks.ROOT", tmp_path)
     (tmp_path / "page.md").write_text(PAGE)
     first, second, third = blocks(tmp_path / "page.md")
-    assert [(command.text, command.told) for command in first.commands()] == [
+    assert [(command.text, command.output_lines) for command in first.commands()] == [
         ("koala submit --flexible 2 \\\n    -- true", ("Submitted job 1",)),
         ("cat >x <<'END'\n$ not a command\nEND", ()),
         ("python -c 'if True:\n    print(1)'", ("1",)),
@@ -48,7 +48,7 @@ def test_a_page_is_read_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("expected", "output"),
     [
         ("north  local  usable  4", "north local   usable 2"),
         ("SHA-256 3d9347fe11a5", "SHA-256 99999999aaaa"),
@@ -58,12 +58,12 @@ def test_a_page_is_read_as_it_is_typed(tmp_path: Path, monkeypatch: pytest.Monke
         ("├── a chart ─", "nothing of the kind"),
     ],
 )
-def test_what_differs_from_one_time_to_the_next_is_no_lie(told: str, said: str) -> None:
-    assert missing([told], f"before\n{said}\nafter") == []
+def test_varying_numbers_are_not_compared(expected: str, output: str) -> None:
+    assert find_missing_lines([expected], f"before\n{output}\nafter") == []
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("expected", "output"),
     [
         ("north  local  usable  4", "north local drained 4"),
         ("job 3 succeeded", "job 3 succeeded at last"),
@@ -71,18 +71,18 @@ def test_what_differs_from_one_time_to_the_next_is_no_lie(told: str, said: str) 
         ("koala cancel … submit", "koala cancel 9"),
     ],
 )
-def test_what_is_not_said_is_found(told: str, said: str) -> None:
-    assert missing([told], said) == [told]
+def test_missing_output_line_is_found(expected: str, output: str) -> None:
+    assert find_missing_lines([expected], output) == [expected]
 
 
-def test_nodes_are_counted_where_the_next_step_hangs_on_them() -> None:
-    told = "south  local  usable  4  2  0  2  since 16:17 UTC"
-    assert missing([told], "south local usable 4 4 0 0 since 16:17 UTC", TIME) == [told]
-    assert missing([told], "south local usable 4 2 0 2 since 9:05 UTC", TIME) == []
+def test_node_counts_are_compared_when_only_times_vary() -> None:
+    expected = "south  local  usable  4  2  0  2  since 16:17 UTC"
+    assert find_missing_lines([expected], "south local usable 4 4 0 0 since 16:17 UTC", TIME) == [expected]
+    assert find_missing_lines([expected], "south local usable 4 2 0 2 since 9:05 UTC", TIME) == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "SECURITY.md"])
-def test_pages_beside_the_site_lead_somewhere(page: str) -> None:
+def test_links_of_pages_outside_the_site_exist(page: str) -> None:
     links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
     assert len(links) > 3
     assert [link for link in links if not (ROOT / link).exists()] == []

@@ -1,4 +1,4 @@
-"""Every command of the documentation does what is told: those of a page in order, on one daemon for all pages."""
+"""Every command of the documentation prints what its page shows, in order, on one daemon for all pages."""
 
 import json
 import os
@@ -58,10 +58,10 @@ PREPARED = {
     """,
     "docs/rest.md:0": "mkdir -p ~/.local/share/koala; cp $KOALA_DATA/token ~/.local/share/koala",
 }
-"""What is there before a page's block of commands, the first being 0."""
+"""Commands that prepare a block, by its page and number from 0."""
 INTERACTIVE = {"--watch", "top"}
-"""What goes on until somebody ends it: tests/cli plays these on terminals."""
-ONE_THAT_IS_OVER = """
+"""Options and commands that run until they are interrupted; tests/cli plays them on terminals."""
+FINISHED_JOB = """
     echo hostname >job.sh
     chmod +x job.sh
     koala submit -q --flexible 1 --collect out --launcher processes -- sh -c 'echo x >out' >over
@@ -74,12 +74,12 @@ JOB_FOR = {
     "wait": "cat over >id",
     "fetch": "cat over >id",
 }
-"""What has JOB in the file ``id``, by the command that is to have it; for all others a job that waits."""
+"""Commands that write a job's number into the file ``id``, by the command that uses it. Others get a waiting job."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Has one for each page."""
+    """Return the folder with a subfolder for each page."""
     return tmp_path_factory.mktemp("docs")
 
 
@@ -94,21 +94,21 @@ def grid(folder: Path) -> Iterator[EmbeddedGrid]:
 
 
 @contextmanager
-def typing(grid: EmbeddedGrid, folder: Path, *, own: bool = False) -> Iterator[Session]:
-    """A session of somebody's on the grid, which is left as it was found; or with a daemon of its ``own``."""
+def open_session(grid: EmbeddedGrid, folder: Path, *, with_daemon: bool = False) -> Iterator[Session]:
+    """Yield a session on the grid, or one ``with_daemon``, and restore the grid afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {name: value for name, value in grid.environment.items() if name != "KOALA_CLUSTERS"} | {
-        "KOALA_URL": f"http://127.0.0.1:{port}" if own else grid.url,
+        "KOALA_URL": f"http://127.0.0.1:{port}" if with_daemon else grid.url,
         "KOALA_PORT": str(port),
         "KOALA_DATA": str(grid.directory),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "USER": "root",
     }
     newest = grid.http.get("/api/v1/jobs?limit=1").json()["jobs"]
-    said = f"koala serves {grid.url} (data in {grid.directory})"
+    serving = f"koala serves {grid.url} (data in {grid.directory})"
     paths = {"/data/": f"{folder}/data/", "/var/lib/koala": str(grid.directory), "/opt/koala/bin/": ""}
-    session = Session(folder, environment, newest[0]["id"] if newest and not own else 0, said, paths)
+    session = Session(folder, environment, newest[0]["id"] if newest and not with_daemon else 0, serving, paths)
     try:
         yield session
     finally:
@@ -121,37 +121,37 @@ def typing(grid: EmbeddedGrid, folder: Path, *, own: bool = False) -> Iterator[S
 
 
 @pytest.mark.parametrize("page", sorted(PLAYED, key=lambda page: (page != FIRST, page)))
-def test_what_a_page_shows_is_what_happens(page: str, grid: EmbeddedGrid, folder: Path) -> None:
-    own = any("koala serve --config" in line for block in PLAYED[page] for line in block.lines)
-    with typing(grid, folder / Path(page).stem, own=own) as session:
+def test_commands_of_page_print_what_it_shows(page: str, grid: EmbeddedGrid, folder: Path) -> None:
+    starts_daemon = any("koala serve --config" in line for block in PLAYED[page] for line in block.lines)
+    with open_session(grid, folder / Path(page).stem, with_daemon=starts_daemon) as session:
         for number, block in enumerate(PLAYED[page]):
             session.run(PREPARED.get(f"{page}:{number}", "true"))
             for command in block.commands():
                 session.play(command, page)
 
 
-def test_what_slurms_users_type_is_there(grid: EmbeddedGrid, folder: Path) -> None:
-    """Each command and option of the page's tables, one by one, while another job has every node."""
+def test_commands_for_slurm_users_succeed(grid: EmbeddedGrid, folder: Path) -> None:
+    """Run each command and option of the tables while another job has all nodes."""
     page = (ROOT / "docs" / "coming-from-slurm.md").read_text(encoding="utf-8")
     commands = re.findall(r"^\| .* \| `(koala [^`]*)` \| .*\|$", page, re.MULTILINE)
-    commands = [words for words in commands if not INTERACTIVE & set(words.split())]
+    commands = [command for command in commands if not INTERACTIVE & set(command.split())]
     options = re.findall(r"`(--[^`]*)`", "".join(re.findall(r"^\| .* \| (`--[^|]*) \|$", page, re.MULTILINE)))
     assert len(commands) > 20
     assert len(options) > 8
-    with typing(grid, folder / "slurm") as session:
-        session.run(ONE_THAT_IS_OVER)
-        taken = False
-        for words in sorted(commands, key=lambda words: "--wait" not in words):
-            if "--wait" not in words and not taken:
+    with open_session(grid, folder / "slurm") as session:
+        session.run(FINISHED_JOB)
+        nodes_are_taken = False
+        for command in sorted(commands, key=lambda command: "--wait" not in command):
+            if "--wait" not in command and not nodes_are_taken:
                 session.run(ALL_NODES_TAKEN)
-                taken = True
-            if "JOB" in words:
-                session.run(JOB_FOR.get(words.split()[1], "koala submit -q --flexible 8 -- true >id"))
-            code, said = session.run(words.replace("JOB", "$(cat id)"))
-            assert code == 0, f"{words}: {said}"
+                nodes_are_taken = True
+            if "JOB" in command:
+                session.run(JOB_FOR.get(command.split()[1], "koala submit -q --flexible 8 -- true >id"))
+            code, output = session.run(command.replace("JOB", "$(cat id)"))
+            assert code == 0, f"{command}: {output}"
         while options:  # as many at once as go together
-            at_once = {words.split()[0].partition("=")[0]: words for words in reversed(options)}
-            options = [words for words in options if words not in at_once.values()]
+            at_once = {command.split()[0].partition("=")[0]: command for command in reversed(options)}
+            options = [command for command in options if command not in at_once.values()]
             at_once.setdefault("--flexible", "--flexible 2")
-            code, said = session.run(f"koala submit --dry-run {' '.join(at_once.values())} -- hostname")
-            assert code == 0, f"{at_once}: {said}"
+            code, output = session.run(f"koala submit --dry-run {' '.join(at_once.values())} -- hostname")
+            assert code == 0, f"{at_once}: {output}"

@@ -1,4 +1,4 @@
-"""The page about the dashboard names every page that its keys lead to."""
+"""docs/dashboard.md lists every page of the dashboard."""
 
 import re
 
@@ -8,9 +8,9 @@ PAGE = (ROOT / "docs" / "dashboard.md").read_text(encoding="utf-8")
 DECLARED = re.compile(r"dashboard\.page\((?:[^()]|\n)*?title=\"([^\"]+)\",\s*key=\"(\w)\"")
 
 
-def test_every_page_is_told_with_its_keys() -> None:
+def test_dashboard_page_lists_every_page_with_its_key() -> None:
     sources = (ROOT / "koalapy" / "dashboard" / "pages").glob("*.py")
-    there = sorted(found for source in sources for found in DECLARED.findall(source.read_text(encoding="utf-8")))
-    told = re.findall(r"^\| (\w[^|]*) \| `g` `(\w)` \|", PAGE, re.MULTILINE)
-    assert len(there) > 5
-    assert sorted(told) == there
+    declared_pages = sorted(page for source in sources for page in DECLARED.findall(source.read_text(encoding="utf-8")))
+    documented_pages = re.findall(r"^\| (\w[^|]*) \| `g` `(\w)` \|", PAGE, re.MULTILINE)
+    assert len(declared_pages) > 5
+    assert sorted(documented_pages) == declared_pages

@@ -1,4 +1,4 @@
-"""Pages name the settings and alerts that they describe, with their defaults."""
+"""Pages list the settings and alerts that they describe, with defaults."""
 
 import re
 from dataclasses import MISSING, fields

@@ -1,4 +1,4 @@
-"""The pages of experiments tell what their results say, and the results are what is simulated today."""
+"""The pages of experiments agree with the stored results, and these with the present simulation."""
 
 import ast
 import re
@@ -16,58 +16,62 @@ from tests.needs import TRACES
 
 FOLDER = ROOT / "experiments" / "published"
 RESULTS = FOLDER / "results"
-TOLD = [name for name in experiments() if path_of(RESULTS, name).exists()]
-SHORT = 1.5
-"""Seconds of a simulation that is made again here."""
+PUBLISHED = [name for name in experiments() if path_of(RESULTS, name).exists()]
+MAX_SIMULATION_S = 1.5
+"""Longest duration of a simulation that is repeated here."""
 
 
-def outcome_of(name: str) -> Outcome:
-    kept = load(RESULTS, name)
-    assert kept is not None
-    return Outcome(experiments()[name], kept)
+def load_outcome(name: str) -> Outcome:
+    stored_results = load(RESULTS, name)
+    assert stored_results is not None
+    return Outcome(experiments()[name], stored_results)
 
 
-def shortest(name: str) -> Result:
-    kept = outcome_of(name).kept
-    assert kept is not None
-    return min(kept.results, key=lambda result: result.seconds)
+def find_shortest_result(name: str) -> Result:
+    stored_results = load_outcome(name).kept
+    assert stored_results is not None
+    return min(stored_results.results, key=lambda result: result.seconds)
 
 
-AGAIN = [name for name in TOLD if not experiments()[name].is_timed and shortest(name).seconds <= SHORT]
-"""Those of which a simulation is made again."""
+REPEATED = [
+    name
+    for name in PUBLISHED
+    if not experiments()[name].is_timed and find_shortest_result(name).seconds <= MAX_SIMULATION_S
+]
+"""Experiments with a repeated simulation."""
 
 
-def test_there_are_results_of_experiments_alone() -> None:
-    assert {path.stem for path in RESULTS.glob("*.parquet")} == set(TOLD)
-    assert len(TOLD) > 0
+def test_published_results_belong_to_experiments() -> None:
+    assert {path.stem for path in RESULTS.glob("*.parquet")} == set(PUBLISHED)
+    assert len(PUBLISHED) > 0
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_a_page_says_what_the_results_say(name: str) -> None:
-    outcome = outcome_of(name)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_experiment_page_agrees_with_its_results(name: str) -> None:
+    outcome = load_outcome(name)
     page = (FOLDER / f"{outcome.experiment.paper}.md").read_text()
     plot = f"{name}.svg" if (FOLDER / f"{name}.svg").exists() else ""
     assert pages.section(outcome, plot) in page, "python -m experiments report --results experiments/published/results"
 
 
-def test_the_index_leads_to_all_that_have_results() -> None:
+def test_experiment_index_links_all_published_results() -> None:
     index = (FOLDER / pages.INDEX).read_text()
-    assert re.findall(r"^- .*\.md#([\w-]+)\)", index, re.MULTILINE) == TOLD
+    assert re.findall(r"^- .*\.md#([\w-]+)\)", index, re.MULTILINE) == PUBLISHED
 
 
-@pytest.mark.parametrize("name", AGAIN)
-def test_the_results_are_those_of_today(name: str) -> None:
-    """Of the shortest simulation of each; when the scheduler decides otherwise than it did, make experiments."""
-    experiment, traces, result = experiments()[name], Traces(default_folder()), shortest(name)
+@pytest.mark.parametrize("name", REPEATED)
+def test_shortest_simulation_repeats_published_result(name: str) -> None:
+    """If the scheduler decides differently now, run ``make experiments``."""
+    experiment, traces, result = experiments()[name], Traces(default_folder()), find_shortest_result(name)
     if not all(map(traces.has, experiment.traces)):
         pytest.skip(TRACES.reason)
     assert dict(experiment.run(result.cell, traces)) == {
-        value: found for value, found in result.values.items() if found is not None
+        value: result_value for value, result_value in result.values.items() if result_value is not None
     }
 
 
-def test_no_text_has_a_value_that_was_not_filled_in() -> None:
-    """A piece of a longer f-string without its ``f`` shows ``{LOCAL:.0%}`` to the reader."""
+def test_f_strings_leave_no_placeholder_unfilled() -> None:
+    """A part of an f-string without ``f`` would print ``{LOCAL:.0%}``."""
     unfilled = re.compile(r"\{[A-Za-z_][\w.]*:[^{}\s]*\}")
     for path in sorted(path for folder in ("koalapy", "experiments") for path in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What the documentation names is there: commands with their options wherever they stand, states, tests."""
+"""Commands, options, states and tests that the documentation names exist."""
 
 import re
 from collections.abc import Iterator
@@ -14,16 +14,15 @@ from koalapy.model.job import JobState
 from tests.docs.blocks import PAGES, ROOT, SHOWN, blocks
 
 ROOT_COMMAND = root_of("koala", KOALA, __version__)
-WORDS = re.compile(r"\bkoala ([^`\n]*)")
-END = re.compile(r"\s(--\s|&|\||>|<|;|\$\(|#)|\s--$|[;)]")
+KOALA_COMMAND = re.compile(r"\bkoala ([^`\n]*)")
+COMMAND_END = re.compile(r"\s(--\s|&|\||>|<|;|\$\(|#)|\s--$|[;)]")
 
 
-def test_every_block_says_what_it_is() -> None:
-    """So that no command hides in one."""
+def test_every_block_has_a_language() -> None:
     assert [str(block) for page in PAGES for block in blocks(page) if not block.language] == []
 
 
-def test_every_block_is_played_or_says_why_not() -> None:
+def test_every_unplayed_block_names_its_test_or_reason() -> None:
     for block in SHOWN:
         if block.mark and block.mark[0] == "played by":
             file, _, test = block.mark[1].partition("::")
@@ -34,42 +33,55 @@ def test_every_block_is_played_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_command_that_is_named_is_there(page: Path) -> None:
-    """In running text and tables, where nobody plays it, with every option."""
-    assert [told for named in sorted(set(named_in(page))) if (told := problem(named))] == []
+def test_named_commands_and_options_exist(page: Path) -> None:
+    """Commands in text and tables are included, which no test plays."""
+    assert [
+        command_problem
+        for command_text in sorted(set(find_commands(page)))
+        if (command_problem := describe_problem(command_text))
+    ] == []
 
 
-def named_in(page: Path) -> Iterator[str]:
+def find_commands(page: Path) -> Iterator[str]:
     text = page.read_text(encoding="utf-8")
     spans = re.findall(r"`(koala [^`\n]+)`", text)
     typed = [line.strip() for line in text.splitlines() if re.match(r"\s*(\$|#) koala ", line)]
     for span in (*spans, *typed):
-        words = WORDS.search(span)
-        assert words is not None
-        yield END.split(words[1], maxsplit=1)[0].strip()
+        match = KOALA_COMMAND.search(span)
+        assert match is not None
+        yield COMMAND_END.split(match[1], maxsplit=1)[0].strip()
 
 
-def problem(named: str) -> str:
-    """What is wrong with the words after ``koala``; empty when nothing is."""
+def describe_problem(command_text: str) -> str:
+    """Return the problem of a command after ``koala``; empty if there is none."""
     command: click.Command = ROOT_COMMAND
-    words = named.replace("[", " ").replace("]", " ").split()
-    while words and isinstance(command, Commands):
-        below = command.get_command(click.Context(command), words[0])
+    arguments = command_text.replace("[", " ").replace("]", " ").split()
+    while arguments and isinstance(command, Commands):
+        below = command.get_command(click.Context(command), arguments[0])
         if below is None:
-            if command is ROOT_COMMAND and not words[0].startswith("-"):
-                return f"koala {named}: there is no such command"
+            if command is ROOT_COMMAND and not arguments[0].startswith("-"):
+                return f"koala {command_text}: there is no such command"
             break  # some groups are commands themselves
-        command, words = below, words[1:]
-    known = {
-        name for one in command.params if isinstance(one, click.Option) for name in (*one.opts, *one.secondary_opts)
+        command, arguments = below, arguments[1:]
+    known_options = {
+        name
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in (*parameter.opts, *parameter.secondary_opts)
     }
-    known |= {"-h", "--help", "--version", "--show-completion"}
-    given = {word.partition("=")[0].rstrip(",.") for word in words if re.match(r"--?[a-z]", word)}
-    return f"koala {named}: no {', '.join(sorted(given - known))}" if given - known else ""
+    known_options |= {"-h", "--help", "--version", "--show-completion"}
+    named_options = {
+        argument.partition("=")[0].rstrip(",.") for argument in arguments if re.match(r"--?[a-z]", argument)
+    }
+    return (
+        f"koala {command_text}: no {', '.join(sorted(named_options - known_options))}"
+        if named_options - known_options
+        else ""
+    )
 
 
 @pytest.mark.parametrize(
-    ("named", "wrong"),
+    ("command_text", "wrong"),
     [
         ("submit --flexibel 4", "no --flexibel"),
         ("cluster drain north", "no such command"),
@@ -77,10 +89,10 @@ def problem(named: str) -> str:
         ("clusters drain north --why x", "no --why"),
     ],
 )
-def test_what_is_not_there_is_found(named: str, wrong: str) -> None:
-    assert wrong in problem(named)
+def test_unknown_command_or_option_is_found(command_text: str, wrong: str) -> None:
+    assert wrong in describe_problem(command_text)
 
 
-def test_who_comes_from_slurm_finds_every_state() -> None:
+def test_slurm_page_lists_every_job_state() -> None:
     page = (ROOT / "docs" / "coming-from-slurm.md").read_text(encoding="utf-8")
     assert [state for state in JobState if f"`{state}`" not in page.partition("## States")[2]] == []

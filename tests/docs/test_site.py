@@ -1,4 +1,4 @@
-"""The site is built without a warning, has every page, has no link into nothing, and loads nothing from elsewhere."""
+"""The site is built without warnings, has every page, no broken links, and loads nothing from other hosts."""
 
 import json
 import os
@@ -22,22 +22,22 @@ NO_SOURCE = {"canonical", "next", "prev"}
 
 
 class Links(HTMLParser):
-    """What a page loads, where it leads, the names of its places, and what its paragraphs begin with."""
+    """The loaded resources, links and anchors of a page."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loaded: set[str] = set()
-        self.leads: set[str] = set()
+        self.targets: set[str] = set()
         self.ids: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.ids |= {given[name] for name in ("id", "name") if name in given}
-        for name, value in given.items():
-            if (tag, name) in LOADED and given.get("rel") not in NO_SOURCE:
+        attributes = {name: value or "" for name, value in attrs}
+        self.ids |= {attributes[name] for name in ("id", "name") if name in attributes}
+        for name, value in attributes.items():
+            if (tag, name) in LOADED and attributes.get("rel") not in NO_SOURCE:
                 self.loaded.add(value)
-        if tag == "a" and "href" in given:
-            self.leads.add(given["href"])
+        if tag == "a" and "href" in attributes:
+            self.targets.add(attributes["href"])
 
 
 @pytest.fixture(scope="module")
@@ -45,42 +45,42 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "WARNING" not in done.stderr
+    build = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert build.returncode == 0, build.stdout + build.stderr
+    assert "WARNING" not in build.stderr
     return folder
 
 
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Links]:
-    found = {}
+    links_by_page = {}
     for path in site.rglob("*.html"):
-        found[path] = Links()
-        found[path].feed(path.read_text(encoding="utf-8"))
-    return found
+        links_by_page[path] = Links()
+        links_by_page[path].feed(path.read_text(encoding="utf-8"))
+    return links_by_page
 
 
-def test_every_page_is_there(site: Path) -> None:
+def test_site_has_a_page_for_each_source(site: Path) -> None:
     sources = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
     assert len(sources) > 30
-    made = {path.relative_to(site) for path in site.rglob("*.html")}
+    built_pages = {path.relative_to(site) for path in site.rglob("*.html")}
     assert [
-        source for source in sources if not {source.with_suffix(".html"), source.with_name("index.html")} & made
+        source for source in sources if not {source.with_suffix(".html"), source.with_name("index.html")} & built_pages
     ] == []
 
 
-def test_every_link_leads_somewhere(site: Path, pages: dict[Path, Links]) -> None:
+def test_links_of_site_have_targets(site: Path, pages: dict[Path, Links]) -> None:
     broken = [
         f"{path.relative_to(site)}: {link}"
         for path, links in pages.items()
         if path.name != "404.html"  # whose links are from the root of a server on
-        for link in links.leads
-        if not urlsplit(link).scheme and not leads_somewhere(path, link, pages)
+        for link in links.targets
+        if not urlsplit(link).scheme and not has_target(path, link, pages)
     ]
     assert broken == []
 
 
-def leads_somewhere(page: Path, link: str, pages: dict[Path, Links]) -> bool:
+def has_target(page: Path, link: str, pages: dict[Path, Links]) -> bool:
     target, _, place = link.partition("#")
     path = (page.parent / unquote(target)).resolve() if target else page
     if path not in pages:
@@ -88,41 +88,44 @@ def leads_somewhere(page: Path, link: str, pages: dict[Path, Links]) -> bool:
     return not place or unquote(place) in pages[path].ids
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Links]) -> None:
+def test_site_loads_nothing_from_other_hosts(site: Path, pages: dict[Path, Links]) -> None:
     for path, links in pages.items():
         assert [link for link in links.loaded if urlsplit(link).scheme not in ("", "data")] == [], path
     for path in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//", path.read_text(encoding="utf-8")), path
 
 
-def test_what_is_written_is_understood(site: Path) -> None:
-    """A list, a table or a block of code that MkDocs takes for a part of a paragraph shows in it as it was written."""
-    assert [found for path in site.rglob("*.html") for found in left_as_written(path)] == []
+def test_markup_of_site_is_rendered(site: Path) -> None:
+    """MkDocs shows a list, table or code block within a paragraph as plain text."""
+    assert [markup for path in site.rglob("*.html") for markup in find_unrendered_markup(path)] == []
 
 
-def left_as_written(path: Path) -> Iterator[str]:
+def find_unrendered_markup(path: Path) -> Iterator[str]:
     for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(encoding="utf-8"), re.DOTALL):
         for line in paragraph.splitlines():
             if re.match(r"\s*([-*] |\d+\. |\||```|#+ )", line):
                 yield f"{path.name}: {line[:100]}"
 
 
-def test_the_reference_names_every_operation(site: Path, pages: dict[Path, Links]) -> None:
-    told = json.loads((site / "openapi.json").read_text(encoding="utf-8"))
-    operations = {one["operationId"] for all_ in told["paths"].values() for one in all_.values()}
+def test_rest_reference_lists_every_operation(site: Path, pages: dict[Path, Links]) -> None:
+    api_document = json.loads((site / "openapi.json").read_text(encoding="utf-8"))
+    operations = {operation["operationId"] for all_ in api_document["paths"].values() for operation in all_.values()}
     assert len(operations) > 40
-    assert operations | {f"schema-{name}" for name in told["components"]["schemas"]} <= pages[site / "rest.html"].ids
+    assert (
+        operations | {f"schema-{name}" for name in api_document["components"]["schemas"]}
+        <= pages[site / "rest.html"].ids
+    )
 
 
 @needs(CHROMIUM)
-def test_it_is_read_and_searched_from_a_disk_and_asks_nobody(site: Path) -> None:
-    """In a browser that would tell of any other request; on a phone nothing is wider than it."""
+def test_site_on_disk_is_read_and_searched_without_requests(site: Path) -> None:
+    """Chromium requests nothing but files, and no page is wider than a phone."""
     from tests.dashboard.browser import PHONE, chromium
 
-    asked, complaints = set[str](), list[str]()
+    requested_schemes, complaints = set[str](), list[str]()
     with chromium() as browser:
         page = browser.new_page(viewport=PHONE)
-        page.on("request", lambda request: asked.add(urlsplit(request.url).scheme))
+        page.on("request", lambda request: requested_schemes.add(urlsplit(request.url).scheme))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         for name in ("index", "coming-from-slurm", "policies/adaptive", "operating", "settings", "rest"):
             page.goto(f"file://{site}/{name}.html")
@@ -131,5 +134,5 @@ def test_it_is_read_and_searched_from_a_disk_and_asks_nobody(site: Path) -> None
         page.keyboard.press("s")
         page.get_by_placeholder("Search").press_sequentially("preemption")
         page.locator(".md-search-result__link").first.wait_for()
-    assert asked <= {"file", "data"}
+    assert requested_schemes <= {"file", "data"}
     assert complaints == []
