@@ -1,4 +1,4 @@
-"""Whether ``requirements/`` holds what ``pyproject.toml`` asks for, and nothing else: ``python -m deploy.locked``."""
+"""Check that ``requirements/`` agrees with ``pyproject.toml``: ``python -m deploy.locked``."""
 
 import re
 import sys
@@ -14,13 +14,13 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "requirements"
-OURS = "koalapy (pyproject.toml"
-"""So begins what a locked package is for, if it is not for another one."""
+OWN_REQUIREMENT = "koalapy (pyproject.toml"
+"""Prefix of the origin of packages that koalapy itself requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A package as it is locked; there may be several of a name, for different Pythons."""
+    """A locked package. A name may have several, for different versions of Python."""
 
     name: str
     version: Version
@@ -28,23 +28,23 @@ class Pin:
     wanted_by: tuple[str, ...]
 
 
-def pins(file: Path) -> list[Pin]:
-    """What a lock file names."""
+def parse_pins(file: Path) -> list[Pin]:
+    """Return the packages of a lock file."""
     text = file.read_text()
     heads = list(re.finditer(r"^(?P<name>[\w.-]+)==(?P<version>[^\s;]+)", text, re.MULTILINE))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     return [_pin(head, text[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
 
 
-def _pin(head: re.Match[str], rest: str) -> Pin:
-    hashes = tuple(re.findall(r"--hash=sha256:([0-9a-f]{64})\b", rest))
-    whose = re.findall(r"^    # (?:via|  )\s*(\S.*)$", rest, re.MULTILINE)
-    wanted_by = tuple(name for name in whose if not name.startswith("-c "))
+def _pin(head: re.Match[str], text: str) -> Pin:
+    hashes = tuple(re.findall(r"--hash=sha256:([0-9a-f]{64})\b", text))
+    dependents = re.findall(r"^    # (?:via|  )\s*(\S.*)$", text, re.MULTILINE)
+    wanted_by = tuple(name for name in dependents if not name.startswith("-c "))
     return Pin(str(canonicalize_name(head["name"])), Version(head["version"]), hashes, wanted_by)
 
 
-def asked(project: dict[str, Any]) -> dict[str, list[Requirement]]:
-    """By lock file, what ``pyproject.toml`` asks for directly."""
+def direct_requirements(project: dict[str, Any]) -> dict[str, list[Requirement]]:
+    """Return the direct requirements of ``pyproject.toml``, by lock file."""
     extras, groups = project["project"]["optional-dependencies"], project["dependency-groups"]
     base = project["project"]["dependencies"]
     of_sites = [text for name, texts in extras.items() if name != "dev" for text in texts]
@@ -55,43 +55,46 @@ def asked(project: dict[str, Any]) -> dict[str, list[Requirement]]:
         "mpi": [*base, *extras["mpi"]],
         "release": groups["release"],
     }
-    return {name: [Requirement(text) for text in found] for name, found in texts.items()}
+    return {name: [Requirement(text) for text in requirement_texts] for name, requirement_texts in texts.items()}
 
 
-def disagreements(project: dict[str, Any], folder: Path) -> Iterator[str]:
-    """What is asked for and not locked, locked and not asked for, or locked twice in different ways."""
+def find_differences(project: dict[str, Any], folder: Path) -> Iterator[str]:
+    """Yield requirements that are not locked, superfluous packages, and packages locked in different versions."""
     versions: dict[str, set[Version]] = {}
-    for name, requirements in asked(project).items():
+    for name, requirements in direct_requirements(project).items():
         file = folder / f"{name}.txt"
-        locked = pins(file)
+        locked = parse_pins(file)
         for requirement in requirements:
-            there = [pin for pin in locked if pin.name == canonicalize_name(requirement.name)]
-            if not there:
+            matching_pins = [pin for pin in locked if pin.name == canonicalize_name(requirement.name)]
+            if not matching_pins:
                 yield f"{requirement} is not in {file.name}"
-            for pin in there:
+            for pin in matching_pins:
                 if not requirement.specifier.contains(pin.version, prereleases=True):
                     yield f"{requirement} is {pin.version} in {file.name}"
         names = {canonicalize_name(requirement.name) for requirement in requirements}
-        here = {pin.name for pin in locked}
+        locked_names = {pin.name for pin in locked}
         for pin in locked:
             if not pin.hashes:
                 yield f"{pin.name} has no hash in {file.name}"
-            if any(whose.startswith(OURS) for whose in pin.wanted_by) and pin.name not in names:
-                yield f"{pin.name} of {file.name} is not asked for any more"
-            if not any(whose.startswith(OURS) or canonicalize_name(whose) in here for whose in pin.wanted_by):
-                yield f"nobody wants {pin.name} of {file.name}"
-        for locked_name in here:
-            found = {pin.version for pin in locked if pin.name == locked_name}
-            if found != versions.setdefault(locked_name, found):
-                yield f"{locked_name} has another version in {file.name} than elsewhere"
+            if any(dependent.startswith(OWN_REQUIREMENT) for dependent in pin.wanted_by) and pin.name not in names:
+                yield f"{pin.name} of {file.name} is not required any more"
+            if not any(
+                dependent.startswith(OWN_REQUIREMENT) or canonicalize_name(dependent) in locked_names
+                for dependent in pin.wanted_by
+            ):
+                yield f"nothing requires {pin.name} of {file.name}"
+        for locked_name in locked_names:
+            locked_versions = {pin.version for pin in locked if pin.name == locked_name}
+            if locked_versions != versions.setdefault(locked_name, locked_versions):
+                yield f"{locked_name} has another version in {file.name} than in other files"
 
 
 def main() -> int:
-    """Say what does not agree."""
-    found = list(disagreements(tomllib.loads((ROOT / "pyproject.toml").read_text()), FOLDER))
-    for line in found:
+    """Print the differences and return the exit code."""
+    differences = list(find_differences(tomllib.loads((ROOT / "pyproject.toml").read_text()), FOLDER))
+    for line in differences:
         print(f"requirements/ and pyproject.toml do not agree: {line}; run make lock", file=sys.stderr)
-    return 1 if found else 0
+    return 1 if differences else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What is handed out: ``python -m deploy.release FOLDER``, by the interpreter of ``.venv-release``.
+"""Build a release: ``python -m deploy.release FOLDER``, by the interpreter of ``.venv-release``.
 
-The source and the wheel of the last commit, whatever else lies around, a list of the parts that are installed with them
-(CycloneDX), and checksums. Whoever makes them of the same commit gets the same bytes.
+A release has the source and the wheel of the last commit, a bill of materials (CycloneDX), and checksums. The same
+commit gives the same bytes.
 """
 
 import hashlib
@@ -15,20 +15,20 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from deploy.locked import OURS, ROOT, Pin, pins
+from deploy.locked import OWN_REQUIREMENT, ROOT, Pin, parse_pins
 
 LOCK = Path("requirements", "install.txt")
 VENDORED = Path("koalapy", "dashboard", "static", "vendor")
 PARTS_FORMAT = "1.6"
-"""Of CycloneDX."""
+"""Version of CycloneDX."""
 
 
 def main(folder: Path) -> None:
-    """Make everything anew in the folder."""
+    """Build all files of a release in the folder."""
     os.umask(0o022)
     folder.mkdir(parents=True, exist_ok=True)
     if subprocess.check_output(["git", "status", "--porcelain"], cwd=ROOT):
-        print("what is not committed is not in the release", file=sys.stderr)
+        print("uncommitted changes are not in the release", file=sys.stderr)
     when = subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
     environment = os.environ | {"SOURCE_DATE_EPOCH": when, "PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C.UTF-8"}
     with TemporaryDirectory() as export:
@@ -36,22 +36,22 @@ def main(folder: Path) -> None:
         archive = subprocess.check_output(["git", "archive", "HEAD"], cwd=ROOT)
         subprocess.run(["tar", "-x", "-C", export], input=archive, check=True)
         built = [sys.executable, "-m", "hatchling", "build", "-d", str(source / "built")]
-        done = subprocess.run(built, cwd=source, env=environment, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"hatchling: {done.stdout}{done.stderr}")
+        build = subprocess.run(built, cwd=source, env=environment, capture_output=True, text=True)
+        if build.returncode != 0:
+            raise SystemExit(f"hatchling: {build.stdout}{build.stderr}")
         packages = sorted((source / "built").iterdir())
-        made = {path.name: path.read_bytes() for path in packages}
-        version = next(name.split("-")[1] for name in made if name.endswith(".whl"))
-        made[f"koalapy-{version}.cdx.json"] = parts(source, version, environment)
-    for name, content in made.items():
+        contents = {path.name: path.read_bytes() for path in packages}
+        version = next(name.split("-")[1] for name in contents if name.endswith(".whl"))
+        contents[f"koalapy-{version}.cdx.json"] = parts(source, version, environment)
+    for name, content in contents.items():
         (folder / name).write_bytes(content)
-    sums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(made.items())]
+    sums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(contents.items())]
     (folder / "SHA256SUMS").write_text("".join(sums))
     print("".join(sums), end="")
 
 
 def parts(source: Path, version: str, environment: dict[str, str]) -> bytes:
-    """The parts that the lock names, with the checksums of their files, and who needs whom."""
+    """Return the bill of materials: locked packages, checksums and dependencies."""
     command = [
         sys.executable,
         "-m",
@@ -62,10 +62,10 @@ def parts(source: Path, version: str, environment: dict[str, str]) -> bytes:
         "application",
     ]
     command += ["--pyproject", "pyproject.toml", "--sv", PARTS_FORMAT, str(LOCK)]
-    # What it misses by itself, the version and who needs whom, is added below, and all of it checked again then.
+    # The tool omits the version and the dependencies. They are added below, and the result is checked again.
     command[1:1] = ["-W", "ignore::UserWarning"]
     document = json.loads(subprocess.check_output(command, cwd=source, env=environment, stderr=subprocess.PIPE))
-    _complete(document, version, pins(source / LOCK))
+    _complete(document, version, parse_pins(source / LOCK))
     _add_vendored(document, json.loads((source / VENDORED / "manifest.json").read_text()))
     text = json.dumps(document, indent=1, sort_keys=True) + "\n"
     _check(text)
@@ -78,23 +78,27 @@ def _complete(document: dict[str, Any], version: str, locked: list[Pin]) -> None
     reference = {(pin.name, str(pin.version)): f"{pin.name}=={pin.version}" for pin in locked}
     for component in document["components"]:
         component["bom-ref"] = reference[component["name"], component["version"]]
-        # The line of the lock, hashes and all, which stand where they belong already; of use is for whom it is.
+        # The description is the line of the lock with hashes. Only its marker is kept.
         requirement = Requirement(component["description"].partition(":")[2].partition(" --hash")[0].strip())
         component["description"] = f"for {requirement.marker}" if requirement.marker else "always"
     needs: dict[str, set[str]] = {root["bom-ref"]: set(), **{name: set() for name in reference.values()}}
     for pin in locked:
-        for whose in pin.wanted_by:
+        for dependent in pin.wanted_by:
             users = (
-                [root["bom-ref"]] if whose.startswith(OURS) else [r for (n, _), r in reference.items() if n == whose]
+                [root["bom-ref"]]
+                if dependent.startswith(OWN_REQUIREMENT)
+                else [r for (n, _), r in reference.items() if n == dependent]
             )
             for user in users:
                 needs[user].add(f"{pin.name}=={pin.version}")
-    document["dependencies"] = [{"ref": ref, "dependsOn": sorted(found)} for ref, found in sorted(needs.items())]
+    document["dependencies"] = [
+        {"ref": ref, "dependsOn": sorted(dependencies)} for ref, dependencies in sorted(needs.items())
+    ]
     document["components"].sort(key=lambda component: component["bom-ref"])
 
 
 def _add_vendored(document: dict[str, Any], manifest: list[dict[str, str]]) -> None:
-    """Add the packages that others wrote and the dashboard brings along, with their files and checksums."""
+    """Add the vendored packages of the dashboard, with their files and checksums."""
     root = document["metadata"]["component"]["bom-ref"]
     packages: dict[str, list[dict[str, str]]] = {}
     for entry in manifest:
@@ -122,9 +126,11 @@ def _add_vendored(document: dict[str, Any], manifest: list[dict[str, str]]) -> N
             }
         )
     document["components"].sort(key=lambda component: component["bom-ref"])
-    needs = {one["ref"]: one["dependsOn"] for one in document["dependencies"]} | {purl: [] for purl in packages}
+    needs = {dependency["ref"]: dependency["dependsOn"] for dependency in document["dependencies"]} | {
+        purl: [] for purl in packages
+    }
     needs[root] = sorted([*needs[root], *packages])
-    document["dependencies"] = [{"ref": ref, "dependsOn": found} for ref, found in sorted(needs.items())]
+    document["dependencies"] = [{"ref": ref, "dependsOn": names} for ref, names in sorted(needs.items())]
 
 
 def _check(text: str) -> None:

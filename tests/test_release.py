@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.locked import FOLDER, OURS, ROOT, pins
+from deploy.locked import FOLDER, OWN_REQUIREMENT, ROOT, parse_pins
 from tests.needs import RELEASE_TOOLS, needs
 
 pytestmark = [needs(RELEASE_TOOLS), pytest.mark.processes]
@@ -76,7 +76,7 @@ def test_the_packages_hold_what_was_committed_and_nothing_else(made: Path) -> No
 def test_the_list_of_parts_is_the_lock(made: Path) -> None:
     document: dict[str, Any] = json.loads(the_one(made, "*.cdx.json").read_text())
     assert document["bomFormat"] == "CycloneDX"
-    locked = {f"pkg:pypi/{pin.name}@{pin.version}": pin for pin in pins(FOLDER / "install.txt")}
+    locked = {f"pkg:pypi/{pin.name}@{pin.version}": pin for pin in parse_pins(FOLDER / "install.txt")}
     parts = {part["purl"]: part for part in document["components"]}
     assert {purl for purl in parts if purl.startswith("pkg:pypi/")} == locked.keys()
     vendored = {name: digest for purl in parts.keys() - locked.keys() for name, digest in files_of(parts[purl])}
@@ -92,7 +92,11 @@ def test_the_list_of_parts_is_the_lock(made: Path) -> None:
     root = document["metadata"]["component"]
     assert root["name"] == "koalapy"
     assert root["purl"] == f"pkg:pypi/koalapy@{root['version']}"
-    direct = {f"{pin.name}=={pin.version}" for pin in locked.values() if any(w.startswith(OURS) for w in pin.wanted_by)}
+    direct = {
+        f"{pin.name}=={pin.version}"
+        for pin in locked.values()
+        if any(w.startswith(OWN_REQUIREMENT) for w in pin.wanted_by)
+    }
     assert needs_of[root["bom-ref"]] == direct | (parts.keys() - locked.keys())
     # Each part is there because somebody needs it.
     reached, ahead = {root["bom-ref"]}, [root["bom-ref"]]

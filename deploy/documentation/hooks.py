@@ -16,7 +16,7 @@ from deploy.documentation import cli_page, evidence_page, logs_page, metrics_pag
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 OPENAPI = "openapi.json"
-"""Beside the page of the API, what it is made of."""
+"""Path of the OpenAPI document in the site."""
 EXPERIMENTS = Path("experiments/published")
 """Pages outside `docs/` that belong to the site, by the same path."""
 LANGUAGES = {".yaml": "yaml", ".service": "ini", ".conf": "ini"}

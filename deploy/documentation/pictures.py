@@ -37,16 +37,16 @@ GRID = GridView(
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What is asked for, as it is typed and as the policy sees it, and what a reader has to know of a cluster."""
+    """A request as options and as an object, and the fact shown for each cluster."""
 
-    words: str
+    arguments: str
     request: Request
     fact: Callable[[ClusterView], str]
     waiting: tuple[Request, ...] = ()
-    beside: str = ""
-    """What else there is to know."""
+    note: str = ""
+    """Further text below the request."""
     knowledge: Knowledge | None = None
-    """What the job declares of its program."""
+    """The job's declarations about its program."""
 
 
 def _size(cluster: ClusterView) -> str:
@@ -89,11 +89,11 @@ EXAMPLES = {
         "--nonfixed 4,4 --policy close-to-files --input mesh",
         _nonfixed(4, 4, inputs=(FILE,)),
         _file,
-        beside="mesh is a file of 6 GB",
+        note="mesh is a file of 6 GB",
     ),
     "cluster-minimization": Example("--flexible 12", FlexibleRequest(12), _size),
     "communication-aware": Example(
-        "--flexible 12 --policy communication-aware", FlexibleRequest(12), _latency, beside=LATENCIES
+        "--flexible 12 --policy communication-aware", FlexibleRequest(12), _latency, note=LATENCIES
     ),
     "resource-matching": Example(
         "--flexible 12 --policy resource-matching --communication 0.6 --per-node-bandwidth 25MB",
@@ -110,14 +110,14 @@ EXAMPLES = {
         _nonfixed(5),
         _speed,
         waiting=(FixedRequest((ComponentRequest(6, "south"),)),),
-        beside="a job that waits wants 6 nodes of south",
+        note="a job that waits wants 6 nodes of south",
     ),
-    "auto": Example("--flexible 12 --policy auto", FlexibleRequest(12), _latency, beside=LATENCIES),
+    "auto": Example("--flexible 12 --policy auto", FlexibleRequest(12), _latency, note=LATENCIES),
 }
 
 
 def placement(name: str) -> Placement:
-    """What the policy answers to its example."""
+    """Return the placement of a policy's example."""
     example = EXAMPLES[name]
     policy: Any = builtin_policies().resolve(name, example.request)
     if example.knowledge is not None:
@@ -128,7 +128,7 @@ def placement(name: str) -> Placement:
 
 
 def result(answer: Placement) -> str:
-    """As ``north 8, south 4``."""
+    """Format a placement as ``north 8, south 4``."""
     names = dict.fromkeys(component.cluster for component in answer.components)
     return ", ".join(f"{name} {answer.nodes_on(name)}" for name in names)
 
@@ -152,17 +152,17 @@ STYLE = """
 
 
 def picture(name: str) -> str:
-    """The SVG of a policy's example."""
+    """Return the SVG of a policy's example."""
     example, answer = EXAMPLES[name], placement(name)
     height = TOP + LANE * len(GRID.clusters) + 40
-    title = f"{name} places koala submit {example.words} as {result(answer)}"
+    title = f"{name} places koala submit {example.arguments} as {result(answer)}"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
         f"<title>{escape(title)}</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
-        _text("words", 16, 28, f"koala submit {example.words}"),
-        *([_text("fact", 16, 47, example.beside)] if example.beside else []),
+        _text("words", 16, 28, f"koala submit {example.arguments}"),
+        *([_text("fact", 16, 47, example.note)] if example.note else []),
     ]
     for number, cluster in enumerate(GRID):
         lines += _lane(cluster, answer, TOP + LANE * number, example.fact(cluster))

@@ -1,1 +1,1 @@
-"""What watches a daemon from outside: rules for Prometheus, and a board for Grafana."""
+"""Rules for Prometheus and a board for Grafana."""

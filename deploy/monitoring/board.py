@@ -1,4 +1,4 @@
-"""The board for Grafana, as ``koala-board.json``: ``python -m deploy.monitoring.board`` writes it."""
+"""Write the board for Grafana, ``koala-board.json``: ``python -m deploy.monitoring.board``."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -8,16 +8,16 @@ from typing import Any
 
 BOARD = Path(__file__).with_name("koala-board.json")
 INTERVAL = "$__rate_interval"
-"""What Grafana makes of it is at least four times the interval of the scrapes."""
+"""Grafana replaces this by at least four times the scrape interval."""
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 TOGETHER = 'coallocated="yes"'
 WIDTH, HEIGHT = 8, 7
-"""Of a panel: three of them fill a row of 24 columns."""
+"""Width of a panel in columns; three panels fill a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is drawn, and what it is called there."""
+    """A query and the name of its line."""
 
     expression: str
     legend: str = ""
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture. ``unit`` as Grafana has them."""
+    """A chart; ``unit`` is a unit of Grafana."""
 
     title: str
     lines: Sequence[Line]
@@ -36,15 +36,15 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under a heading."""
+    """A heading and its panels."""
 
     title: str
     panels: Sequence[Panel]
 
 
-def _rate(counter: str, by: str = "", matching: str = "") -> str:
+def _rate(counter: str, label: str = "", matching: str = "") -> str:
     inner = f"rate({counter}{{{matching}}}[{INTERVAL}])" if matching else f"rate({counter}[{INTERVAL}])"
-    return f"sum by ({by}) ({inner})" if by else f"sum({inner})"
+    return f"sum by ({label}) ({inner})" if label else f"sum({inner})"
 
 
 def _quantiles(histogram: str, matching: str = "") -> list[Line]:
@@ -54,8 +54,8 @@ def _quantiles(histogram: str, matching: str = "") -> list[Line]:
     ]
 
 
-def _mean(seconds: str, count: str, by: str) -> str:
-    return f"{_rate(seconds, by)} / {_rate(count, by)}"
+def _mean(seconds: str, count: str, label: str) -> str:
+    return f"{_rate(seconds, label)} / {_rate(count, label)}"
 
 
 ROWS = (
@@ -193,7 +193,7 @@ ROWS = (
 
 
 def board() -> dict[str, Any]:
-    """All of it, as Grafana imports it."""
+    """Return the board in Grafana's import format."""
     return {
         "title": "koala",
         "uid": "koala",
@@ -245,7 +245,7 @@ def _panel(panel: Panel, number: int) -> dict[str, Any]:
 
 
 def text() -> str:
-    """As it is in the file."""
+    """Return the content of the file."""
     return json.dumps(board(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -29,9 +29,9 @@ def test_navigation_and_index_have_every_policy() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_example_of_page_is_placed_as_shown(name: str) -> None:
     example, answer = EXAMPLES[name], placement(name)
-    assert f"$ koala submit {example.words} -- ./a.out   # {result(answer)}\n" in read_page(name)
+    assert f"$ koala submit {example.arguments} -- ./a.out   # {result(answer)}\n" in read_page(name)
     assert f"*{answer.reason}*" in read_page(name)
-    options = parsed(example.words.replace(" --input mesh", ""))
+    options = parsed(example.arguments.replace(" --input mesh", ""))
     assert (options.policy or DEFAULTS[example.request.type]) == name
     request = request_of(options)
     sizes = [(c.size, c.cluster) for c in getattr(request, "components", ())]
