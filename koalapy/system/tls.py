@@ -55,7 +55,7 @@ def check_encrypted(url: SplitResult) -> None:
             f"{url.geturl()} is not encrypted: others on the network could read your token",
             field="--url",
             value=url.geturl(),
-            hint="use https://; see docs/security.md, On the wire",
+            hint="use https://; see docs/security.md, Encryption in transit",
         )
 
 
