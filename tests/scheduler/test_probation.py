@@ -1,4 +1,4 @@
-"""Clusters that are given up, tried again, and taken out by operators (semantics 6)."""
+"""Unusable clusters, their probation, and clusters drained by operators (semantics 6)."""
 
 import pytest
 
@@ -17,8 +17,8 @@ RULES = Rules(
 )
 
 
-def given_up(rules: Rules = RULES, north: int = 4) -> World:
-    """North failed as often as it may."""
+def create_world_with_unusable_north(rules: Rules = RULES, north: int = 4) -> World:
+    """Create a world in which north has reached the error threshold."""
     world = World({"north": north, "south": 4}, rules)
     job = world.submit(fixed(north=1), run_time=1000)
     while world.queries.grid["north"].state is ClusterState.USABLE:
@@ -27,69 +27,69 @@ def given_up(rules: Rules = RULES, north: int = 4) -> World:
     return world
 
 
-def state(world: World) -> ClusterState:
+def state_of_north(world: World) -> ClusterState:
     return world.queries.grid["north"].state
 
 
-def test_it_is_tried_again_after_a_pause_and_used_again_after_a_start_that_went_well() -> None:
-    world = given_up()
+def test_probation_starts_after_pause_and_ends_with_success() -> None:
+    world = create_world_with_unusable_north()
     assert world.state(1) is JobState.QUEUED
     world.advance(58)
-    assert (state(world), world.state(1)) == (ClusterState.UNUSABLE, JobState.QUEUED)
+    assert (state_of_north(world), world.state(1)) == (ClusterState.UNUSABLE, JobState.QUEUED)
     world.advance(5)
     assert world.state(1) is JobState.RUNNING
-    assert state(world) is ClusterState.USABLE
+    assert state_of_north(world) is ClusterState.USABLE
     assert world.queries.grid["north"].health.errors == 0
 
 
-def test_one_component_at_a_time() -> None:
-    world = given_up()
-    others = [world.submit(fixed(north=1), run_time=50) for _ in range(3)]
+def test_probation_admits_one_component_at_a_time() -> None:
+    world = create_world_with_unusable_north()
+    other_jobs = [world.submit(fixed(north=1), run_time=50) for _ in range(3)]
     world.now += 61
     world.step()
-    trying = [job for job in (1, *others) if world.state(job) is JobState.CLAIMING]
-    assert trying == [1]
-    assert state(world) is ClusterState.PROBATION
+    claiming_jobs = [job for job in (1, *other_jobs) if world.state(job) is JobState.CLAIMING]
+    assert claiming_jobs == [1]
+    assert state_of_north(world) is ClusterState.PROBATION
     view = world.queries.grid.view().get("north")
     assert view is not None
     assert view.state is ClusterState.UNUSABLE
     assert "probation" in view.note
     world.advance(1)
-    assert all(world.state(job) is JobState.RUNNING for job in (1, *others))
+    assert all(world.state(job) is JobState.RUNNING for job in (1, *other_jobs))
 
 
-def test_no_job_brings_two_components_at_once() -> None:
-    world = given_up()
+def test_probation_admits_one_component_of_each_job() -> None:
+    world = create_world_with_unusable_north()
     world.cancel(1)
     world.sites["south"].add_local_user(2)
     world.settle()
     world.advance(61)
-    assert state(world) is ClusterState.PROBATION
-    two = world.submit(nonfixed(2, 2, 2))
-    assert world.state(two) is JobState.QUEUED
-    one = world.submit(nonfixed(2, 2))
-    assert sorted(c.cluster for c in world.job(one).attempt.gang) == ["north", "south"]  # type: ignore[union-attr]
+    assert state_of_north(world) is ClusterState.PROBATION
+    rejected_job = world.submit(nonfixed(2, 2, 2))
+    assert world.state(rejected_job) is JobState.QUEUED
+    accepted_job = world.submit(nonfixed(2, 2))
+    assert sorted(c.cluster for c in world.job(accepted_job).attempt.gang) == ["north", "south"]  # type: ignore[union-attr]
     world.advance(1)
-    assert world.state(one) is JobState.RUNNING
-    assert state(world) is ClusterState.USABLE
+    assert world.state(accepted_job) is JobState.RUNNING
+    assert state_of_north(world) is ClusterState.USABLE
 
 
 @pytest.mark.parametrize(
     "request_", [FixedRequest((ComponentRequest(2, "north"), ComponentRequest(2, "north"))), nonfixed(2, 2, 2, 2)]
 )
-def test_who_can_come_with_two_components_only_brings_them_as_one_trial(request_: Request) -> None:
-    """Another cluster is trusted, and would not do even if it was idle: nobody else may ever try this one."""
-    world = given_up()
+def test_probation_admits_job_that_needs_two_components(request_: Request) -> None:
+    """A working cluster would not suffice even when idle, so otherwise no job could end the probation."""
+    world = create_world_with_unusable_north()
     world.cancel(1)
     world.settle()
     job = world.submit(request_, run_time=10)
     world.advance(100)
     assert world.state(job) is JobState.SUCCEEDED
-    assert state(world) is ClusterState.USABLE
+    assert state_of_north(world) is ClusterState.USABLE
 
 
-def test_wide_jobs_do_not_wait_for_ever_when_no_cluster_is_trusted() -> None:
-    """Two clusters on probation, and jobs of three components: one job at a time brings all of its own."""
+def test_probation_of_all_clusters_admits_wide_job() -> None:
+    """Both clusters are on probation; one job at a time may start all its components."""
     world = World({"north": 4, "south": 4}, RULES)
     for name in ("north", "south"):
         broken = world.submit(fixed(**{name: 1}), run_time=1000)
@@ -97,14 +97,14 @@ def test_wide_jobs_do_not_wait_for_ever_when_no_cluster_is_trusted() -> None:
             world.advance(1)
             break_component(world, world.tokens(broken)[0])
         world.cancel(broken)
-    wide = [world.submit(nonfixed(2, 1, 1), run_time=50) for _ in range(2)]
+    wide_jobs = [world.submit(nonfixed(2, 1, 1), run_time=50) for _ in range(2)]
     world.advance(200)
-    assert all(world.state(job) is JobState.SUCCEEDED for job in wide)
+    assert all(world.state(job) is JobState.SUCCEEDED for job in wide_jobs)
     assert {cluster.state for cluster in world.queries.grid.clusters()} <= {ClusterState.USABLE, ClusterState.PROBATION}
 
 
-def test_each_trial_that_fails_doubles_the_pause_up_to_a_bound() -> None:
-    world = given_up()
+def test_probation_pause_doubles_after_failed_trial() -> None:
+    world = create_world_with_unusable_north()
     pauses = []
     for _ in range(4):
         began = world.now
@@ -112,45 +112,45 @@ def test_each_trial_that_fails_doubles_the_pause_up_to_a_bound() -> None:
             world.advance(1)
         pauses.append(round(world.now - began))
         break_component(world, world.tokens(1)[0])
-        assert state(world) is ClusterState.UNUSABLE
+        assert state_of_north(world) is ClusterState.UNUSABLE
     assert pauses == [pytest.approx(p, abs=2) for p in (60, 120, 200, 200)]
 
 
-def test_a_trial_that_is_cancelled_or_overtaken_says_nothing() -> None:
-    world = given_up()
+def test_probation_trial_cancelled_proves_nothing() -> None:
+    world = create_world_with_unusable_north()
     world.now += 61
     world.step()
     assert world.state(1) is JobState.CLAIMING
     world.cancel(1)
     world.advance(1)
-    assert state(world) is ClusterState.PROBATION
-    again = world.submit(fixed(north=1))
+    assert state_of_north(world) is ClusterState.PROBATION
+    next_job = world.submit(fixed(north=1))
     world.advance(1)
-    assert world.state(again) is JobState.RUNNING
-    assert state(world) is ClusterState.USABLE
+    assert world.state(next_job) is JobState.RUNNING
+    assert state_of_north(world) is ClusterState.USABLE
 
 
-def test_without_probation_only_an_operator_brings_it_back() -> None:
-    world = given_up(Rules(error_threshold=2, probation=False, max_restarts=None))
+def test_probation_disabled_cluster_needs_operator() -> None:
+    world = create_world_with_unusable_north(Rules(error_threshold=2, probation=False, max_restarts=None))
     world.advance(10_000)
-    assert state(world) is ClusterState.UNUSABLE
+    assert state_of_north(world) is ClusterState.UNUSABLE
     world.step([ClusterCleared("north")])
     world.advance(1)
     assert world.state(1) is JobState.RUNNING
 
 
-def test_a_daemon_that_dies_does_not_forget() -> None:
-    world = given_up()
+def test_probation_survives_daemon_restart() -> None:
+    world = create_world_with_unusable_north()
     world.disconnect("north")
     world.restart()
     world.connect("north")
     world.connect("south")
-    assert state(world) is ClusterState.UNUSABLE
+    assert state_of_north(world) is ClusterState.UNUSABLE
     world.advance(65)
     assert world.state(1) is JobState.RUNNING
 
 
-def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
+def test_drained_cluster_receives_no_jobs_and_keeps_running_ones() -> None:
     world = World({"north": 4, "south": 4})
     running = world.submit(fixed(north=2), run_time=50)
     world.advance(1)
@@ -158,7 +158,7 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     cluster = world.queries.grid["north"]
     assert (cluster.state, cluster.state_reason) == (ClusterState.DRAINED, "by ops: new disks")
     world.step([ClusterDrained("north", "somebody", "")])
-    assert cluster.state_reason == "by ops: new disks", "an order that gives no reason takes none away"
+    assert cluster.state_reason == "by ops: new disks", "a drain without a reason keeps the earlier reason"
     waiting = world.submit(fixed(north=1))
     elsewhere = world.submit(flexible(2))
     world.advance(60)
@@ -171,7 +171,7 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     world.restart()
     world.connect("north")
     world.connect("south")
-    assert world.state(waiting) is JobState.QUEUED, "a restarted daemon knows it, too"
+    assert world.state(waiting) is JobState.QUEUED, "a restarted daemon keeps the drain"
     world.step([ClusterResumed("north")])
     world.advance(1)
     assert world.state(waiting) is JobState.RUNNING
@@ -179,56 +179,56 @@ def test_a_drained_cluster_gets_nothing_and_its_jobs_go_on() -> None:
     check_nothing_remains(world)
 
 
-def test_exit_codes_after_which_a_job_is_tried_again() -> None:
+def test_retry_exit_codes_restart_job() -> None:
     world = World({"north": 4}, Rules(restart_pause=0))
     job = world.submit(fixed(north=1), code=75, retry_on_exit=(75,), max_restarts=2, run_time=5)
     world.advance(60)
-    done = world.job(job)
-    assert (done.state, done.restarts, done.exit_code) == (JobState.FAILED, 2, 75)
+    finished = world.job(job)
+    assert (finished.state, finished.restarts, finished.exit_code) == (JobState.FAILED, 2, 75)
     assert world.reasons(job, "requeued") == [
         "the program exited with 75 (restart 1 of 2)",
         "the program exited with 75 (restart 2 of 2)",
     ]
     assert world.queries.grid["north"].health.errors == 0
-    other = world.submit(fixed(north=1), code=3, retry_on_exit=(75,), run_time=5)
+    other_job = world.submit(fixed(north=1), code=3, retry_on_exit=(75,), run_time=5)
     world.advance(60)
-    assert (world.job(other).restarts, world.state(other)) == (0, JobState.FAILED)
+    assert (world.job(other_job).restarts, world.state(other_job)) == (0, JobState.FAILED)
 
 
-def test_a_clock_that_goes_back_changes_nothing() -> None:
+def test_clock_set_back_keeps_timeline_order() -> None:
     world = World({"north": 4}, now=1000.0)
     job = world.submit(fixed(north=4), run_time=10)
     world.advance(5)
     world.now -= 900
     effects = world.scheduler.step([], world.now)
     assert not effects
-    low = world.submit(fixed(north=1))
-    entry = next(entry for entry in world.timeline if entry.job == low)
+    late_job = world.submit(fixed(north=1))
+    entry = next(entry for entry in world.timeline if entry.job == late_job)
     assert entry.at >= world.job(job).started_at  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("cleared", ["by its start", "by an operator"])
-def test_a_trial_of_before_keeps_no_later_one_out(cleared: str) -> None:
-    """What was tried then may run for days."""
-    world = given_up()
+@pytest.mark.parametrize("cleared_by", ["start", "operator"])
+def test_probation_ignores_running_trial_of_earlier_probation(cleared_by: str) -> None:
+    """The earlier trial may run for days."""
+    world = create_world_with_unusable_north()
     world.now += 61
     world.step()
     assert world.state(1) is JobState.CLAIMING
-    if cleared == "by an operator":
+    if cleared_by == "operator":
         world.step([ClusterCleared("north")])
     world.advance(1)
-    assert (world.state(1), state(world)) == (JobState.RUNNING, ClusterState.USABLE)
-    other = world.submit(fixed(north=1), run_time=50)
-    while state(world) is ClusterState.USABLE:
+    assert (world.state(1), state_of_north(world)) == (JobState.RUNNING, ClusterState.USABLE)
+    other_job = world.submit(fixed(north=1), run_time=50)
+    while state_of_north(world) is ClusterState.USABLE:
         world.advance(1)
-        break_component(world, world.tokens(other)[0])
+        break_component(world, world.tokens(other_job)[0])
     world.advance(65)
-    assert world.state(1) is JobState.RUNNING, "its program takes a thousand seconds"
-    assert (world.state(other), state(world)) == (JobState.RUNNING, ClusterState.USABLE)
+    assert world.state(1) is JobState.RUNNING, "its program runs for 1000 s"
+    assert (world.state(other_job), state_of_north(world)) == (JobState.RUNNING, ClusterState.USABLE)
 
 
-def test_a_failed_trial_that_does_not_end_keeps_the_next_one_out_for_its_pause_only() -> None:
-    world = given_up()
+def test_probation_failed_trial_blocks_next_only_for_pause() -> None:
+    world = create_world_with_unusable_north()
     world.now += 61
     world.step()
     world.settle()
@@ -236,8 +236,8 @@ def test_a_failed_trial_that_does_not_end_keeps_the_next_one_out_for_its_pause_o
     world.sites["north"].stuck_components.add(token)
     world.sites["north"].fail_component(token, "node lost")
     world.settle()
-    assert state(world) is ClusterState.UNUSABLE
-    other = world.submit(fixed(north=1), run_time=50)
+    assert state_of_north(world) is ClusterState.UNUSABLE
+    next_job = world.submit(fixed(north=1), run_time=50)
     world.advance(125)
-    assert world.state(other) is JobState.RUNNING
-    assert state(world) is ClusterState.USABLE
+    assert world.state(next_job) is JobState.RUNNING
+    assert state_of_north(world) is ClusterState.USABLE

@@ -1,4 +1,4 @@
-"""The placement queue against a plain list that is searched anew each time."""
+"""The placement queue compared with a plain list that is searched completely."""
 
 import gc
 from functools import partial
@@ -16,43 +16,43 @@ from koalapy.scheduler.rules import QueueMode, QueueOrder
 Jobs = list[tuple[int, int, int]]
 
 
-def flexible(size: int) -> JobSpec:
+def make_spec(size: int) -> JobSpec:
     return JobSpec(FlexibleRequest(size), ("program",))
 
 
 class PlainQueue:
-    """Does what semantics 4 says, word by word: (key, job, shape) in order."""
+    """A literal implementation of semantics 4: (key, job, shape) in order."""
 
     def __init__(self, order: QueueOrder) -> None:
         self.narrowest = order == "narrowest-first"
         self.jobs: list[tuple[tuple[int, int], int, int]] = []
 
     def push(self, job: int, seq: int, size: int) -> None:
-        """To the place that ``seq`` gives it."""
+        """Insert a job at the position given by ``seq``."""
         self.jobs.append(((size if self.narrowest else 0, seq), job, size))
         self.jobs.sort()
 
     def remove(self, job: int) -> None:
         self.jobs = [entry for entry in self.jobs if entry[1] != job]
 
-    def scan(self, room: int, mode: QueueMode) -> tuple[list[int], int]:
-        """Head to tail; a shape refused once is refused for the rest. The jobs offered, and the room left."""
-        offered, refused, kept = [], set(), []
-        stopped = False
+    def scan(self, capacity: int, mode: QueueMode) -> tuple[list[int], int]:
+        """Return the offered jobs and the remaining capacity. A rejected shape is skipped afterwards."""
+        offered, refused, remaining = [], set(), []
+        is_stopped = False
         for entry in self.jobs:
             _, job, size = entry
-            if stopped or size in refused:
-                kept.append(entry)
+            if is_stopped or size in refused:
+                remaining.append(entry)
                 continue
             offered.append(job)
-            if size <= room:
-                room -= size
+            if size <= capacity:
+                capacity -= size
                 continue
-            kept.append(entry)
+            remaining.append(entry)
             refused.add(size)
-            stopped = mode != "scan"
-        self.jobs = kept
-        return offered, room
+            is_stopped = mode != "scan"
+        self.jobs = remaining
+        return offered, capacity
 
 
 ACTIONS = st.one_of(
@@ -69,30 +69,30 @@ ACTIONS = st.one_of(
     order=st.sampled_from(["fcfs", "narrowest-first"]),
     mode=st.sampled_from(["scan", "head", "fcfs"]),
 )
-def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: QueueOrder, mode: QueueMode) -> None:
-    queue, plain = PlacementQueue(order), PlainQueue(order)
+def test_queue_behaves_like_plain_list(actions: list[tuple[str, int]], order: QueueOrder, mode: QueueMode) -> None:
+    queue, plain_queue = PlacementQueue(order), PlainQueue(order)
     sizes: list[int] = []
     seqs: list[int] = []
     for seq, (action, value) in enumerate(actions):
         if action == "push":
             sizes.append(value)
             seqs.append(seq)
-            queue.push(len(sizes) - 1, seq, value, flexible(value))
-            plain.push(len(sizes) - 1, seq, value)
+            queue.push(len(sizes) - 1, seq, value, make_spec(value))
+            plain_queue.push(len(sizes) - 1, seq, value)
         elif action == "remove":
             queue.remove(value)
-            plain.remove(value)
+            plain_queue.remove(value)
         elif action in ("release", "return") and value < len(sizes):
-            # To the tail, or back to the place it had; whether it is still there, or not.
+            # To the tail or back to its old position, whether or not it is queued.
             seqs[value] = seq if action == "release" else seqs[value]
             queue.remove(value)
-            plain.remove(value)
-            queue.push(value, seqs[value], sizes[value], flexible(sizes[value]))
-            plain.push(value, seqs[value], sizes[value])
+            plain_queue.remove(value)
+            queue.push(value, seqs[value], sizes[value], make_spec(sizes[value]))
+            plain_queue.push(value, seqs[value], sizes[value])
         elif action == "scan":
-            offered, _ = scan(queue, sizes, value, mode)
-            assert (offered, _) == plain.scan(value, mode)
-        expected = [job for _, job, _ in plain.jobs]
+            offered, _ = scan_queue(queue, sizes, value, mode)
+            assert (offered, _) == plain_queue.scan(value, mode)
+        expected = [job for _, job, _ in plain_queue.jobs]
         assert list(queue) == expected
         assert len(queue) == len(expected)
         assert [job for job in range(len(sizes)) if job in queue] == sorted(expected)
@@ -104,42 +104,53 @@ def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: Q
         )
 
 
-COMES = st.tuples(st.integers(1, 2), st.integers(0, 12), st.integers(0, 4), st.integers(0, 4))
-"""A size, a place, tries of before, and when it was submitted."""
+NEW_ENTRIES = st.tuples(st.integers(1, 2), st.integers(0, 12), st.integers(0, 4), st.integers(0, 4))
+"""Size, sequence number, earlier tries, and submission time."""
 
 
 @given(
-    acts=st.lists(st.one_of(COMES, st.sampled_from(["scan", "leave first", "leave last", "tried"])), max_size=30),
-    wanted=st.integers(0, 6),
-    before=st.integers(0, 5),
+    acts=st.lists(st.one_of(NEW_ENTRIES, st.sampled_from(["scan", "leave first", "leave last", "tried"])), max_size=30),
+    min_tries=st.integers(0, 6),
+    submitted_before=st.integers(0, 5),
 )
-def test_the_first_of_each_shape_that_has_waited_is_known(acts: list[Any], wanted: int, before: int) -> None:
-    """By scans and tries of before, or since its submission; whoever stands before it, and leaves."""
+def test_first_of_each_shape_is_oldest_eligible_entry(acts: list[Any], min_tries: int, submitted_before: int) -> None:
+    """Eligible entries have enough tries or an early submission; entries before them may leave."""
     queue = PlacementQueue()
-    here: dict[int, tuple[int, int, int, int]] = {}
+    entries: dict[int, tuple[int, int, int, int]] = {}
     for job, act in enumerate(acts):
         if act == "scan":
             queue.count_scan()
-            here = {other: (size, seq, tries + 1, at) for other, (size, seq, tries, at) in here.items()}
+            entries = {
+                entry_job: (size, seq, tries + 1, submitted_at)
+                for entry_job, (size, seq, tries, submitted_at) in entries.items()
+            }
         elif isinstance(act, tuple):
-            here[job] = size, seq, tries, at = act
-            queue.push(job, seq, size, flexible(size), submitted_at=at)
+            entries[job] = size, seq, tries, submitted_at = act
+            queue.push(job, seq, size, make_spec(size), submitted_at=submitted_at)
             queue.set_tries(job, tries, None)
-        elif here and act == "tried":
-            (size, seq, tries, at), other = here[min(here)], min(here)
-            here[other] = size, seq, tries + 3, at
-            queue.set_tries(other, tries + 3, None)
-        elif here:
-            gone = (min if act == "leave first" else max)(here, key=lambda other: (here[other][1], other))
-            del here[gone]
-            queue.remove(gone)
-        order = sorted(here, key=lambda other: (here[other][1], other))
-        aged = {here[other][0]: other for other in reversed(order) if here[other][2] >= wanted}
-        old = {here[other][0]: other for other in reversed(order) if here[other][3] <= before}
-        has_aged = queue.first_of_each_shape(partial(queue.has_aged, wanted))
-        is_old = queue.first_of_each_shape(lambda entry: entry.submitted_at <= before)
-        assert sorted(entry.job for entry in has_aged) == sorted(aged.values())
-        assert sorted(entry.job for entry in is_old) == sorted(old.values())
+        elif entries and act == "tried":
+            (size, seq, tries, submitted_at), entry_job = entries[min(entries)], min(entries)
+            entries[entry_job] = size, seq, tries + 3, submitted_at
+            queue.set_tries(entry_job, tries + 3, None)
+        elif entries:
+            removed_job = (min if act == "leave first" else max)(
+                entries, key=lambda entry_job: (entries[entry_job][1], entry_job)
+            )
+            del entries[removed_job]
+            queue.remove(removed_job)
+        order = sorted(entries, key=lambda entry_job: (entries[entry_job][1], entry_job))
+        aged_entries = {
+            entries[entry_job][0]: entry_job for entry_job in reversed(order) if entries[entry_job][2] >= min_tries
+        }
+        old_entries = {
+            entries[entry_job][0]: entry_job
+            for entry_job in reversed(order)
+            if entries[entry_job][3] <= submitted_before
+        }
+        has_aged = queue.first_of_each_shape(partial(queue.has_aged, min_tries))
+        is_old = queue.first_of_each_shape(lambda entry: entry.submitted_at <= submitted_before)
+        assert sorted(entry.job for entry in has_aged) == sorted(aged_entries.values())
+        assert sorted(entry.job for entry in is_old) == sorted(old_entries.values())
         assert [entry.place[2] for entry in has_aged] == sorted(entry.place[2] for entry in has_aged)
 
 
@@ -147,58 +158,58 @@ CLUSTERS = st.frozensets(st.sampled_from(["north", "south", "east"]), max_size=3
 
 
 @given(jobs=st.lists(st.tuples(CLUSTERS, st.booleans()), max_size=20))
-def test_it_knows_what_clusters_its_jobs_name(jobs: list[tuple[frozenset[str], bool]]) -> None:
+def test_awaited_clusters_are_those_of_queued_jobs(jobs: list[tuple[frozenset[str], bool]]) -> None:
     queue = PlacementQueue()
     for job, (clusters, _) in enumerate(jobs):
         components = tuple(ComponentRequest(1, name) for name in sorted(clusters) * 2)
         request = FixedRequest(components) if components else FlexibleRequest(1)
         queue.push(job, job, clusters, JobSpec(request, ("program",)))
-    for job, (_, stays) in enumerate(jobs):
-        if not stays:
+    for job, (_, is_queued) in enumerate(jobs):
+        if not is_queued:
             queue.remove(job)
             queue.remove(job)
-    named = [clusters or {NODES_ANYWHERE.name} for clusters, stays in jobs if stays]
-    assert queue.awaited == frozenset().union(*named)
+    clusters_of_jobs = [clusters or {NODES_ANYWHERE.name} for clusters, is_queued in jobs if is_queued]
+    assert queue.awaited == frozenset().union(*clusters_of_jobs)
 
 
-def scan(queue: PlacementQueue, sizes: list[int], room: int, mode: QueueMode) -> tuple[list[int], int]:
+def scan_queue(queue: PlacementQueue, sizes: list[int], capacity: int, mode: QueueMode) -> tuple[list[int], int]:
     offered = []
     for job in queue.scan(mode, lambda: lambda needs: True):
         offered.append(job)
-        if sizes[job] <= room:
-            room -= sizes[job]
+        if sizes[job] <= capacity:
+            capacity -= sizes[job]
             queue.remove(job)
-    return offered, room
+    return offered, capacity
 
 
 @given(
     jobs=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 1)), max_size=20),
-    leave=st.lists(st.integers(0, 19), max_size=20),
+    removed_jobs=st.lists(st.integers(0, 19), max_size=20),
     tries=st.integers(1, 4),
 )
-def test_nothing_is_kept_of_jobs_that_have_left(jobs: list[tuple[int, int]], leave: list[int], tries: int) -> None:
-    """Also not behind a first one of their shape that stays for ever, nor of shapes of which none is left."""
+def test_queue_keeps_nothing_of_removed_jobs(jobs: list[tuple[int, int]], removed_jobs: list[int], tries: int) -> None:
+    """This includes groups of equal shape and shapes without a job."""
     queue = PlacementQueue()
     for job, (size, limited) in enumerate(jobs):
-        queue.push(job, job, size, flexible(size))
+        queue.push(job, job, size, make_spec(size))
         queue.set_tries(job, 0, tries if limited else None)
-    for job in leave:
+    for job in removed_jobs:
         queue.remove(job)
-    stay = set(range(len(jobs))) - set(leave)
-    kept = reachable(queue)
-    assert sum(isinstance(thing, Entry) for thing in kept) == len(stay)
-    assert sum(isinstance(thing, Group) for thing in kept) == len({jobs[job][0] for job in stay})
-    used_up = [job for _ in range(tries) for job in queue.count_scan()]
-    assert used_up == [job for job in sorted(stay) if jobs[job][1]]
+    queued_jobs = set(range(len(jobs))) - set(removed_jobs)
+    objects = reachable_objects(queue)
+    assert sum(isinstance(value, Entry) for value in objects) == len(queued_jobs)
+    assert sum(isinstance(value, Group) for value in objects) == len({jobs[job][0] for job in queued_jobs})
+    exhausted_jobs = [job for _ in range(tries) for job in queue.count_scan()]
+    assert exhausted_jobs == [job for job in sorted(queued_jobs) if jobs[job][1]]
 
 
-def reachable(root: object) -> list[object]:
-    """Everything that an object keeps alive."""
-    seen: dict[int, object] = {}
-    found = [root]
-    while found:
-        thing = found.pop()
-        if id(thing) not in seen and not isinstance(thing, type | FunctionType | ModuleType):
-            seen[id(thing)] = thing
-            found += gc.get_referents(thing)
-    return list(seen.values())
+def reachable_objects(root: object) -> list[object]:
+    """Return every object that an object keeps alive."""
+    objects_by_id: dict[int, object] = {}
+    pending = [root]
+    while pending:
+        value = pending.pop()
+        if id(value) not in objects_by_id and not isinstance(value, type | FunctionType | ModuleType):
+            objects_by_id[id(value)] = value
+            pending += gc.get_referents(value)
+    return list(objects_by_id.values())

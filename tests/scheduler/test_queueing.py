@@ -1,4 +1,4 @@
-"""Who is tried when: queue modes and orders, priorities, scans, limits, and what is told to those who wait."""
+"""Queue modes and orders, priorities, scans, tries and waiting reasons."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,10 +19,10 @@ from tests.scheduler.world import World
 BY_SCANS_ONLY = Rules(preemption="never", event_driven=False, scan_interval=30)
 
 
-def blocked(rules: Rules, *, first: int = 3) -> tuple[World, int]:
-    """Four nodes, all but one taken for ten seconds, and a job at the head of the queue that needs them all."""
+def create_blocked_queue(rules: Rules, *, occupied: int = 3) -> tuple[World, int]:
+    """Run a job on most nodes for ten seconds and queue one that needs all four."""
     world = World({"north": 4}, rules)
-    world.submit(fixed(north=first), run_time=10)
+    world.submit(fixed(north=occupied), run_time=10)
     head = world.submit(fixed(north=4), run_time=10)
     assert world.state(head) is JobState.QUEUED
     return world, head
@@ -32,26 +32,26 @@ def blocked(rules: Rules, *, first: int = 3) -> tuple[World, int]:
     ("mode", "states"),
     [("scan", ["claiming", "queued"]), ("head", ["claiming", "queued"]), ("fcfs", ["queued", "queued"])],
 )
-def test_a_newcomer_that_fits_behind_a_job_that_does_not(mode: QueueMode, states: list[str]) -> None:
-    """In the mode fcfs nobody is tried out of turn; in the others each newcomer once."""
-    world, _ = blocked(Rules(queue=mode))
-    late = [world.submit(fixed(north=1)), world.submit(fixed(north=1))]
-    assert [world.state(job) for job in late] == states
+def test_queue_newcomer_behind_blocked_head_is_tried_once(mode: QueueMode, states: list[str]) -> None:
+    """In the mode fcfs no job is tried before its turn."""
+    world, _ = create_blocked_queue(Rules(queue=mode))
+    late_jobs = [world.submit(fixed(north=1)), world.submit(fixed(north=1))]
+    assert [world.state(job) for job in late_jobs] == states
 
 
 @pytest.mark.parametrize(("mode", "state"), [("scan", JobState.CLAIMING), ("head", JobState.QUEUED)])
-def test_a_later_scan_goes_on_past_a_job_that_does_not_fit_or_stops_there(mode: QueueMode, state: JobState) -> None:
-    world, head = blocked(Rules(queue=mode), first=4)
-    late = world.submit(fixed(north=1))
-    assert world.state(late) is JobState.QUEUED
+def test_queue_scan_continues_past_blocked_head_only_in_scan_mode(mode: QueueMode, state: JobState) -> None:
+    world, head = create_blocked_queue(Rules(queue=mode), occupied=4)
+    late_job = world.submit(fixed(north=1))
+    assert world.state(late_job) is JobState.QUEUED
     world.settle()
     world.sites["north"].add_nodes(1)
     world.settle()
-    assert (world.state(head), world.state(late)) == (JobState.QUEUED, state)
+    assert (world.state(head), world.state(late_job)) == (JobState.QUEUED, state)
 
 
-def test_a_newcomer_is_tried_also_when_nodes_come_free_at_the_same_moment() -> None:
-    world, head = blocked(Rules(queue="head"), first=4)
+def test_queue_newcomer_is_tried_in_step_with_released_nodes() -> None:
+    world, head = create_blocked_queue(Rules(queue="head"), occupied=4)
     world.settle()
     north = world.sites["north"]
     north.add_nodes(1)
@@ -60,16 +60,16 @@ def test_a_newcomer_is_tried_also_when_nodes_come_free_at_the_same_moment() -> N
     assert (world.state(head), world.state(3)) == (JobState.QUEUED, JobState.CLAIMING)
 
 
-def test_fcfs_starts_jobs_strictly_in_order() -> None:
-    world, head = blocked(Rules(queue="fcfs"))
-    rest = [world.submit(fixed(north=n), run_time=5) for n in (1, 4, 1, 2)]
+def test_queue_fcfs_starts_jobs_in_order() -> None:
+    world, head = create_blocked_queue(Rules(queue="fcfs"))
+    later_jobs = [world.submit(fixed(north=n), run_time=5) for n in (1, 4, 1, 2)]
     world.advance(200)
-    starts = [world.job(job).started_at or 0 for job in (head, *rest)]
+    starts = [world.job(job).started_at or 0 for job in (head, *later_jobs)]
     assert starts == sorted(starts)
     assert starts[0] >= 10
 
 
-def test_narrowest_first() -> None:
+def test_queue_narrowest_first_starts_small_jobs() -> None:
     world = World({"north": 4}, Rules(queue="head", queue_order="narrowest-first"))
     world.submit(fixed(north=4), run_time=10)
     jobs = {size: world.submit(fixed(north=size), run_time=100) for size in (4, 3, 1, 2)}
@@ -77,74 +77,76 @@ def test_narrowest_first() -> None:
     assert {size for size, job in jobs.items() if world.state(job) is JobState.RUNNING} == {1, 2}
 
 
-def test_high_before_low() -> None:
+def test_queue_high_jobs_start_before_low_jobs() -> None:
     world = World({"north": 4})
     world.submit(fixed(north=4), run_time=10)
-    low = [world.submit(fixed(north=4), run_time=10) for _ in range(2)]
-    high = [world.submit(fixed(north=4), run_time=10, priority=Priority.HIGH) for _ in range(2)]
+    low_jobs = [world.submit(fixed(north=4), run_time=10) for _ in range(2)]
+    high_jobs = [world.submit(fixed(north=4), run_time=10, priority=Priority.HIGH) for _ in range(2)]
     world.advance(100)
-    starts = [world.job(job).started_at or 0 for job in (*high, *low)]
+    starts = [world.job(job).started_at or 0 for job in (*high_jobs, *low_jobs)]
     assert starts == sorted(starts)
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_the_high_queue_is_scanned_s_times_for_each_scan_of_the_low_one(times: int) -> None:
+def test_scan_of_low_queue_follows_given_number_of_high_scans(times: int) -> None:
     world = World({"north": 4}, replace(BY_SCANS_ONLY, high_scans_per_low=times))
     world.submit(fixed(north=4), run_time=1)
-    low = world.submit(fixed(north=1), run_time=1)
-    high = world.submit(fixed(north=4), run_time=1, priority=Priority.HIGH)
+    low_job = world.submit(fixed(north=1), run_time=1)
+    high_job = world.submit(fixed(north=4), run_time=1, priority=Priority.HIGH)
     world.advance(29)
-    assert (world.state(high), world.state(low)) == (JobState.QUEUED, JobState.QUEUED), "only scans place"
+    assert (world.state(high_job), world.state(low_job)) == (JobState.QUEUED, JobState.QUEUED), (
+        "jobs are placed by scans only"
+    )
     world.advance(30 * max(2, times) + 10)
-    assert world.state(high) is JobState.SUCCEEDED
-    assert world.job(high).placed_at == 30
+    assert world.state(high_job) is JobState.SUCCEEDED
+    assert world.job(high_job).placed_at == 30
     # With S = 1 the first scan of the low queue finds all nodes given to the high job, and the next comes 30 s later.
-    assert world.job(low).placed_at == max(60, 30 * times)
+    assert world.job(low_job).placed_at == max(60, 30 * times)
 
 
-def test_a_periodic_scan_of_the_high_queue_does_not_use_up_what_the_low_one_waits_for() -> None:
+def test_scan_of_high_queue_leaves_released_nodes_for_low_queue() -> None:
     world = World({"north": 4}, Rules(scan_interval=1000))
     world.settle()
     world.submit(fixed(north=4), run_time=10)
-    low = world.submit(fixed(north=4))
+    low_job = world.submit(fixed(north=4))
     world.settle()
     north = world.sites["north"]
     north.add_nodes(4)
     world.step([Reported("north", north.current_report()), PeriodicScan()])
-    assert world.state(low) is JobState.CLAIMING
+    assert world.state(low_job) is JobState.CLAIMING
 
 
 @pytest.mark.parametrize("mode", ["head", "fcfs"])
-@pytest.mark.parametrize("leaves", [World.cancel, World.hold])
+@pytest.mark.parametrize("remove_job", [World.cancel, World.hold])
 @pytest.mark.parametrize("event_driven", [True, False])
-def test_who_stood_behind_a_head_that_leaves_is_tried(
-    mode: QueueMode, leaves: Callable[[World, int], None], event_driven: bool
+def test_queue_job_behind_leaving_head_is_tried(
+    mode: QueueMode, remove_job: Callable[[World, int], None], event_driven: bool
 ) -> None:
-    """At once, though no node came free; with ``event_driven`` off in the next scan."""
-    world, head = blocked(Rules(queue=mode, event_driven=event_driven), first=4)
-    late = world.submit(fixed(north=1))
+    """This happens at once, or without ``event_driven`` in the next scan."""
+    world, head = create_blocked_queue(Rules(queue=mode, event_driven=event_driven), occupied=4)
+    late_job = world.submit(fixed(north=1))
     world.settle()
     world.sites["north"].add_nodes(1)
     world.settle()
-    assert world.state(late) is JobState.QUEUED
-    leaves(world, head)
-    assert world.state(late) is (JobState.CLAIMING if event_driven else JobState.QUEUED)
+    assert world.state(late_job) is JobState.QUEUED
+    remove_job(world, head)
+    assert world.state(late_job) is (JobState.CLAIMING if event_driven else JobState.QUEUED)
     world.advance(75)
-    assert world.state(late) is JobState.SUCCEEDED
+    assert world.state(late_job) is JobState.SUCCEEDED
 
 
-def test_who_stood_behind_a_head_that_is_given_up_is_tried() -> None:
+def test_queue_job_behind_failed_head_is_tried() -> None:
     world = World({"north": 4}, Rules(queue="fcfs", high_scans_per_low=1, scan_interval=30))
     world.submit(fixed(north=2), run_time=1000)
     head = world.submit(fixed(north=4), max_placement_tries=3)
-    late = world.submit(fixed(north=2), run_time=1000)
+    late_job = world.submit(fixed(north=2), run_time=1000)
     world.advance(59)
-    assert (world.state(head), world.state(late)) == (JobState.QUEUED, JobState.QUEUED)
+    assert (world.state(head), world.state(late_job)) == (JobState.QUEUED, JobState.QUEUED)
     world.advance(2)
-    assert (world.state(head), world.state(late)) == (JobState.FAILED, JobState.RUNNING)
+    assert (world.state(head), world.state(late_job)) == (JobState.FAILED, JobState.RUNNING)
 
 
-def test_the_placement_queues_have_an_end() -> None:
+def test_queue_limit_exceeded_submission_is_rejected() -> None:
     world = World({"north": 4}, Rules(placement_queue_limit=3, scan_interval=30))
     world.submit(fixed(north=4), priority=Priority.HIGH)
     for priority in (Priority.HIGH, Priority.LOW, Priority.LOW):
@@ -160,7 +162,7 @@ def test_the_placement_queues_have_an_end() -> None:
 # Tries
 
 
-def test_a_job_that_may_be_tried_once_fails_on_arrival() -> None:
+def test_tries_of_one_fail_job_at_submission() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=5), max_placement_tries=1)
     assert world.state(job) is JobState.FAILED
@@ -169,11 +171,11 @@ def test_a_job_that_may_be_tried_once_fails_on_arrival() -> None:
     assert world.job(job).ended_at == 0
 
 
-@pytest.mark.parametrize("own", [None, 2, 4])
-def test_tries_are_counted_on_arrival_and_in_each_periodic_scan(own: int | None) -> None:
+@pytest.mark.parametrize("job_limit", [None, 2, 4])
+def test_tries_are_counted_at_submission_and_periodic_scans(job_limit: int | None) -> None:
     world = World({"north": 4}, Rules(max_placement_tries=3, high_scans_per_low=1, scan_interval=30))
-    job = world.submit(fixed(north=5), max_placement_tries=own)
-    limit = own or 3
+    job = world.submit(fixed(north=5), max_placement_tries=job_limit)
+    limit = job_limit or 3
     world.advance(30 * (limit - 1) - 1)
     assert world.state(job) is JobState.QUEUED
     world.advance(2)
@@ -181,19 +183,19 @@ def test_tries_are_counted_on_arrival_and_in_each_periodic_scan(own: int | None)
     assert world.job(job).placement_tries == limit
 
 
-def test_who_is_not_tried_is_not_counted() -> None:
-    """In the mode head a scan that stops at the first job says nothing of those behind it."""
+def test_tries_are_not_counted_for_untried_job() -> None:
+    """In the mode head a scan ends at the first rejected job."""
     world = World({"north": 4}, Rules(queue="head", high_scans_per_low=1))
     head = world.submit(fixed(north=5))
-    behind = world.submit(fixed(north=5), max_placement_tries=3)
+    next_job = world.submit(fixed(north=5), max_placement_tries=3)
     world.advance(200)
-    assert world.job(behind).placement_tries == 1
+    assert world.job(next_job).placement_tries == 1
     world.cancel(head)
     world.advance(61)
-    assert world.state(behind) is JobState.FAILED
+    assert world.state(next_job) is JobState.FAILED
 
 
-def test_without_a_limit_a_job_waits_for_ever() -> None:
+def test_tries_without_limit_never_fail_job() -> None:
     world = World({"north": 4})
     job = world.submit(fixed(north=5))
     world.advance(10_000)
@@ -203,7 +205,7 @@ def test_without_a_limit_a_job_waits_for_ever() -> None:
 # Why is my job not running?
 
 
-def test_the_reason_names_what_is_missing_and_goes_with_it() -> None:
+def test_waiting_reason_names_missing_nodes() -> None:
     world = World({"north": 4, "south": 4})
     world.submit(fixed(north=4), run_time=10)
     job = world.submit(nonfixed(4, 4))
@@ -211,18 +213,18 @@ def test_the_reason_names_what_is_missing_and_goes_with_it() -> None:
     assert "(most: north with 0)" in reason or "no cluster has 4 idle nodes" in reason
     world.advance(30)
     assert world.state(job) is JobState.SUCCEEDED
-    again = world.submit(nonfixed(4, 4))
-    assert world.state(again) is JobState.CLAIMING
-    assert world.queries.waiting_reason(world.job(again)) != reason
+    next_job = world.submit(nonfixed(4, 4))
+    assert world.state(next_job) is JobState.CLAIMING
+    assert world.queries.waiting_reason(world.job(next_job)) != reason
 
 
-def test_who_was_never_tried_waits_for_its_turn() -> None:
-    world, _ = blocked(Rules(queue="fcfs"))
+def test_waiting_reason_of_untried_job_names_job_ahead() -> None:
+    world, _ = create_blocked_queue(Rules(queue="fcfs"))
     job = world.submit(fixed(north=1))
     assert world.queries.waiting_reason(world.job(job)) == "waits behind job 2"
 
 
-def test_a_job_of_an_earlier_daemon_whose_policy_is_gone_waits_and_says_so() -> None:
+def test_waiting_reason_of_removed_policy_names_it() -> None:
     class Mine(ClusterMinimization):
         name = "mine"
 
@@ -240,13 +242,13 @@ def test_a_job_of_an_earlier_daemon_whose_policy_is_gone_waits_and_says_so() -> 
     assert world.queries.waiting_reason(world.job(job)) == "there is no policy mine"
 
 
-def test_one_refusal_stands_for_all_jobs_of_its_shape() -> None:
-    """A scan's cost grows with distinct shapes, not with jobs."""
-    asked: list[Request] = []
+def test_rejection_applies_to_all_jobs_of_equal_shape() -> None:
+    """The cost of a scan grows with distinct shapes, not with jobs."""
+    requests: list[Request] = []
 
     class Counting(Registry):
         def resolve(self, name: str, request: Request, options: Environment = ()) -> Policy:
-            asked.append(request)
+            requests.append(request)
             return super().resolve(name, request, options)
 
     policies = Counting()
@@ -256,7 +258,7 @@ def test_one_refusal_stands_for_all_jobs_of_its_shape() -> None:
     world.submit(fixed(north=4), run_time=10)
     for number in range(300):
         world.submit(flexible(2 + number % 3), run_time=1000)
-    asked.clear()
+    requests.clear()
     world.advance(11)
-    assert len(asked) < 20
+    assert len(requests) < 20
     assert world.queries.queued == 298

@@ -71,7 +71,7 @@ def test_the_job_that_was_stopped_begins_anew_and_keeps_when_it_came() -> None:
 @pytest.mark.parametrize(
     ("order", "stopped"), [("jst", [4, 3]), ("least-harm", [4, 3])], ids=["as in the paper", "least harm"]
 )
-def test_the_youngest_go_first_and_no_more_than_needed(order: str, stopped: list[int]) -> None:
+def test_preemption_takes_youngest_and_no_more_than_needed(order: str, stopped: list[int]) -> None:
     world = World({"north": 8, "south": 4}, Rules(**FEASIBLE, preemption_order=order))
     running(world, *[(2, "north", "south")] * 4)
     world.submit(fixed(north=3), home_site="north")

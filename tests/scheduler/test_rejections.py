@@ -1,4 +1,4 @@
-"""A resource manager does not take a component, by the fault of the job, of a limit, or its own: what follows."""
+"""Rejections of components by a resource manager: faults of the job, of a limit, or of the cluster."""
 
 from dataclasses import replace
 
@@ -14,20 +14,20 @@ from tests.scheduler.requests import fixed, flexible
 from tests.scheduler.world import World
 
 
-def test_the_jobs_own_fault_ends_it_and_costs_the_cluster_nothing() -> None:
+def test_rejection_by_job_fault_fails_job_without_cluster_error() -> None:
     world = World({"north": 4, "south": 4})
     world.sites["north"].rejection_fault = lambda size: "job"
     for _ in range(5):
         job = world.submit(fixed(north=2, south=2))
         world.advance(5)
-        done = world.job(job)
-        assert (done.state, done.restarts, done.reason) == (JobState.FAILED, 0, "north refused it: not 2 nodes")
+        failed = world.job(job)
+        assert (failed.state, failed.restarts, failed.reason) == (JobState.FAILED, 0, "north refused it: not 2 nodes")
     cluster = world.queries.grid["north"]
     assert (cluster.health.errors, cluster.state) == (0, ClusterState.USABLE)
     check_nothing_remains(world)
 
 
-def test_the_clusters_fault_counts_and_the_job_goes_elsewhere() -> None:
+def test_rejection_by_cluster_fault_counts_and_moves_job() -> None:
     world = World({"north": 8, "south": 4})
     world.sites["north"].rejection_fault = lambda size: "site"
     job = world.submit(flexible(3, max_components=1))
@@ -37,66 +37,66 @@ def test_the_clusters_fault_counts_and_the_job_goes_elsewhere() -> None:
     assert (cluster.health.errors, cluster.health.unusable) == (world.rules.error_threshold, True)
 
 
-def test_a_limit_lets_the_job_go_elsewhere_at_once() -> None:
+def test_rejection_by_limit_moves_job_at_once() -> None:
     world = World({"north": 8, "south": 4})
     world.sites["north"].rejection_fault = lambda size: "limit"
     job = world.submit(flexible(3, max_components=1))
     world.advance(LIMIT_PAUSE / 2)
-    done = world.job(job)
-    assert done.attempt is not None
-    assert [c.cluster for c in done.attempt.components] == ["south"]
-    assert (done.state, done.restarts) == (JobState.RUNNING, 0)
+    moved = world.job(job)
+    assert moved.attempt is not None
+    assert [c.cluster for c in moved.attempt.components] == ["south"]
+    assert (moved.state, moved.restarts) == (JobState.RUNNING, 0)
     assert world.reasons(job, "requeued") == ["claim-failed: north takes no more: not 3 nodes"]
     assert world.queries.grid["north"].health.errors == 0
 
 
-def test_a_job_waits_for_a_limit_as_long_as_it_lasts_and_smaller_ones_run_meanwhile() -> None:
+def test_limit_lasting_keeps_large_job_waiting_and_runs_small_ones() -> None:
     world = World({"north": 8})
     world.sites["north"].rejection_fault = lambda size: "limit" if size > 2 else ""
-    large = world.submit(flexible(5), run_time=1)
+    large_job = world.submit(flexible(5), run_time=1)
     world.advance(1)
     cluster = world.queries.grid["north"]
     assert (cluster.available, cluster.idle, cluster.used, cluster.state) == (4, 8, 0, ClusterState.USABLE)
     assert "takes nothing of 5 nodes or more until" in cluster.status_text
-    small = [world.submit(flexible(2), run_time=1) for _ in range(4)]
+    small_jobs = [world.submit(flexible(2), run_time=1) for _ in range(4)]
     world.advance(5)
-    assert {world.state(job) for job in small} == {JobState.SUCCEEDED}
-    assert world.state(large) is JobState.QUEUED
+    assert {world.state(job) for job in small_jobs} == {JobState.SUCCEEDED}
+    assert world.state(large_job) is JobState.QUEUED
     world.advance(20 * LIMIT_PAUSE)
-    assert world.state(large) is JobState.QUEUED
-    tries = len(world.reasons(large, "placed"))
-    assert 2 < tries < 10, "it is tried again and again, ever more rarely"
+    assert world.state(large_job) is JobState.QUEUED
+    tries = len(world.reasons(large_job, "placed"))
+    assert 2 < tries < 10, "the pauses between tries grow"
     world.sites["north"].rejection_fault = lambda size: ""
     world.advance(MAX_LIMIT_PAUSE + 10)
-    done = world.job(large)
-    assert (done.state, done.restarts) == (JobState.SUCCEEDED, 0)
+    finished = world.job(large_job)
+    assert (finished.state, finished.restarts) == (JobState.SUCCEEDED, 0)
     assert (cluster.limit, cluster.limits, cluster.health.errors) == (None, 0, 0)
     check_nothing_remains(world)
 
 
 @pytest.mark.parametrize("priority", ["high", "low"])
-def test_nobody_is_preempted_for_what_a_limit_forbids(priority: str) -> None:
+def test_limit_prevents_repeated_preemption(priority: str) -> None:
     world = World({"north": 4})
-    low = world.submit(flexible(4), run_time=200)
+    low_job = world.submit(flexible(4), run_time=200)
     world.advance(5)
     world.sites["north"].rejection_fault = lambda size: "limit"
     world.submit(flexible(4), priority=Priority(priority), run_time=1)
     world.advance(LIMIT_PAUSE / 2)
-    assert len(world.reasons(low, "preempted")) == (priority == "high"), "once, before the limit was known"
-    first = len(world.reasons(low, "placed"))
+    assert len(world.reasons(low_job, "preempted")) == (priority == "high"), "only before the limit was known"
+    placed_count = len(world.reasons(low_job, "placed"))
     world.advance(LIMIT_PAUSE / 4)
-    assert len(world.reasons(low, "placed")) == first
+    assert len(world.reasons(low_job, "placed")) == placed_count
 
 
-def test_what_a_cluster_says_of_its_resource_manager_is_named_in_place_of_local_users(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_claim_failure_names_resource_manager_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World({"north": 4})
     site = world.sites["north"]
-    user = site.add_local_user(4)  # and nobody has told of it yet
+    user = site.add_local_user(4)  # not yet reported
     job = world.submit(flexible(4), run_time=1)
-    look = site.current_report
-    monkeypatch.setattr(site, "current_report", lambda: replace(look(), problem="not answering since 10:00:00"))
+    original_report = site.current_report
+    monkeypatch.setattr(
+        site, "current_report", lambda: replace(original_report(), problem="not answering since 10:00:00")
+    )
     site.send_report(site.current_report())
     world.settle()
     world.advance(world.rules.claim_grace + 1)
@@ -109,7 +109,7 @@ def test_what_a_cluster_says_of_its_resource_manager_is_named_in_place_of_local_
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_who_asks_why_is_told_of_the_resource_manager_that_is_waited_for() -> None:
+def test_explanation_of_claim_names_resource_manager_problem() -> None:
     world = World({"north": 4}, manual=True)
     world.settle()
     job = world.submit(flexible(4))
@@ -123,7 +123,7 @@ def test_who_asks_why_is_told_of_the_resource_manager_that_is_waited_for() -> No
     assert explanation.headline.endswith("; north: not answering since 10:00:00")
 
 
-def test_an_operator_who_clears_a_cluster_lifts_its_limit() -> None:
+def test_limit_is_lifted_when_operator_clears_cluster() -> None:
     world = World({"north": 4})
     world.sites["north"].rejection_fault = lambda size: "limit"
     job = world.submit(flexible(4), run_time=1)
@@ -135,7 +135,7 @@ def test_an_operator_who_clears_a_cluster_lifts_its_limit() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_limit_is_lifted_when_a_job_of_ours_has_ended() -> None:
+def test_limit_is_lifted_when_job_ends() -> None:
     world = World({"north": 8})
     site = world.sites["north"]
     first = world.submit(flexible(4), run_time=8)
@@ -143,25 +143,25 @@ def test_limit_is_lifted_when_a_job_of_ours_has_ended() -> None:
     site.rejection_fault = lambda size: "limit" if sum(site.held.values()) else ""
     second = world.submit(flexible(4), run_time=1)
     world.advance(1)
-    said = "north takes nothing of 4 nodes or more until 00:00:16: not 4 nodes"
-    assert world.queries.waiting_reason(world.job(second)) == said, "4 nodes are idle there"
+    reason = "north takes nothing of 4 nodes or more until 00:00:16: not 4 nodes"
+    assert world.queries.waiting_reason(world.job(second)) == reason, "4 nodes are idle there"
     world.advance(8)
     assert world.state(first) is JobState.SUCCEEDED
     assert world.state(second).is_active or world.state(second) is JobState.SUCCEEDED
     assert world.now < LIMIT_PAUSE
 
 
-def test_limit_is_not_tried_again_with_each_of_many_jobs_that_end() -> None:
+def test_limit_is_not_tested_by_each_of_many_ended_jobs() -> None:
     world = World({"north": 8})
     world.sites["north"].rejection_fault = lambda size: "limit" if size > 2 else ""
-    large = world.submit(flexible(5), run_time=1)
+    large_job = world.submit(flexible(5), run_time=1)
     for _ in range(200):
         world.submit(flexible(1), run_time=2)
     world.advance(60)
-    assert 1 < len(world.reasons(large, "placed")) <= 60 / LIMIT_PAUSE + 2
+    assert 1 < len(world.reasons(large_job, "placed")) <= 60 / LIMIT_PAUSE + 2
 
 
-def test_doubtful_nodes_are_the_reason_of_a_job_that_waits_for_them() -> None:
+def test_waiting_reason_names_nodes_in_doubt() -> None:
     world = World({"north": 4})
     world.sites["north"].is_black_hole = True
     job = world.submit(flexible(4))
