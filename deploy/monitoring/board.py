@@ -63,13 +63,9 @@ ROWS = (
         "Now",
         [
             Panel("Ready", [Line("koala_ready")], kind="stat"),
+            Panel("Alerts", [Line("sum by (kind, severity) (koala_alerts) > 0 or vector(0)", "{{kind}}")], kind="stat"),
             Panel(
-                "What is wrong",
-                [Line("sum by (kind, severity) (koala_alerts) > 0 or vector(0)", "{{kind}}")],
-                kind="stat",
-            ),
-            Panel(
-                "Waiting, active",
+                "Waiting and active jobs",
                 [
                     Line('sum(koala_jobs{state=~"queued|held"})', "waiting"),
                     Line('sum(koala_jobs{state!~"queued|held"})', "active"),
@@ -81,10 +77,10 @@ ROWS = (
     Row(
         "Jobs",
         [
-            Panel("By state", [Line("sum by (state) (koala_jobs)", "{{state}}")], stacked=True),
-            Panel("The oldest of a state", [Line("koala_oldest_job_seconds", "{{state}}")], unit="s"),
+            Panel("Jobs by state", [Line("sum by (state) (koala_jobs)", "{{state}}")], stacked=True),
+            Panel("Age of the oldest job by state", [Line("koala_oldest_job_seconds", "{{state}}")], unit="s"),
             Panel(
-                "Submitted, ended per second",
+                "Submitted and ended jobs per second",
                 [
                     Line(_rate("koala_jobs_submitted_total"), "submitted"),
                     Line(_rate("koala_jobs_ended_total", "state"), "{{state}}"),
@@ -94,7 +90,7 @@ ROWS = (
                 "Placements by policy", [Line(_rate("koala_placements_total", "policy"), "{{policy}}")], stacked=True
             ),
             Panel(
-                "Placed on several clusters",
+                "Share of co-allocated placements",
                 [
                     Line(
                         f"{_rate('koala_placements_total', matching=TOGETHER)} / {_rate('koala_placements_total')}",
@@ -103,7 +99,7 @@ ROWS = (
                 ],
                 unit="percentunit",
             ),
-            Panel("What keeps jobs from being placed", [Line(_rate("koala_refusals_total", "reason"), "{{reason}}")]),
+            Panel("Failed placement tries by reason", [Line(_rate("koala_refusals_total", "reason"), "{{reason}}")]),
         ],
     ),
     Row(
@@ -111,7 +107,7 @@ ROWS = (
         [
             Panel("Nodes", [Line("sum by (kind) (koala_nodes)", "{{kind}}")], stacked=True),
             Panel(
-                "Ours, of all",
+                "Share of nodes used by this scheduler",
                 [
                     Line(
                         'sum by (cluster) (koala_nodes{kind="ours"}) / sum by (cluster) (koala_cluster_nodes)',
@@ -120,18 +116,17 @@ ROWS = (
                 ],
                 unit="percentunit",
             ),
-            Panel("State", [Line("koala_cluster_state == 1", "{{cluster}} {{state}}")], kind="stat"),
+            Panel("State of clusters", [Line("koala_cluster_state == 1", "{{cluster}} {{state}}")], kind="stat"),
             Panel(
-                "Claims that failed",
-                [Line(_rate("koala_claims_failed_total", "cluster, cause"), "{{cluster}} {{cause}}")],
+                "Failed claims", [Line(_rate("koala_claims_failed_total", "cluster, cause"), "{{cluster}} {{cause}}")]
             ),
             Panel(
-                "Attempts that failed",
+                "Failed attempts",
                 [Line(_rate("koala_attempts_failed_total", "cluster, cause"), "{{cluster}} {{cause}}")],
             ),
-            Panel("Age of what agents reported", [Line("koala_agent_report_age_seconds", "{{cluster}}")], unit="s"),
+            Panel("Age of agents' reports", [Line("koala_agent_report_age_seconds", "{{cluster}}")], unit="s"),
             Panel(
-                "Calls of resource managers, mean",
+                "Mean duration of resource manager calls",
                 [
                     Line(
                         _mean("koala_lrm_call_seconds_total", "koala_lrm_calls_total", "cluster, operation"),
@@ -141,16 +136,16 @@ ROWS = (
                 unit="s",
             ),
             Panel(
-                "Calls of resource managers, longest",
+                "Longest resource manager calls",
                 [Line("max by (cluster, operation) (koala_lrm_call_longest_seconds)", "{{cluster}} {{operation}}")],
                 unit="s",
             ),
             Panel(
-                "Calls of resource managers that failed",
+                "Failed resource manager calls",
                 [Line(_rate("koala_lrm_calls_failed_total", "cluster, operation"), "{{cluster}} {{operation}}")],
             ),
-            Panel("Commands on their way", [Line("koala_outbox", "{{cluster}}")]),
-            Panel("Files on their way", [Line("koala_transfer_missing_bytes", "missing")], unit="bytes"),
+            Panel("Unacknowledged commands", [Line("koala_outbox", "{{cluster}}")]),
+            Panel("Missing input files", [Line("koala_transfer_missing_bytes", "missing")], unit="bytes"),
             Panel(
                 "Bandwidth of transfers",
                 [Line(_rate("koala_transferred_bytes_total", "source, cluster"), "{{source}} to {{cluster}}")],
@@ -161,18 +156,18 @@ ROWS = (
     Row(
         "Daemon",
         [
-            Panel("Rounds", [*_quantiles("koala_round_seconds")], unit="s"),
-            Panel("Steps, in which nothing else is done", [*_quantiles("koala_step_seconds")], unit="s"),
+            Panel("Engine cycles", [*_quantiles("koala_round_seconds")], unit="s"),
+            Panel("Blocking part of engine cycles", [*_quantiles("koala_step_seconds")], unit="s"),
             Panel(
                 "Events",
                 [Line(_rate("koala_events_total", "kind"), "{{kind}}"), Line("koala_waiting_events", "waiting")],
             ),
-            Panel("Transactions", [*_quantiles("koala_database_seconds", 'kind="write"')], unit="s"),
-            Panel("Questions to the database", [*_quantiles("koala_database_seconds", 'kind="read"')], unit="s"),
-            Panel("Size of the database", [Line("koala_database_bytes", "database")], unit="bytes"),
+            Panel("Database writes", [*_quantiles("koala_database_seconds", 'kind="write"')], unit="s"),
+            Panel("Database reads", [*_quantiles("koala_database_seconds", 'kind="read"')], unit="s"),
+            Panel("Database size", [Line("koala_database_bytes", "database")], unit="bytes"),
             Panel("Requests", [Line(_rate("koala_http_requests_total", "status"), "{{status}}")], stacked=True),
             Panel(
-                "Until an answer begins, mean",
+                "Mean time to the response",
                 [
                     Line(
                         _mean("koala_http_request_seconds_sum", "koala_http_request_seconds_count", "route"),
@@ -182,11 +177,11 @@ ROWS = (
                 unit="s",
             ),
             Panel(
-                "Room on the disks", [Line("koala_disk_free_bytes / koala_disk_bytes", "{{disk}}")], unit="percentunit"
+                "Free disk space", [Line("koala_disk_free_bytes / koala_disk_bytes", "{{disk}}")], unit="percentunit"
             ),
             Panel("Processor", [Line(f"rate(process_cpu_seconds_total[{INTERVAL}])", "cores")]),
             Panel("Memory", [Line("process_resident_memory_bytes", "resident")], unit="bytes"),
-            Panel("Open files", [Line("process_open_fds", "open"), Line("process_max_fds", "at most")]),
+            Panel("Open files", [Line("process_open_fds", "open"), Line("process_max_fds", "limit")]),
         ],
     ),
 )
