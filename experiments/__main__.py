@@ -16,7 +16,7 @@ from experiments.workers import workers
 from koalapy.model.errors import KoalaError, NotFoundError, UsageError
 from koalapy.model.wording import format_duration
 from koalapy.workload import swf
-from koalapy.workload.tables import markdown
+from koalapy.workload.tables import markdown_table
 
 BAR_LENGTH = 24
 MAX_PROBLEMS = 3
@@ -32,7 +32,7 @@ def list_experiments(options: argparse.Namespace) -> int:
         traces = f"{names or '-'} ({len(missing)} missing)" if missing else names or "-"
         cells = len(experiment.cells(experiment.seeds))
         rows.append([experiment.name, experiment.seeds, cells, traces, experiment.title])
-    print(markdown(["experiment", "seeds", "cells", "traces", "what"], rows))
+    print(markdown_table(["experiment", "seeds", "cells", "traces", "what"], rows))
     return 0
 
 
@@ -46,12 +46,12 @@ def list_traces(options: argparse.Namespace) -> int:
             problems += 1
             rows.append([name, 0, 0, 0, "-", error.message])
             continue
-        left_out = ", ".join(f"{number} {why}" for why, number in swf.sort(trace.jobs).left_out.items())
+        left_out = ", ".join(f"{number} {why}" for why, number in swf.select_jobs(trace.jobs).left_out.items())
         rows.append([name, len(trace.jobs), trace.processors, len(trace.malformed), left_out or "-", "-"])
         malformed += trace.malformed
     if not rows:
         raise NotFoundError(f"there are no traces in {options.traces.folder}", hint=f"give --traces or set {VARIABLE}")
-    print(markdown(["trace", "jobs", "processors", "malformed lines", "left out", "problem"], rows))
+    print(markdown_table(["trace", "jobs", "processors", "malformed lines", "left out", "problem"], rows))
     if options.malformed:
         print("\n".join(malformed))
     return 1 if problems else 0

@@ -23,7 +23,7 @@ from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import Outcome
 from koalapy.simulation.simulation import Simulation
-from koalapy.workload.tables import markdown
+from koalapy.workload.tables import markdown_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ class OfTraces(Experiment):
             [
                 f"Which is best where (the mean is the lowest, and its interval against {self.ways[0]} holds no 1; "
                 "in brackets what is the lowest but not surely so):",
-                markdown(["trace", *self.settings], lines),
+                markdown_table(["trace", *self.settings], lines),
                 f"Each repetition is a stretch of {self.jobs} jobs from a place in the trace that the seed draws, from "
                 "an empty grid on; all ways get the same stretches. The machine of the trace is cut into four clusters "
                 f"as those of DAS-3. Jobs for which there is not always room are left out for all ways: {wide:.1%}.",
@@ -308,7 +308,7 @@ class Sharing(OfTraces):
             lines.append([way, len(found), f"{worse / len(found):.1%}", f"{max(found):.2f}"])
         header = ["sharing", "sites", "worse off than alone", "the worst, × alone"]
         told = "Whether every site is better off for taking part, over all stretches:"
-        return "\n\n".join([super().remarks(results), told, markdown(header, lines)])
+        return "\n\n".join([super().remarks(results), told, markdown_table(header, lines)])
 
     def _site_ratios(self, results: Sequence[Result], way: str) -> Iterator[float]:
         """Of each site's response time to what it is alone."""

@@ -18,7 +18,7 @@ from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import JobOutcome, mean_of_jobs
 from koalapy.simulation.simulation import Simulation
-from koalapy.workload.generate import generate
+from koalapy.workload.generate import generate_workload
 from koalapy.workload.recipe import PRESETS, GridSize
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def workload(seed: int, jobs: int, every: float = EVERY) -> Iterator[PlannedJob]
         size, sites = draws.choice((4, 8)) * 10**9, tuple(sorted(draws.sample(list(PROCESSORS), 2)))
         files[name] = InputFile(name, size, sites)
     recipe = replace(PRESETS["m05"], jobs=jobs, rate=1 / every, scale=1.0, inputs=names)
-    for arrival in generate(recipe, GridSize(PROCESSORS), seed).jobs:
+    for arrival in generate_workload(recipe, GridSize(PROCESSORS), seed).jobs:
         yield PlannedJob(arrival.at, _spec(arrival.job, files), float(arrival.job["command"][1]))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.experiment import Row
 from experiments.runs import Outcome
-from koalapy.workload.tables import markdown
+from koalapy.workload.tables import markdown_table
 
 Json = dict[str, Any]
 
@@ -25,7 +25,7 @@ def table(rows: Sequence[Row], unit: str = "") -> str:
             line.append(difference(row))
         lines.append(line)
     header[0] = unit
-    return markdown(header, lines)
+    return markdown_table(header, lines)
 
 
 def number(value: float | None) -> str:

@@ -66,7 +66,7 @@ def _usable(traces: Traces, name: str) -> tuple[Sequence[WindowJob], int]:
     trace = traces.read(name)
     nodes = _first_number(trace.header.get("MaxNodes", "")) or trace.processors
     per_node = max(1.0, trace.processors / nodes)
-    jobs = swf.sort(trace.jobs).usable
+    jobs = swf.select_jobs(trace.jobs).usable
     return [WindowJob(j.submitted, ceil(j.processors / per_node), j.ran, j.user) for j in jobs], nodes
 
 

@@ -51,4 +51,4 @@ class Traces:
 
 @lru_cache(maxsize=2)
 def _read(path: Path) -> swf.Trace:
-    return swf.read(path, lenient=True)
+    return swf.read_trace(path, lenient=True)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from koalapy.config.settings import load
+from koalapy.config.settings import load_settings
 from koalapy.system.local_token import check_token
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -29,7 +29,7 @@ def test_units_let_many_runners_and_requests_in() -> None:
 
 
 def test_every_token_of_the_examples_would_be_taken() -> None:
-    settings = load(DEPLOY / "koala.yaml")
+    settings = load_settings(DEPLOY / "koala.yaml")
     assert all(check_token(section.token or "") for section in settings.clusters.values())
 
 

@@ -24,7 +24,7 @@ from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.port import Finding, Lrm
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
-from koalapy.config.settings import ClusterSection, Settings, load
+from koalapy.config.settings import ClusterSection, Settings, load_settings
 from koalapy.model.errors import UsageError
 from koalapy.system.files import make_private_directory
 from koalapy.system.login_socket import SOCKET_NAME as LOGIN_SOCKET
@@ -61,7 +61,7 @@ def start_agent(
     else:
         check_encrypted(urlsplit(url))
         config = config or installed_configuration()
-        settings, trust = load(config), Trust(ca_file)
+        settings, trust = load_settings(config), Trust(ca_file)
         trust.check_files()
     # The daemon's log needs only the warnings of its agents.
     level = "warning" if embedded and settings.log_level == "info" else settings.log_level
@@ -289,7 +289,7 @@ def check_host(
 
     configure_logging("critical")
     config = config or installed_configuration(installed)
-    settings = load(config)
+    settings = load_settings(config)
     section = _section(cluster, settings, config)
     directory = directory.absolute()
     try:

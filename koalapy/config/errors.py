@@ -21,13 +21,15 @@ UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 
-def refusal(root: type[BaseModel], errors: Iterable[Mapping[str, Any]], path: Path | None) -> UsageError:
+def configuration_error(root: type[BaseModel], errors: Iterable[Mapping[str, Any]], path: Path | None) -> UsageError:
     """Convert pydantic's errors to one error that lists all of them and names the first field."""
-    faults = [fault for error in errors for fault in _faults(root, error)]
+    faults = [fault for error in errors for fault in _list_faults(root, error)]
     location, value, _ = faults[0]
-    places = dict.fromkeys(_place(location, path) for location, _, _ in faults)
-    told = "; ".join(field_of(location) + message for location, _, message in faults)
-    return UsageError(f"{' and '.join(places)}: {told}", field=field_of(location), value=value, hint="correct it there")
+    places = dict.fromkeys(_source_of(location, path) for location, _, _ in faults)
+    messages = "; ".join(field_of(location) + message for location, _, message in faults)
+    return UsageError(
+        f"{' and '.join(places)}: {messages}", field=field_of(location), value=value, hint="correct it there"
+    )
 
 
 def field_of(location: Location) -> str:
@@ -36,7 +38,7 @@ def field_of(location: Location) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[Location, object, str]]:
+def _list_faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[Location, object, str]]:
     """Yield the location, the value and the message after the field's name for each fault of an error.
 
     An error of a whole section may have several faults.
@@ -47,19 +49,19 @@ def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[L
     if isinstance(cause, OutOfRange):
         yield (*location, cause.field), cause.value, cause.message.removeprefix(cause.field)
     elif error["type"] in UNKNOWN_KEY:
-        known = keys_beside(root, location)
-        near = get_close_matches(str(location[-1]), known, 1)
-        meant = f", did you mean {near[0]}?" if near else f" (known: {', '.join(known)})"
+        keys = keys_beside(root, location)
+        near = get_close_matches(str(location[-1]), keys, 1)
+        meant = f", did you mean {near[0]}?" if near else f" (known: {', '.join(keys)})"
         yield location, error.get("input"), f": there is no such key{meant}"
     else:
-        yield location, error.get("input"), f": {_words(error)}"
+        yield location, error.get("input"), f": {_error_message(error)}"
 
 
-def _words(error: Mapping[str, Any]) -> str:
+def _error_message(error: Mapping[str, Any]) -> str:
     """Return the message for an error. It omits the value, which may be a secret."""
     kind = error["type"]
-    if told := ", ".join(filter(None, explain_error(kind, error.get("ctx")))):
-        return told
+    if explanation := ", ".join(filter(None, explain_error(kind, error.get("ctx")))):
+        return explanation
     if kind in MISSING:
         return "it is missing, add it"
     if kind == "string_pattern_mismatch":
@@ -72,20 +74,20 @@ def keys_beside(root: type[BaseModel], location: Location) -> Sequence[str]:
     kind: Any = root
     for part in location[:-1]:
         if is_dataclass(kind):
-            kind = next(own.type for own in fields(kind) if own.name == part)
+            kind = next(field.type for field in fields(kind) if field.name == part)
         elif isinstance(kind, type) and issubclass(kind, BaseModel):
             kind = kind.model_fields[str(part)].annotation
         else:
             kind = get_args(kind)[-1]
         kind = without_none(kind)
-    return sorted(own.name for own in fields(kind)) if is_dataclass(kind) else sorted(kind.model_fields)
+    return sorted(field.name for field in fields(kind)) if is_dataclass(kind) else sorted(kind.model_fields)
 
 
-def _place(location: Location, path: Path | None) -> str:
+def _source_of(location: Location, path: Path | None) -> str:
     """Return the place that sets a field: an environment variable, which takes precedence, or the file."""
-    given = {name.upper(): name for name in os.environ}
+    variables = {name.upper(): name for name in os.environ}
     for length in range(1, len(location) + 1):
         name = PREFIX + DELIMITER.join(str(part) for part in location[:length]).upper()
-        if name in given:
-            return f"{given[name]} in the environment"
+        if name in variables:
+            return f"{variables[name]} in the environment"
     return str(path) if path is not None else "the environment"

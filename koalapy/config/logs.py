@@ -37,20 +37,20 @@ def configure_logging(level: LogLevel = "info", form: LogFormat = "console", **a
 
     ``level`` is the lowest level that is logged. ``always`` are fields of every line, such as the cluster of an agent.
     """
-    least = logging.getLevelNamesMapping()[level.upper()]
+    min_level = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            lambda _, __, event: _complete(event, always),
+            lambda _, __, event: _add_fields(event, always),
             _as_json
             if form == "json"
             else structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(least),
+        wrapper_class=structlog.make_filtering_bound_logger(min_level),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Unfailing())),
     )
-    logging.basicConfig(handlers=[Libraries()], level=max(least, logging.WARNING), force=True)
+    logging.basicConfig(handlers=[Libraries()], level=max(min_level, logging.WARNING), force=True)
     logging.captureWarnings(True)
     # It warns every two seconds while a periodic task is still running when it is due again.
     logging.getLogger("apscheduler.scheduler").setLevel(logging.ERROR)
@@ -69,15 +69,15 @@ class Libraries(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            said = record.getMessage()
+            message = record.getMessage()
         except Exception:  # noqa: BLE001 - a library may pass any objects as arguments
-            said = str(record.msg)
+            message = str(record.msg)
         error = record.exc_info[1] if record.exc_info else None
-        more = {} if error is None else {"exc_info": error}
-        structlog.get_logger().log(record.levelno, said, action="library", library=record.name, **more)
+        details = {} if error is None else {"exc_info": error}
+        structlog.get_logger().log(record.levelno, message, action="library", library=record.name, **details)
 
 
-def _complete(event: Event, always: Mapping[str, str]) -> Event:
+def _add_fields(event: Event, always: Mapping[str, str]) -> Event:
     """Add the fields of every line, the job of a token, and the traceback of an error."""
     for name, value in always.items():
         event.setdefault(name, value)
@@ -98,10 +98,10 @@ def _as_json(_: object, __: str, event: Event) -> str:
     try:
         return json.dumps(ordered, default=repr, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        return json.dumps({str(name): _plain(value) for name, value in ordered.items()})
+        return json.dumps({str(name): _plain_value(value) for name, value in ordered.items()})
 
 
-def _plain(value: object) -> object:
+def _plain_value(value: object) -> object:
     return value if isinstance(value, str | int | bool) or value is None else repr(value)
 
 

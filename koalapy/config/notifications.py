@@ -12,45 +12,45 @@ from koalapy.system.local_token import check_token
 from koalapy.system.tls import is_this_machine
 
 
-def _address(text: str) -> str:
+def _check_address(text: str) -> str:
     if not ADDRESS.fullmatch(text):
         raise ValueError(f"{text!r} is no mail address: give one as koala@example.org")
     return text
 
 
-def _recipient(text: str) -> str:
-    _address(f"any{text}" if text.startswith("@") else text)
+def _check_recipient(text: str) -> str:
+    _check_address(f"any{text}" if text.startswith("@") else text)
     return text
 
 
-def _server(text: str) -> str:
+def _check_server(text: str) -> str:
     try:
         parts = urlsplit(f"//{text}")
-        known = parts.hostname and parts.port and text == parts.netloc and "@" not in text
+        is_valid = parts.hostname and parts.port and text == parts.netloc and "@" not in text
     except ValueError:
-        known = None
-    if not known:
+        is_valid = None
+    if not is_valid:
         raise ValueError(f"{text!r} is no server: give host and port, as smtp.example.org:587")
     return text
 
 
-def _host(text: str) -> str:
+def _check_host(text: str) -> str:
     url = f"https://{text}"
     if url_problem(url) or host_of(urlsplit(url)) != text or "/" in text or "?" in text:
         raise ValueError(f"{text!r} is no host: give its name in small letters, with a port unless it is 443")
     return text
 
 
-def _url(text: str) -> str:
+def _check_url(text: str) -> str:
     if wrong := url_problem(text):
         raise ValueError(f"it is {wrong}")
     return text
 
 
-Address = Annotated[str, AfterValidator(_address)]
-Recipient = Annotated[str, AfterValidator(_recipient)]
-Host = Annotated[str, AfterValidator(_host)]
-Url = Annotated[str, AfterValidator(_url)]
+Address = Annotated[str, AfterValidator(_check_address)]
+Recipient = Annotated[str, AfterValidator(_check_recipient)]
+Host = Annotated[str, AfterValidator(_check_host)]
+Url = Annotated[str, AfterValidator(_check_url)]
 Secret = Annotated[str, AfterValidator(check_token)]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
@@ -59,7 +59,7 @@ Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 class MailSection:
     """The mail server and the sender of notifications by mail."""
 
-    server: Annotated[str, AfterValidator(_server)]
+    server: Annotated[str, AfterValidator(_check_server)]
     """Host and port of the mail server, as ``smtp.example.org:587``."""
     sender: Address
     """Address of the sender."""

@@ -20,7 +20,7 @@ from pydantic_settings import (
 )
 
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.config.errors import DELIMITER, PREFIX, refusal
+from koalapy.config.errors import DELIMITER, PREFIX, configuration_error
 from koalapy.config.notifications import NotificationSection
 from koalapy.config.strict_yaml import read_file
 from koalapy.config.types import (
@@ -35,7 +35,7 @@ from koalapy.config.types import (
     Secret,
     UserName,
     UserPattern,
-    proxy,
+    parse_proxy,
 )
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
@@ -69,7 +69,7 @@ class TokenSection:
     """Role of its bearer."""
 
 
-def _lease(value: object) -> object:
+def _check_lease(value: object) -> object:
     """Return ``NO_LEASE`` for ``none``, and any other value as it is."""
     if value == "none":
         return NO_LEASE
@@ -78,7 +78,7 @@ def _lease(value: object) -> object:
     return value
 
 
-LeaseSetting = Annotated[float, BeforeValidator(_lease), Field(ge=0, le=MAX_DURATION, allow_inf_nan=False)]
+LeaseSetting = Annotated[float, BeforeValidator(_check_lease), Field(ge=0, le=MAX_DURATION, allow_inf_nan=False)]
 
 
 def _with_a_user(section: object) -> object:
@@ -350,9 +350,9 @@ class Settings(BaseSettings):
                 )
             if section.home:
                 check_cluster(section.home, self.clusters, f"users.{name}.home")
-        named = {name: User(own.accounts, own.role, tuple(own.groups), own.home) for name, own in self.users.items()}
+        users = {name: User(own.accounts, own.role, tuple(own.groups), own.home) for name, own in self.users.items()}
         try:
-            return Users(named, [name for name, section in self.clusters.items() if section.unmapped])
+            return Users(users, [name for name, section in self.clusters.items() if section.unmapped])
         except ValueError as error:
             raise UsageError(f"users: {error}", field="users", hint="give each account to one person") from error
 
@@ -396,8 +396,8 @@ class Settings(BaseSettings):
         Raise ``UsageError`` for an unknown cluster, or too many sets of clusters that may share a job.
         """
         for name, section in self.clusters.items():
-            for index, other in enumerate(section.coallocate_with or ()):
-                check_cluster(other, self.clusters, f"clusters.{name}.coallocate_with[{index}]")
+            for index, partner in enumerate(section.coallocate_with or ()):
+                check_cluster(partner, self.clusters, f"clusters.{name}.coallocate_with[{index}]")
         for one_series in (False, True):
             if len(list(islice(find_largest_sets(self.clusters, one_series=one_series), MAX_SETS + 1))) > MAX_SETS:
                 raise UsageError(
@@ -417,40 +417,40 @@ class Settings(BaseSettings):
         owners: dict[str, str] = {}
         for name in local:
             if network := self.clusters[name].network:
-                other = owners.setdefault(network, name)
-                if other != name:
+                owner = owners.setdefault(network, name)
+                if owner != name:
                     field = f"clusters.{name}.network"
                     raise UsageError(
-                        f"{field} is {network}, as is that of cluster {other}: their nodes would be the same",
+                        f"{field} is {network}, as is that of cluster {owner}: their nodes would be the same",
                         field=field,
                         value=network,
                         hint="give each cluster a network of its own, or leave it out",
                     )
                 networks[name] = network
-        free = (network for number in count(1) if (network := _network(number)) not in owners)
+        free = (network for number in count(1) if (network := _default_network(number)) not in owners)
         for number, name in enumerate(sorted(self.clusters), 1):
             if name in local and name not in networks:
-                default = _network(number)
+                default = _default_network(number)
                 networks[name] = default if default not in owners else next(free)
                 owners[networks[name]] = name
         return networks
 
     def encrypted_links(self, cluster: str) -> dict[str, bool]:
         """Return whether the links of a cluster are encrypted, by the other cluster, for links with the setting."""
-        told = {}
+        encrypted = {}
         for section in self.links:
             if section.encrypted is not None and cluster in section.between:
-                one, other = section.between
-                told[other if one == cluster else one] = section.encrypted
-        return told
+                first, second = section.between
+                encrypted[second if first == cluster else first] = section.encrypted
+        return encrypted
 
     def known_links(self) -> dict[ClusterPair, Link]:
         """Return the configured links, by their two clusters in alphabetical order.
 
         Raise ``UsageError`` for an unknown cluster, a duplicate link, and a link without any property.
         """
-        found: dict[ClusterPair, Link] = {}
-        told: set[ClusterPair] = set()
+        links: dict[ClusterPair, Link] = {}
+        pairs: set[ClusterPair] = set()
         for index, section in enumerate(self.links):
             field = f"links[{index}]"
             for place, name in enumerate(section.between):
@@ -461,35 +461,35 @@ class Settings(BaseSettings):
                         value=name,
                         hint=suggest_names(name, self.clusters),
                     )
-            one, other = pair = pair_of(*section.between)
-            if pair in told:
+            first, second = pair = pair_of(*section.between)
+            if pair in pairs:
                 raise UsageError(
-                    f"{field}.between: the link between {one} and {other} was given before",
+                    f"{field}.between: the link between {first} and {second} was given before",
                     field=f"{field}.between",
                     value=list(section.between),
                     hint="leave one out",
                 )
             if section.latency is None and section.bandwidth is None and section.encrypted is None:
                 raise UsageError(f"{field}: neither latency nor bandwidth is given", field=field, hint="give either")
-            told.add(pair)
+            pairs.add(pair)
             if (link := Link(section.latency, section.bandwidth)) != Link():
-                found[pair] = link
-        return found
+                links[pair] = link
+        return links
 
 
-def _network(number: int) -> str:
+def _default_network(number: int) -> str:
     return f"127.{number // 256}.{number % 256}"
 
 
-def proxies(given: Sequence[str]) -> list[str]:
+def parse_proxies(texts: Sequence[str]) -> list[str]:
     """Check the proxies of the command line. Raise ``UsageError`` for one that is no address or network."""
     try:
-        return [proxy(text.strip()) for text in given]
+        return [parse_proxy(text.strip()) for text in texts]
     except ValueError as error:
         raise UsageError(
             f"--behind-proxy: {error}",
             field="--behind-proxy",
-            value=",".join(given),
+            value=",".join(texts),
             hint="give the addresses from which the proxies ask, with commas between",
         ) from error
 
@@ -540,7 +540,7 @@ MIN_LIKENESS = 0.8
 """Similarity, from 0 to 1, above which a variable is treated as a misspelt setting."""
 
 
-def load(path: Path | None) -> Settings:
+def load_settings(path: Path | None) -> Settings:
     """Load the settings from a file and the environment.
 
     Raise ``UsageError``, which names the field, for an invalid value.
@@ -554,28 +554,28 @@ def load(path: Path | None) -> Settings:
     except SettingsError as error:
         raise UsageError(f"{error}: lists and objects are given as JSON", field="environment") from error
     except ValidationError as error:
-        raise refusal(Settings, error.errors(), path) from error
+        raise configuration_error(Settings, error.errors(), path) from error
 
 
 def unknown_variables() -> list[str]:
     """Return the environment variables with the prefix ``KOALA_`` that nothing reads."""
-    known = {*OF_COMMANDS, *OF_JOBS, *map(str.upper, Settings.model_fields)}
+    names = {*OF_COMMANDS, *OF_JOBS, *map(str.upper, Settings.model_fields)}
     return sorted(
         name
         for name in os.environ
-        if name.upper().startswith(PREFIX) and name.upper().removeprefix(PREFIX).partition(DELIMITER)[0] not in known
+        if name.upper().startswith(PREFIX) and name.upper().removeprefix(PREFIX).partition(DELIMITER)[0] not in names
     )
 
 
 def _refuse_misspelt_variables() -> None:
     settings = [name.upper() for name in Settings.model_fields]
     for name in unknown_variables():
-        section, delimiter, rest = name.upper().removeprefix(PREFIX).partition(DELIMITER)
+        section, delimiter, suffix = name.upper().removeprefix(PREFIX).partition(DELIMITER)
         if near := get_close_matches(section, settings, 1, MIN_LIKENESS):
             raise UsageError(
                 f"{name} in the environment is no setting",
                 field=name,
-                hint=f"did you mean {PREFIX}{near[0]}{delimiter}{rest}? Correct it, or unset it",
+                hint=f"did you mean {PREFIX}{near[0]}{delimiter}{suffix}? Correct it, or unset it",
             )
 
 
@@ -583,8 +583,8 @@ def _check_kinds(values: Mapping[str, Any], path: Path | None) -> None:
     """Raise ``UsageError`` for a cluster without ``kind`` unless its settings imply the kind ``local``."""
     sources = [source.get("clusters") or {} for source in (values, EnvironmentSource(Settings)())]
     for name in dict.fromkeys(name for source in sources for name in source):
-        given = {key for source in sources for key in source.get(name) or {}}
-        if given and "kind" not in given and (given & OF_OTHER_KINDS or not given & OF_LOCAL_KIND):
+        keys = {key for source in sources for key in source.get(name) or {}}
+        if keys and "kind" not in keys and (keys & OF_OTHER_KINDS or not keys & OF_LOCAL_KIND):
             raise UsageError(
                 f"{path or 'the environment'}: clusters.{name}.kind is missing",
                 field=f"clusters.{name}.kind",

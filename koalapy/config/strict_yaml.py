@@ -28,8 +28,10 @@ class _Loader(yaml.SafeLoader):
                 continue
             name, line = (key.tag, key.value), key.start_mark.line + 1
             if name in lines:
-                where = f"line {line}" if line == lines[name] else f"lines {lines[name]} and {line}"
-                raise DuplicateKey(f"the key {key.value[:MAX_KEY_LENGTH]!r} is given twice, in {where}: leave one out")
+                location = f"line {line}" if line == lines[name] else f"lines {lines[name]} and {line}"
+                raise DuplicateKey(
+                    f"the key {key.value[:MAX_KEY_LENGTH]!r} is given twice, in {location}: leave one out"
+                )
             lines[name] = line
         return node
 

@@ -22,17 +22,17 @@ def _host_name(name: str) -> str:
 HostName = Annotated[str, AfterValidator(_host_name)]
 
 
-def _network(text: str) -> str:
+def _check_network(text: str) -> str:
     if "/" in text:
         ip_network(text, strict=False)
     return text
 
 
-Network = Annotated[str, AfterValidator(_network)]
+Network = Annotated[str, AfterValidator(_check_network)]
 """Name of a network interface, or a network in CIDR notation."""
 
 
-def proxy(text: str) -> str:
+def parse_proxy(text: str) -> str:
     """Return an IP address or network unchanged. Raise ``ValueError`` for any other text."""
     try:
         ip_network(text, strict=False)
@@ -41,26 +41,26 @@ def proxy(text: str) -> str:
     return text
 
 
-Proxy = Annotated[str, AfterValidator(proxy)]
+Proxy = Annotated[str, AfterValidator(parse_proxy)]
 
 
-def _ordered(ports: str) -> str:
+def _check_order(ports: str) -> str:
     first, last = map(int, ports.split("-"))
     if not 1024 <= first < last <= 65535:
         raise ValueError("give FIRST-LAST with 1024 <= FIRST < LAST <= 65535")
     return ports
 
 
-Ports = Annotated[str, Field(pattern=r"^\d+-\d+$"), AfterValidator(_ordered)]
+Ports = Annotated[str, Field(pattern=r"^\d+-\d+$"), AfterValidator(_check_order)]
 
 
-def _absolute(path: str) -> str:
+def _check_absolute(path: str) -> str:
     if not path.startswith("/"):
         raise ValueError(f"{path} is not an absolute path")
     return path
 
 
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+AbsolutePath = Annotated[str, AfterValidator(_check_absolute)]
 
 
 def _user_name(name: str) -> str:
@@ -121,7 +121,7 @@ UserPattern = Annotated[str, AfterValidator(_one_group)]
 """A regular expression with one group, which extracts the user name."""
 
 
-def _collector(url: str) -> str:
+def _check_collector(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url} is no address as http://127.0.0.1:4318/v1/traces")
@@ -130,4 +130,4 @@ def _collector(url: str) -> str:
     return url
 
 
-CollectorUrl = Annotated[str, AfterValidator(_collector)]
+CollectorUrl = Annotated[str, AfterValidator(_check_collector)]

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from koalapy import __version__
 from koalapy.agent.main import installed_configuration
-from koalapy.config.settings import load
+from koalapy.config.settings import load_settings
 from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
 from koalapy.store.engine import file_of, make_engine
 from koalapy.store.job_numbers import NUMBERS_FILE, recorded_numbers
@@ -60,7 +60,7 @@ def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only
     empty, and ``StoreUnavailable`` if a file cannot be read or written.
     """
     config = config or installed_configuration()
-    database = _sqlite_file(load(config).database, data_dir)
+    database = _sqlite_file(load_settings(config).database, data_dir)
     if database is None and not files_only:
         raise UsageError(
             "the database is PostgreSQL, which koala backup does not copy",
@@ -100,7 +100,7 @@ def restore_backup(
     incomplete, and ``StoreUnavailable`` if a file cannot be read or written.
     """
     summary = _read_manifest(source)
-    url = load(config or installed_configuration()).database
+    url = load_settings(config or installed_configuration()).database
     database = _sqlite_file(url, data_dir)
     if database is None and summary.database == "sqlite":
         raise UsageError(

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvloop
 
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
-from koalapy.config.settings import Settings, load
+from koalapy.config.settings import Settings, load_settings
 from koalapy.config.strict_yaml import read_file
 from koalapy.daemon.access import build_identities, build_logins, openid_provider, own_access, token_duties
 from koalapy.daemon.agents.embedded import build_embedded_agents, make_agent_tokens
@@ -44,7 +44,7 @@ def serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure_logging()
     sections = {} if config is None else read_file(config)
-    settings = options.apply_to(load(config))
+    settings = options.apply_to(load_settings(config))
     configure_logging(settings.log_level, settings.log_format)
     watch_out_for_crashes()
     warn_of_unknown_variables()

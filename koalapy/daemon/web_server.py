@@ -20,7 +20,7 @@ from koalapy.api.middleware import TrustedProxies
 from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
-from koalapy.config.settings import Settings, TlsSection, proxies
+from koalapy.config.settings import Settings, TlsSection, parse_proxies
 from koalapy.daemon.access import provider_logins
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login import LoginCodes
@@ -49,7 +49,7 @@ class ServerOptions:
             settings.tls.certificate if self.tls_cert is None else str(self.tls_cert.absolute()),
             settings.tls.key if self.tls_key is None else str(self.tls_key.absolute()),
         )
-        behind = settings.behind_proxy if self.behind_proxy is None else proxies(self.behind_proxy.split(","))
+        behind = settings.behind_proxy if self.behind_proxy is None else parse_proxies(self.behind_proxy.split(","))
         return settings.model_copy(update={"tls": tls, "behind_proxy": behind})
 
 

@@ -460,7 +460,7 @@ from_agent: TypeAdapter[list[FromAgent]] = TypeAdapter(list[FromAgent])
 from_daemon: TypeAdapter[list[FromDaemon]] = TypeAdapter(list[FromDaemon])
 
 
-def frames(
+def encode_frames(
     messages: Sequence[Any], encode: Callable[[Sequence[Any]], str], max_size: int = MAX_BATCH_SIZE
 ) -> Iterator[str]:
     """Yield messages in frames of at most ``max_size`` characters; a larger message is a frame of its own."""
@@ -469,11 +469,11 @@ def frames(
         yield text
     else:
         half = len(messages) // 2
-        yield from frames(messages[:half], encode, max_size)
-        yield from frames(messages[half:], encode, max_size)
+        yield from encode_frames(messages[:half], encode, max_size)
+        yield from encode_frames(messages[half:], encode, max_size)
 
 
-def frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
+def encode_frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
     """Encode messages as one frame; ``speaker``: ``from_agent`` or ``from_daemon``.
 
     Replace lone surrogates, which texts of resource managers and file systems may contain, so that they do not break
@@ -496,7 +496,7 @@ class Plan:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> "Plan":
-        return cls(content["job"], content["generation"], _dumps(content))
+        return cls(content["job"], content["generation"], _encode_json(content))
 
     @property
     def key(self) -> tuple[int, int]:
@@ -527,11 +527,11 @@ def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str
 def _command_text(message: dict[str, Any] | Message) -> str:
     plan = message.get(PLAN) if isinstance(message, dict) else None
     if not isinstance(plan, Plan):
-        return _dumps(message)
+        return _encode_json(message)
     fields = {name: value for name, value in message.items() if name != PLAN}  # type: ignore[union-attr]
-    return f"{_dumps(fields)[:-1]},{plan.text[1:]}"
+    return f"{_encode_json(fields)[:-1]},{plan.text[1:]}"
 
 
-def _dumps(value: Any) -> str:
+def _encode_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=Message.model_dump)
     return text.encode(errors="replace").decode()

@@ -28,7 +28,7 @@ from koalapy.simulation.jobs import Gang, LocalUser, PlannedJob, RunTime, consta
 from koalapy.simulation.moment import HAVE_NODES, IN_QUEUE, Moment
 from koalapy.simulation.outcome import JobOutcome, NotRun, Outcome
 from koalapy.simulation.site import Runner, Site
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check_submission
 
 MIN_IN_VAIN = 200
 MAX_MOMENTS = 100_000
@@ -329,7 +329,7 @@ class Simulation:
         checked, problem = self._judged.get(id(spec), (None, ""))
         if checked is not spec:
             try:
-                check(spec, self.scheduler.queries.limits())
+                check_submission(spec, self.scheduler.queries.limits())
             except UsageError as error:
                 problem = str(error)
             self._judged[id(spec)] = spec, problem

@@ -45,10 +45,10 @@ def check_fits_together(spec: JobSpec, limits: Limits) -> None:
             except UsageError as error:
                 refused = refused or error
         assert refused is not None
-        each = "; ".join(sizes_text(group) for group in groups)
+        size_texts = "; ".join(sizes_text(group) for group in groups)
         profiles = {cluster.name: cluster.profile for cluster in able}
-        why = explain_conflict(profiles, profiles, one_series=spec.launcher is Launcher.OPENMPI)
-        problem = f"fits on the grid, but not on clusters that may share a job ({each}); {why}"
+        conflict = explain_conflict(profiles, profiles, one_series=spec.launcher is Launcher.OPENMPI)
+        problem = f"fits on the grid, but not on clusters that may share a job ({size_texts}); {conflict}"
         other_launcher = spec.launcher is Launcher.OPENMPI and not find_sharing_sets(profiles, one_series=False)
         hint = "ask for less, or use the launcher processes" if other_launcher else "ask for less"
         reject(refused.field, refused.value, problem, hint)
@@ -59,17 +59,18 @@ def check_on(totals: Totals, request: Request, policy: str, policies: Registry) 
     if isinstance(request, FixedRequest):
         _check_fixed(request, totals)
         return
-    known = {name: total for name, total in totals.items() if total is not None}
-    if not known or len(known) < len(totals):
+    sizes_by_name = {name: total for name, total in totals.items() if total is not None}
+    if not sizes_by_name or len(sizes_by_name) < len(totals):
         return
     if isinstance(request, FlexibleRequest):
-        _check_flexible(request, known)
+        _check_flexible(request, sizes_by_name)
         return
-    _check_components(request, known)
+    _check_components(request, sizes_by_name)
     sizes, name = [component.size for component in request.components], policy or DEFAULTS[request.type]
-    if not policies.fits_empty_grid(name, sizes, list(known.values())):
-        shown = format_list([str(size) for size in sizes], separator="+")
-        problem = f"of {shown} nodes never fit together by {name}, even on the empty grid ({sizes_text(known)})"
+    if not policies.fits_empty_grid(name, sizes, list(sizes_by_name.values())):
+        sum_text = format_list([str(size) for size in sizes], separator="+")
+        grid = sizes_text(sizes_by_name)
+        problem = f"of {sum_text} nodes never fit together by {name}, even on the empty grid ({grid})"
         reject("request.components", sizes, problem, "use smaller components, or make the request flexible")
 
 
@@ -87,65 +88,68 @@ def totals_of(clusters: Iterable[ClusterLimits]) -> Totals:
 
 def sizes_text(totals: Totals) -> str:
     """Return the clusters with known sizes as text, largest first."""
-    known = ((name, total) for name, total in totals.items() if total is not None)
-    return format_list([f"{name} {total}" for name, total in sorted(known, key=lambda item: (-item[1], item[0]))])
+    sizes = ((name, total) for name, total in totals.items() if total is not None)
+    return format_list([f"{name} {total}" for name, total in sorted(sizes, key=lambda item: (-item[1], item[0]))])
 
 
 def _check_fixed(request: FixedRequest, totals: Totals) -> None:
-    wanted: Counter[str] = Counter()
+    required: Counter[str] = Counter()
     for index, component in enumerate(request.components):
         name = component.cluster or ""
-        wanted[name] += component.size
+        required[name] += component.size
         total = totals[name]
-        if total is not None and wanted[name] > total:
+        if total is not None and required[name] > total:
             problem = f"is {component.size}, but {name} has {format_nodes(total)}"
-            if wanted[name] > component.size:
-                problem += f" and the components there need {wanted[name]}"
+            if required[name] > component.size:
+                problem += f" and the components there need {required[name]}"
             reject(f"request.components[{index}].size", component.size, problem, f"ask for at most {total} on {name}")
 
 
-def _check_components(request: NonFixedRequest, known: Sizes) -> None:
-    sizes, largest, whole = [c.size for c in request.components], max(known.values()), sum(known.values())
+def _check_components(request: NonFixedRequest, totals: Sizes) -> None:
+    sizes, largest, grid_total = [c.size for c in request.components], max(totals.values()), sum(totals.values())
     for index, size in enumerate(sizes):
         if size > largest:
             problem = f"is {size}, but no cluster has more than {format_nodes(largest)}"
             hint = "split it, or make the request flexible"
             reject(f"request.components[{index}].size", size, problem, hint)
-    if sum(sizes) > whole:
-        problem = f"need {sum(sizes)} nodes, but the whole grid has {format_nodes(whole)} ({sizes_text(known)})"
-        reject("request.components", sizes, problem, f"ask for at most {whole} in all")
+    if sum(sizes) > grid_total:
+        problem = f"need {sum(sizes)} nodes, but the whole grid has {format_nodes(grid_total)} ({sizes_text(totals)})"
+        reject("request.components", sizes, problem, f"ask for at most {grid_total} in all")
     for size in sorted(set(sizes), reverse=True):
-        many = sum(1 for other in sizes if other >= size)
-        room = sum(total // size for total in known.values())
-        if many > room:
-            place = f"the empty grid has room for {room} such ({sizes_text(known)})"
+        many = sum(1 for other_size in sizes if other_size >= size)
+        capacity = sum(total // size for total in totals.values())
+        if many > capacity:
+            place = f"the empty grid has room for {capacity} such ({sizes_text(totals)})"
             problem = f"are {many} of at least {format_nodes(size)}, but {place}"
             reject("request.components", sizes, problem, "use smaller components, or make the request flexible")
 
 
-def _check_flexible(request: FlexibleRequest, known: Sizes) -> None:
-    total, least, most = request.total_size, request.min_component_size, request.max_components
-    whole, each = sum(known.values()), sizes_text(known)
-    if total > whole:
-        problem = f"is {total}, but the whole grid has {format_nodes(whole)} ({each})"
-        reject("request.total_size", total, problem, f"ask for at most {whole}")
+def _check_flexible(request: FlexibleRequest, totals: Sizes) -> None:
+    total, min_size, max_count = request.total_size, request.min_component_size, request.max_components
+    grid_total, cluster_sizes = sum(totals.values()), sizes_text(totals)
+    if total > grid_total:
+        problem = f"is {total}, but the whole grid has {format_nodes(grid_total)} ({cluster_sizes})"
+        reject("request.total_size", total, problem, f"ask for at most {grid_total}")
     if request.split_options:
-        if not any(fits_by_worst_fit(option, known.values()) for option in request.split_options):
-            shown = [list(option) for option in request.split_options]
-            problem = f"fit in none of the ways given, even on the empty grid ({each})"
-            reject("request.split_options", shown, problem, "add one with smaller components")
+        if not any(fits_by_worst_fit(option, totals.values()) for option in request.split_options):
+            options = [list(option) for option in request.split_options]
+            problem = f"fit in none of the ways given, even on the empty grid ({cluster_sizes})"
+            reject("request.split_options", options, problem, "add one with smaller components")
         return
-    roomy = sorted((size for size in known.values() if size >= least), reverse=True)
+    roomy = sorted((size for size in totals.values() if size >= min_size), reverse=True)
     if sum(roomy) < total:
-        problem = f"is {least}, but the clusters with at least that many have {format_nodes(sum(roomy))} ({each})"
-        reject("request.min_component_size", least, problem, "lower it, or ask for fewer nodes in all")
-    if sum(roomy[:most]) < total:
-        problem = f"is {most}, but that many clusters have at most {format_nodes(sum(roomy[:most]))} ({each})"
-        reject("request.max_components", most, problem, "allow more, or ask for fewer nodes in all")
+        available = format_nodes(sum(roomy))
+        problem = f"is {min_size}, but the clusters with at least that many have {available} ({cluster_sizes})"
+        reject("request.min_component_size", min_size, problem, "lower it, or ask for fewer nodes in all")
+    if sum(roomy[:max_count]) < total:
+        largest = format_nodes(sum(roomy[:max_count]))
+        problem = f"is {max_count}, but that many clusters have at most {largest} ({cluster_sizes})"
+        reject("request.max_components", max_count, problem, "allow more, or ask for fewer nodes in all")
     fewest = next(count for count in range(1, len(roomy) + 1) if sum(roomy[:count]) >= total)
-    if fewest * least > total:
-        problem = f"is {least}, but {format_nodes(total)} need {fewest} clusters ({each}), too many for that"
-        reject("request.min_component_size", least, problem, f"lower it to {total // fewest} or less")
+    if fewest * min_size > total:
+        needed = f"{format_nodes(total)} need {fewest} clusters"
+        problem = f"is {min_size}, but {needed} ({cluster_sizes}), too many for that"
+        reject("request.min_component_size", min_size, problem, f"lower it to {total // fewest} or less")
 
 
 def check_combination(spec: JobSpec, limits: Limits) -> None:
@@ -163,11 +167,11 @@ def check_combination(spec: JobSpec, limits: Limits) -> None:
 
 def _check_named_together(spec: JobSpec, request: FixedRequest, limits: Limits) -> None:
     at_most, ratio = spec.coallocation, spec.speed_ratio_min
-    named = {component.cluster or "" for component in request.components}
-    if at_most is not None and len(named) > at_most:
-        problem = f"is {at_most}, but the request names {len(named)} clusters ({format_list(sorted(named))})"
-        reject("coallocation", at_most, problem, f"allow {len(named)}, or name fewer clusters")
-    used = sorted((cluster for cluster in limits.clusters if cluster.name in named), key=lambda c: (c.speed, c.name))
+    names = {component.cluster or "" for component in request.components}
+    if at_most is not None and len(names) > at_most:
+        problem = f"is {at_most}, but the request names {len(names)} clusters ({format_list(sorted(names))})"
+        reject("coallocation", at_most, problem, f"allow {len(names)}, or name fewer clusters")
+    used = sorted((cluster for cluster in limits.clusters if cluster.name in names), key=lambda c: (c.speed, c.name))
     if ratio is not None and used and used[0].speed < used[-1].speed * ratio:
         slow, fast = used[0], used[-1]
         problem = f"is {ratio:g}, but {slow.name} has speed {slow.speed:g} and {fast.name} {fast.speed:g}"
@@ -187,8 +191,8 @@ def _check_fits_together(spec: JobSpec, clusters: list[ClusterLimits], policies:
     if fits(at_most, ratio):
         return
     if ratio is not None and (at_most is None or fits(at_most, None)):
-        each = sorted(clusters, key=lambda cluster: (-cluster.speed, cluster.name))
-        speeds = format_list([f"{c.name} {c.total} of speed {c.speed:g}" for c in each])
+        by_speed = sorted(clusters, key=lambda cluster: (-cluster.speed, cluster.name))
+        speeds = format_list([f"{c.name} {c.total} of speed {c.speed:g}" for c in by_speed])
         problem = f"is {ratio:g}, but clusters with such speeds have no room for the request together ({speeds})"
         reject("speed_ratio_min", ratio, problem, "lower it, or ask for fewer nodes")
     together = "no cluster has" if at_most == 1 else f"no {at_most} clusters have"

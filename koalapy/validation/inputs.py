@@ -28,10 +28,10 @@ def resolve_inputs(spec: JobSpec, catalogue: Catalogue) -> JobSpec:
         common = {field: _job_input(field, file, None, catalogue)[0] for field, file in inputs.items()}
         _check_names(common)
         return replace(spec, inputs=tuple(common.values()))
-    each = {field: _job_input(field, file, len(request.components), catalogue) for field, file in inputs.items()}
+    resolved = {field: _job_input(field, file, len(request.components), catalogue) for field, file in inputs.items()}
     components = []
     for index, component in enumerate(request.components):
-        files = {field: parts[index] for field, parts in each.items()}
+        files = {field: parts[index] for field, parts in resolved.items()}
         for place, file in enumerate(component.inputs):
             field = f"request.components[{index}].inputs[{place}]"
             files[field] = _own_input(field, file, catalogue)
@@ -45,9 +45,9 @@ def _job_input(field: str, file: InputFile, count: int | None, catalogue: Catalo
     components."""
     good = _good(field, file, catalogue)
     sites, first = tuple(replica.cluster for replica in good), good[0]
-    whole = replace(file, size=first.size, sites=sites)
+    resolved = replace(file, size=first.size, sites=sites)
     if file.distribution == "whole":
-        return [whole] * (count or 1)
+        return [resolved] * (count or 1)
     if count is None:
         hint = "make the request nonfixed or fixed, or give each component the whole"
         reject(f"{field}.distribution", file.distribution, "is partitioned, but the request is flexible", hint)
@@ -59,7 +59,7 @@ def _job_input(field: str, file: InputFile, count: int | None, catalogue: Catalo
         has = f"{count} component{'' if count == 1 else 's'}"
         hint = f"ask for as many components as there are entries, or make a folder with {count}"
         reject(field, file.name, f"is {file.name}, a folder of {entries}, but the request has {has}", hint)
-    return [replace(whole, size=part.size, part=part.name, target=whole.file_name) for part in first.parts]
+    return [replace(resolved, size=part.size, part=part.name, target=resolved.file_name) for part in first.parts]
 
 
 def _own_input(field: str, file: InputFile, catalogue: Catalogue) -> InputFile:
@@ -95,29 +95,29 @@ def _good(field: str, file: InputFile, catalogue: Catalogue) -> list[Replica]:
 
 def _check_names(inputs: Mapping[str, InputFile]) -> None:
     """Reject inputs with an invalid or duplicate file name in the folder of their component."""
-    seen: dict[str, InputFile] = {}
+    files_by_name: dict[str, InputFile] = {}
     for field, file in inputs.items():
         name = file.file_name
         if problem := name_problem(name):
             reject(f"{field}.as", name, f"is {name!r}, {problem}", "give another with as: a plain file name")
-        if name in seen:
-            same = f"would make {file.name} {name} in the component's folder, as {seen[name].name} is"
+        if name in files_by_name:
+            same = f"would make {file.name} {name} in the component's folder, as {files_by_name[name].name} is"
             reject(f"{field}.as", name, same, "give one of them another name with as")
-        seen[name] = file
+        files_by_name[name] = file
 
 
 def near_names(wrong: str, names: Iterable[str]) -> str:
     """Return a hint for an unknown logical name: all names if they are few, otherwise the most similar one."""
-    known = sorted(names)
-    if len(known) <= MAX_SHOWN:
-        return suggest_names(wrong, known)
-    likely = known
-    if len(known) > MAX_COMPARED:
+    ordered = sorted(names)
+    if len(ordered) <= MAX_SHOWN:
+        return suggest_names(wrong, ordered)
+    likely = ordered
+    if len(ordered) > MAX_COMPARED:
         # Comparison with very many names takes seconds; names with the same last part are the likeliest.
         last = InputFile(wrong).file_name
-        likely = [name for name in known if InputFile(name).file_name == last][:MAX_COMPARED]
+        likely = [name for name in ordered if InputFile(name).file_name == last][:MAX_COMPARED]
     near = get_close_matches(wrong, likely, 1)
-    return f"{f'did you mean {near[0]}? ' if near else ''}koala replicas list shows all {len(known)}"
+    return f"{f'did you mean {near[0]}? ' if near else ''}koala replicas list shows all {len(ordered)}"
 
 
 def name_problem(name: str) -> str:

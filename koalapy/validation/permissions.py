@@ -11,17 +11,17 @@ from koalapy.model.users import Accounts
 from koalapy.model.wording import format_list
 
 
-def may_see_all_of(by: Identity, job: Job) -> bool:
+def may_see_all_of(caller: Identity, job: Job) -> bool:
     """Return whether a caller may see all details of a job: owners their jobs, operators any job.
 
     The daemon's own jobs belong to no user, whatever their owner is called.
     """
-    return by.has_role(Role.OPERATOR) or (job.spec.owner == by.user and not job.spec.internal)
+    return caller.has_role(Role.OPERATOR) or (job.spec.owner == caller.user and not job.spec.internal)
 
 
-def check_is_theirs(by: Identity, job: Job) -> None:
+def check_job_access(caller: Identity, job: Job) -> None:
     """Raise ``ForbiddenError`` if the caller is neither the owner of a job nor an operator."""
-    if not may_see_all_of(by, job):
+    if not may_see_all_of(caller, job):
         raise ForbiddenError(
             f"job {job.id} is not yours",
             field="job",
@@ -41,54 +41,58 @@ class SubmissionRules:
     reserved: Collection[str] = frozenset()
     """User names that are reserved for the daemon; only callers with such a name may submit for them."""
 
-    def with_owner(self, spec: JobSpec, by: Identity) -> JobSpec:
+    def with_owner(self, spec: JobSpec, caller: Identity) -> JobSpec:
         """Return a submission with its owner, by default the caller.
 
         Raise ``ForbiddenError`` if the caller may not submit for that owner or with that priority. A program can do
         what its owner can, so callers cannot submit for an owner with a higher role.
         """
-        owner = spec.owner or by.user
-        if owner != by.user:
-            self._check_owner(owner, by)
-        self.check_priority(spec.priority, by, "submit with priority low")
+        owner = spec.owner or caller.user
+        if owner != caller.user:
+            self._check_owner(owner, caller)
+        self.check_priority(spec.priority, caller, "submit with priority low")
         return replace(spec, owner=owner)
 
-    def _check_owner(self, owner: str, by: Identity) -> None:
+    def _check_owner(self, owner: str, caller: Identity) -> None:
         problem, hint = "", "leave it out to submit as yourself"
-        if not by.has_role(Role.OPERATOR):
-            problem, hint = f"and you are {by.user}", f"{hint}; only operators may submit for others"
-        elif owner in self.reserved and by.user not in self.reserved:
+        if not caller.has_role(Role.OPERATOR):
+            problem, hint = f"and you are {caller.user}", f"{hint}; only operators may submit for others"
+        elif owner in self.reserved and caller.user not in self.reserved:
             problem = "which is a name of the daemon's own"
-        elif not by.has_role(role := self.role_of(owner)):
-            problem = f"whose role is {role} or may be, and yours is {by.role}"
+        elif not caller.has_role(role := self.role_of(owner)):
+            problem = f"whose role is {role} or may be, and yours is {caller.role}"
             hint = f"{hint}, or ask an administrator to submit it for {owner}"
         if problem:
             raise ForbiddenError(f"owner is {owner}, {problem}", field="owner", value=owner, hint=hint)
 
-    def check_priority(self, priority: Priority, by: Identity, way_out: str) -> None:
+    def check_priority(self, priority: Priority, caller: Identity, remedy: str) -> None:
         """Raise ``ForbiddenError`` if the caller may not give jobs this priority."""
-        if priority is not Priority.LOW and not self.high_priority.is_allowed_to(by):
+        if priority is not Priority.LOW and not self.high_priority.is_allowed_to(caller):
             raise ForbiddenError(
-                f"priority is {priority}, which is not allowed to {by.user} here",
+                f"priority is {priority}, which is not allowed to {caller.user} here",
                 field="priority",
                 value=priority,
-                hint=f"{way_out}, or ask an operator: they may, and the setting high_priority allows it to others",
+                hint=f"{remedy}, or ask an operator: they may, and the setting high_priority allows it to others",
             )
 
 
-def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
+def with_home_site(spec: JobSpec, caller: Identity, accounts: Accounts) -> JobSpec:
     """Return a submission with its home site, by default the site from which its owner comes or to which it belongs.
 
     Raise ``ForbiddenError`` unless the owner is known to be a user of the site, since each site prefers its own jobs.
     """
-    came_by = by.site if by.site and by.owns(spec.owner) and not accounts.rejection_reason(spec.owner, by.site) else ""
+    login_site = caller.site or ""
+    if login_site and (not caller.owns(spec.owner) or accounts.rejection_reason(spec.owner, login_site)):
+        login_site = ""
     if not spec.home_site:
-        return replace(spec, home_site=came_by or accounts.home_of(spec.owner))
-    sites = [*accounts.sites_of(spec.owner), *([came_by] if came_by else [])]
-    if spec.home_site not in sites and not by.has_role(Role.OPERATOR):
-        of = f"a user of {format_list(sorted(set(sites)))}" if sites else "not known to be a user of any cluster"
+        return replace(spec, home_site=login_site or accounts.home_of(spec.owner))
+    sites = [*accounts.sites_of(spec.owner), *([login_site] if login_site else [])]
+    if spec.home_site not in sites and not caller.has_role(Role.OPERATOR):
+        membership = "not known to be a user of any cluster"
+        if sites:
+            membership = f"a user of {format_list(sorted(set(sites)))}"
         raise ForbiddenError(
-            f"home_site is {spec.home_site}, and {spec.owner} is {of}",
+            f"home_site is {spec.home_site}, and {spec.owner} is {membership}",
             field="home_site",
             value=spec.home_site,
             hint=f"leave it out, or ask an operator to submit it for you or to set users.{spec.owner}.home",
@@ -99,13 +103,13 @@ def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
 def check_notifications(spec: JobSpec, reachable: AllowedRecipients) -> None:
     """Raise ``UsageError`` for a recipient that is not allowed, and for ``mail_type`` without a recipient."""
     if spec.mail_user and (wrong := reachable.mail_problem(spec.mail_user)):
-        named = ", ".join(reachable.recipients[:5])
-        hint = f"give one of {named}" if named else "leave it out: no notifications.mail.recipients are configured"
+        allowed = ", ".join(reachable.recipients[:5])
+        hint = f"give one of {allowed}" if allowed else "leave it out: no notifications.mail.recipients are configured"
         reject("mail_user", spec.mail_user, f"is refused: {wrong}", hint)
     if spec.webhook and (wrong := reachable.webhook_problem(spec.webhook)):
-        named = ", ".join(sorted(reachable.hosts)[:5])
-        hint = f"give one on {named}" if named else "leave it out: no notifications.webhooks are configured"
+        allowed = ", ".join(sorted(reachable.hosts)[:5])
+        hint = f"give one on {allowed}" if allowed else "leave it out: no notifications.webhooks are configured"
         reject("webhook", spec.webhook, f"is refused: {wrong}", hint)
     if spec.mail_type and not (spec.mail_user or spec.webhook):
-        told = [str(each) for each in spec.mail_type]
-        reject("mail_type", told, "is set without a recipient", "set mail_user or webhook")
+        events = [str(event) for event in spec.mail_type]
+        reject("mail_type", events, "is set without a recipient", "set mail_user or webhook")

@@ -23,19 +23,19 @@ ENTRY_BYTES = 4
 def check_size(spec: JobSpec, limits: Limits) -> None:
     """Reject a job with too many components, inputs or bytes, before any work is done for it."""
     _check_bytes(spec, limits.max_bytes)
-    request, most = spec.request, limits.max_components
-    bound = f"more than max_components_per_job, {most}"
-    way_out = f"give at most {most}, or have the daemon's operator raise rules.max_components_per_job"
+    request, maximum = spec.request, limits.max_components
+    bound = f"more than max_components_per_job, {maximum}"
+    way_out = f"give at most {maximum}, or have the daemon's operator raise rules.max_components_per_job"
     if isinstance(request, FlexibleRequest):
-        if request.max_components is not None and request.max_components > most:
+        if request.max_components is not None and request.max_components > maximum:
             reject("request.max_components", request.max_components, f"is {request.max_components}, {bound}", way_out)
         for index, option in enumerate(request.split_options):
-            if len(option) > most:
+            if len(option) > maximum:
                 field = f"request.split_options[{index}]"
                 reject(field, len(option), f"has {len(option)} components, {bound}", way_out)
         return
     count = len(request.components)
-    if count > most:
+    if count > maximum:
         reject("request.components", count, f"has {count} components, {bound}", way_out)
     inputs = count * len(spec.inputs) + sum(len(component.inputs) for component in request.components)
     if inputs > MAX_INPUTS:
@@ -47,17 +47,17 @@ def check_size(spec: JobSpec, limits: Limits) -> None:
         reject("command", plan, problem, "put long arguments and values into files")
 
 
-def _check_bytes(spec: JobSpec, most: int | None) -> None:
-    if most is None:
+def _check_bytes(spec: JobSpec, max_bytes: int | None) -> None:
+    if max_bytes is None:
         return
     sizes = {field.name: _bytes_of(getattr(spec, field.name)) for field in fields(spec)}
     total = sum(sizes.values())
-    if total > most:
+    if total > max_bytes:
         largest = max(sizes, key=lambda name: sizes[name])
         reject(
             largest,
             sizes[largest],
-            f"has {sizes[largest]} bytes, and the whole job {total}: more than max_bytes_per_job, {most}",
+            f"has {sizes[largest]} bytes, and the whole job {total}: more than max_bytes_per_job, {max_bytes}",
             "put long arguments, values and lists into files and send them along (--stage), or have the daemon's "
             "operator raise rules.max_bytes_per_job",
         )
@@ -154,13 +154,13 @@ def check_warning(spec: JobSpec, limits: Limits) -> None:
     """Reject a warning before the start of the program, or with more grace than is allowed."""
     if spec.warning is None:
         return
-    grace, said = spec.warning.grace, str(spec.warning)
+    grace, text = spec.warning.grace, str(spec.warning)
     if grace > limits.max_grace:
-        problem = f"is {said}, and no job may have more than {limits.max_grace:g} s between its warning and its stop"
-        reject("warning", said, problem, f"give at most {spec.warning.signal}@{limits.max_grace:g}")
+        problem = f"is {text}, and no job may have more than {limits.max_grace:g} s between its warning and its stop"
+        reject("warning", text, problem, f"give at most {spec.warning.signal}@{limits.max_grace:g}")
     if spec.walltime is not None and grace >= spec.walltime:
-        problem = f"is {said}, but the walltime is {spec.walltime:g} s: it would be warned before it has begun"
-        reject("warning", said, problem, "give fewer seconds, or a longer walltime")
+        problem = f"is {text}, but the walltime is {spec.walltime:g} s: it would be warned before it has begun"
+        reject("warning", text, problem, "give fewer seconds, or a longer walltime")
 
 
 def _check_output(field: str, output: str | None) -> None:
@@ -172,9 +172,9 @@ def _check_output(field: str, output: str | None) -> None:
 def _check_command(field: str, command: Sequence[str]) -> None:
     if command and not command[0]:
         reject(f"{field}[0]", "", "is empty", "begin with the program to run")
-    for index, word in enumerate(command):
-        if "\0" in word:
-            reject(f"{field}[{index}]", word, f"is {word!r}, with a NUL in it", "leave out the NUL")
+    for index, argument in enumerate(command):
+        if "\0" in argument:
+            reject(f"{field}[{index}]", argument, f"is {argument!r}, with a NUL in it", "leave out the NUL")
 
 
 def _check_environment(field: str, environment: Environment) -> None:
@@ -198,7 +198,7 @@ def check_components(spec: JobSpec, limits: Limits) -> None:
         return
     if not spec.request.components:
         reject("request.components", [], "is empty", "give at least one component")
-    known = [cluster.name for cluster in limits.clusters]
+    names = [cluster.name for cluster in limits.clusters]
     for index, component in enumerate(spec.request.components):
         field, name = f"request.components[{index}].cluster", component.cluster
         if isinstance(spec.request, NonFixedRequest):
@@ -208,7 +208,7 @@ def check_components(spec: JobSpec, limits: Limits) -> None:
         elif not name:
             reject(field, name, "is missing", "a fixed request names the cluster of each component")
         else:
-            check_cluster(name, known, field)
+            check_cluster(name, names, field)
 
 
 def check_flexible(spec: JobSpec, limits: Limits) -> None:
@@ -216,10 +216,10 @@ def check_flexible(spec: JobSpec, limits: Limits) -> None:
     request = spec.request
     if not isinstance(request, FlexibleRequest):
         return
-    total, least, most = request.total_size, request.min_component_size, request.max_components
-    if least > total:
-        problem = f"is {least}, more than the total_size of {total}"
-        reject("request.min_component_size", least, problem, f"give at most {total}")
+    total, min_size, max_count = request.total_size, request.min_component_size, request.max_components
+    if min_size > total:
+        problem = f"is {min_size}, more than the total_size of {total}"
+        reject("request.min_component_size", min_size, problem, f"give at most {total}")
     for index, option in enumerate(request.split_options):
         field, value = f"request.split_options[{index}]", list(option)
         if not option:
@@ -227,9 +227,9 @@ def check_flexible(spec: JobSpec, limits: Limits) -> None:
         if sum(option) != total:
             hint = "make its sizes sum to the total_size"
             reject(field, value, f"sums to {sum(option)}, but total_size is {total}", hint)
-        if min(option) < least:
-            problem = f"has a component of {min(option)}, but min_component_size is {least}"
+        if min(option) < min_size:
+            problem = f"has a component of {min(option)}, but min_component_size is {min_size}"
             reject(field, value, problem, "leave out one of the two")
-        if most is not None and len(option) > most:
-            problem = f"has {len(option)} components, but max_components is {most}"
+        if max_count is not None and len(option) > max_count:
+            problem = f"has {len(option)} components, but max_components is {max_count}"
             reject(field, value, problem, "leave out one of the two")

@@ -49,13 +49,13 @@ def check_home_site(spec: JobSpec, limits: Limits) -> None:
     if not home:
         return
     check_cluster(home, [cluster.name for cluster in limits.clusters], "home_site")
-    if why := limits.accounts.rejection_reason(spec.owner, home):
-        reject("home_site", home, f"is {home}, but {why}", "leave it out, or name a cluster that its owner may use")
+    if reason := limits.accounts.rejection_reason(spec.owner, home):
+        reject("home_site", home, f"is {home}, but {reason}", "leave it out, or name a cluster that its owner may use")
     if isinstance(spec.request, FixedRequest):
         for index, component in enumerate(spec.request.components):
             name = component.cluster or ""
-            if why := limits.sharing.rejection_reason(home, name):
-                problem = f"is {name}, but {why}"
+            if reason := limits.sharing.rejection_reason(home, name):
+                problem = f"is {name}, but {reason}"
                 reject(f"request.components[{index}].cluster", name, problem, "name other clusters, or no home site")
 
 
@@ -78,14 +78,14 @@ def check_clusters_share(spec: JobSpec, limits: Limits) -> None:
     if not isinstance(spec.request, FixedRequest):
         return
     profiles = {cluster.name: cluster.profile for cluster in limits.clusters}
-    named: list[ClusterName] = []
+    names: list[ClusterName] = []
     for index, component in enumerate(spec.request.components):
-        named.append(name := component.cluster or "")
+        names.append(name := component.cluster or "")
         for one_series in (False, spec.launcher is Launcher.OPENMPI):
-            if why := explain_conflict(set(named), profiles, one_series=one_series):
+            if conflict := explain_conflict(set(names), profiles, one_series=one_series):
                 hint = "name clusters of one series, or use the launcher processes"
                 hint = hint if one_series else "name clusters that allow each other in coallocate_with"
-                reject(f"request.components[{index}].cluster", name, f"is {name}, but {why}", hint)
+                reject(f"request.components[{index}].cluster", name, f"is {name}, but {conflict}", hint)
 
 
 @contextmanager
@@ -106,10 +106,10 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
         foreign = [name for name in left_out if name in closed]
         distant = [name for name in left_out if name in away - closed]
         lacking = [name for name in left_out if name not in closed | away]
-        why = [describe_missing_folders(lacking, job_folders(spec))] if lacking else []
-        why += [owner_rejection_reason(foreign)] if foreign else []
-        why += [limits.sharing.home_rejection_reason(distant)] if distant else []
-        message = "; ".join([error.message, *why])
+        reasons = [describe_missing_folders(lacking, job_folders(spec))] if lacking else []
+        reasons += [owner_rejection_reason(foreign)] if foreign else []
+        reasons += [limits.sharing.home_rejection_reason(distant)] if distant else []
+        message = "; ".join([error.message, *reasons])
         raise UsageError(message, field=error.field, value=error.value, hint=error.hint) from None
 
 
@@ -121,11 +121,11 @@ def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
     return [c for c in limits.clusters if needed <= c.profile.folders and c.name not in closed]
 
 
-def _reject_folder(spec: JobSpec, indices: Iterable[int | None], missing: frozenset[str], why: str) -> NoReturn:
+def _reject_folder(spec: JobSpec, indices: Iterable[int | None], missing: frozenset[str], reason: str) -> NoReturn:
     """Reject the first text of these components that needs one of these folders."""
-    for field, text in (each for index in indices for each in texts_of(spec, index)):
+    for field, text in (pair for index in indices for pair in texts_of(spec, index)):
         if used := find_folder_placeholders([text]) & missing:
             folder = min(used)
             hint = f"set {folder} in the cluster's configuration, or write {{{{{folder}}}}} for the text itself"
-            reject(field, text, f"needs {{{folder}}}, {why}", hint)
+            reject(field, text, f"needs {{{folder}}}, {reason}", hint)
     raise AssertionError("a folder is needed that no text names")

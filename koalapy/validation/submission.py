@@ -45,10 +45,10 @@ def check_memory(spec: JobSpec, limits: Limits) -> None:
 
 def check_placement(spec: JobSpec, limits: Limits) -> None:
     """Reject a job that its policy would not place on the empty grid, since it would wait forever."""
-    if why := limits.refusal_on_empty_grid(spec):
+    if reason := limits.refusal_on_empty_grid(spec):
         name = spec.policy or DEFAULTS[spec.request.type]
         hint = "use another policy, ask for smaller components, or allow more clusters"
-        reject("policy", name, f"is {name}, which does not place this job even on the empty grid: {why}", hint)
+        reject("policy", name, f"is {name}, which does not place this job even on the empty grid: {reason}", hint)
 
 
 CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
@@ -71,10 +71,10 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
 )
 
 
-def check(spec: JobSpec, limits: Limits) -> None:
+def check_submission(spec: JobSpec, limits: Limits) -> None:
     """Raise ``UsageError`` for the first violation that makes a job impossible on any state of the grid."""
-    for each in CHECKS:
-        each(spec, limits)
+    for check_rule in CHECKS:
+        check_rule(spec, limits)
 
 
 def hash_key(user: str, key: str) -> str:
@@ -85,27 +85,27 @@ def hash_key(user: str, key: str) -> str:
 def hash_spec(spec: JobSpec) -> str:
     """Return the hash of a submission without its default values, so that new fields of later versions do not change
     it."""
-    text = json.dumps(_plain(spec), sort_keys=True)
+    text = json.dumps(_plain_value(spec), sort_keys=True)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    defaults = _defaults(value.__class__)
+        return [_plain_value(element) for element in value]
+    defaults = _field_defaults(value.__class__)
     if not defaults:
         return value
     plain = {"type": value.type} if hasattr(value, "type") else {}
     for name, default in defaults:
-        if (one := getattr(value, name)) != default:
-            plain[name] = _plain(one)
+        if (field_value := getattr(value, name)) != default:
+            plain[name] = _plain_value(field_value)
     return plain
 
 
 @cache
-def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
+def _field_defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
     """Return the fields of a dataclass with their defaults. A job's command is always part of its digest."""
     if not is_dataclass(kind):
         return ()
     always = {"command"} if kind is JobSpec else set()
-    return tuple((each.name, MISSING if each.name in always else each.default) for each in fields(kind))
+    return tuple((field.name, MISSING if field.name in always else field.default) for field in fields(kind))

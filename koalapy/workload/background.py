@@ -34,8 +34,8 @@ class LocalJob:
 @dataclass(slots=True)
 class _Outstanding:
     job: LocalJob
-    asked: float
-    left: float
+    submitted_at: float
+    remaining: float
     """Remaining run time in seconds."""
 
 
@@ -45,9 +45,9 @@ class Keeper:
     def __init__(self, target: float, draws: Random, *, seconds: float, nodes: int | None = None) -> None:
         """``target`` is a fraction of the nodes, ``seconds`` the mean run time, ``nodes`` the maximum of a job."""
         self._target, self._draws = target, draws
-        self._mean, self._most = seconds, nodes
+        self._mean, self._max_nodes = seconds, nodes
         self._total = 0
-        self._looked: float | None = None
+        self._observed_at: float | None = None
         self._busy = 0
         self._owed = 0.0
         """Node-seconds up to the last observation that the target required and that were not used."""
@@ -55,65 +55,65 @@ class Keeper:
         self._until_next = draws.expovariate(1.0)
         """Remaining increase of the integral of the rate until the next arrival."""
 
-    def look(self, now: float, total: int, background: int) -> None:
+    def record_nodes(self, now: float, total: int, background: int) -> None:
         """Record the nodes in service of the cluster and how many of them local users have."""
-        if self._looked is not None and (span := now - self._looked) > 0:
+        if self._observed_at is not None and (span := now - self._observed_at) > 0:
             if span <= LONGEST_GAP:
                 self._owed += span * (self._target * self._total - self._busy)
-            self._run(span, self._busy, now)
-        self._looked, self._total, self._busy = now, total, background
+            self._advance_jobs(span, self._busy, now)
+        self._observed_at, self._total, self._busy = now, total, background
 
-    def due(self, span: float) -> Iterator[LocalJob]:
+    def draw_arrivals(self, span: float) -> Iterator[LocalJob]:
         """Yield the jobs that arrive in the next ``span`` seconds; each counts as outstanding until ``refused``."""
-        if self._looked is None or not self._total or self._target <= 0:
+        if self._observed_at is None or not self._total or self._target <= 0:
             return
-        grown = self._rate() * span
+        grown = self._arrival_rate() * span
         while grown >= self._until_next:
             grown -= self._until_next
             self._until_next = self._draws.expovariate(1.0)
-            job = self._draw()
-            self._outstanding.append(_Outstanding(job, self._looked, job.seconds))
+            job = self._draw_job()
+            self._outstanding.append(_Outstanding(job, self._observed_at, job.seconds))
             yield job
             # The new job reduces the missing node-seconds.
-            if self._missing() <= 0:
+            if self._missing_node_seconds() <= 0:
                 return
         self._until_next -= grown
 
-    def refused(self, job: LocalJob) -> None:
+    def remove_job(self, job: LocalJob) -> None:
         """Remove a job that the cluster rejected."""
-        for one in reversed(self._outstanding):
-            if one.job is job:
-                self._outstanding.remove(one)
+        for entry in reversed(self._outstanding):
+            if entry.job is job:
+                self._outstanding.remove(entry)
                 return
 
-    def _most_nodes(self) -> int:
-        return max(1, min(self._most or self._total // 4, self._total))
+    def _max_job_nodes(self) -> int:
+        return max(1, min(self._max_nodes or self._total // 4, self._total))
 
-    def _missing(self) -> float:
+    def _missing_node_seconds(self) -> float:
         """Return the node-seconds, until a mean job's time ahead, that outstanding jobs do not cover."""
         ahead = self._target * self._total * self._mean
-        return self._owed + ahead - sum(one.job.nodes * one.left for one in self._outstanding)
+        return self._owed + ahead - sum(entry.job.nodes * entry.remaining for entry in self._outstanding)
 
-    def _rate(self) -> float:
+    def _arrival_rate(self) -> float:
         """Return the arrivals per second: those for the target, and those for the missing node-seconds."""
-        work = (1 + self._most_nodes()) / 2 * self._mean
-        return max(0.0, self._target * self._total + self._missing() / self._mean) / work
+        work = (1 + self._max_job_nodes()) / 2 * self._mean
+        return max(0.0, self._target * self._total + self._missing_node_seconds() / self._mean) / work
 
-    def _draw(self) -> LocalJob:
+    def _draw_job(self) -> LocalJob:
         seconds = min(self._draws.expovariate(1 / self._mean), TAIL * self._mean, LONGEST)
-        return LocalJob(self._draws.randint(1, self._most_nodes()), round(max(0.5, seconds), 1))
+        return LocalJob(self._draws.randint(1, self._max_job_nodes()), round(max(0.5, seconds), 1))
 
-    def _run(self, span: float, busy: int, now: float) -> None:
+    def _advance_jobs(self, span: float, busy: int, now: float) -> None:
         """Reduce the remaining time of the oldest jobs that fit into the busy nodes, and drop jobs that have ended."""
-        kept: deque[_Outstanding] = deque()
+        remaining: deque[_Outstanding] = deque()
         free = float(busy) if busy else -inf
-        for one in self._outstanding:
-            if one.job.nodes <= free:
-                free -= one.job.nodes
-                one.left -= span
-            if one.left > 0 and now < one.asked + one.job.seconds + GONE:
-                kept.append(one)
-        self._outstanding = kept
+        for entry in self._outstanding:
+            if entry.job.nodes <= free:
+                free -= entry.job.nodes
+                entry.remaining -= span
+            if entry.remaining > 0 and now < entry.submitted_at + entry.job.seconds + GONE:
+                remaining.append(entry)
+        self._outstanding = remaining
 
 
 AT_ONCE = 4
@@ -136,40 +136,40 @@ class BackgroundLoad:
         self._tell = tell
         self._keepers: dict[str, Keeper] = {}
         self._pool = ThreadPoolExecutor(AT_ONCE, "background")
-        self._asked: list[tuple[str, LocalJob, Future[None]]] = []
+        self._submitted: list[tuple[str, LocalJob, Future[None]]] = []
         self._complained: set[str] = set()
-        self._looked = 0.0
+        self._observed_at = 0.0
 
-    def look(self, now: float, clusters: Iterable[Json]) -> None:
+    def adjust_load(self, now: float, clusters: Iterable[Json]) -> None:
         """Record the states of the clusters and submit the jobs due until the next call."""
-        self._collect()
-        span, self._looked = max(0.0, now - self._looked), now
+        self._collect_results()
+        span, self._observed_at = max(0.0, now - self._observed_at), now
         for cluster in clusters:
             name = cluster["name"]
             if name not in self._keepers:
                 draws = Random(f"{self._seed}/{name}")
                 self._keepers[name] = Keeper(self._target, draws, seconds=self._seconds, nodes=self._nodes)
             keeper = self._keepers[name]
-            keeper.look(now, cluster["total"] - cluster["down"], cluster["background"])
+            keeper.record_nodes(now, cluster["total"] - cluster["down"], cluster["background"])
             if cluster["state"] == "unreachable":
                 continue
-            for job in keeper.due(min(span, self._seconds)):
-                self._asked.append((name, job, self._pool.submit(self._daemon.load, name, job.nodes, job.seconds)))
+            for job in keeper.draw_arrivals(min(span, self._seconds)):
+                self._submitted.append((name, job, self._pool.submit(self._daemon.load, name, job.nodes, job.seconds)))
 
-    def end(self) -> None:
+    def end_jobs(self) -> None:
         """End all jobs that were submitted and still run."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._collect()
+        self._collect_results()
         for name in self._keepers:
             try:
                 self._daemon.unload(name)
             except (Away, Refused) as error:
                 self._tell(f"background load of {name} goes on by itself: {error}")
 
-    def _collect(self) -> None:
-        done = [one for one in self._asked if one[2].done()]
-        self._asked = [one for one in self._asked if not one[2].done()]
-        for name, job, future in done:
+    def _collect_results(self) -> None:
+        finished = [entry for entry in self._submitted if entry[2].done()]
+        self._submitted = [entry for entry in self._submitted if not entry[2].done()]
+        for name, job, future in finished:
             if future.cancelled():
                 continue
             error = future.exception()
@@ -178,7 +178,7 @@ class BackgroundLoad:
                 continue
             if not isinstance(error, Away | Refused):
                 raise error
-            self._keepers[name].refused(job)
+            self._keepers[name].remove_job(job)
             if name not in self._complained:
                 self._complained.add(name)
                 self._tell(f"no background load on {name}: {error}")

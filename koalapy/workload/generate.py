@@ -18,7 +18,7 @@ from koalapy.validation.fitting import check_combination, check_fits
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.workload.plan import Arrival, Json, Workload, nodes_of
 from koalapy.workload.recipe import POLICIES, PROGRAMS, SLEEP, GridSize, Recipe, scale_of
-from koalapy.workload.swf import Trace, sort
+from koalapy.workload.swf import Trace, select_jobs
 
 MAX_JOBS = 1_000_000
 """Maximum number of jobs in a workload."""
@@ -26,28 +26,28 @@ DRAWN = ("sizes", "run_times", "utilisation")
 """Parameters of a recipe that a trace replaces."""
 
 
-def generate(recipe: Recipe, grid: GridSize, seed: int) -> Workload:
+def generate_workload(recipe: Recipe, grid: GridSize, seed: int) -> Workload:
     """Return a workload with Poisson arrivals at the recipe's rate, or at the rate that gives its utilisation.
 
     Raise ``UsageError`` for an invalid recipe.
     """
     recipe.check()
-    maker = _Maker(recipe, grid, seed)
-    rate = recipe.rate or _rate(recipe, grid, maker)
+    maker = _JobGenerator(recipe, grid, seed)
+    rate = recipe.rate or _arrival_rate(recipe, grid, maker)
     draws = Random(f"{seed}/arrivals")
     jobs: list[Arrival] = []
-    at = 0.0
-    for index in _numbers(recipe):
-        at += draws.expovariate(rate)
-        if recipe.duration is not None and at > recipe.duration:
+    arrival = 0.0
+    for index in _job_numbers(recipe):
+        arrival += draws.expovariate(rate)
+        if recipe.duration is not None and arrival > recipe.duration:
             break
-        jobs.append(maker.job(index, at))
+        jobs.append(maker.create_job(index, arrival))
     if not jobs:
         raise UsageError(
             f"no job arrives within {recipe.duration:g} s", field="--duration", hint="give more --duration or --rate"
         )
     expected = {"rate": round(rate, 6), "mean_nodes": round(maker.mean_nodes, 3), "scale": round(maker.scale, 6)}
-    return _finish(recipe, grid, seed, jobs, {"arrivals": "poisson", **expected})
+    return _create_workload(recipe, grid, seed, jobs, {"arrivals": "poisson", **expected})
 
 
 def from_trace(
@@ -66,32 +66,34 @@ def from_trace(
     are left out, by reason. Raise ``UsageError`` if no job is usable.
     """
     recipe.check()
-    maker = _Maker(recipe, grid, seed)
+    maker = _JobGenerator(recipe, grid, seed)
     scale = recipe.scale or (grid.total / trace.processors if grid.total else 1.0)
-    sorted_jobs = sort(trace.jobs, status, keep_zero=keep_zero)
+    sorted_jobs = select_jobs(trace.jobs, status, keep_zero=keep_zero)
     if not sorted_jobs.usable:
-        others = ", ".join(f"{number} {why}" for why, number in sorted_jobs.left_out.items())
+        excluded = ", ".join(f"{number} {reason}" for reason, number in sorted_jobs.left_out.items())
         hint = "see --status and --keep-zero"
-        raise UsageError(f"{name or 'the trace'} has no job that ran ({others})", field="--swf", hint=hint)
+        raise UsageError(f"{name or 'the trace'} has no job that ran ({excluded})", field="--swf", hint=hint)
     first = sorted_jobs.usable[0].submitted
     jobs: list[Arrival] = []
-    for old, index in zip(sorted_jobs.usable, _numbers(recipe), strict=False):
-        at = (old.submitted - first) / recipe.compress
-        if recipe.duration is not None and at > recipe.duration:
+    for old, index in zip(sorted_jobs.usable, _job_numbers(recipe), strict=False):
+        arrival = (old.submitted - first) / recipe.compress
+        if recipe.duration is not None and arrival > recipe.duration:
             break
         size = max(1, round(old.processors * scale))
-        jobs.append(maker.job(index, at, min(size, grid.total or size), old.ran / recipe.compress))
-    told = {
+        jobs.append(maker.create_job(index, arrival, min(size, grid.total or size), old.ran / recipe.compress))
+    trace_facts = {
         "file": name,
         "jobs": len(trace.jobs),
         "used": len(jobs),
         "processors": trace.processors,
         "left_out": sorted_jobs.left_out,
     }
-    return _finish(recipe, grid, seed, jobs, {"arrivals": "trace", "trace": told, "scale": round(scale, 6)})
+    return _create_workload(
+        recipe, grid, seed, jobs, {"arrivals": "trace", "trace": trace_facts, "scale": round(scale, 6)}
+    )
 
 
-def _numbers(recipe: Recipe) -> Iterator[int]:
+def _job_numbers(recipe: Recipe) -> Iterator[int]:
     """Yield the job numbers from 1 on; raise ``UsageError`` after ``MAX_JOBS``."""
     for number in count(1) if recipe.jobs is None else range(1, recipe.jobs + 1):
         if number > MAX_JOBS:
@@ -100,7 +102,7 @@ def _numbers(recipe: Recipe) -> Iterator[int]:
         yield number
 
 
-def _rate(recipe: Recipe, grid: GridSize, maker: "_Maker") -> float:
+def _arrival_rate(recipe: Recipe, grid: GridSize, maker: "_JobGenerator") -> float:
     if not grid.total:
         raise UsageError(
             "a utilisation needs to know the grid",
@@ -112,10 +114,12 @@ def _rate(recipe: Recipe, grid: GridSize, maker: "_Maker") -> float:
     return recipe.utilisation * grid.total / (maker.mean_nodes * seconds)
 
 
-def _finish(recipe: Recipe, grid: GridSize, seed: int, jobs: list[Arrival], how: Json) -> Workload:
+def _create_workload(recipe: Recipe, grid: GridSize, seed: int, jobs: list[Arrival], arrivals: Json) -> Workload:
     _check_all(jobs, grid)
-    unused = DRAWN if how["arrivals"] == "trace" else ()
-    made = {name: value for name, value in asdict(recipe).items() if value not in (None, (), "") and name not in unused}
+    unused = DRAWN if arrivals["arrivals"] == "trace" else ()
+    parameters = {
+        name: value for name, value in asdict(recipe).items() if value not in (None, (), "") and name not in unused
+    }
     header = {
         "seed": seed,
         "jobs": len(jobs),
@@ -123,13 +127,13 @@ def _finish(recipe: Recipe, grid: GridSize, seed: int, jobs: list[Arrival], how:
         "policy": recipe.policy,
         "request": recipe.request,
         "grid": grid.clusters,
-        **how,
-        "recipe": made,
+        **arrivals,
+        "recipe": parameters,
     }
     return Workload(header, tuple(jobs))
 
 
-class _Maker:
+class _JobGenerator:
     """Generator of jobs; each aspect is drawn from separate random numbers."""
 
     def __init__(self, recipe: Recipe, grid: GridSize, seed: int) -> None:
@@ -140,25 +144,25 @@ class _Maker:
 
     @property
     def mean_nodes(self) -> float:
-        return fmean(self._scaled(size) for size in self._recipe.sizes)
+        return fmean(self._scale_size(size) for size in self._recipe.sizes)
 
-    def job(self, index: int, at: float, nodes: int | None = None, seconds: float | None = None) -> Arrival:
+    def create_job(self, index: int, arrival: float, nodes: int | None = None, seconds: float | None = None) -> Arrival:
         """Return a job. ``nodes`` and ``seconds`` come from a trace; they are drawn if None."""
         recipe, draws = self._recipe, self._draws
         drawn = draws["sizes"].choice(recipe.sizes)
         parts = draws["components"].random()
         run_time = draws["run times"].uniform(*recipe.run_times) / recipe.compress
-        application = _weighted(draws["applications"], recipe.applications)
-        priority = _weighted(draws["priorities"], recipe.priorities)
+        application = _draw_weighted(draws["applications"], recipe.applications)
+        priority = _draw_weighted(draws["priorities"], recipe.priorities)
         file = draws["inputs"].choice(recipe.inputs) if recipe.inputs else None
-        request = self._request(nodes or drawn, nodes or self._scaled(drawn), parts)
+        request = self._create_request(nodes or drawn, nodes or self._scale_size(drawn), parts)
         program = PROGRAMS[application]
-        own = dict(recipe.arguments).get(application)
-        if application == SLEEP and own is None:
-            own = (f"{run_time if seconds is None else seconds:.3f}",)
+        arguments = dict(recipe.arguments).get(application)
+        if application == SLEEP and arguments is None:
+            arguments = (f"{run_time if seconds is None else seconds:.3f}",)
         job: Json = {
             "request": request,
-            "command": program.command(own),
+            "command": program.command(arguments),
             "launcher": program.launcher,
             "name": f"{application}-{index}",
             "priority": priority,
@@ -170,13 +174,13 @@ class _Maker:
         job |= dict(recipe.fields)
         if job["launcher"] == "processes":
             job.pop("processes_per_node", None)  # This field is for MPI programs only.
-        return Arrival(round(at, 3), application, job)
+        return Arrival(round(arrival, 3), application, job)
 
-    def _scaled(self, size: int) -> int:
+    def _scale_size(self, size: int) -> int:
         scaled = max(1, round(size * self.scale))
         return min(scaled, self._grid.total or scaled)
 
-    def _request(self, drawn: int, nodes: int, draw: float) -> Json:
+    def _create_request(self, drawn: int, nodes: int, draw: float) -> Json:
         """Return a request of ``nodes`` nodes.
 
         ``drawn`` is the size before scaling, which limits the number of components; ``draw`` in [0, 1) selects it.
@@ -191,7 +195,7 @@ class _Maker:
         return {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
 
 
-def _weighted(draws: Random, choices: tuple[tuple[str, float], ...]) -> str:
+def _draw_weighted(draws: Random, choices: tuple[tuple[str, float], ...]) -> str:
     names, weights = zip(*choices, strict=True)
     return str(draws.choices(names, weights)[0])
 
@@ -201,20 +205,20 @@ def _check_all(jobs: list[Arrival], grid: GridSize) -> None:
     if not grid.clusters:
         return
     limits = Limits([ClusterLimits(name, nodes) for name, nodes in grid.clusters.items()], POLICIES)
-    seen: set[str] = set()
+    checked: set[str] = set()
     for arrival in jobs:
         request, policy = arrival.job["request"], arrival.job.get("policy", "")
-        if (shape := f"{policy} {request}") in seen:
+        if (shape := f"{policy} {request}") in checked:
             continue
-        seen.add(shape)
+        checked.add(shape)
         try:
             spec = JobSpec(request_of(request), ("true",), policy=policy)
             check_fits(spec, limits)
             check_combination(spec, limits)
         except UsageError as error:
             hint = "give other --sizes, --components or --scale"
-            said = f"a job of {nodes_of(arrival.job)} nodes could never run: {error.message}"
-            raise UsageError(said, field="--sizes", value=request, hint=hint) from error
+            problem = f"a job of {nodes_of(arrival.job)} nodes could never run: {error.message}"
+            raise UsageError(problem, field="--sizes", value=request, hint=hint) from error
 
 
 def request_of(request: dict[str, Any]) -> Request:

@@ -50,29 +50,29 @@ def components_of(job: Json) -> int | None:
     return None if request["type"] == "flexible" else len(request["components"])
 
 
-def lines(workload: Workload) -> Iterator[str]:
+def workload_lines(workload: Workload) -> Iterator[str]:
     """Yield the lines of the file: JSON, one line for the header and one for each job."""
     yield json.dumps({"koala_workload": VERSION, **workload.header})
     for arrival in workload.jobs:
         yield json.dumps({"at": round(arrival.at, 3), "application": arrival.application, "job": arrival.job})
 
 
-def parse(text: Iterable[str], name: str) -> Workload:
+def parse_workload(text: Iterable[str], name: str) -> Workload:
     """Return the workload in a file called ``name``; raise ``UsageError`` that names the invalid line."""
     header: Json | None = None
     jobs: list[Arrival] = []
     for number, line in enumerate(text, 1):
         if not line.strip():
             continue
-        where = f"{name} line {number}"
+        location = f"{name} line {number}"
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise UsageError(f"{where} is not JSON: {error}", field="FILE", hint=HINT) from None
+            raise UsageError(f"{location} is not JSON: {error}", field="FILE", hint=HINT) from None
         if header is None:
-            header = _header(value, where)
+            header = _parse_header(value, location)
         else:
-            jobs.append(_arrival(value, where))
+            jobs.append(_parse_arrival(value, location))
     if header is None:
         raise UsageError(f"{name} is empty", field="FILE", hint=HINT)
     if not jobs:
@@ -80,34 +80,38 @@ def parse(text: Iterable[str], name: str) -> Workload:
     return Workload(header, tuple(sorted(jobs, key=lambda arrival: arrival.at)))
 
 
-def _header(value: object, where: str) -> Json:
+def _parse_header(value: object, location: str) -> Json:
     if not isinstance(value, dict) or "koala_workload" not in value:
-        raise UsageError(f"{where} is no header of a workload", field="FILE", hint=HINT)
+        raise UsageError(f"{location} is no header of a workload", field="FILE", hint=HINT)
     version = value.pop("koala_workload")
     if version != VERSION:
-        raise UsageError(f"{where}: its version is {version!r}, not {VERSION}", field="FILE", hint=HINT)
+        raise UsageError(f"{location}: its version is {version!r}, not {VERSION}", field="FILE", hint=HINT)
     return value
 
 
-def _arrival(value: object, where: str) -> Arrival:
+def _parse_arrival(value: object, location: str) -> Arrival:
     if not isinstance(value, dict):
-        _wrong(where, "it", value, "write an object with at and job")
-    at, job, application = value.get("at"), value.get("job"), value.get("application", "")
-    if isinstance(at, bool) or not isinstance(at, int | float) or not (math.isfinite(at) and at >= 0):
-        _wrong(where, "at", at, "give seconds from the beginning, 0 or more")
+        _reject_value(location, "it", value, "write an object with at and job")
+    arrives_at, job, application = value.get("at"), value.get("job"), value.get("application", "")
+    if (
+        isinstance(arrives_at, bool)
+        or not isinstance(arrives_at, int | float)
+        or not (math.isfinite(arrives_at) and arrives_at >= 0)
+    ):
+        _reject_value(location, "at", arrives_at, "give seconds from the beginning, 0 or more")
     if not isinstance(application, str):
-        _wrong(where, "application", application, "write a text")
+        _reject_value(location, "application", application, "write a text")
     request = job.get("request") if isinstance(job, dict) else None
     if not isinstance(request, dict) or not isinstance(job, dict):
-        _wrong(where, "job", job, "write a submission as POST /jobs takes it, with its request")
+        _reject_value(location, "job", job, "write a submission as POST /jobs takes it, with its request")
     try:
         nodes_of(job)
     except (KeyError, TypeError, ValueError):
-        _wrong(where, "job.request", request, "give a type, and components with sizes or a total_size")
-    return Arrival(float(at), application or str(job.get("name") or "job"), job)
+        _reject_value(location, "job.request", request, "give a type, and components with sizes or a total_size")
+    return Arrival(float(arrives_at), application or str(job.get("name") or "job"), job)
 
 
-def _wrong(where: str, what: str, value: object, hint: str) -> NoReturn:
-    shown = json.dumps(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
-    raise UsageError(f"{where}: {what} is {shown}", field=f"FILE: {what}", hint=hint)
+def _reject_value(location: str, field: str, value: object, hint: str) -> NoReturn:
+    text = json.dumps(value)
+    text = text if len(text) <= 60 else f"{text[:60]}…"
+    raise UsageError(f"{location}: {field} is {text}", field=f"FILE: {field}", hint=hint)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from koalapy.workload.measures import ENDED, Samples, by_application, grouped, has_run, mean_of, means
+from koalapy.workload.measures import ENDED, Samples, by_application, compute_means, group_jobs, has_run, mean_of
 
 Json = dict[str, Any]
 Runs = Sequence[tuple[str, Json]]
@@ -47,14 +47,14 @@ MOST_APART = 20
 """Maximum number of clusters or applications that are shown separately, and of sizes with a value at each bar."""
 
 
-def draw(runs: Runs, folder: Path, form: str) -> list[Path]:
+def draw_figures(runs: Runs, folder: Path, form: str) -> list[Path]:
     """Write each figure for which the runs have data, in format ``form`` (``png`` or ``svg``); return the paths."""
     figures: dict[str, Callable[[Runs], Figure | None]] = {
-        "response": response,
-        "coallocated": coallocated,
-        "utilisation": utilisation,
-        "cdf": cdf,
-        "sizes": sizes,
+        "response": draw_response,
+        "coallocated": draw_coallocated,
+        "utilisation": draw_utilisation,
+        "cdf": draw_cdf,
+        "sizes": draw_sizes,
     }
     drawn = []
     with mpl.rc_context(STYLE):
@@ -67,34 +67,38 @@ def draw(runs: Runs, folder: Path, form: str) -> list[Path]:
     return drawn
 
 
-def _figure(columns: int = 1, rows: int = 1, *, width: float = 6.4, height: float = 4.0) -> tuple[Figure, list[Axes]]:
+def _create_figure(
+    columns: int = 1, rows: int = 1, *, width: float = 6.4, height: float = 4.0
+) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [ax for line in axes for ax in line]
 
 
-def _bars(runs: Runs) -> list[tuple[float, str, str, Json]]:
+def _bars_of(runs: Runs) -> list[tuple[float, str, str, Json]]:
     """Return position, run, application and means of each bar: grouped by application, one bar for each run."""
     groups = [(label, {g["application"]: g for g in by_application(report["jobs"])}) for label, report in runs]
-    applications = sorted({name for _, of in groups for name in of})
+    applications = sorted({name for _, application_means in groups for name in application_means})
     if len(applications) > MOST_APART:
         applications = ["all"]
-        groups = [(label, {"all": means(report["jobs"])}) for label, report in runs]
+        groups = [(label, {"all": compute_means(report["jobs"])}) for label, report in runs]
     bars: list[tuple[float, str, str, Json]] = []
     for place, application in enumerate(applications):
-        for index, (label, of) in enumerate(groups):
-            if application in of:
-                bars.append((place * (len(runs) + 1) + index, label, application, of[application]))
+        for index, (label, application_means) in enumerate(groups):
+            if application in application_means:
+                bars.append((place * (len(runs) + 1) + index, label, application, application_means[application]))
     return bars
 
 
 def _name_bars(ax: Axes, runs: Runs, bars: Sequence[tuple[float, str, str, Json]]) -> None:
-    places = {application: int(at) // (len(runs) + 1) for at, _, application, _ in bars}
+    places = {application: int(position) // (len(runs) + 1) for position, _, application, _ in bars}
     names = [label if len(runs) > 1 else application for _, label, application, _ in bars]
     wide = len(bars) > 4 or max(map(len, names), default=0) > 14
-    ax.set_xticks([at for at, *_ in bars], names, rotation=30 if wide else 0, ha="right" if wide else "center")
+    ax.set_xticks(
+        [position for position, *_ in bars], names, rotation=30 if wide else 0, ha="right" if wide else "center"
+    )
     ax.grid(axis="x", visible=False)
-    right = max(at for at, *_ in bars)
+    right = max(position for position, *_ in bars)
     room = max(0.7, 1.2 - right / 2)
     ax.set_xlim(-room, right + room)
     if len(places) > 1 and len(runs) > 1:
@@ -103,22 +107,27 @@ def _name_bars(ax: Axes, runs: Runs, bars: Sequence[tuple[float, str, str, Json]
             ax.text(middle, 1.02, application, ha="center", transform=ax.get_xaxis_transform(), fontweight="bold")
 
 
-def response(runs: Runs) -> Figure | None:
+def draw_response(runs: Runs) -> Figure | None:
     """Draw the mean response time of each application, split into wait and execution (sonmez-2010, figure 6a).
 
     Return None without data.
     """
-    bars = [bar for bar in _bars(runs) if bar[3]["response_time"] is not None]
+    bars = [bar for bar in _bars_of(runs) if bar[3]["response_time"] is not None]
     if not bars:
         return None
-    figure, (ax,) = _figure(width=max(5.0, 2.2 + 0.75 * len(bars)), height=4.4)
-    at = [bar[0] for bar in bars]
+    figure, (ax,) = _create_figure(width=max(5.0, 2.2 + 0.75 * len(bars)), height=4.4)
+    positions = [bar[0] for bar in bars]
     wait, execution = ([bar[3][name] or 0.0 for bar in bars] for name in ("wait_time", "execution_time"))
-    ax.bar(at, execution, 0.75, color=BLUE, label="execution")
-    ax.bar(at, wait, 0.75, bottom=execution, color=ORANGE, label="wait", hatch="///", edgecolor="white")
-    for place, one, other in zip(at, wait, execution, strict=True):
+    ax.bar(positions, execution, 0.75, color=BLUE, label="execution")
+    ax.bar(positions, wait, 0.75, bottom=execution, color=ORANGE, label="wait", hatch="///", edgecolor="white")
+    for position, wait_s, execution_s in zip(positions, wait, execution, strict=True):
         ax.annotate(
-            f"{one + other:.1f}", (place, one + other), (0, 2), textcoords="offset points", ha="center", fontsize=8
+            f"{wait_s + execution_s:.1f}",
+            (position, wait_s + execution_s),
+            (0, 2),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
         )
     _name_bars(ax, runs, bars)
     ax.set_ylabel("mean response time (s)")
@@ -127,12 +136,12 @@ def response(runs: Runs) -> Figure | None:
     return figure
 
 
-def coallocated(runs: Runs) -> Figure | None:
+def draw_coallocated(runs: Runs) -> Figure | None:
     """Draw the fraction of jobs that used several clusters (sonmez-2010, figure 6b); return None without data."""
-    bars = [bar for bar in _bars(runs) if bar[3]["coallocated"] is not None]
+    bars = [bar for bar in _bars_of(runs) if bar[3]["coallocated"] is not None]
     if not bars:
         return None
-    figure, (ax,) = _figure(width=max(5.0, 2.2 + 0.75 * len(bars)), height=4.0)
+    figure, (ax,) = _create_figure(width=max(5.0, 2.2 + 0.75 * len(bars)), height=4.0)
     parts = [bar[3]["coallocated"] for bar in bars]
     ax.bar([bar[0] for bar in bars], parts, 0.75, color=GREEN)
     for bar, part in zip(bars, parts, strict=True):
@@ -144,7 +153,7 @@ def coallocated(runs: Runs) -> Figure | None:
     return figure
 
 
-def utilisation(runs: Runs) -> Figure | None:
+def draw_utilisation(runs: Runs) -> Figure | None:
     """Draw the nodes used by jobs and local users over time (mohamed-2005, figure 2).
 
     A single run also gets a panel for each cluster. Return None without data.
@@ -160,9 +169,9 @@ def utilisation(runs: Runs) -> Figure | None:
             panels += [(name, samples, [name]) for name in names]
     if not panels:
         return None
-    figure, axes = _figure(rows=len(panels), width=8.0, height=0.9 + 1.75 * len(panels))
+    figure, axes = _create_figure(rows=len(panels), width=8.0, height=0.9 + 1.75 * len(panels))
     for ax, (title, samples, names) in zip(axes, panels, strict=True):
-        _stack(ax, samples, names)
+        _fill_stacked(ax, samples, names)
         ax.set_title(title, loc="left")
         ax.set_ylabel("nodes in use")
         ax.set_xlim(0, max(panel[1].at[-1] for panel in panels))
@@ -174,21 +183,21 @@ def utilisation(runs: Runs) -> Figure | None:
     return figure
 
 
-def _stack(ax: Axes, samples: Samples, names: Sequence[str]) -> None:
+def _fill_stacked(ax: Axes, samples: Samples, names: Sequence[str]) -> None:
     def fractions(column: str) -> list[float]:
         counts = [sum(samples.clusters[name][column][i] for name in names) for i in range(len(samples.at))]
         return [count / total if total else 0.0 for count, total in zip(counts, totals, strict=True)]
 
     totals = [sum(samples.clusters[name]["total"][i] for name in names) for i in range(len(samples.at))]
     used, background = fractions("used"), fractions("background")
-    both = [one + other for one, other in zip(used, background, strict=True)]
+    both = [used_share + background_share for used_share, background_share in zip(used, background, strict=True)]
     ax.fill_between(samples.at, used, step="post", color=BLUE, linewidth=0, label="jobs of this scheduler")
     ax.fill_between(samples.at, used, both, step="post", color=ORANGE, linewidth=0, label="background")
 
 
-def cdf(runs: Runs) -> Figure | None:
+def draw_cdf(runs: Runs) -> Figure | None:
     """Draw the cumulative distribution of response times; return None without data."""
-    figure, (ax,) = _figure()
+    figure, (ax,) = _create_figure()
     lines = 0
     for (label, report), (colour, style) in zip(runs, LINES * len(runs), strict=False):
         times = sorted(job["response_time"] for job in report["jobs"] if has_run(job))
@@ -208,29 +217,29 @@ def cdf(runs: Runs) -> Figure | None:
     return figure
 
 
-def sizes(runs: Runs) -> Figure | None:
+def draw_sizes(runs: Runs) -> Figure | None:
     """Draw failures, co-allocation, placement time and start delay by job size (mohamed-2005, figures 3 to 5).
 
     Return None without data.
     """
-    series = _series(runs)
+    series = _series_by_size(runs)
     keys = sorted({key for _, groups in series for key in groups}, key=lambda key: (key[0], key[1] or 0))
     if not keys:
         return None
-    figure, axes = _figure(2, 2, width=min(30.0, max(9.0, 2.0 + 0.6 * len(keys))), height=6.4)
+    figure, axes = _create_figure(2, 2, width=min(30.0, max(9.0, 2.0 + 0.6 * len(keys))), height=6.4)
     panels: list[tuple[str, Callable[[list[Json]], float | None], bool]] = [
-        ("failed attempts", lambda jobs: means(jobs)["failures"], True),
-        ("co-allocated jobs", lambda jobs: means(jobs)["coallocated"], True),
+        ("failed attempts", lambda jobs: compute_means(jobs)["failures"], True),
+        ("co-allocated jobs", lambda jobs: compute_means(jobs)["coallocated"], True),
         ("placement time (s)", lambda jobs: mean_of(jobs, "queue_time"), False),
         ("start delay (s)", lambda jobs: mean_of(jobs, "start_delay"), False),
     ]
     width = 0.8 / len(series)
     for ax, (title, figure_of, is_part) in zip(axes, panels, strict=True):
         for index, ((label, groups), (colour, _)) in enumerate(zip(series, LINES * len(series), strict=False)):
-            found = [(place, figure_of(groups[key])) for place, key in enumerate(keys) if key in groups]
-            known = [(place, height) for place, height in found if height is not None]
-            at = [place + (index - (len(series) - 1) / 2) * width for place, _ in known]
-            bars = ax.bar(at, [height for _, height in known], 0.92 * width, color=colour, label=label)
+            values = [(place, figure_of(groups[key])) for place, key in enumerate(keys) if key in groups]
+            heights = [(place, height) for place, height in values if height is not None]
+            positions = [place + (index - (len(series) - 1) / 2) * width for place, _ in heights]
+            bars = ax.bar(positions, [height for _, height in heights], 0.92 * width, color=colour, label=label)
             if len(keys) <= MOST_APART:
                 # The value distinguishes a bar of height 0 from a missing bar.
                 ax.bar_label(bars, fmt="{:.0%}" if is_part else "{:.3g}", fontsize=7, padding=1)
@@ -252,24 +261,24 @@ def sizes(runs: Runs) -> Figure | None:
 Key = tuple[int, int | None]
 
 
-def _series(runs: Runs) -> list[tuple[str, dict[Key, list[Json]]]]:
+def _series_by_size(runs: Runs) -> list[tuple[str, dict[Key, list[Json]]]]:
     """Return jobs by size: for one run a series for each priority, for several runs one for each run."""
-    found: list[tuple[str, list[Json]]] = []
+    series: list[tuple[str, list[Json]]] = []
     for label, report in runs:
         jobs = [job for job in report["jobs"] if job["state"] in ENDED]
         if len(runs) > 1:
-            found.append((label, jobs))
+            series.append((label, jobs))
         else:
-            found += [(f"{priority} priority", own) for priority, own in grouped(jobs, _priority).items()]
+            series += [(f"{priority} priority", group) for priority, group in group_jobs(jobs, _priority_of).items()]
     split = len(runs) == 1
 
     def key(job: Json) -> Key:
         return job["nodes"], job["components"] if split else None
 
-    return [(label, grouped(jobs, key)) for label, jobs in found if jobs]
+    return [(label, group_jobs(jobs, key)) for label, jobs in series if jobs]
 
 
-def _priority(job: Json) -> str:
+def _priority_of(job: Json) -> str:
     return str(job["priority"])
 
 

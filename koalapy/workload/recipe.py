@@ -22,15 +22,15 @@ class Program:
         return [*self.words, *(self.arguments if arguments is None else arguments)]
 
 
-def _app(name: str, estimate: float, *arguments: str) -> Program:
+def _mpi_program(name: str, estimate: float, *arguments: str) -> Program:
     return Program(("python", "-m", f"koalapy.apps.{name}"), ("--no-where", *arguments), estimate)
 
 
 PROGRAMS: dict[str, Program] = {
-    "prime": _app("prime", 5.0),
-    "poisson": _app("poisson", 5.0),
-    "wave": _app("wave", 5.0),
-    "allgather": _app("allgather", 5.0),
+    "prime": _mpi_program("prime", 5.0),
+    "poisson": _mpi_program("poisson", 5.0),
+    "wave": _mpi_program("wave", 5.0),
+    "allgather": _mpi_program("allgather", 5.0),
     SLEEP: Program((SLEEP,), launcher="processes"),
 }
 """The applications of sonmez-2010, a further MPI program, and ``sleep``."""
@@ -46,7 +46,7 @@ def form_for(policy: str, form: str) -> str:
     if policy not in POLICIES.names():
         return form
     serves = POLICIES.get(policy).serves
-    return next((each for each in (form, "nonfixed", "flexible") if each in serves), form)
+    return next((candidate for candidate in (form, "nonfixed", "flexible") if candidate in serves), form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,34 +92,34 @@ class Recipe:
     def check(self) -> None:
         """Raise ``UsageError`` for the first invalid parameter."""
         if not self.sizes or min(self.sizes) < 1:
-            _refuse("--sizes", self.sizes, "give whole numbers, 1 or more")
+            _reject_option("--sizes", self.sizes, "give whole numbers, 1 or more")
         if not self.components or min(self.components) < 1:
-            _refuse("--components", self.components, "give whole numbers, 1 or more")
+            _reject_option("--components", self.components, "give whole numbers, 1 or more")
         for option, value in (("--utilisation", self.utilisation), ("--compress", self.compress)):
             _check_positive(option, value)
-        for option, given in (("--rate", self.rate), ("--scale", self.scale), ("--duration", self.duration)):
-            if given is not None:
-                _check_positive(option, given)
+        for option, number in (("--rate", self.rate), ("--scale", self.scale), ("--duration", self.duration)):
+            if number is not None:
+                _check_positive(option, number)
         if self.jobs is not None and self.jobs < 1:
-            _refuse("--jobs", self.jobs, "give 1 or more")
+            _reject_option("--jobs", self.jobs, "give 1 or more")
         low, high = self.run_times
         if not 0 < low <= high:
-            _refuse("--run-times", f"{low:g}-{high:g}", "give seconds as LOW-HIGH, above 0")
+            _reject_option("--run-times", f"{low:g}-{high:g}", "give seconds as LOW-HIGH, above 0")
         for name, _ in self.applications:
             check_application("--applications", name)
-        for option, named in (("--arguments", self.arguments), ("--estimate", self.estimates)):
-            for name, _ in named:
+        for option, pairs in (("--arguments", self.arguments), ("--estimate", self.estimates)):
+            for name, _ in pairs:
                 check_application(option, name)
         for name, seconds in self.estimates:
             _check_positive(f"--estimate {name}", seconds)
         for option, weighted in (("--applications", self.applications), ("--priorities", self.priorities)):
             if not weighted:
-                _refuse(option, "", "name one or more")
+                _reject_option(option, "", "name one or more")
             for name, weight in weighted:
                 _check_positive(f"{option} {name}", weight)
         for name, _ in self.priorities:
             if name not in ("high", "low"):
-                _refuse("--priorities", name, "use high and low")
+                _reject_option("--priorities", name, "use high and low")
 
     def seconds_of(self, application: str) -> float:
         """Return the expected run time of an application on one cluster in seconds."""
@@ -130,17 +130,17 @@ class Recipe:
 
 def check_application(option: str, name: str) -> None:
     if name not in PROGRAMS:
-        _refuse(option, name, f"known: {', '.join(sorted(PROGRAMS))}")
+        _reject_option(option, name, f"known: {', '.join(sorted(PROGRAMS))}")
 
 
 def _check_positive(option: str, value: float) -> None:
     if not 0 < value < float("inf"):
-        _refuse(option, value, "give a number above 0")
+        _reject_option(option, value, "give a number above 0")
 
 
-def _refuse(option: str, value: object, hint: str) -> None:
-    shown = ",".join(str(one) for one in value) if isinstance(value, tuple) else value
-    raise UsageError(f"{option} is {shown!r}", field=option, value=value, hint=hint)
+def _reject_option(option: str, value: object, hint: str) -> None:
+    text = ",".join(str(part) for part in value) if isinstance(value, tuple) else value
+    raise UsageError(f"{option} is {text!r}", field=option, value=value, hint=hint)
 
 
 PRESETS: dict[str, Recipe] = {

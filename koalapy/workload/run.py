@@ -88,13 +88,13 @@ class Run:
         self._try_at = 0.0
         self._submitted: dict[int, tuple[int, float]] = {}
         """Job number in the workload to the job's id and its submission time."""
-        self._rows = [measures.planned(number, arrival) for number, arrival in enumerate(workload.jobs, 1)]
+        self._rows = [measures.planned_row(number, arrival) for number, arrival in enumerate(workload.jobs, 1)]
         self._over: set[int] = set()
         self._active: Mapping[int, str] = {}
         self._samples = Samples()
         self._in_doubt: int | None = None
         """Number of the job with a submission that may or may not have arrived; None if there is none."""
-        self._sample_at = self._look_at = self._show_at = 0.0
+        self._sample_at = self._poll_at = self._show_at = 0.0
         self._mean_background: float | None = None
         self._away_since: float | None = None
         self._away = 0.0
@@ -117,7 +117,7 @@ class Run:
         """Run the workload and return the report; return earlier on an interrupt, a rejection or a timeout."""
         try:
             while not self._is_over():
-                self._step()
+                self._do_due_work()
         except KeyboardInterrupt:
             self.interrupted = "interrupted"
         except Refused as error:
@@ -125,66 +125,66 @@ class Run:
         finally:
             self._end_load()
         if self.interrupted:
-            self._leave()
-        return self._report()
+            self._fetch_unfinished()
+        return self._create_report()
 
-    def _now(self) -> float:
+    def _elapsed_s(self) -> float:
         return self._clock() - self._began
 
     def _is_over(self) -> bool:
         if not self._waiting and len(self._over) == len(self._rows):
             return True
-        now, options = self._now(), self._options
+        now, options = self._elapsed_s(), self._options
         if options.timeout is not None and now > options.timeout:
             self.interrupted = f"not done within {options.timeout:g} s"
         elif self._away_since is not None and now - self._away_since > options.patience:
             self.interrupted = f"the daemon was away for {options.patience:g} s"
         return bool(self.interrupted)
 
-    def _step(self) -> None:
+    def _do_due_work(self) -> None:
         """Do all work that is due, then sleep briefly."""
         try:
-            if self._now() >= self._sample_at or self._away_since is not None:
-                self._sample()
+            if self._elapsed_s() >= self._sample_at or self._away_since is not None:
+                self._sample_clusters()
             self._is_back()
-            self._submit()
-            if self._now() >= self._look_at:
-                self._look()
+            self._submit_due()
+            if self._elapsed_s() >= self._poll_at:
+                self._poll_jobs()
         except Away as error:
             self._is_away(error)
-        if (now := self._now()) >= self._show_at:
-            self._show(self._progress())
-            self._show_at = now + max(SHOWN_EVERY, SHARE * (self._now() - now))
+        if (now := self._elapsed_s()) >= self._show_at:
+            self._show(self._current_progress())
+            self._show_at = now + max(SHOWN_EVERY, SHARE * (self._elapsed_s() - now))
         self._sleep(TICK if self._away_since is None else RETRY)
 
     # Availability of the daemon
 
     def _is_away(self, error: Away) -> None:
         if self._away_since is None:
-            self._away_since = self._now()
-            self._samples.add(self._away_since, ())
+            self._away_since = self._elapsed_s()
+            self._samples.add_sample(self._away_since, ())
             self._tell(f"the daemon is away: {error}; waiting up to {self._options.patience:g} s")
 
     def _is_back(self) -> None:
         if self._away_since is not None:
-            gone, self._away_since = self._now() - self._away_since, None
-            self._away += gone
-            self._tell(f"the daemon is back after {gone:.0f} s")
+            away_s, self._away_since = self._elapsed_s() - self._away_since, None
+            self._away += away_s
+            self._tell(f"the daemon is back after {away_s:.0f} s")
 
     # Submission
 
-    def _submit(self) -> None:
-        while self._waiting and self._now() >= self._try_at:
+    def _submit_due(self) -> None:
+        while self._waiting and self._elapsed_s() >= self._try_at:
             number = self._waiting[0]
             arrival, row = self._workload.jobs[number], self._rows[number]
-            if arrival.at > self._now():
+            if arrival.at > self._elapsed_s():
                 return
             self._in_doubt = number
             try:
                 job = self._daemon.submit(arrival.job, self._key_of(number))
             except Busy as error:
                 self._in_doubt = None
-                self._try_at = self._now() + error.retry_after
+                self._try_at = self._elapsed_s() + error.retry_after
                 self._tell(f"job {number + 1} waits {error.retry_after:g} s to be submitted: {error}")
                 return
             except Refused as error:
@@ -201,9 +201,9 @@ class Run:
 
     def _has_arrived(self, number: int, job: Json) -> float:
         """Record a job that the daemon accepted; return the time."""
-        now = self._now()
+        now = self._elapsed_s()
         self._submitted[number] = int(job["id"]), now
-        self._rows[number] = measures.measured(self._rows[number], now, job, ())
+        self._rows[number] = measures.measured_row(self._rows[number], now, job, ())
         return now
 
     def _key_of(self, number: int) -> str:
@@ -212,41 +212,41 @@ class Run:
 
     # Polling
 
-    def _sample(self) -> None:
+    def _sample_clusters(self) -> None:
         clusters = self._daemon.clusters()
-        now = self._now()
-        self._samples.add(now, clusters)
+        now = self._elapsed_s()
+        self._samples.add_sample(now, clusters)
         self._mean_background = self._samples.utilisation()["all"]["background"]
         self._sample_at = now + self._options.interval
         if self._load is not None:
-            self._load.look(now, clusters)
+            self._load.adjust_load(now, clusters)
 
-    def _look(self) -> None:
+    def _poll_jobs(self) -> None:
         """Poll the unfinished jobs, and fetch the records of some that have ended."""
-        began = self._now()
+        began = self._elapsed_s()
         self._active = self._daemon.active()
         ended = [n for n, (job, _) in self._submitted.items() if n not in self._over and job not in self._active]
         for number in ended[:AT_ONCE]:
-            self._fetch(number)
-        now = self._now()
-        self._look_at = now + max(self._options.interval, SHARE * (now - began)) if len(ended) <= AT_ONCE else now
+            self._fetch_job(number)
+        now = self._elapsed_s()
+        self._poll_at = now + max(self._options.interval, SHARE * (now - began)) if len(ended) <= AT_ONCE else now
         self._show_at = now
 
-    def _fetch(self, number: int) -> None:
+    def _fetch_job(self, number: int) -> None:
         ident, submitted = self._submitted[number]
         job = self._daemon.job(ident)
-        self._rows[number] = measures.measured(self._rows[number], submitted, job, self._daemon.attempts(ident))
+        self._rows[number] = measures.measured_row(self._rows[number], submitted, job, self._daemon.attempts(ident))
         if job["ended_at"] is not None:
             self._over.add(number)
 
-    def _progress(self) -> Progress:
+    def _current_progress(self) -> Progress:
         active = {job: self._active[job] for job, _ in self._submitted.values() if job in self._active}
         last = {
             column: sum(values[column][-1] for values in self._samples.clusters.values())
             for column in ("total", "used", "background")
         }
         return Progress(
-            seconds=self._now(),
+            seconds=self._elapsed_s(),
             jobs=len(self._rows),
             submitted=len(self._submitted),
             states=Counter(active.values()),
@@ -264,56 +264,60 @@ class Run:
     def _end_load(self) -> None:
         try:
             if self._load is not None:
-                self._load.end()
+                self._load.end_jobs()
         except KeyboardInterrupt:
             self._tell("background load goes on by itself, for a few minutes at most")
 
-    def _leave(self) -> None:
+    def _fetch_unfinished(self) -> None:
         """Fetch the remaining jobs a last time; cancel them first if the options ask for it."""
-        left = [number for number in self._submitted if number not in self._over]
-        one = len(left) == 1
-        what = f"{'is' if one else 'are'} cancelled" if self._cancels else f"{'goes' if one else 'go'} on"
-        self._tell(f"{self.interrupted}: {len(left)} job{'' if one else 's'} {what}")
+        unfinished = [number for number in self._submitted if number not in self._over]
+        is_single = len(unfinished) == 1
+        consequence = (
+            f"{'is' if is_single else 'are'} cancelled"
+            if self._is_cancelling
+            else f"{'goes' if is_single else 'go'} on"
+        )
+        self._tell(f"{self.interrupted}: {len(unfinished)} job{'' if is_single else 's'} {consequence}")
         try:
-            if self._cancels and (number := self._in_doubt) is not None:
+            if self._is_cancelling and (number := self._in_doubt) is not None:
                 # A second submission with the same key ensures that the job exists exactly once.
                 self._has_arrived(number, self._daemon.submit(self._workload.jobs[number].job, self._key_of(number)))
-                left.append(number)
-            if self._cancels and left:
-                for said in self._daemon.cancel([self._submitted[number][0] for number in left]):
-                    self._tell(said)  # The job ended before it was cancelled.
-            self._look_again(left, self._now() + (ENDS_WITHIN if self._cancels else 0.0))
+                unfinished.append(number)
+            if self._is_cancelling and unfinished:
+                for message in self._daemon.cancel([self._submitted[number][0] for number in unfinished]):
+                    self._tell(message)  # The job ended before it was cancelled.
+            self._poll_until_ended(unfinished, self._elapsed_s() + (ENDS_WITHIN if self._is_cancelling else 0.0))
         except (Away, Refused) as error:
             self._tell(f"what became of the last jobs is not known: {error}")
         except KeyboardInterrupt:
             self._tell("what became of the last jobs is not known")
 
-    def _look_again(self, left: list[int], until: float) -> None:
+    def _poll_until_ended(self, unfinished: list[int], until: float) -> None:
         """Fetch these jobs until all have ended, or until a time in seconds."""
         while True:
-            for number in left:
-                self._fetch(number)
-            left = [number for number in left if number not in self._over]
-            if not left or self._now() >= until:
+            for number in unfinished:
+                self._fetch_job(number)
+            unfinished = [number for number in unfinished if number not in self._over]
+            if not unfinished or self._elapsed_s() >= until:
                 return
             self._sleep(RETRY)
 
     @property
-    def _cancels(self) -> bool:
+    def _is_cancelling(self) -> bool:
         return self.interrupted == "interrupted" and self._options.cancel_on_interrupt
 
-    def _report(self) -> Json:
+    def _create_report(self) -> Json:
         late = [row["late"] for row in self._rows if row["late"] is not None]
-        away = self._away + (self._now() - self._away_since if self._away_since is not None else 0.0)
+        away = self._away + (self._elapsed_s() - self._away_since if self._away_since is not None else 0.0)
         run: Json = {
             "began": self._began_at.isoformat(timespec="seconds"),
-            "seconds": round(self._now(), 3),
+            "seconds": round(self._elapsed_s(), 3),
             "complete": not self.interrupted,
             "interrupted": self.interrupted,
             "background_target": self._options.background,
             "background_seconds": self._options.background_seconds if self._options.background else None,
             "interval": self._options.interval,
-            "late": sum(one > LATE for one in late),
+            "late": sum(delay > LATE for delay in late),
             "latest": round(max(late, default=0.0), 3),
             "daemon_away": round(away, 3),
         }

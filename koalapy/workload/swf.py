@@ -67,7 +67,7 @@ class Trace:
         return max((job.processors for job in self.jobs), default=1)
 
 
-def read(path: Path, *, lenient: bool = False) -> Trace:
+def read_trace(path: Path, *, lenient: bool = False) -> Trace:
     """Read a trace, plain or compressed as ``.gz`` or ``.xz``; raise ``UsageError`` that names the invalid line.
 
     ``lenient``: list invalid lines in ``malformed`` instead.
@@ -75,7 +75,7 @@ def read(path: Path, *, lenient: bool = False) -> Trace:
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
         with opener(path, "rt", encoding="utf-8", errors="replace") as file:  # type: ignore[operator]
-            return parse(file, str(path), lenient=lenient)
+            return parse_trace(file, str(path), lenient=lenient)
     except OSError as error:
         problem = error.strerror or str(error)
     except (EOFError, lzma.LZMAError, zlib.error) as error:
@@ -83,21 +83,21 @@ def read(path: Path, *, lenient: bool = False) -> Trace:
     raise UsageError(f"cannot read {path}: {problem}", field="--swf", hint="give a file in SWF, plain, .gz or .xz")
 
 
-def parse(text: Iterable[str], name: str, *, lenient: bool = False) -> Trace:
+def parse_trace(text: Iterable[str], name: str, *, lenient: bool = False) -> Trace:
     """Parse the lines of a trace; ``name`` is used in messages. Errors are those of ``read``."""
     trace = Trace()
     for number, line in enumerate(text, 1):
         line = line.removeprefix("\ufeff")  # Some editors write a byte order mark at the beginning of a file.
-        words = line.split()
-        if not words:
+        fields = line.split()
+        if not fields:
             continue
-        if words[0].startswith((";", "#")):
+        if fields[0].startswith((";", "#")):
             key, colon, value = line.lstrip(";# \t").partition(":")
             if colon:
                 trace.header.setdefault(key.strip(), value.strip())
             continue
         try:
-            trace.jobs.append(_job(words, f"{name} line {number}"))
+            trace.jobs.append(_parse_job(fields, f"{name} line {number}"))
         except UsageError as error:
             if not lenient:
                 raise
@@ -108,12 +108,12 @@ def parse(text: Iterable[str], name: str, *, lenient: bool = False) -> Trace:
     return trace
 
 
-def _job(words: list[str], where: str) -> TraceJob:
-    if len(words) != FIELDS:
+def _parse_job(fields: list[str], location: str) -> TraceJob:
+    if len(fields) != FIELDS:
         hint = f"each job is one line of {FIELDS} numbers; see the Parallel Workloads Archive"
-        raise UsageError(f"{where} has {len(words)} fields, not {FIELDS}", field="--swf", hint=hint)
+        raise UsageError(f"{location} has {len(fields)} fields, not {FIELDS}", field="--swf", hint=hint)
     number, submitted, ran, allocated, requested, requested_time, status, user, queue = (
-        _number(words, place, where) for place in NAMES if place != WAIT
+        _parse_number(fields, place, location) for place in NAMES if place != WAIT
     )
     processors = requested if requested > 0 else allocated
     return TraceJob(int(number), submitted, ran, int(processors), int(status), requested_time, int(user), int(queue))
@@ -124,14 +124,14 @@ def _without_commas(text: str) -> str:
     return text.replace(",", "") if re.fullmatch(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?", text) else text
 
 
-def _number(words: list[str], place: int, where: str) -> float:
+def _parse_number(fields: list[str], index: int, location: str) -> float:
     try:
-        value = float(_without_commas(words[place]))
+        value = float(_without_commas(fields[index]))
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
         raise UsageError(
-            f"{where}: field {place + 1}, the {NAMES[place]}, is {words[place]!r}",
+            f"{location}: field {index + 1}, the {NAMES[index]}, is {fields[index]!r}",
             field="--swf",
             hint="give a number, or -1 where it is not known",
         )
@@ -139,28 +139,28 @@ def _number(words: list[str], place: int, where: str) -> float:
 
 
 @dataclass(slots=True)
-class Sorted:
+class JobSelection:
     """The usable jobs of a trace, and the number of other jobs by the reason why they are left out."""
 
     usable: list[TraceJob] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
 
-def sort(jobs: Iterable[TraceJob], status: int | None = None, *, keep_zero: bool = False) -> Sorted:
+def select_jobs(jobs: Iterable[TraceJob], status: int | None = None, *, keep_zero: bool = False) -> JobSelection:
     """Select the jobs with known size and run time; ``status`` 1 selects completed ones.
 
     Jobs of run time 0 ended within their first second or failed at once; ``keep_zero`` keeps them.
     """
-    found = Sorted()
+    selection = JobSelection()
     for job in jobs:
-        if why := _why_not(job, status, keep_zero):
-            found.left_out[why] = found.left_out.get(why, 0) + 1
+        if reason := _exclusion_reason(job, status, keep_zero):
+            selection.left_out[reason] = selection.left_out.get(reason, 0) + 1
         else:
-            found.usable.append(job)
-    return found
+            selection.usable.append(job)
+    return selection
 
 
-def _why_not(job: TraceJob, status: int | None, keep_zero: bool) -> str:
+def _exclusion_reason(job: TraceJob, status: int | None, keep_zero: bool) -> str:
     if job.status in PARTS if status is None else job.status != status:
         return "parts of jobs" if status is None else "of another status"
     if job.processors <= 0:

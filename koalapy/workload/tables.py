@@ -8,7 +8,7 @@ Json = dict[str, Any]
 SPANS = ("wait_time", "execution_time", "response_time")
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a table; columns of numbers are right-aligned."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(header), *cells]) for i in range(len(header))]
@@ -25,21 +25,29 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join([line(list(header)), line(rule), *(line(row) for row in cells)])
 
 
-def report(told: Json, title: str) -> str:
+def format_report(content: Json, title: str) -> str:
     """Return the full report of one run."""
-    parts = [f"# {title}", _how(told), "## Response time", *_response(told), "## Placing and claiming", _sizes(told)]
-    parts += ["## Utilisation", _utilisation(told["utilisation"])]
+    parts = [
+        f"# {title}",
+        _format_summary(content),
+        "## Response time",
+        *_format_response(content),
+        "## Placing and claiming",
+        _format_sizes(content),
+    ]
+    parts += ["## Utilisation", _format_utilisation(content["utilisation"])]
     return "\n\n".join(parts) + "\n"
 
 
-def _how(told: Json) -> str:
-    run, workload, summary = told["run"], told["workload"], told["summary"]
+def _format_summary(content: Json) -> str:
+    run, workload, summary = content["run"], content["workload"], content["summary"]
     states = ", ".join(f"{count} {state}" for state, count in summary["states"].items())
-    policies = ", ".join(sorted({job["policy"] for job in told["jobs"] if job["policy"]})) or "-"
+    policies = ", ".join(sorted({job["policy"] for job in content["jobs"] if job["policy"]})) or "-"
     lines = [f"{summary['jobs']} jobs in {run['seconds']:.0f} s ({states}); policy {policies}; began {run['began']}."]
     if run["background_target"]:
-        measured = told["utilisation"]["all"]["background"]
-        lines.append(f"Background load: {percent(run['background_target'])} asked for, {percent(measured)} measured.")
+        target = format_percent(run["background_target"])
+        measured = format_percent(content["utilisation"]["all"]["background"])
+        lines.append(f"Background load: {target} asked for, {measured} measured.")
     if "seed" in workload:
         lines.append(f"Workload: seed {workload['seed']}, {workload.get('arrivals', '-')} arrivals.")
     if run["late"]:
@@ -51,8 +59,8 @@ def _how(told: Json) -> str:
     return "\n".join(lines)
 
 
-def _response(told: Json) -> list[str]:
-    groups = [*told["by_application"], {"application": "all", **told["summary"]}]
+def _format_response(content: Json) -> list[str]:
+    groups = [*content["by_application"], {"application": "all", **content["summary"]}]
     header = [
         "application",
         "ran",
@@ -69,21 +77,21 @@ def _response(told: Json) -> list[str]:
         [
             g["application"],
             g["ran"],
-            *(span(g[n]) for n in ("queue_time", "startup_overhead", *SPANS)),
-            span(g["response_quantiles"]["0.95"]),
-            percent(g["coallocated"]),
-            span(g["clusters_combined"]),
+            *(format_span(g[n]) for n in ("queue_time", "startup_overhead", *SPANS)),
+            format_span(g["response_quantiles"]["0.95"]),
+            format_percent(g["coallocated"]),
+            format_span(g["clusters_combined"]),
         ]
-        for g in (groups if len(told["by_application"]) > 1 else groups[:-1])
+        for g in (groups if len(content["by_application"]) > 1 else groups[:-1])
     ]
     return [
-        markdown(header, rows),
+        markdown_table(header, rows),
         "Means over jobs that ran to an end of their own. Response = wait + execution; wait ends when the barrier "
         "opens. Start-up goes from the placement until the barrier opens.",
     ]
 
 
-def _sizes(told: Json) -> str:
+def _format_sizes(content: Json) -> str:
     header = [
         "nodes",
         "components",
@@ -102,28 +110,28 @@ def _sizes(told: Json) -> str:
             g["components"] or "flexible",
             g["priority"],
             g["ran"],
-            percent(g["failures"]),
-            span(g["queue_time"]),
-            span(g["start_delay"]),
-            span(g["placement_tries"]),
-            span(g["claiming_tries"]),
-            percent(g["coallocated"]),
+            format_percent(g["failures"]),
+            format_span(g["queue_time"]),
+            format_span(g["start_delay"]),
+            format_span(g["placement_tries"]),
+            format_span(g["claiming_tries"]),
+            format_percent(g["coallocated"]),
         ]
-        for g in told["by_size"]
+        for g in content["by_size"]
     ]
-    return markdown(header, rows)
+    return markdown_table(header, rows)
 
 
-def _utilisation(told: Json) -> str:
-    groups = [*told["clusters"].items(), ("all", told["all"])]
-    rows = [[name, u["nodes"], percent(u["ours"]), percent(u["background"])] for name, u in groups]
-    return markdown(["cluster", "nodes", "jobs", "background"], rows)
+def _format_utilisation(content: Json) -> str:
+    groups = [*content["clusters"].items(), ("all", content["all"])]
+    rows = [[name, u["nodes"], format_percent(u["ours"]), format_percent(u["background"])] for name, u in groups]
+    return markdown_table(["cluster", "nodes", "jobs", "background"], rows)
 
 
 # Comparison of runs
 
 
-def comparison(told: Json) -> str:
+def format_comparison(content: Json) -> str:
     """Return a comparison of several runs; changes are relative to the mean response time of the first run."""
     header = [
         "run",
@@ -142,32 +150,32 @@ def comparison(told: Json) -> str:
             g["run"],
             g["application"],
             g["ran"],
-            *(span(g[name]) for name in SPANS),
-            change(g["change"]),
-            percent(g["coallocated"]),
-            span(g["clusters_combined"]),
-            percent(g["failures"]),
+            *(format_span(g[name]) for name in SPANS),
+            format_change(g["change"]),
+            format_percent(g["coallocated"]),
+            format_span(g["clusters_combined"]),
+            format_percent(g["failures"]),
         ]
-        for g in told["rows"]
+        for g in content["rows"]
     ]
     used = [
         [
             run["label"],
             f"{run['seconds']:.0f}",
-            percent(run["ours"]),
-            percent(run["background"]),
+            format_percent(run["ours"]),
+            format_percent(run["background"]),
             run["incomplete"] or "-",
         ]
-        for run in told["runs"]
+        for run in content["runs"]
     ]
     return (
         "\n\n".join(
             [
                 "# Runs compared",
-                markdown(header, rows),
-                f"Means per job in seconds; change: of the mean response time against {told['runs'][0]['label']}.",
+                markdown_table(header, rows),
+                f"Means per job in seconds; change: of the mean response time against {content['runs'][0]['label']}.",
                 "## Utilisation",
-                markdown(["run", "seconds", "jobs", "background", "incomplete"], used),
+                markdown_table(["run", "seconds", "jobs", "background", "incomplete"], used),
             ]
         )
         + "\n"
@@ -177,15 +185,15 @@ def comparison(told: Json) -> str:
 # Single values
 
 
-def span(value: float | None) -> str:
+def format_span(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def change(value: float | None) -> str:
+def format_change(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:+.1f} %"
 
 

@@ -278,11 +278,11 @@ def test_messages_are_split_into_bounded_frames() -> None:
     relays = [
         Relay(token="1.1.0", node=n, payload={"x": "y" * 1000}, sender="1.1.1", sender_node=0) for n in range(100)
     ]
-    encode = partial(messages.frame, from_agent)
-    frames = list(messages.frames(relays, encode, 10_000))
+    encode = partial(messages.encode_frame, from_agent)
+    frames = list(messages.encode_frames(relays, encode, 10_000))
     assert all(len(frame) <= 10_000 for frame in frames)
     assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
-    assert len(list(messages.frames(relays, encode, 100))) == 100
+    assert len(list(messages.encode_frames(relays, encode, 100))) == 100
 
 
 @pytest.mark.parametrize("start", ["1e999", "-1", str(10**400), "[]", '"x"'])

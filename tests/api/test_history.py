@@ -60,7 +60,7 @@ async def test_history_is_available_as_csv_and_trace(open_api: Open, body: Json)
     assert row.keys() == (await get_history(api, by="user"))["lines"][0].keys()
     trace = await api.get("/api/v1/history", params={"format": "swf"})
     assert trace.headers["content-type"] == "text/plain; charset=utf-8"
-    (job,) = swf.parse(trace.text.splitlines(), "trace").jobs
+    (job,) = swf.parse_trace(trace.text.splitlines(), "trace").jobs
     assert (job.number, job.status) == (1, 5)
 
 

@@ -17,8 +17,8 @@ from koalapy.model.request import ClusterName
 from koalapy.policies.registry import builtin_policies
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
 from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.permissions import SubmissionRules, check_is_theirs
-from koalapy.validation.submission import check
+from koalapy.validation.permissions import SubmissionRules, check_job_access
+from koalapy.validation.submission import check_submission
 
 LIMITS = Limits([ClusterLimits("north", 4), ClusterLimits("south", 4)], builtin_policies())
 NORTH = ClusterRecord("north", "local", "usable", 4, 4, 0, 0, 0, 0, "", 0.0, 1, 1.0)
@@ -99,7 +99,7 @@ class MemoryService:
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
         spec = SubmissionRules(HighPriority(Role.USER)).with_owner(spec, by)
-        check(replace(spec, policy="", policy_options=()), LIMITS)
+        check_submission(replace(spec, policy="", policy_options=()), LIMITS)
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
         self.records[job.id], self.printed[job.id] = self._become(job)
@@ -184,7 +184,7 @@ class MemoryService:
 
     async def get_owned(self, job: JobId, by: Identity) -> JobRecord:
         record = await self.get(job)
-        check_is_theirs(by, record.job)
+        check_job_access(by, record.job)
         return record
 
     def make_record(self, job: JobId) -> JobRecord:
@@ -209,7 +209,7 @@ class MemoryService:
         return replace(explanation, job=job)
 
     async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
-        check(replace(spec, policy="", policy_options=()), LIMITS)
+        check_submission(replace(spec, policy="", policy_options=()), LIMITS)
         self.asked = spec
         return self.explanation or Explanation(None, JobState.PLACED, "would be placed at once on north (4 nodes)")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.cli.workload.run import line_of, request_for
-from koalapy.workload.plan import Arrival, Workload, lines, nodes_of
+from koalapy.workload.plan import Arrival, Workload, nodes_of, workload_lines
 from koalapy.workload.run import Progress
 from tests.cli.conftest import Koala, Server
 
@@ -20,7 +20,7 @@ def written(path: Path, *commands: list[str], policy: str = "worst-fit") -> str:
     """A workload whose jobs arrive at once."""
     request = {"type": "nonfixed", "components": [{"size": 1}, {"size": 1}]}
     jobs = [Arrival(0.0, words[0], {"request": request, "command": words, "policy": policy}) for words in commands]
-    path.write_text("\n".join(lines(Workload({"seed": 1}, tuple(jobs)))))
+    path.write_text("\n".join(workload_lines(Workload({"seed": 1}, tuple(jobs)))))
     return str(path)
 
 

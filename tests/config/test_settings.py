@@ -9,7 +9,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.config.settings import OF_LOCAL_KIND, OF_OTHER_KINDS, ClusterSection, Settings, load, unknown_variables
+from koalapy.config.settings import (
+    OF_LOCAL_KIND,
+    OF_OTHER_KINDS,
+    ClusterSection,
+    Settings,
+    load_settings,
+    unknown_variables,
+)
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
@@ -23,7 +30,7 @@ def load_yaml(tmp_path: Path) -> Any:
     def load_values(**values: Any) -> Settings:
         path = tmp_path / "koala.yaml"
         path.write_text(yaml.safe_dump(values))
-        return load(path)
+        return load_settings(path)
 
     return load_values
 
@@ -92,7 +99,7 @@ def test_every_variable_of_a_section_may_be_an_object_or_a_list(monkeypatch: pyt
         "LINKS": '[{"between": ["north", "north"], "latency": "1ms"}]',
     }.items():
         monkeypatch.setenv(f"KOALA_{name}", value)
-    settings = load(None)
+    settings = load_settings(None)
     north = settings.clusters["north"]
     assert settings.network.command == ("pp",)
     assert (north.modules, north.token, north.mpi.series) == (["openmpi"], "1234567890123456789012", 4)
@@ -115,7 +122,7 @@ def test_text_that_cannot_be_encoded_is_refused_by_its_field(tmp_path: Path, yam
     path = tmp_path / "koala.yaml"
     path.write_text(yaml_text)
     with pytest.raises(UsageError) as refusal:
-        load(path)
+        load_settings(path)
     assert refusal.value.field == field
 
 
@@ -129,7 +136,7 @@ def test_rules_of_the_environment_are_refused_likewise(monkeypatch: pytest.Monke
     monkeypatch.setenv("KOALA_RULES__CLAIM_FACTOR", "1.5")
     place = "KOALA_RULES__CLAIM_FACTOR in the environment"
     with pytest.raises(UsageError, match=rf"^{place}: rules\.claim_factor: give less than 1$"):
-        load(None)
+        load_settings(None)
 
 
 def test_links_are_known_by_their_clusters(load_yaml: Any) -> None:
@@ -262,10 +269,10 @@ def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yam
 def test_tokens_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_TOKENS", '[{"token": "", "user": "ada"}]')
     with pytest.raises(UsageError, match=r"^KOALA_TOKENS in the environment: tokens\[0\]\.token: the token is blank"):
-        load(None)
+        load_settings(None)
     monkeypatch.setenv("KOALA_TOKENS", "a-token-for-tests")
     with pytest.raises(UsageError, match="given as JSON"):
-        load(None)
+        load_settings(None)
 
 
 @pytest.mark.parametrize("name", ["", "http://grid", "grid:8642", "a b", "*", "grid..org", "/", "[::1]"])
@@ -283,7 +290,7 @@ def test_all_that_is_wrong_is_told_at_once_with_the_key_that_was_meant_and_the_f
         "links: [{between: [north, north], latencey: 1}]\nzzz: 1\n"
     )
     with pytest.raises(UsageError) as refused:
-        load(path)
+        load_settings(path)
     told = refused.value.message.removeprefix(f"{path}: ")
     assert told.split("; ") == [
         "rules.claim_grce: there is no such key, did you mean claim_grace?",
@@ -296,7 +303,7 @@ def test_all_that_is_wrong_is_told_at_once_with_the_key_that_was_meant_and_the_f
     assert refused.value.hint == "correct it there"
     path.write_text("rules: {claim_grace: 0, claim_factor: 2}\n")
     with pytest.raises(UsageError) as refused:
-        load(path)
+        load_settings(path)
     assert refused.value.message == (
         f"{path}: rules.claim_grace: give at least 0.001; rules.claim_factor: give less than 1"
     )
@@ -310,7 +317,7 @@ def test_what_the_environment_said_wrong_is_to_be_corrected_there(
     monkeypatch.setenv("KOALA_RULES__CLAIM_GRCE", "5")
     monkeypatch.setenv("KOALA_TOKENS", '[""]')
     with pytest.raises(UsageError) as refused:
-        load(path)
+        load_settings(path)
     places = refused.value.message.partition(": ")[0].split(" and ")
     assert sorted(places) == sorted(
         [str(path), "KOALA_RULES__CLAIM_GRCE in the environment", "KOALA_TOKENS in the environment"]
@@ -321,7 +328,7 @@ def test_what_the_environment_said_wrong_is_to_be_corrected_there(
 def test_a_key_that_is_no_fields_name_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "koala.yaml").write_text(f"{text}\n")
     with pytest.raises(UsageError, match=r"is no field|cannot read"):
-        load(tmp_path / "koala.yaml")
+        load_settings(tmp_path / "koala.yaml")
 
 
 OIDC = {"issuer": "https://sso.example.org", "audience": "koala", "jwks_uri": "https://sso.example.org/jwks"}
@@ -375,7 +382,7 @@ def test_what_a_cluster_may_be_called(load_yaml: Any, name: str) -> None:
 
 def test_a_file_without_an_end_is_not_read_to_it() -> None:
     with pytest.raises(UsageError) as refusal:
-        load(Path("/dev/zero"))
+        load_settings(Path("/dev/zero"))
     assert refusal.value.message == "cannot read /dev/zero: it is larger than 16777216 bytes"
 
 
@@ -384,7 +391,7 @@ def test_what_yaml_itself_cannot_make_a_value_of_is_refused(tmp_path: Path, text
     path = tmp_path / "koala.yaml"
     path.write_text(text)
     with pytest.raises(UsageError) as refusal:
-        load(path)
+        load_settings(path)
     assert refusal.value.message.startswith(f"cannot read {path}: ")
 
 
@@ -414,7 +421,7 @@ def test_what_is_wrong_is_told_in_our_words(tmp_path: Path, text: str, says: str
     path = tmp_path / "koala.yaml"
     path.write_text(text)
     with pytest.raises(UsageError) as refusal:
-        load(path)
+        load_settings(path)
     assert (refusal.value.message, refusal.value.hint) == (f"{path}: {says}", "correct it there")
 
 
@@ -481,7 +488,7 @@ def test_configuration_with_duplicate_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "koala.yaml"
     path.write_text("clusters:\n  y: {nodes: 2}\n  y: {nodes: 3}\n")
     with pytest.raises(UsageError, match="the key 'y' is given twice, in lines 2 and 3: leave one out"):
-        load(path)
+        load_settings(path)
 
 
 @pytest.mark.parametrize(
@@ -495,7 +502,7 @@ def test_configuration_with_duplicate_key_is_refused(tmp_path: Path) -> None:
 def test_variable_like_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str, meant: str) -> None:
     monkeypatch.setenv(variable, "operator")
     with pytest.raises(UsageError, match="is no setting") as refusal:
-        load(None)
+        load_settings(None)
     assert (refusal.value.field, refusal.value.hint) == (variable, f"did you mean {meant}? Correct it, or unset it")
 
 
@@ -504,4 +511,4 @@ def test_variable_that_nothing_reads_is_listed(monkeypatch: pytest.MonkeyPatch) 
     for name in ("KOALA_TOKEN", "KOALA_JOB", "KOALA_NODE_INDEX", "KOALA_RULES__CLAIM_GRACE", "KOALA_SITE_OWN"):
         monkeypatch.setenv(name, "5")
     assert unknown_variables() == sorted({*before, "KOALA_SITE_OWN"})
-    load(None)
+    load_settings(None)

@@ -137,7 +137,7 @@ async def test_a_trace_can_be_read_as_a_workload(place: Place) -> None:
     place.end(job(4, day=THURSDAY, hours=1, clusters={}, state=JobState.CANCELLED))
     span = place.history.make_span(None, None)
     text = "".join([piece async for piece in place.history.export_trace(span, None)])
-    trace = swf.parse(text.splitlines(), "trace")
+    trace = swf.parse_trace(text.splitlines(), "trace")
     assert [(each.number, each.processors, each.ran, each.status) for each in trace.jobs] == [
         (1, 4, 7200.0, 1),
         (2, 4, 3600.0, 1),

@@ -33,7 +33,7 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 
 
 def plain(message: object) -> dict[str, Any]:
-    (sent,) = json.loads(wire.frame(wire.from_agent, [message]))
+    (sent,) = json.loads(wire.encode_frame(wire.from_agent, [message]))
     return dict(sent)
 
 

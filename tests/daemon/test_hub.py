@@ -54,7 +54,7 @@ class Agent:
         self.closed = ""
 
     def says(self, *messages: wire.FromAgent) -> None:
-        self.says_frame(wire.frame(wire.from_agent, list(messages)))
+        self.says_frame(wire.encode_frame(wire.from_agent, list(messages)))
 
     def says_frame(self, frame: str) -> None:
         self._said.put_nowait(frame)
@@ -234,7 +234,7 @@ def test_a_frame_can_be_sent_and_read_whatever_is_told(text: str, tokens: list[s
         ClusterReport(total=1, idle=1, holding=frozenset(tokens), problem=text),
         wire.Answer(ident="1", payload=payload, error=text),
     ]
-    frame = wire.frame(wire.from_agent, told)
+    frame = wire.encode_frame(wire.from_agent, told)
     frame.encode()
     read = wire.from_agent.validate_json(frame)
     assert [type(message) for message in read] == [ClusterReport, wire.Answer]

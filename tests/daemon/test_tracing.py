@@ -133,12 +133,12 @@ def test_phases_follow_each_other_without_gaps_and_files_are_of_their_component(
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1:4318", "ftp://host/", "http://", "http://ada:the-secret@host/v1/traces"])
 def test_an_address_that_is_none_is_refused_and_tells_no_password(wrong: str, tmp_path: Path) -> None:
-    from koalapy.config.settings import load
+    from koalapy.config.settings import load_settings
 
     config = tmp_path / "koala.yaml"
     config.write_text(f"tracing: {{endpoint: '{wrong}'}}\n")
     with pytest.raises(UsageError, match=r"^/.*: tracing\.endpoint") as refused:
-        load(config)
+        load_settings(config)
     assert "the-secret" not in f"{refused.value!r} {refused.value} {refused.value.hint}"
 
 

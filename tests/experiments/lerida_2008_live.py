@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from koalapy.policies.matching.problem import Kind, Matching, Problem, Share, Site
-from koalapy.workload.tables import markdown
+from koalapy.workload.tables import markdown_table
 
 PAGE = Path(__file__).parents[2] / "experiments" / "published" / "live" / "lerida-2008-fig-9.md"
 PROGRAM = Path(__file__).parent / "paced_exchange.py"
@@ -136,7 +136,7 @@ SC is the slowdown of the exchange, T that of the whole run, both against the pr
 runs, and the least and the most. Runs on held and on free links took turns. Load of the machine meanwhile: {load:.1f}
 on {processors} processors.
 
-{markdown(head, rows)}
+{markdown_table(head, rows)}
 
 The estimate is right about where links begin to be too narrow, and about the order of placements but for the widest
 need, where both placements with south take equally long. Beyond saturation exchanges take {_beyond(points)} times as

@@ -13,7 +13,7 @@ from typing import Any
 
 from koalapy.model.job import Priority
 from koalapy.model.request import InputFile
-from koalapy.workload.generate import generate
+from koalapy.workload.generate import generate_workload
 from koalapy.workload.recipe import PRESETS, GridSize
 
 CLUSTERS = {"north": 16, "south": 16}
@@ -71,7 +71,7 @@ def workload(jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, seed: i
     files = _files(random.Random(f"{seed}/files"))
     planned = [
         PlannedJob(arrival.at, {**arrival.job, "inputs": []}, files[arrival.job["inputs"][0]["file"]])
-        for arrival in generate(recipe, GridSize(CLUSTERS), seed).jobs
+        for arrival in generate_workload(recipe, GridSize(CLUSTERS), seed).jobs
     ]
     draws = random.Random(f"{seed}/local users")
     users: list[LocalUser] = []

@@ -26,8 +26,8 @@ from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import Gang, PlannedJob
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import Runner
-from koalapy.workload.plan import Arrival, Workload, lines
-from koalapy.workload.tables import markdown
+from koalapy.workload.plan import Arrival, Workload, workload_lines
+from koalapy.workload.tables import markdown_table
 
 PAGE = Path(__file__).parents[2] / "experiments" / "published" / "live" / "sonmez-2010.md"
 PROGRAM = Path(__file__).parent / "paced_exchange.py"
@@ -185,7 +185,7 @@ def _each_alone(
 def _stream(grid: Any, run: Run) -> Json:
     with tempfile.TemporaryDirectory() as folder:
         path, report = Path(folder) / "workload", Path(folder) / "report"
-        path.write_text("".join(f"{line}\n" for line in lines(run.workload())), encoding="utf-8")
+        path.write_text("".join(f"{line}\n" for line in workload_lines(run.workload())), encoding="utf-8")
         background = ("--background", str(LOCAL), "--background-seconds", str(LOCAL_SECONDS), "--background-nodes", "1")
         words = ("--timeout", "1200", "--plots", "none", "--no-upload", "--directory", str(report))
         ended = grid.run("workload", "run", str(path), *background, *words, timeout=1500)
@@ -305,7 +305,7 @@ $ python -m tests.experiments.sonmez_2010_live
 Jobs of 3 nodes, one at a time; seconds from start to end, the mean over {_count(SMALL)} of so many
 clusters, and the least and the most.
 
-{markdown(["program", "links", "1 cluster", "2 clusters", "3 clusters"], _by_clusters(found))}
+{markdown_table(["program", "links", "1 cluster", "2 clusters", "3 clusters"], _by_clusters(found))}
 
 {_figure_3(found)}
 
@@ -317,7 +317,7 @@ held. *Simulated* is the mean of {SEEDS} simulations, and in brackets what nine 
 local users come at other moments. It is told what single programs took (above), and that a start takes
 {twin.startup:.1f} s, the median of those; nothing of the live runs.
 
-{markdown(HEAD, [_row(run, found, simulated[run.name]) for run in FIGURE_6])}
+{markdown_table(HEAD, [_row(run, found, simulated[run.name]) for run in FIGURE_6])}
 
 {_changes(FIGURE_6, found, simulated)}
 
@@ -327,7 +327,7 @@ local users come at other moments. It is told what single programs took (above),
 are held. The policy `communication-aware` goes by the bandwidths that `koala network measure` found then, and so does
 its simulation.
 
-{markdown(HEAD, [_row(run, found, simulated[run.name]) for run in FIGURE_9])}
+{markdown_table(HEAD, [_row(run, found, simulated[run.name]) for run in FIGURE_9])}
 
 {_changes(FIGURE_9, found, simulated)}
 

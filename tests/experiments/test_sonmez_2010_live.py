@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.workload.plan import lines, parse
+from koalapy.workload.plan import parse_workload, workload_lines
 from tests.experiments import sonmez_2010_live
 from tests.experiments.sonmez_2010_live import FIGURE_6, FIGURE_9, NEEDS, PAGE, SMALL, WIDE, Twin, alone, page
 
@@ -44,7 +44,7 @@ def found(factor: float = 3.0) -> dict[str, Any]:
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_workloads_are_what_the_command_takes(run: Any) -> None:
     workload = run.workload()
-    again = parse(lines(workload), "workload")
+    again = parse_workload(workload_lines(workload), "workload")
     assert [(round(each.at, 3), each.job) for each in workload.jobs] == [(each.at, each.job) for each in again.jobs]
     assert len(again.jobs) == run.jobs
 

@@ -117,9 +117,9 @@ class Attack:
     async def _begin(self) -> None:
         """As an agent that was honest until now."""
         known = self._prepared.agent(HOSTILE)
-        self._connect(wire.frame(wire.from_agent, [known.hello()]))
+        self._connect(wire.encode_frame(wire.from_agent, [known.hello()]))
         inventory = Inventory(tuple(known.components.values()), stages=tuple(known.stages.values()))
-        await self._say(wire.frame(wire.from_agent, [inventory, known.report()]))
+        await self._say(wire.encode_frame(wire.from_agent, [inventory, known.report()]))
 
     async def _act(self, act: Any) -> None:
         match act:

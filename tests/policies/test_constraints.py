@@ -19,7 +19,7 @@ from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check_submission
 from tests.policies.grids import (
     NAMES,
     fixed,
@@ -197,7 +197,7 @@ def test_what_fits_the_empty_grid_is_not_refused_at_submission_and_nothing_else_
     limits = [ClusterLimits(c.name, c.total, speed=c.speed) for c in empty]
     placed = isinstance(ask(job, empty), Placement)
     try:
-        check(job, Limits(limits, registry))
+        check_submission(job, Limits(limits, registry))
         passes = True
     except UsageError:
         passes = False

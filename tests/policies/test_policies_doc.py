@@ -19,7 +19,7 @@ from koalapy.policies.registry import DEFAULTS, builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check_submission
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^\$ koala submit (.*) -- \./a\.out +# (.*)$", PAGE, re.MULTILINE)
@@ -73,7 +73,7 @@ def spec_of(given: Namespace) -> JobSpec:
 @pytest.mark.parametrize(("words", "expected"), EXAMPLES)
 def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> None:
     view, spec = example_grid(), spec_of(parsed(words))
-    check(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin_policies()))
+    check_submission(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin_policies()))
     eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view}, Accounts())
     policy = builtin_policies().resolve(spec.policy, spec.request, spec.policy_options)
     answer = PolicyCalls(eligibility).evaluate(policy, spec, view)

@@ -18,7 +18,7 @@ from koalapy.agent.core.spool import JournalFolder, Spool
 from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory
-from koalapy.protocol.messages import PROTOCOL, KnownDaemon, Stage, frame, from_agent, from_daemon
+from koalapy.protocol.messages import PROTOCOL, KnownDaemon, Stage, encode_frame, from_agent, from_daemon
 
 PREVIOUS = Path(__file__).parent / "previous"
 INSTANCE, TOKEN = "k1f3", "7.2.0.3fa9c1d2"
@@ -39,7 +39,7 @@ SPEAKERS = [
 def test_each_message_is_read_and_would_be_sent_as_it_was(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
     """What was added since has a default that means what it meant not to say it."""
     read = speaker.validate_json(json.dumps([message]))
-    (sent,) = json.loads(frame(speaker, read))
+    (sent,) = json.loads(encode_frame(speaker, read))
     added = {name: sent.pop(name) for name in sent.keys() - message.keys()}
     for now, before in zip(sent.get("components", ()), message.get("components", ()), strict=True):
         added |= {f"components.{name}": now.pop(name) for name in now.keys() - before.keys()}
@@ -70,7 +70,7 @@ def test_the_protocol_is_the_same() -> None:
 )
 def test_what_was_not_said_once_need_not_be_said(message: dict[str, Any]) -> None:
     (report,) = from_agent.validate_json(json.dumps([message]))
-    (sent,) = json.loads(frame(from_agent, [report]))
+    (sent,) = json.loads(encode_frame(from_agent, [report]))
     (again,) = from_agent.validate_json(json.dumps([sent]))
     assert again == report
     assert {name: value for name, value in sent.items() if name in message and name != "components"} == {
@@ -100,7 +100,7 @@ def test_an_agents_spool_is_read(tmp_path: Path) -> None:
     directory = tmp_path / "spool"
     shutil.copytree(PREVIOUS / "spool", directory)
     components = [Component.load_journal(*each) for each in Spool(directory).load_folders()]
-    said = json.loads(frame(from_agent, [component.current_status() for component in components]))
+    said = json.loads(encode_frame(from_agent, [component.current_status() for component in components]))
     assert not any(each.pop("warned") or each.pop("exceeded") for each in said), "neither was told at that time"
     assert not any(each.pop("lease") for each in said), "their runners count no silence of the daemon"
     assert said == recorded("recalled.json")
@@ -111,4 +111,4 @@ def test_an_agents_spool_is_read(tmp_path: Path) -> None:
 def test_a_stages_journal_is_read() -> None:
     order = Stage.model_validate(JournalFolder(PREVIOUS / "stages" / f".{INSTANCE}-{TOKEN}").load_entries()["order"])
     (sent,) = (message for message in recorded("from_daemon.json") if message["type"] == "stage")
-    assert json.loads(frame(from_daemon, [order])) == [sent | {"local_user": ""}]
+    assert json.loads(encode_frame(from_daemon, [order])) == [sent | {"local_user": ""}]

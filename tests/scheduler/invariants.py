@@ -29,7 +29,7 @@ from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Effects, OpenBarrier, SubmitComponent
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.reservation import is_promised
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check_submission
 
 if TYPE_CHECKING:
     from tests.scheduler.world import World
@@ -128,7 +128,7 @@ def _check_no_cluster_remains(world: "World", job: Job) -> None:
     rejecting_clusters = {refusal.cluster for refusal in job.refusals}
     remaining_clusters = [cluster for cluster in limits.clusters if cluster.name not in rejecting_clusters]
     try:
-        check(job.spec, replace(limits, clusters=remaining_clusters))
+        check_submission(job.spec, replace(limits, clusters=remaining_clusters))
     except UsageError:
         return
     assert not remaining_clusters, "another cluster could have taken it"

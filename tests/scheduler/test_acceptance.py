@@ -14,7 +14,7 @@ from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.events import LinkMeasured
 from koalapy.scheduler.grid import Links
 from koalapy.scheduler.rules import Rules
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check_submission
 from tests.scheduler.requests import nonfixed
 from tests.scheduler.world import World
 
@@ -86,7 +86,7 @@ def test_submission_accepted_job_is_placed_on_empty_grid(
 ) -> None:
     world = World(totals, Rules(queue=queue), links=measured_links, speeds=speeds)
     try:
-        check(spec, world.queries.limits())
+        check_submission(spec, world.queries.limits())
     except UsageError:
         return
     (job,) = world.submit_together([spec])
@@ -106,11 +106,11 @@ def test_submission_policy_accepts_what_worst_fit_places(
     file = InputFile("mesh", 10**7, ("east",))
     world = World(totals, links={("east", name): Link(1e-3, 1e6) for name in NAMES})
     try:
-        check(JobSpec(nonfixed(*component_sizes), ("program",), coallocation=max_clusters), world.queries.limits())
+        check_submission(JobSpec(nonfixed(*component_sizes), ("program",), coallocation=max_clusters), world.queries.limits())
     except UsageError:
         return
     request = NonFixedRequest(tuple(ComponentRequest(size, inputs=(file,)) for size in component_sizes))
-    check(JobSpec(request, ("program",), policy=policy, coallocation=max_clusters), world.queries.limits())
+    check_submission(JobSpec(request, ("program",), policy=policy, coallocation=max_clusters), world.queries.limits())
 
 
 @pytest.mark.parametrize("policy", ["close-to-files", "auto"])
@@ -122,7 +122,7 @@ def test_submission_impossible_job_is_rejected_with_reason(policy: str, with_inp
         tuple(ComponentRequest(size, inputs=(file,) if with_inputs and size == 2 else ()) for size in (3, 2, 6, 2))
     )
     with pytest.raises(UsageError) as error:
-        check(JobSpec(request, ("program",), policy=policy), world.queries.limits())
+        check_submission(JobSpec(request, ("program",), policy=policy), world.queries.limits())
     expected = (
         f"policy is {policy}, which does not place this job even on the empty grid: no cluster has 2 idle nodes left"
     )
@@ -134,7 +134,7 @@ def test_submission_busy_or_disconnected_cluster_counts_as_empty() -> None:
     world = World({"north": 9, "south": 4})
     world.submit(nonfixed(9), run_time=100)
     world.disconnect("south")
-    check(JobSpec(nonfixed(9, 4), ("program",), policy="close-to-files"), world.queries.limits())
+    check_submission(JobSpec(nonfixed(9, 4), ("program",), policy="close-to-files"), world.queries.limits())
 
 
 @pytest.mark.parametrize(("policy", "sizes"), [("close-to-files", (5, 5, 4, 3)), ("auto", (5, 5, 4, 3))])
@@ -184,7 +184,7 @@ def test_submission_unknown_links_are_assumed_good() -> None:
     file = InputFile("mesh", 10**7, ("north",))
     request = NonFixedRequest((ComponentRequest(4, inputs=(file,)), ComponentRequest(4, inputs=(file,))))
     spec = JobSpec(request, ("program",), policy="close-to-files", launcher=Launcher.PROCESSES)
-    check(spec, world.queries.limits())
+    check_submission(spec, world.queries.limits())
     (job,) = world.submit_together([spec])
     later_job = world.submit(nonfixed(1), run_time=5)
     world.advance(10)

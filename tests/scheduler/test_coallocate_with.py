@@ -19,7 +19,7 @@ from koalapy.policies.registry import builtin_policies
 from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check_submission
 from tests.policies.grids import NAMES, grid, grids
 from tests.scheduler.requests import fixed, flexible, nonfixed
 
@@ -99,12 +99,12 @@ def test_submission_placeable_request_is_accepted(
         builtin_policies().resolve("", request), spec, empty
     )
     if isinstance(answer, Placement):
-        check(spec, limits)
+        check_submission(spec, limits)
     elif isinstance(request, FixedRequest) and not allows_pairwise(
         frozenset(c.cluster or "" for c in request.components), profiles, launcher
     ):
         with pytest.raises(UsageError) as error:
-            check(spec, limits)
+            check_submission(spec, limits)
         assert error.value.field
 
 
@@ -132,7 +132,7 @@ def test_fixed_request_with_incompatible_clusters_is_rejected() -> None:
     )
     for launcher in Launcher:
         with pytest.raises(UsageError) as error:
-            check(JobSpec(fixed(north=1, south=1), ("true",), launcher=launcher), limits)
+            check_submission(JobSpec(fixed(north=1, south=1), ("true",), launcher=launcher), limits)
         assert error.value.field == "request.components[1].cluster"
         assert "is south, but coallocate_with keeps north and south apart" in error.value.message
         assert error.value.hint == "name clusters that allow each other in coallocate_with"
@@ -143,7 +143,7 @@ def test_request_larger_than_allowed_sets_is_rejected() -> None:
         [ClusterLimits("north", 4, ClusterProfile(coallocate_with=())), ClusterLimits("south", 3)], builtin_policies()
     )
     with pytest.raises(UsageError) as error:
-        check(JobSpec(flexible(5), ("true",)), limits)
+        check_submission(JobSpec(flexible(5), ("true",)), limits)
     assert error.value.field == "request.total_size"
     assert "not on clusters that may share a job (north 4; south 3); coallocate_with keeps" in error.value.message
 

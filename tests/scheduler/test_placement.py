@@ -21,7 +21,7 @@ from koalapy.scheduler.queue.eligibility import Eligibility
 from koalapy.scheduler.queue.policy_calls import BrokenPolicy, PolicyCalls
 from koalapy.scheduler.rules import Rules
 from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check_submission
 from tests.policies.grids import NAMES, grid, grids, summary, with_state
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
@@ -196,7 +196,7 @@ def test_submission_accepts_placeable_request(
     limits = [ClusterLimits(cluster.name, cluster.total, profiles[cluster.name]) for cluster in empty]
     answer = evaluate_request(request, empty, profiles, *command, launcher=launcher)
     if isinstance(answer, Placement):
-        check(JobSpec(request, command, launcher=launcher), Limits(limits, builtin_policies()))
+        check_submission(JobSpec(request, command, launcher=launcher), Limits(limits, builtin_policies()))
 
 
 # Policies of others

@@ -11,7 +11,7 @@ from koalapy.model.job import JobSpec, JobState, Launcher, Priority
 from koalapy.model.sharing import Sharing
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.rules import Rules
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check_submission
 from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
@@ -282,7 +282,9 @@ def test_what_could_never_run_for_its_home_is_refused_when_it_is_submitted() -> 
     def submit(request: Any, home: str, **rules: Any) -> str:
         world = World({"north": 4, "south": 2}, Rules(**rules), speeds={"north": 1.0, "south": 2.0})
         with pytest.raises(UsageError) as refused:
-            check(JobSpec(request, ("true",), home_site=home, launcher=Launcher.PROCESSES), world.queries.limits())
+            check_submission(
+                JobSpec(request, ("true",), home_site=home, launcher=Launcher.PROCESSES), world.queries.limits()
+            )
         return refused.value.message
 
     alone, slow = {"sharing": "independent"}, {"speed_threshold": 1.0}

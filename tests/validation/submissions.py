@@ -30,7 +30,7 @@ POLICIES.register(Another())
 
 
 def check(spec: JobSpec, clusters: tuple[ClusterLimits, ...], accounts: Accounts | None = None) -> None:
-    submission.check(spec, Limits(clusters, POLICIES, accounts=accounts or Accounts()))
+    submission.check_submission(spec, Limits(clusters, POLICIES, accounts=accounts or Accounts()))
 
 
 def spec(request: Request, command: tuple[str, ...] = RUN, **options: object) -> JobSpec:

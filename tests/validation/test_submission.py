@@ -256,12 +256,12 @@ def test_what_a_policy_of_another_package_declares_counts_as_that_of_one_that_sh
     policies = builtin_policies()
     policies.register(Alone())
     limits = Limits(GRID, policies)
-    submission.check(spec(nonfixed(2, 2), policy="alone"), limits)
+    submission.check_submission(spec(nonfixed(2, 2), policy="alone"), limits)
     with pytest.raises(UsageError) as refused:
-        submission.check(spec(nonfixed(1, 1, 1), policy="alone"), limits)
+        submission.check_submission(spec(nonfixed(1, 1, 1), policy="alone"), limits)
     assert "of 1+1+1 nodes never fit together by alone, even on the empty grid" in refused.value.message
     with pytest.raises(UsageError) as refused:
-        submission.check(spec(nonfixed(3, 2), policy="alone"), limits)
+        submission.check_submission(spec(nonfixed(3, 2), policy="alone"), limits)
     assert refused.value.message.endswith("is 5, but policy alone takes one cluster, and none has more than 4 nodes")
 
 
@@ -273,7 +273,7 @@ def test_the_policy_is_checked_last() -> None:
 
 def test_what_is_larger_than_the_operator_allows_is_refused_first() -> None:
     with pytest.raises(UsageError) as refused:
-        submission.check(spec(nonfixed(1, 9, 1), policy="nope"), Limits(GRID, POLICIES, max_components=2))
+        submission.check_submission(spec(nonfixed(1, 9, 1), policy="nope"), Limits(GRID, POLICIES, max_components=2))
     assert refused.value.message == "request.components has 3 components, more than max_components_per_job, 2"
 
 
@@ -290,9 +290,9 @@ def test_check_with_more_bytes_than_a_job_may_have_names_largest_field_and_setti
     large: dict[str, object], field: str
 ) -> None:
     job = spec(**{"request": nonfixed(1), **large})  # type: ignore[arg-type]
-    submission.check(job, Limits(GRID, POLICIES, max_bytes=20_000))
+    submission.check_submission(job, Limits(GRID, POLICIES, max_bytes=20_000))
     with pytest.raises(UsageError, match="more than max_bytes_per_job, 5000") as refused:
-        submission.check(job, Limits(GRID, POLICIES, max_bytes=5000))
+        submission.check_submission(job, Limits(GRID, POLICIES, max_bytes=5000))
     assert refused.value.field == field
     assert "rules.max_bytes_per_job" in refused.value.hint
 
@@ -306,7 +306,7 @@ def test_check_with_as_many_bytes_as_a_job_may_have_accepts_it() -> None:
 
 def _is_accepted(job: JobSpec, most: int) -> bool:
     try:
-        submission.check(job, Limits(GRID, POLICIES, max_bytes=most))
+        submission.check_submission(job, Limits(GRID, POLICIES, max_bytes=most))
     except UsageError:
         return False
     return True

@@ -55,8 +55,8 @@ def mean_background(
     for step in range(lasts):
         if step % told_every == 0:
             told = cluster.background
-        keeper.look(cluster.now, total, told)
-        for job in keeper.due(1.0):
+        keeper.record_nodes(cluster.now, total, told)
+        for job in keeper.draw_arrivals(1.0):
             assert 1 <= job.nodes <= total
             assert 0 < job.seconds <= LONGEST
             cluster.submit(job)
@@ -84,8 +84,8 @@ def test_arrivals_are_scattered_and_not_in_step() -> None:
     keeper = Keeper(0.3, Random(1), seconds=20.0)
     arrivals = []
     for _ in range(2000):
-        keeper.look(cluster.now, 32, cluster.background)
-        jobs = list(keeper.due(1.0))
+        keeper.record_nodes(cluster.now, 32, cluster.background)
+        jobs = list(keeper.draw_arrivals(1.0))
         arrivals.append(len(jobs))
         for job in jobs:
             cluster.submit(job)
@@ -100,8 +100,8 @@ def test_nothing_is_asked_for_where_local_users_have_enough() -> None:
     keeper = Keeper(0.2, Random(1), seconds=20.0)
     asked = []
     for second in range(300):
-        keeper.look(float(second), 10, 5)
-        asked += list(keeper.due(1.0)) if second > 60 else []
+        keeper.record_nodes(float(second), 10, 5)
+        asked += list(keeper.draw_arrivals(1.0)) if second > 60 else []
     assert asked == []
 
 
@@ -109,8 +109,8 @@ def test_what_waits_for_nodes_is_not_asked_for_again_and_again() -> None:
     keeper = Keeper(0.2, Random(1), seconds=20.0)
     asked: list[LocalJob] = []
     for second in range(100):
-        keeper.look(float(second), 10, 0)  # our jobs have all nodes
-        asked += keeper.due(1.0)
+        keeper.record_nodes(float(second), 10, 0)  # our jobs have all nodes
+        asked += keeper.draw_arrivals(1.0)
     # What is owed grows by two node-seconds a second; no more than that is ever on its way.
     assert sum(job.nodes * job.seconds for job in asked) <= 2 * (100 + 2 * 20) + 3 * 60
 
@@ -119,23 +119,23 @@ def test_what_was_refused_is_asked_for_again() -> None:
     keeper = Keeper(0.2, Random(1), seconds=5.0)
     asked = []
     for second in range(60):
-        keeper.look(float(second), 10, 0)
-        for job in keeper.due(1.0):
+        keeper.record_nodes(float(second), 10, 0)
+        for job in keeper.draw_arrivals(1.0):
             asked.append(job)
-            keeper.refused(job)
+            keeper.remove_job(job)
     assert sum(job.nodes * job.seconds for job in asked) > 2 * 60
 
 
 def test_a_cluster_without_nodes_is_left_alone() -> None:
     keeper = Keeper(0.2, Random(1), seconds=5.0)
-    assert list(keeper.due(10.0)) == []
-    keeper.look(0.0, 0, 0)
-    assert list(keeper.due(1000.0)) == []
+    assert list(keeper.draw_arrivals(10.0)) == []
+    keeper.record_nodes(0.0, 0, 0)
+    assert list(keeper.draw_arrivals(1000.0)) == []
 
 
 def test_a_time_in_which_nobody_looked_is_not_made_up_for() -> None:
     keeper = Keeper(0.2, Random(1), seconds=5.0)
-    keeper.look(0.0, 10, 2)
-    keeper.look(5000.0, 10, 2)
-    work = sum(job.nodes * job.seconds for job in keeper.due(1.0))
+    keeper.record_nodes(0.0, 10, 2)
+    keeper.record_nodes(5000.0, 10, 2)
+    work = sum(job.nodes * job.seconds for job in keeper.draw_arrivals(1.0))
     assert work < 100

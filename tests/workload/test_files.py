@@ -21,7 +21,7 @@ LINE = "1 0 -1 60 4 -1 -1 4 -1 -1 1 1 1 -1 1 -1 -1 -1\n"
 @given(rows, st.sampled_from([" ", "\t", "  "]))
 def test_what_is_written_is_read(table: list[list[int]], gap: str) -> None:
     text = ["; Version: 2.2\n", ";MaxProcs: 128\n", "\n", *(gap.join(map(str, row)) + "\n" for row in table)]
-    trace = swf.parse(text, "x")
+    trace = swf.parse_trace(text, "x")
     assert trace.header == {"Version": "2.2", "MaxProcs": "128"}
     assert trace.processors == 128
     expected = sorted((row[1], row[0], row[3], row[7] if row[7] > 0 else row[4], row[10]) for row in table)
@@ -29,7 +29,7 @@ def test_what_is_written_is_read(table: list[list[int]], gap: str) -> None:
     assert found == expected
     assert [j.submitted for j in trace.jobs] == sorted(j.submitted for j in trace.jobs)
     for keep_zero in (False, True):
-        sorted_jobs = swf.sort(trace.jobs, keep_zero=keep_zero)
+        sorted_jobs = swf.select_jobs(trace.jobs, keep_zero=keep_zero)
         assert len(sorted_jobs.usable) + sum(sorted_jobs.left_out.values()) == len(trace.jobs)
         for job in sorted_jobs.usable:
             assert job.processors > 0
@@ -47,21 +47,21 @@ def test_what_is_written_is_read(table: list[list[int]], gap: str) -> None:
 )
 def test_a_malformed_line_is_named(line: str, said: str) -> None:
     with pytest.raises(UsageError, match="trace " + said):
-        swf.parse(["; Version: 2\n", LINE, line], "trace")
+        swf.parse_trace(["; Version: 2\n", LINE, line], "trace")
 
 
 def test_parts_of_a_job_between_checkpoints_are_no_jobs() -> None:
     """The archive's logs tell of the whole job in a line of its own, with status 0, 1 or 5."""
     text = [LINE.replace("4 -1 -1 1 1 1", f"4 -1 -1 {status} 1 1") for status in (1, 2, 3, 4, 5, 0, -1)]
-    trace = swf.parse(text, "x")
-    assert [job.status for job in swf.sort(trace.jobs).usable] == [1, 5, 0, -1]
-    assert [job.status for job in swf.sort(trace.jobs, 3).usable] == [3]
+    trace = swf.parse_trace(text, "x")
+    assert [job.status for job in swf.select_jobs(trace.jobs).usable] == [1, 5, 0, -1]
+    assert [job.status for job in swf.select_jobs(trace.jobs, 3).usable] == [3]
 
 
 def test_what_is_left_out_is_counted_by_why() -> None:
     ran = [LINE.replace("60", seconds) for seconds in ("0", "0", "60", "-1")]
-    trace = swf.parse([*ran, LINE.replace("4 -1 -1 1", "4 -1 -1 3"), LINE.replace(" 4 ", " -1 ")], "x")
-    sorted_jobs = swf.sort(trace.jobs)
+    trace = swf.parse_trace([*ran, LINE.replace("4 -1 -1 1", "4 -1 -1 3"), LINE.replace(" 4 ", " -1 ")], "x")
+    sorted_jobs = swf.select_jobs(trace.jobs)
     assert sorted_jobs.left_out == {
         "of run time 0": 2,
         "of no known time": 1,
@@ -69,12 +69,12 @@ def test_what_is_left_out_is_counted_by_why() -> None:
         "of no known size": 1,
     }
     assert [job.ran for job in sorted_jobs.usable] == [60]
-    assert [job.ran for job in swf.sort(trace.jobs, keep_zero=True).usable] == [0, 0, 60]
+    assert [job.ran for job in swf.select_jobs(trace.jobs, keep_zero=True).usable] == [0, 0, 60]
 
 
 @given(st.text())
 def test_no_text_is_more_than_refused(text: str) -> None:
-    for read in (swf.parse, plan.parse):
+    for read in (swf.parse_trace, plan.parse_workload):
         try:
             read(text.splitlines(keepends=True), "x")
         except UsageError as error:
@@ -82,7 +82,7 @@ def test_no_text_is_more_than_refused(text: str) -> None:
 
 
 def test_a_header_of_more_digits_than_any_machine_has_is_no_size() -> None:
-    trace = swf.parse([f"; MaxProcs: {'9' * 5000}\n", LINE], "x")
+    trace = swf.parse_trace([f"; MaxProcs: {'9' * 5000}\n", LINE], "x")
     assert trace.processors == trace.jobs[0].processors
 
 
@@ -90,7 +90,7 @@ def test_packed_traces_are_read(tmp_path: Path) -> None:
     text = ("; MaxProcs: 8\n" + LINE).encode()
     for name, packed in (("a.swf", text), ("a.swf.gz", gzip.compress(text)), ("a.swf.xz", lzma.compress(text))):
         (tmp_path / name).write_bytes(packed)
-        assert swf.read(tmp_path / name).jobs == [swf.TraceJob(1, 0.0, 60.0, 4, 1, -1.0, 1, 1)]
+        assert swf.read_trace(tmp_path / name).jobs == [swf.TraceJob(1, 0.0, 60.0, 4, 1, -1.0, 1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path, name: str, content
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError) as refused:
-        swf.read(tmp_path / name)
+        swf.read_trace(tmp_path / name)
     assert name in refused.value.message
     assert refused.value.hint
 
@@ -132,10 +132,10 @@ def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path, name: str, content
 )
 def test_a_broken_workload_is_refused_with_its_line(lines: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        plan.parse(lines, "w.jsonl")
+        plan.parse_workload(lines, "w.jsonl")
 
 
 def test_jobs_are_sorted_by_their_arrival() -> None:
-    found = plan.parse([HEAD, JOB % "5", "", JOB % "1"], "w")
+    found = plan.parse_workload([HEAD, JOB % "5", "", JOB % "1"], "w")
     assert [arrival.at for arrival in found.jobs] == [1.0, 5.0]
     assert found.jobs[0].application == "job"

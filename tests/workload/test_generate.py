@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from koalapy.api.job_views import JobSubmission
 from koalapy.model.errors import UsageError
 from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.submission import check
-from koalapy.workload.generate import from_trace, generate
-from koalapy.workload.plan import Workload, components_of, lines, nodes_of, parse
+from koalapy.validation.submission import check_submission
+from koalapy.workload.generate import from_trace, generate_workload
+from koalapy.workload.plan import Workload, components_of, nodes_of, parse_workload, workload_lines
 from koalapy.workload.recipe import DEFAULT, POLICIES, PRESETS, GridSize, Recipe, form_for
 from koalapy.workload.swf import Trace, TraceJob
 
@@ -38,11 +38,11 @@ recipes = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(recipes, st.integers(0, 2**32))
 def test_every_job_is_a_submission_that_the_grid_can_serve(recipe: Recipe, seed: int) -> None:
-    made = generate(recipe, GRID, seed)
+    made = generate_workload(recipe, GRID, seed)
     assert len(made.jobs) == recipe.jobs
     limits = Limits([ClusterLimits(name, nodes) for name, nodes in GRID.clusters.items()], POLICIES)
     for arrival in made.jobs:
-        check(JobSubmission.model_validate(arrival.job).to_model(), limits)
+        check_submission(JobSubmission.model_validate(arrival.job).to_model(), limits)
         assert 1 <= nodes_of(arrival.job) <= GRID.total
     assert [a.at for a in made.jobs] == sorted(a.at for a in made.jobs)
 
@@ -50,10 +50,10 @@ def test_every_job_is_a_submission_that_the_grid_can_serve(recipe: Recipe, seed:
 @settings(max_examples=30, deadline=None)
 @given(recipes, st.integers(0, 2**32))
 def test_the_same_seed_gives_the_same_file_and_the_file_gives_it_back(recipe: Recipe, seed: int) -> None:
-    one, other = (list(lines(generate(recipe, GRID, seed))) for _ in range(2))
+    one, other = (list(workload_lines(generate_workload(recipe, GRID, seed))) for _ in range(2))
     assert one == other
-    again = parse(one, "file")
-    assert list(lines(again)) == one
+    again = parse_workload(one, "file")
+    assert list(workload_lines(again)) == one
 
 
 def test_another_policy_meets_the_same_jobs_at_the_same_moments() -> None:
@@ -62,16 +62,16 @@ def test_another_policy_meets_the_same_jobs_at_the_same_moments() -> None:
     def seen(made: Workload) -> list[tuple[Any, ...]]:
         return [(a.at, a.application, nodes_of(a.job), a.job["command"], a.job["priority"]) for a in made.jobs]
 
-    split = generate(replace(recipe, policy="worst-fit", components=(2,)), GRID, 7)
-    flexible = generate(replace(recipe, policy="cluster-minimization", request="flexible"), GRID, 7)
+    split = generate_workload(replace(recipe, policy="worst-fit", components=(2,)), GRID, 7)
+    flexible = generate_workload(replace(recipe, policy="cluster-minimization", request="flexible"), GRID, 7)
     assert seen(split) == seen(flexible)
     assert {components_of(a.job) for a in split.jobs} == {2}
-    assert seen(generate(recipe, GRID, 8)) != seen(split)
+    assert seen(generate_workload(recipe, GRID, 8)) != seen(split)
 
 
 def test_arrivals_and_sizes_have_the_means_that_were_asked_for() -> None:
     recipe = replace(DEFAULT, sizes=(1, 2, 4), run_times=(10.0, 30.0), utilisation=0.4, jobs=5000)
-    made = generate(recipe, GRID, 3)
+    made = generate_workload(recipe, GRID, 3)
     sizes = [nodes_of(a.job) for a in made.jobs]
     times = [float(a.job["command"][1]) for a in made.jobs]
     assert fmean(sizes) == pytest.approx(7 / 3, rel=0.05)
@@ -86,7 +86,7 @@ def test_arrivals_and_sizes_have_the_means_that_were_asked_for() -> None:
 
 
 def test_the_preset_of_mohamed_2005_splits_as_the_paper_says() -> None:
-    jobs = generate(replace(PRESETS["m05"], scale=1.0), GridSize({"a": 100, "b": 100, "c": 110}), 1).jobs
+    jobs = generate_workload(replace(PRESETS["m05"], scale=1.0), GridSize({"a": 100, "b": 100, "c": 110}), 1).jobs
     assert len(jobs) == 500
     split = {(nodes_of(a.job), components_of(a.job)) for a in jobs}
     assert split == {(36, 3), (36, 4), (72, 3), (72, 4), (72, 6), (72, 8)}
@@ -99,19 +99,19 @@ def test_the_preset_of_mohamed_2005_splits_as_the_paper_says() -> None:
 def test_the_presets_of_sonmez_2010_fit_the_grid() -> None:
     das3 = GridSize({"amsterdam": 85, "uva": 41, "multimedian": 46, "leiden": 32})
     first = replace(PRESETS["s10-vi"], estimates=(("prime", 200.0),))
-    assert {nodes_of(a.job) for a in generate(first, das3, 1).jobs} == {8, 16, 32}
+    assert {nodes_of(a.job) for a in generate_workload(first, das3, 1).jobs} == {8, 16, 32}
     second = replace(PRESETS["s10-vii"], estimates=(("wave", 200.0),))
-    made = generate(second, das3, 1)
+    made = generate_workload(second, das3, 1)
     assert {nodes_of(a.job) for a in made.jobs} == {64}
     assert {a.application for a in made.jobs} == {"wave"}
     # 0.4 of 204 nodes, 64 nodes for 200 s each: one job in 157 s
     assert made.header["rate"] == pytest.approx(0.4 * 204 / (64 * 200), rel=1e-3)
-    small = generate(replace(first, jobs=50, duration=None), GridSize({"a": 4, "b": 8}), 1)
+    small = generate_workload(replace(first, jobs=50, duration=None), GridSize({"a": 4, "b": 8}), 1)
     assert {nodes_of(a.job) for a in small.jobs} == {1, 2, 4}
 
 
 def test_each_job_reads_one_of_the_files() -> None:
-    made = generate(replace(DEFAULT, inputs=("a", "b"), jobs=50), GRID, 1)
+    made = generate_workload(replace(DEFAULT, inputs=("a", "b"), jobs=50), GRID, 1)
     assert {a.job["inputs"][0]["file"] for a in made.jobs} == {"a", "b"}
     assert all(len(a.job["inputs"]) == 1 for a in made.jobs)
 
@@ -139,15 +139,15 @@ def test_each_job_reads_one_of_the_files() -> None:
 )
 def test_what_makes_no_sense_is_refused_by_its_option(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError) as refused:
-        generate(replace(DEFAULT, **changes), GRID, 1)
+        generate_workload(replace(DEFAULT, **changes), GRID, 1)
     assert refused.value.field.startswith(named)
     assert refused.value.hint
 
 
 def test_a_utilisation_needs_to_know_the_grid() -> None:
     with pytest.raises(UsageError, match="the grid"):
-        generate(DEFAULT, GridSize(), 1)
-    assert len(generate(replace(DEFAULT, rate=1.0, jobs=3), GridSize(), 1).jobs) == 3
+        generate_workload(DEFAULT, GridSize(), 1)
+    assert len(generate_workload(replace(DEFAULT, rate=1.0, jobs=3), GridSize(), 1).jobs) == 3
 
 
 def test_a_trace_gives_arrivals_sizes_and_run_times() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.workload.measures import Samples, planned, report_of
+from koalapy.workload.measures import Samples, planned_row, report_of
 from koalapy.workload.plan import Arrival
 from tests.needs import MATPLOTLIB
 from tests.workload.test_measures import Json, a_report, cluster, job
@@ -53,17 +53,17 @@ def test_many_applications_and_clusters_are_drawn_too(tmp_path: Path) -> None:
     jobs = [job(number, application=f"job-{number}") for number in range(800)]
     samples = Samples()
     for at in (0.0, 1.0):
-        samples.add(at, [cluster(f"site-{number}", 4, 1, 1) for number in range(400)])
+        samples.add_sample(at, [cluster(f"site-{number}", 4, 1, 1) for number in range(400)])
     assert drawn([("a", report_of(jobs, samples, {}, RUN))], tmp_path, "png") == ALL
 
 
 def test_a_run_in_which_nothing_ran_has_no_bars(tmp_path: Path) -> None:
     arrival = Arrival(0.0, "wave", {"request": {"type": "flexible", "total_size": 3}})
-    empty = report_of([planned(1, arrival)], Samples(), {}, RUN)
+    empty = report_of([planned_row(1, arrival)], Samples(), {}, RUN)
     assert drawn([("a", empty)], tmp_path) == []
     samples = Samples()
     for at in (0.0, 1.0):
-        samples.add(at, [cluster("north", 4, 1, 1), cluster("south", 0, 0, 0)])
-    waiting = report_of([planned(1, arrival), job(2, wait=None, response=None, state="queued")], samples, {}, RUN)
+        samples.add_sample(at, [cluster("north", 4, 1, 1), cluster("south", 0, 0, 0)])
+    waiting = report_of([planned_row(1, arrival), job(2, wait=None, response=None, state="queued")], samples, {}, RUN)
     assert drawn([("a", waiting)], tmp_path) == ["utilisation"]
     assert drawn([("a", waiting), ("b", a_report("worst-fit", 10.0))], tmp_path) == ALL

@@ -132,7 +132,7 @@ class Uplink:
             if batch:
                 if self._synced is not None:
                     await self._synced()
-                for frame in wire.frames(batch, partial(wire.frame, wire.from_agent)):
+                for frame in wire.encode_frames(batch, partial(wire.encode_frame, wire.from_agent)):
                     await socket.send(frame)
 
 

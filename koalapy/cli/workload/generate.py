@@ -76,10 +76,10 @@ def generate_workload(
             workload = workloads.generate(recipe, grid, seed)
         else:
             workload = workloads.from_trace(
-                recipe, swf.read(trace), grid, seed, status=status, keep_zero=keep_zero, name=trace.name
+                recipe, swf.read_trace(trace), grid, seed, status=status, keep_zero=keep_zero, name=trace.name
             )
     header = {"preset": preset, **workload.header} if preset else workload.header
-    text = "\n".join(plan.lines(plan.Workload(header, workload.jobs))) + "\n"
+    text = "\n".join(plan.workload_lines(plan.Workload(header, workload.jobs))) + "\n"
     if output is None:
         sys.stdout.write(text)
     else:

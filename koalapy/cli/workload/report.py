@@ -70,7 +70,7 @@ def load_report(folder: Path) -> Json:
 def save_report(folder: Path | None, report: Json, form: Plots, name: str) -> str:
     """Return the page of one run. If a folder is given, write the page, ``report.json`` and the plots there."""
     title = measures.label_of(report, name)
-    text = tables.report(report, f"Workload run: {title}")
+    text = tables.format_report(report, f"Workload run: {title}")
     if folder is not None:
         write_file(folder / "report.json", json.dumps(report, indent=1) + "\n")
         text = _add_plots(text, folder, [(title, report)], form)
@@ -80,8 +80,8 @@ def save_report(folder: Path | None, report: Json, form: Plots, name: str) -> st
 
 def save_comparison(folder: Path | None, reports: Sequence[tuple[str, Json]], form: Plots) -> tuple[Json, str]:
     """Return the comparison of several runs as JSON and as a page. With a folder, write both and the plots there."""
-    comparison = measures.compare(reports)
-    text = tables.comparison(comparison)
+    comparison = measures.compare_reports(reports)
+    text = tables.format_comparison(comparison)
     if folder is not None:
         runs = [(run["label"], report) for run, (_, report) in zip(comparison["runs"], reports, strict=True)]
         text = _add_plots(text, folder, runs, form)
@@ -99,7 +99,7 @@ def _add_plots(text: str, folder: Path, runs: Sequence[tuple[str, Json]], form: 
     except ImportError:
         print("koala: plots need matplotlib: pip install 'koalapy[plots]'", file=sys.stderr)
         return text
-    drawn = plots.draw(runs, folder, form.value)
+    drawn = plots.draw_figures(runs, folder, form.value)
     return text + "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
 
 

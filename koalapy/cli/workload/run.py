@@ -17,7 +17,7 @@ from koalapy.client.answers import Json
 from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.workload.daemon import Away, Busy, Refused
-from koalapy.workload.plan import parse
+from koalapy.workload.plan import parse_workload
 from koalapy.workload.recipe import form_for
 from koalapy.workload.run import Options, Progress, Run
 
@@ -63,7 +63,7 @@ def run_workload(
         raise CliError(f"{folder} already has a report", Exit.USAGE, "give another --directory, or --overwrite")
     try:
         with file.open(encoding="utf-8") as lines:
-            workload = parse(lines, str(file))
+            workload = parse_workload(lines, str(file))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise CliError(f"cannot read {file}: {reason}", Exit.USAGE, "koala workload generate -o FILE") from error

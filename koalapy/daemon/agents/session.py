@@ -75,7 +75,7 @@ class Session:
 
     def offer_message(self, message: wire.FromDaemon) -> bool:
         """Queue a message that may be dropped. Return False if too much waits already."""
-        size = len(wire.frame(wire.from_daemon, [message]))
+        size = len(wire.encode_frame(wire.from_daemon, [message]))
         if self._offered + self._sending + size > self._max_unread:
             return False
         self._offered += size

@@ -38,13 +38,13 @@ from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import (
     SubmissionRules,
-    check_is_theirs,
+    check_job_access,
     check_notifications,
     may_see_all_of,
     with_home_site,
 )
 from koalapy.validation.request import check_size
-from koalapy.validation.submission import check, hash_key, hash_spec
+from koalapy.validation.submission import check_submission, hash_key, hash_spec
 
 log = structlog.get_logger()
 
@@ -203,7 +203,7 @@ class Jobs:
         if self._resolve is not None:
             spec = await self._resolve(spec, caller)
         spec = with_home_site(spec, caller, queries.accounts)
-        check(spec, queries.limits())
+        check_submission(spec, queries.limits())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
     async def cancel(self, job: JobId, caller: Identity, reason: str, *, warn: bool = False) -> JobRecord:
@@ -271,7 +271,7 @@ class Jobs:
     async def get_owned(self, job: JobId, caller: Identity) -> JobRecord:
         """Return a job. Raise ``ForbiddenError`` if the caller may not see and change all of it."""
         record = await self.get(job)
-        check_is_theirs(caller, record.job)
+        check_job_access(caller, record.job)
         return record
 
     async def list_page(self, job_filter: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
@@ -563,7 +563,7 @@ def _make_result(
     if record is None:
         return ActionResult(ident, error=_no_job(ident))
     try:
-        check_is_theirs(caller, record.job)
+        check_job_access(caller, record.job)
     except ForbiddenError as forbidden:
         error = forbidden
     if error is None and record.job.state.is_final and record.job.state is not target:

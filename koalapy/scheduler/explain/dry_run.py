@@ -14,7 +14,7 @@ from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.scheduler.queue.candidates import refusal_text
 from koalapy.validation.limits import Limits
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check_submission
 
 MAX_OTHERS = 100
 """Maximum number of waiting jobs of different shapes that are tried in place of a cancelled one."""
@@ -187,7 +187,7 @@ class DryRun:
 
     def _is_acceptable(self, spec: JobSpec, limits: Limits) -> bool:
         try:
-            check(spec, limits)
+            check_submission(spec, limits)
         except UsageError:
             return False
         return True

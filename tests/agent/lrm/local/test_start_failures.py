@@ -6,7 +6,7 @@ import pytest
 
 from koalapy.agent.lrm.local.adapter import START_FAILURES_FILE, LocalLrm, StartFailures
 from koalapy.agent.lrm.port import LrmSubmission
-from koalapy.config.settings import ClusterSection, load
+from koalapy.config.settings import ClusterSection, load_settings
 from koalapy.model.errors import UsageError
 from tests.agent.lrm.conftest import Site
 
@@ -53,7 +53,7 @@ def test_wrong_setting_is_rejected_by_name(text: str, tmp_path: Path) -> None:
     config = tmp_path / "koala.yaml"
     config.write_text(f"clusters: {{north: {text}}}")
     with pytest.raises(UsageError) as error:
-        load(config)
+        load_settings(config)
     assert error.value.field == "clusters.north.start_failures"
 
 
