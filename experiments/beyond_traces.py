@@ -66,14 +66,16 @@ class OfTraces(Experiment):
         clusters = cut(of.nodes)
         setting = str(cell["setting"])
         fitting = tuple(job for job in of.jobs if job.nodes <= self.most_nodes(job, clusters, setting))
-        outcome = self.simulate(Window(fitting, of.nodes), clusters, setting, str(cell["way"]), cell.seed).complete()
+        outcome = self.simulate(
+            Window(fitting, of.nodes), clusters, setting, str(cell["way"]), cell.seed
+        ).require_complete()
         return {
             "response time": outcome.mean_response(),
             "wait": sum(job.waited for job in outcome.jobs) / len(outcome.jobs),
             "coallocated": sum(len(job.gang) > 1 for job in outcome.jobs) / len(outcome.jobs),
             "utilisation": outcome.utilisation,
             "restarts": sum(job.attempts - 1 for job in outcome.jobs),
-            "done": len(outcome.succeeded()),
+            "done": len(outcome.succeeded_jobs()),
             "wide": len(of.jobs) - len(fitting),
             **self.more(outcome, clusters),
         }

@@ -87,7 +87,7 @@ def workload(seed: int, jobs: int, every: float = EVERY) -> Iterator[PlannedJob]
         files[name] = InputFile(name, size, sites)
     recipe = replace(PRESETS["m05"], jobs=jobs, rate=1 / every, scale=1.0, inputs=names)
     for arrival in generate_workload(recipe, GridSize(PROCESSORS), seed).jobs:
-        yield PlannedJob(arrival.at, _spec(arrival.job, files), float(arrival.job["command"][1]))
+        yield PlannedJob(arrival.arrives_at, _spec(arrival.job, files), float(arrival.job["command"][1]))
 
 
 def _spec(job: Mapping[str, Any], files: Mapping[str, InputFile]) -> JobSpec:
@@ -126,18 +126,18 @@ def simulate(cell: Cell, jobs: int = JOBS) -> dict[str, Value]:
     """The whole workload; means of each kind of job and priority, where there are such jobs."""
     where, load = grid(float(cell["failures"])), Utilisation()
     planned = list(workload(cell.seed, jobs, float(cell.parameters.get("every", EVERY))))
-    users = poisson(PROCESSORS, LOCAL, duration=planned[-1].at, sizes=(1, 2, 4, 8), lasts=900.0, seed=cell.seed)
+    users = poisson(PROCESSORS, LOCAL, duration=planned[-1].arrives_at, sizes=(1, 2, 4, 8), lasts=900.0, seed=cell.seed)
     simulation = Simulation(where, RULES, local_users=users, seed=cell.seed, watch=load.watch)
     load.simulation = simulation
-    outcome = simulation.run(planned).complete()
+    outcome = simulation.run(planned).require_complete()
     found: dict[str, Value] = {
-        "succeeded": len(outcome.succeeded()) / jobs,
+        "succeeded": len(outcome.succeeded_jobs()) / jobs,
         "used": max(load.slots),
         "utilisation": load.slots,
     }
     for size, parts in KINDS:
         for priority in Priority:
-            of = [job for job in outcome.succeeded() if _is(job, size, parts, priority)]
+            of = [job for job in outcome.succeeded_jobs() if _is(job, size, parts, priority)]
             if of:
                 found |= {_name(what, size, parts, priority): value for what, value in _means(of).items()}
     return found
@@ -156,7 +156,7 @@ def _means(jobs: Sequence[JobOutcome]) -> dict[str, float]:
         "failures": 100 * failures / sum(job.attempts for job in jobs),
         "failures of runs to an end": 100 * failures / (failures + len(jobs)),
         "co-allocated": 100 * mean_of_jobs([float(len(job.gang) > 1) for job in jobs]),
-        "placement": mean_of_jobs([(job.placed or 0.0) - job.planned.at for job in jobs]),
+        "placement": mean_of_jobs([(job.placed or 0.0) - job.planned.arrives_at for job in jobs]),
         "delay": mean_of_jobs([job.start_delay for job in jobs]),
     }
 

@@ -47,7 +47,7 @@ def stream(
 
 def measured(outcome: Outcome, duration: float) -> dict[str, Value]:
     """Of a run that arrivals came to for so long."""
-    jobs = outcome.complete().succeeded()
+    jobs = outcome.require_complete().succeeded_jobs()
     early, late = ([_queued(job) for job in arrived_between(jobs, *when)] for when in _quarters(duration))
     used = sum(job.nodes * max(0.0, min(job.ended, duration) - (job.placed or 0.0)) for job in jobs)
     return {
@@ -61,7 +61,7 @@ def measured(outcome: Outcome, duration: float) -> dict[str, Value]:
 
 
 def arrived_between(jobs: Iterable[JobOutcome], begin: float, end: float) -> list[JobOutcome]:
-    return [job for job in jobs if begin <= job.planned.at < end]
+    return [job for job in jobs if begin <= job.planned.arrives_at < end]
 
 
 def _quarters(duration: float) -> Sequence[tuple[float, float]]:
@@ -71,4 +71,4 @@ def _quarters(duration: float) -> Sequence[tuple[float, float]]:
 
 def _queued(job: JobOutcome) -> float:
     assert job.placed is not None, "who succeeded was placed"
-    return job.placed - job.planned.at
+    return job.placed - job.planned.arrives_at

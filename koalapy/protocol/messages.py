@@ -323,7 +323,7 @@ class Open(Command):
     walltime: Seconds | None = None
     """Seconds after the start at which runners end the program without the daemon."""
 
-    def plan(self) -> dict[str, Any]:
+    def runner_message(self) -> dict[str, Any]:
         """Return the message for the runners. Share the lists with this one."""
         return {name: value for name, value in self if name not in ("type", "id", "epoch")}
 

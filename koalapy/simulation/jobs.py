@@ -16,7 +16,7 @@ class PlannedJob:
     Jobs with equal specifications should share one ``spec`` object, since each object is validated once.
     """
 
-    at: float
+    arrives_at: float
     """Submission time."""
     spec: JobSpec
     lasts: float
@@ -26,7 +26,7 @@ class PlannedJob:
     """Label of the job in the source of the workload."""
 
     def __post_init__(self) -> None:
-        for name, value in (("at", self.at), ("lasts", self.lasts)):
+        for name, value in (("arrives_at", self.arrives_at), ("lasts", self.lasts)):
             if not (isfinite(value) and value >= 0):
                 raise UsageError(f"{name} is {value}, but must be at least 0", field=name, value=value)
 

@@ -47,7 +47,7 @@ class Moment:
         """Return the unfinished jobs, except those that are held, since it is unknown when these are released."""
         return tuple(job for job in self.beginning.jobs if job.state is not JobState.HELD)
 
-    def grid(self) -> SimulatedGrid:
+    def create_grid(self) -> SimulatedGrid:
         clusters = {
             cluster.name: SimulatedCluster(
                 max(1, self._node_count(cluster)), cluster.speed, cluster.profile, startup=self._startup_time(cluster)
@@ -64,7 +64,7 @@ class Moment:
         nodes = self.nodes.get(cluster.name)
         return 0.0 if nodes is None else nodes.startup
 
-    def scheduler(self, policies: Registry, *, keeps_effects: bool) -> Scheduler:
+    def create_scheduler(self, policies: Registry, *, keeps_effects: bool) -> Scheduler:
         """Return a scheduler with all jobs of the snapshot. Its clusters are unreachable until they report."""
         nonces = (f"twin{number:012x}" for number in count())
         return self.beginning.scheduler(policies, lambda: next(nonces), None, keeps_effects=keeps_effects)

@@ -35,12 +35,12 @@ class JobOutcome:
     @property
     def response(self) -> float:
         """Return the seconds from the planned submission to the end."""
-        return self.ended - self.planned.at
+        return self.ended - self.planned.arrives_at
 
     @property
     def waited(self) -> float:
         """Return the seconds from the planned submission to the start, or to the end if the job never started."""
-        return (self.ended if self.started is None else self.started) - self.planned.at
+        return (self.ended if self.started is None else self.started) - self.planned.arrives_at
 
     @property
     def nodes(self) -> int:
@@ -79,24 +79,23 @@ class Outcome:
         offered = self.nodes * self.lasted
         return (self.node_seconds + self.local_node_seconds) / offered if offered else 0.0
 
-    def complete(self) -> "Outcome":
+    def require_complete(self) -> "Outcome":
         """Return the outcome itself; raise ``ValueError`` if a job was neither rejected nor finished.
 
         Means over an incomplete outcome would cover only some of the jobs.
         """
         unfinished = [job for job in self.not_run if not job.is_refused]
         if unfinished:
-            raise ValueError(
-                f"{len(unfinished)} jobs did not come to their end, the first that of {unfinished[0].planned.at:g} s"
-            )
+            first = unfinished[0].planned.arrives_at
+            raise ValueError(f"{len(unfinished)} jobs did not end, the first that arrived at {first:g} s")
         return self
 
-    def succeeded(self) -> list[JobOutcome]:
+    def succeeded_jobs(self) -> list[JobOutcome]:
         return [job for job in self.jobs if job.state is JobState.SUCCEEDED]
 
     def mean_response(self) -> float:
         """Return the mean response time in seconds of jobs that succeeded; raise ``ValueError`` if none did."""
-        return mean_of_jobs([job.response for job in self.succeeded()])
+        return mean_of_jobs([job.response for job in self.succeeded_jobs()])
 
 
 def mean_of_jobs(values: Sequence[float]) -> float:

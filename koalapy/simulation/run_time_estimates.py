@@ -42,7 +42,7 @@ class RunTimeEstimates:
         clusters = [cluster for cluster, _ in gang]
         return self._run_time_factor(application_of(job.spec), job.spec.communication, clusters)
 
-    def draw(self, job: Job, now: float, draws: Random) -> float:
+    def draw_run_time(self, job: Job, now: float, draws: Random) -> float:
         """Draw a run time in seconds on one cluster of speed 1; for a running job, one that is still possible."""
         spec, attempt = job.spec, job.attempt
         factor, elapsed = 1.0, 0.0
@@ -69,7 +69,7 @@ class RunTimeEstimates:
             lasts = min(lasts, spec.walltime)
         return lasts / factor
 
-    def basis(self, spec: JobSpec) -> str:
+    def describe_basis(self, spec: JobSpec) -> str:
         """Return a text that names the data from which a job's run time is estimated."""
         application, run_times = application_of(spec), self._earlier_run_times(spec)
         if len(run_times) >= ENOUGH or (run_times and spec.walltime is None):

@@ -69,7 +69,7 @@ class RegularScans:
         self._moments += 1
         return self._in_vain >= self._enough or self._moments >= MAX_MOMENTS
 
-    def next(self, *, is_counted: Callable[[], bool]) -> None:
+    def schedule_next(self, *, is_counted: Callable[[], bool]) -> None:
         """Count a scan and set the time of the next one.
 
         ``is_counted`` returns whether a job counts its scans, so that none may be skipped.
@@ -157,7 +157,7 @@ class Simulation:
     def _new_scheduler(self, policies: Registry, moment: Moment | None) -> Scheduler:
         keeps_effects = self._watch is not None
         if moment is not None:
-            return moment.scheduler(policies, keeps_effects=keeps_effects)
+            return moment.create_scheduler(policies, keeps_effects=keeps_effects)
         statuses = [ClusterStatus(name, cluster.speed, cluster.profile) for name, cluster in self.grid.clusters.items()]
         nonces = (f"{number:016x}" for number in count())
         state = SchedulerState(self.rules, policies, statuses, self.grid.links)
@@ -225,7 +225,7 @@ class Simulation:
             while self._agenda and self._agenda[0][0] <= now:
                 heapq.heappop(self._agenda)[3]()
             if self._waiting and now >= scans.at:
-                scans.next(is_counted=self._are_tries_counted)
+                scans.schedule_next(is_counted=self._are_tries_counted)
                 self._events.append(PeriodicScan())
             self._run_steps()
         return self._complete_outcome()
@@ -278,7 +278,7 @@ class Simulation:
         if self.now >= self._next_look:
             reporting = self._changed
             self._next_look = self.now + self.grid.look_every
-        self._events += [site.report() for site in sorted(reporting, key=lambda site: site.name)]
+        self._events += [site.node_report() for site in sorted(reporting, key=lambda site: site.name)]
         self._changed = self._changed - reporting
         self._reporting = set()
 
@@ -300,14 +300,16 @@ class Simulation:
         job = self._expected = next(self._arrivals, None)
         if job is None:
             return
-        if job.at < self.now:
-            raise UsageError(f"a job arrives at {job.at}, after one of {self.now}", field="at", value=job.at)
+        if job.arrives_at < self.now:
+            raise UsageError(
+                f"a job arrives at {job.arrives_at}, after one of {self.now}", field="arrives_at", value=job.arrives_at
+            )
 
         def arrives() -> None:
             self._unqueued.append(job)
             self._expect_job()
 
-        self._schedule_at(job.at, ARRIVES, arrives)
+        self._schedule_at(job.arrives_at, ARRIVES, arrives)
 
     def _submit_waiting(self) -> None:
         """Submit the jobs that wait for space in the placement queue while it has space."""
@@ -343,21 +345,21 @@ class Simulation:
         def arrives() -> None:
             site = self._sites[user.cluster]
             self._changed.add(site)
-            site.comes(user)
+            site.add_local_user(user)
             self._expect_local_user()
 
         self._schedule_at(max(user.at, self.now), ARRIVES, arrives)
 
     # Events on clusters
 
-    def startup(self, runner: Runner, cluster: ClusterName) -> float:
+    def startup_time(self, runner: Runner, cluster: ClusterName) -> float:
         """Return the seconds from the time at which a component has its nodes until all its runners have reported.
 
         Subclasses may override it with a value for each component.
         """
         return self._startup[cluster]
 
-    def holds(self, runner: Runner, lasts: float) -> float:
+    def holding_time(self, runner: Runner, lasts: float) -> float:
         """Return the seconds from the opening of the barrier for which a component keeps its nodes.
 
         ``lasts`` is the run time of its program. Subclasses may override it with a value for each component.
@@ -368,7 +370,7 @@ class Simulation:
         if isinstance(receiver, Runner):
             receiver.since = self.now
             self._mark_for_report(site)
-            if startup := self.startup(receiver, site.name):
+            if startup := self.startup_time(receiver, site.name):
                 self._schedule_after(startup, ENDS, lambda: self._on_start(site, receiver))
             else:
                 self._starting.append((site, receiver))
@@ -378,7 +380,7 @@ class Simulation:
         def leaves() -> None:
             self.outcome.local_node_seconds += receiver.nodes * receiver.lasts
             self._changed.add(site)
-            site.leaves(receiver)
+            site.remove_local_user(receiver)
 
         self._schedule_after(receiver.lasts, ENDS, leaves)
 
@@ -404,18 +406,18 @@ class Simulation:
         if chance and self._draws.random() < chance:
             self._on_end(site, runner, "the start failed")
         else:
-            self._events.append(site.reports(runner))
+            self._events.append(site.claimed_report(runner))
 
     def _on_end(self, site: Site, runner: Runner, error: str = "") -> None:
         if not runner.is_over:
-            self._events.append(site.ends(runner, error))
+            self._events.append(site.end_component(runner, error))
             self._count_node_seconds(runner)
             self._mark_for_report(site)
 
     def _stop_component(self, site: Site, token: Token) -> None:
         if runner := site.runners.get(token):
             self._count_node_seconds(runner)
-        self._events.append(site.stopped(token))
+        self._events.append(site.stop_component(token))
         self._mark_for_report(site)
 
     def _count_node_seconds(self, runner: Runner) -> None:
@@ -472,8 +474,8 @@ class Simulation:
         assert attempt is not None, "whose barrier opens was placed"
         lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
         for site, runner in gang:
-            self._events.append(site.runs(runner, _exit_code(planned, job, attempt, runner.token)))
-            self._schedule_after(self.holds(runner, lasts), ENDS, partial(self._on_end, site, runner))
+            self._events.append(site.running_report(runner, _exit_code(planned, job, attempt, runner.token)))
+            self._schedule_after(self.holding_time(runner, lasts), ENDS, partial(self._on_end, site, runner))
 
     def _stage_inputs(self, site: Site, token: Token) -> None:
         """Schedule the end of the transfer of a component's inputs.

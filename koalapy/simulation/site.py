@@ -62,12 +62,12 @@ class Site:
 
     # Local users
 
-    def comes(self, user: LocalUser) -> None:
+    def add_local_user(self, user: LocalUser) -> None:
         self.tells_nodes = True
         self._queue.append(user)
         self._allocate_nodes()
 
-    def leaves(self, user: LocalUser) -> None:
+    def remove_local_user(self, user: LocalUser) -> None:
         self.idle += user.nodes
         self.background -= user.nodes
         self._allocate_nodes()
@@ -86,18 +86,18 @@ class Site:
             return None
         return Reported(self.name, ComponentStatus(runner.token, ComponentState.WAITING, lrm_job="1"))
 
-    def reports(self, runner: Runner) -> Event:
+    def claimed_report(self, runner: Runner) -> Event:
         """Return the report that a component is claimed, since all its runners have reported."""
         return Reported(
             self.name, ComponentStatus(runner.token, ComponentState.CLAIMED, self._host_names(runner.size), "1")
         )
 
-    def runs(self, runner: Runner, exit_code: int | None) -> Event:
+    def running_report(self, runner: Runner, exit_code: int | None) -> Event:
         """Return the report that the program has started; set the exit code with which it will end."""
         runner.exit_code = exit_code
         return Reported(self.name, ComponentStatus(runner.token, ComponentState.RUNNING, lrm_job="1"))
 
-    def ends(self, runner: Runner, error: str = "") -> Event:
+    def end_component(self, runner: Runner, error: str = "") -> Event:
         """End a component, free its nodes and return the report. An ``error`` is a fault of the cluster."""
         runner.is_over = True
         del self.runners[runner.token]
@@ -111,15 +111,15 @@ class Site:
         )
         return Reported(self.name, status)
 
-    def stopped(self, token: Token) -> Event:
+    def stop_component(self, token: Token) -> Event:
         """Stop a component and return the report; an unknown component is reported as ended."""
         runner = self.runners.get(token)
         if runner is None:
             return Reported(self.name, ComponentStatus(token, ComponentState.ENDED, (), "1"))
         runner.exit_code = None
-        return self.ends(runner)
+        return self.end_component(runner)
 
-    def report(self) -> Event:
+    def node_report(self) -> Event:
         """Return the report of the cluster's nodes."""
         holding = frozenset(token for token, runner in self.runners.items() if runner.has_nodes)
         return Reported(

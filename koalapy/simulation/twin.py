@@ -285,12 +285,12 @@ def _run_simulation(planned: tuple[_Plan, int]) -> _Course:
         job.id: PlannedJob(
             max(0.0, job.submitted_at),
             job.spec,
-            plan.estimates.draw(job, moment.now, Random(f"{plan.seed}/{draw}/{job.id}")),
+            plan.estimates.draw_run_time(job, moment.now, Random(f"{plan.seed}/{draw}/{job.id}")),
         )
         for job in moment.jobs
     }
     simulation = Simulation(
-        moment.grid(),
+        moment.create_grid(),
         run_time=plan.estimates.run_time,
         policies=plan.policies,
         until=moment.now + plan.horizon,
@@ -319,7 +319,7 @@ def _summarize_courses(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
                 plan.interval(ends),
                 _percentile_interval(end - start for start, end in ran) if job.is_in_queue else None,
                 ends.count(None) / len(courses),
-                plan.estimates.basis(job.spec),
+                plan.estimates.describe_basis(job.spec),
             )
         )
     starts_of_waiting = [[course.starts[ident] for ident in waiting if ident in course.starts] for course in courses]

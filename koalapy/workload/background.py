@@ -154,7 +154,9 @@ class BackgroundLoad:
             if cluster["state"] == "unreachable":
                 continue
             for job in keeper.draw_arrivals(min(span, self._seconds)):
-                self._submitted.append((name, job, self._pool.submit(self._daemon.load, name, job.nodes, job.seconds)))
+                self._submitted.append(
+                    (name, job, self._pool.submit(self._daemon.start_load, name, job.nodes, job.seconds))
+                )
 
     def end_jobs(self) -> None:
         """End all jobs that were submitted and still run."""
@@ -162,7 +164,7 @@ class BackgroundLoad:
         self._collect_results()
         for name in self._keepers:
             try:
-                self._daemon.unload(name)
+                self._daemon.end_load(name)
             except (Away, Refused) as error:
                 self._tell(f"background load of {name} goes on by itself: {error}")
 

@@ -25,26 +25,26 @@ class Refused(Exception):
 class Daemon(Protocol):
     """The requests of a run to a daemon. Each method may raise ``Away`` or ``Refused``."""
 
-    def submit(self, job: Json, key: str) -> Json:
+    def submit_job(self, job: Json, key: str) -> Json:
         """Submit a job, once for all calls with the same key. May also raise ``Busy``."""
         ...
 
-    def clusters(self) -> Sequence[Json]: ...
+    def list_clusters(self) -> Sequence[Json]: ...
 
-    def active(self) -> Mapping[int, str]:
+    def active_states(self) -> Mapping[int, str]:
         """Return the state of each unfinished job, at least of those submitted in this run."""
         ...
 
-    def job(self, job: int) -> Json: ...
+    def fetch_job(self, job: int) -> Json: ...
 
-    def attempts(self, job: int) -> Sequence[Json]: ...
+    def list_attempts(self, job: int) -> Sequence[Json]: ...
 
-    def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
+    def cancel_jobs(self, jobs: Sequence[int]) -> Sequence[str]:
         """Cancel all of the jobs; return a message for each that cannot be cancelled."""
         ...
 
-    def load(self, cluster: str, nodes: int, seconds: float) -> None:
+    def start_load(self, cluster: str, nodes: int, seconds: float) -> None:
         """Keep nodes of a cluster busy with a job that bypasses the scheduler."""
 
-    def unload(self, cluster: str) -> None:
+    def end_load(self, cluster: str) -> None:
         """End the jobs that ``load`` started on a cluster."""

@@ -123,7 +123,7 @@ def _create_workload(recipe: Recipe, grid: GridSize, seed: int, jobs: list[Arriv
     header = {
         "seed": seed,
         "jobs": len(jobs),
-        "lasts": round(jobs[-1].at, 3),
+        "lasts": round(jobs[-1].arrives_at, 3),
         "policy": recipe.policy,
         "request": recipe.request,
         "grid": grid.clusters,
@@ -162,7 +162,7 @@ class _JobGenerator:
             arguments = (f"{run_time if seconds is None else seconds:.3f}",)
         job: Json = {
             "request": request,
-            "command": program.command(arguments),
+            "command": program.command_line(arguments),
             "launcher": program.launcher,
             "name": f"{application}-{index}",
             "priority": priority,

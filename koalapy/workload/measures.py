@@ -45,7 +45,7 @@ def planned_row(number: int, arrival: Arrival) -> Json:
         "policy": arrival.job.get("policy", ""),
         "state": "not submitted",
         "reason": "",
-        "arrives": arrival.at,
+        "arrives": arrival.arrives_at,
         "submitted": None,
         "late": None,
         "exit_code": None,

@@ -17,7 +17,7 @@ HINT = "make one with koala workload generate"
 class Arrival:
     """A job: its arrival in seconds from the beginning, and its submission as the body of ``POST /jobs``."""
 
-    at: float
+    arrives_at: float
     application: str
     """Application name, by which reports group jobs."""
     job: Json
@@ -33,7 +33,7 @@ class Workload:
     @property
     def lasts(self) -> float:
         """Return the seconds until the last arrival."""
-        return self.jobs[-1].at if self.jobs else 0.0
+        return self.jobs[-1].arrives_at if self.jobs else 0.0
 
 
 def nodes_of(job: Json) -> int:
@@ -54,7 +54,7 @@ def workload_lines(workload: Workload) -> Iterator[str]:
     """Yield the lines of the file: JSON, one line for the header and one for each job."""
     yield json.dumps({"koala_workload": VERSION, **workload.header})
     for arrival in workload.jobs:
-        yield json.dumps({"at": round(arrival.at, 3), "application": arrival.application, "job": arrival.job})
+        yield json.dumps({"at": round(arrival.arrives_at, 3), "application": arrival.application, "job": arrival.job})
 
 
 def parse_workload(text: Iterable[str], name: str) -> Workload:
@@ -77,7 +77,7 @@ def parse_workload(text: Iterable[str], name: str) -> Workload:
         raise UsageError(f"{name} is empty", field="FILE", hint=HINT)
     if not jobs:
         raise UsageError(f"{name} contains no jobs", field="FILE", hint=HINT)
-    return Workload(header, tuple(sorted(jobs, key=lambda arrival: arrival.at)))
+    return Workload(header, tuple(sorted(jobs, key=lambda arrival: arrival.arrives_at)))
 
 
 def _parse_header(value: object, location: str) -> Json:

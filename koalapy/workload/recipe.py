@@ -13,13 +13,13 @@ SLEEP = "sleep"
 class Program:
     """A program with its default arguments; ``estimate`` is its approximate run time in seconds on one cluster."""
 
-    words: tuple[str, ...]
+    prefix: tuple[str, ...]
     arguments: tuple[str, ...] = ()
     estimate: float = 5.0
     launcher: str = "openmpi"
 
-    def command(self, arguments: tuple[str, ...] | None = None) -> list[str]:
-        return [*self.words, *(self.arguments if arguments is None else arguments)]
+    def command_line(self, arguments: tuple[str, ...] | None = None) -> list[str]:
+        return [*self.prefix, *(self.arguments if arguments is None else arguments)]
 
 
 def _mpi_program(name: str, estimate: float, *arguments: str) -> Program:

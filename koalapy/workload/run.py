@@ -177,11 +177,11 @@ class Run:
         while self._waiting and self._elapsed_s() >= self._try_at:
             number = self._waiting[0]
             arrival, row = self._workload.jobs[number], self._rows[number]
-            if arrival.at > self._elapsed_s():
+            if arrival.arrives_at > self._elapsed_s():
                 return
             self._in_doubt = number
             try:
-                job = self._daemon.submit(arrival.job, self._key_of(number))
+                job = self._daemon.submit_job(arrival.job, self._key_of(number))
             except Busy as error:
                 self._in_doubt = None
                 self._try_at = self._elapsed_s() + error.retry_after
@@ -192,7 +192,7 @@ class Run:
                 self._over.add(number)
                 self._tell(f"job {number + 1} was refused: {error}")
             else:
-                late = self._has_arrived(number, job) - arrival.at
+                late = self._has_arrived(number, job) - arrival.arrives_at
                 if late > LATE and not self._late_told:
                     self._late_told = True
                     self._tell(f"job {number + 1} was submitted {late:.1f} s late")
@@ -213,7 +213,7 @@ class Run:
     # Polling
 
     def _sample_clusters(self) -> None:
-        clusters = self._daemon.clusters()
+        clusters = self._daemon.list_clusters()
         now = self._elapsed_s()
         self._samples.add_sample(now, clusters)
         self._mean_background = self._samples.utilisation()["all"]["background"]
@@ -224,7 +224,7 @@ class Run:
     def _poll_jobs(self) -> None:
         """Poll the unfinished jobs, and fetch the records of some that have ended."""
         began = self._elapsed_s()
-        self._active = self._daemon.active()
+        self._active = self._daemon.active_states()
         ended = [n for n, (job, _) in self._submitted.items() if n not in self._over and job not in self._active]
         for number in ended[:AT_ONCE]:
             self._fetch_job(number)
@@ -234,8 +234,10 @@ class Run:
 
     def _fetch_job(self, number: int) -> None:
         ident, submitted = self._submitted[number]
-        job = self._daemon.job(ident)
-        self._rows[number] = measures.measured_row(self._rows[number], submitted, job, self._daemon.attempts(ident))
+        job = self._daemon.fetch_job(ident)
+        self._rows[number] = measures.measured_row(
+            self._rows[number], submitted, job, self._daemon.list_attempts(ident)
+        )
         if job["ended_at"] is not None:
             self._over.add(number)
 
@@ -281,10 +283,12 @@ class Run:
         try:
             if self._is_cancelling and (number := self._in_doubt) is not None:
                 # A second submission with the same key ensures that the job exists exactly once.
-                self._has_arrived(number, self._daemon.submit(self._workload.jobs[number].job, self._key_of(number)))
+                self._has_arrived(
+                    number, self._daemon.submit_job(self._workload.jobs[number].job, self._key_of(number))
+                )
                 unfinished.append(number)
             if self._is_cancelling and unfinished:
-                for message in self._daemon.cancel([self._submitted[number][0] for number in unfinished]):
+                for message in self._daemon.cancel_jobs([self._submitted[number][0] for number in unfinished]):
                     self._tell(message)  # The job ended before it was cancelled.
             self._poll_until_ended(unfinished, self._elapsed_s() + (ENDS_WITHIN if self._is_cancelling else 0.0))
         except (Away, Refused) as error:

@@ -41,13 +41,13 @@ def jobs(number: int | None = None) -> list[PlannedJob]:
             planned.append(PlannedJob(begins + each.submitted, spec, each.ran * LOADS[each.queue - 1]))
         if number is None:
             break
-        begins = planned[-1].at
+        begins = planned[-1].arrives_at
     return planned
 
 
 def simulate(planned: Sequence[PlannedJob]) -> Outcome:
     outcome = Simulation(GRID, RULES, run_time=by_speed(GRID.speeds)).run(planned)
-    assert len(outcome.succeeded()) == len(planned)
+    assert len(outcome.succeeded_jobs()) == len(planned)
     return outcome
 
 

@@ -70,7 +70,7 @@ def workload(jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, seed: i
     recipe = replace(PRESETS["m05"], jobs=jobs, rate=1 / every, scale=NODES, compress=TIMES / scale, inputs=FILES)
     files = _files(random.Random(f"{seed}/files"))
     planned = [
-        PlannedJob(arrival.at, {**arrival.job, "inputs": []}, files[arrival.job["inputs"][0]["file"]])
+        PlannedJob(arrival.arrives_at, {**arrival.job, "inputs": []}, files[arrival.job["inputs"][0]["file"]])
         for arrival in generate_workload(recipe, GridSize(CLUSTERS), seed).jobs
     ]
     draws = random.Random(f"{seed}/local users")

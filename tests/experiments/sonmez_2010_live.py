@@ -207,7 +207,7 @@ class LateReturns(Simulation):
 
     seconds = 0.0
 
-    def holds(self, runner: Runner, lasts: float) -> float:
+    def holding_time(self, runner: Runner, lasts: float) -> float:
         return lasts + self.seconds
 
 
@@ -252,11 +252,12 @@ class Twin:
         )
         users = poisson(NODES, LOCAL, duration=3 * workload.lasts, lasts=LOCAL_SECONDS, seed=seed)
         jobs = (
-            PlannedJob(each.at, JobSubmission.model_validate(each.job).to_model(), alone()) for each in workload.jobs
+            PlannedJob(each.arrives_at, JobSubmission.model_validate(each.job).to_model(), alone())
+            for each in workload.jobs
         )
         simulation = LateReturns(grid, run_time=run_time, local_users=users, seed=seed)
         simulation.seconds = self.returns
-        ran = simulation.run(jobs).complete().jobs
+        ran = simulation.run(jobs).require_complete().jobs
         wait = fmean(job.waited for job in ran)
         response = fmean(job.response for job in ran) - self.returns
         shares = {"coallocated": fmean(len(job.gang) > 1 for job in ran)}

@@ -25,7 +25,7 @@ def test_the_workload_is_that_of_section_4_2() -> None:
     assert shapes == {(12,) * 3, (9,) * 4, (24,) * 3, (18,) * 4, (12,) * 6, (9,) * 8}
     assert {(sum(shape), len(shape)) for shape in shapes} == set(KINDS)
     assert all(30.0 <= job.lasts <= 192.0 for job in jobs)
-    assert all(one.at <= other.at for one, other in pairwise(jobs))
+    assert all(one.arrives_at <= other.arrives_at for one, other in pairwise(jobs))
     for job in jobs:
         files = {file for part in job.spec.request.components for file in part.inputs}
         (file,) = files

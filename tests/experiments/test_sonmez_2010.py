@@ -36,7 +36,7 @@ def by_the_paper(jobs: Sequence[PlannedJob], idle: dict[str, int], times: Sequen
     """FCM with a try at submission and service from the head of the queue at each completion; no limit: WF."""
     queue: deque[int] = deque()
     placed: Placed = [(-1.0, [])] * len(jobs)
-    agenda: list[tuple[float, int, int]] = [(job.at, 1, number) for number, job in enumerate(jobs)]
+    agenda: list[tuple[float, int, int]] = [(job.arrives_at, 1, number) for number, job in enumerate(jobs)]
     heapq.heapify(agenda)
 
     def place(number: int, now: float) -> bool:
@@ -72,11 +72,11 @@ def test_every_job_is_placed_as_the_papers_text_has_it(name: str, limit: int) ->
     specs = {size: series.spec(size) for size in SIZES}
     jobs = list(stream(specs, series.lasts, 0.85, where.nodes, 8000.0, seed=5))
     outcome = Simulation(where, rules(), run_time=series.run_time).run(jobs)
-    ours = sorted(outcome.jobs, key=lambda job: job.planned.at)
+    ours = sorted(outcome.jobs, key=lambda job: job.planned.arrives_at)
     curve = seconds({WF: "prime", PRIME: "prime"}.get(name, "wave"))
     expected = by_the_paper(jobs, {name: each.nodes for name, each in where.clusters.items()}, curve, limit)
     assert [(job.placed, list(job.gang)) for job in ours] == expected
-    assert any(at > job.at for (at, _), job in zip(expected, jobs, strict=True))
+    assert any(at > job.arrives_at for (at, _), job in zip(expected, jobs, strict=True))
 
 
 def test_a_stream_uses_the_grid_as_it_says_and_has_the_same_sizes_for_all() -> None:

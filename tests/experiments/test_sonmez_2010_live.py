@@ -45,14 +45,16 @@ def found(factor: float = 3.0) -> dict[str, Any]:
 def test_workloads_are_what_the_command_takes(run: Any) -> None:
     workload = run.workload()
     again = parse_workload(workload_lines(workload), "workload")
-    assert [(round(each.at, 3), each.job) for each in workload.jobs] == [(each.at, each.job) for each in again.jobs]
+    assert [(round(each.arrives_at, 3), each.job) for each in workload.jobs] == [
+        (each.arrives_at, each.job) for each in again.jobs
+    ]
     assert len(again.jobs) == run.jobs
 
 
 def test_all_runs_of_a_figure_have_the_same_sizes_at_the_same_moments() -> None:
     for figure in (FIGURE_6, FIGURE_9):
         for one, other in pairwise(run.workload() for run in figure):
-            assert [each.at for each in one.jobs] == [each.at for each in other.jobs]
+            assert [each.arrives_at for each in one.jobs] == [each.arrives_at for each in other.jobs]
 
 
 def test_the_simulation_goes_by_what_single_programs_took() -> None:

@@ -26,7 +26,7 @@ class EveryScan(Simulation):
 @pytest.mark.parametrize("queue", ["scan", "fcfs", "head"])
 def test_jobs_that_wait_for_weeks_run_when_their_turn_has_come(queue: Any) -> None:
     jobs = [job(0.0, 12, 20 * DAY), job(1.0, 12, 10 * DAY), job(2.0, 3, 5.0)]
-    outcome = run(jobs, rules=Rules(queue=queue)).complete()
+    outcome = run(jobs, rules=Rules(queue=queue)).require_complete()
     assert {each.state for each in outcome.jobs} == {JobState.SUCCEEDED}
     assert outcome.lasted == pytest.approx(30 * DAY, abs=60.0)
     assert outcome.steps < 5_000, "most of 86,400 scans can change nothing"
@@ -43,8 +43,8 @@ def test_a_job_that_may_be_tried_so_often_only_is() -> None:
 def test_a_mean_over_some_of_the_jobs_is_not_taken_for_one_over_all() -> None:
     outcome = run([job(0.0, 12, DAY), job(1.0, 12, DAY)], until=1.5 * DAY)
     assert outcome.mean_response() == DAY
-    with pytest.raises(ValueError, match="1 jobs did not come to their end"):
-        outcome.complete()
+    with pytest.raises(ValueError, match="1 jobs did not end"):
+        outcome.require_complete()
 
 
 sizes = st.sampled_from([1, 2, 5, 8, 12])

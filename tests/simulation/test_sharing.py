@@ -321,14 +321,16 @@ def shared(sharing: SharingMode) -> SharingReport:
         jobs += [PlannedJob(at, spec[draw.choice(sizes)], draw.choice([100.0, 900.0])) for at in ats]
     grid = SimulatedGrid({"north": SimulatedCluster(8), "south": SimulatedCluster(8)})
     rules = Rules(sharing=sharing, queue="head", queue_order="narrowest-first", low_patience=None, aging=False)
-    outcome = Simulation(grid, rules).run(sorted(jobs, key=lambda job: job.at))
-    assert len(outcome.succeeded()) == len(jobs)
+    outcome = Simulation(grid, rules).run(sorted(jobs, key=lambda job: job.arrives_at))
+    assert len(outcome.succeeded_jobs()) == len(jobs)
     return compare_alone([_recorded(each) for each in outcome.jobs], rules)
 
 
 def _recorded(each: JobOutcome) -> EndedJob:
     home, (where, size) = each.planned.spec.home_site, each.gang[0]
-    job = ended(each.ident, each.planned.at, home=home, nodes=size, clusters=(where,), ended_at=START + each.ended)
+    job = ended(
+        each.ident, each.planned.arrives_at, home=home, nodes=size, clusters=(where,), ended_at=START + each.ended
+    )
     started = START + (each.started or 0.0)
     return replace(job, placed_at=started, started_at=started)
 

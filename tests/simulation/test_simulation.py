@@ -174,7 +174,7 @@ def test_a_simulation_that_is_cut_off_lists_who_was_not_over() -> None:
 def test_jobs_that_nothing_will_ever_place_do_not_let_it_run_for_ever() -> None:
     """No local user ever leaves."""
     outcome = run([job(2.0, 9)], local_users=[LocalUser(1.0, "north", 8, 1e12)], until=1e9)
-    assert [each.planned.at for each in outcome.not_run] == [2.0]
+    assert [each.planned.arrives_at for each in outcome.not_run] == [2.0]
 
 
 def test_jobs_in_no_order_are_refused() -> None:
@@ -213,7 +213,8 @@ def test_what_agents_do_not_tell_where_nobody_else_is_follows_from_what_they_do(
     """Of clusters of which each change is told the same is made."""
     draws = Random(5)
     jobs = [
-        job(each.at, each.spec.request.total_size, each.lasts, priority=draws.choice(priorities)) for each in stream(5)
+        job(each.arrives_at, each.spec.request.total_size, each.lasts, priority=draws.choice(priorities))
+        for each in stream(5)
     ]
     expected = run(jobs, grid(failures=failures)).jobs
     begin = Site.__init__

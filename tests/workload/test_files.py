@@ -137,5 +137,5 @@ def test_a_broken_workload_is_refused_with_its_line(lines: list[str], said: str)
 
 def test_jobs_are_sorted_by_their_arrival() -> None:
     found = plan.parse_workload([HEAD, JOB % "5", "", JOB % "1"], "w")
-    assert [arrival.at for arrival in found.jobs] == [1.0, 5.0]
+    assert [arrival.arrives_at for arrival in found.jobs] == [1.0, 5.0]
     assert found.jobs[0].application == "job"

@@ -44,7 +44,7 @@ def test_every_job_is_a_submission_that_the_grid_can_serve(recipe: Recipe, seed:
     for arrival in made.jobs:
         check_submission(JobSubmission.model_validate(arrival.job).to_model(), limits)
         assert 1 <= nodes_of(arrival.job) <= GRID.total
-    assert [a.at for a in made.jobs] == sorted(a.at for a in made.jobs)
+    assert [a.arrives_at for a in made.jobs] == sorted(a.arrives_at for a in made.jobs)
 
 
 @settings(max_examples=30, deadline=None)
@@ -60,7 +60,7 @@ def test_another_policy_meets_the_same_jobs_at_the_same_moments() -> None:
     recipe = replace(DEFAULT, sizes=(2, 4, 8), applications=(("prime", 1.0), ("wave", 1.0)), jobs=200)
 
     def seen(made: Workload) -> list[tuple[Any, ...]]:
-        return [(a.at, a.application, nodes_of(a.job), a.job["command"], a.job["priority"]) for a in made.jobs]
+        return [(a.arrives_at, a.application, nodes_of(a.job), a.job["command"], a.job["priority"]) for a in made.jobs]
 
     split = generate_workload(replace(recipe, policy="worst-fit", components=(2,)), GRID, 7)
     flexible = generate_workload(replace(recipe, policy="cluster-minimization", request="flexible"), GRID, 7)
@@ -80,7 +80,7 @@ def test_arrivals_and_sizes_have_the_means_that_were_asked_for() -> None:
     assert max(times) <= 30
     work = sum(n * t for n, t in zip(sizes, times, strict=True))
     assert work / (GRID.total * made.lasts) == pytest.approx(0.4, rel=0.06)
-    gaps = [b.at - a.at for a, b in zip(made.jobs, made.jobs[1:], strict=False)]
+    gaps = [b.arrives_at - a.arrives_at for a, b in zip(made.jobs, made.jobs[1:], strict=False)]
     # Of an exponential distribution mean and standard deviation are equal.
     assert fmean(g**2 for g in gaps) == pytest.approx(2 * fmean(gaps) ** 2, rel=0.1)
 
@@ -162,7 +162,7 @@ def test_a_trace_gives_arrivals_sizes_and_run_times() -> None:
     )
     recipe = replace(DEFAULT, request="flexible", compress=10.0, jobs=None)
     made = from_trace(recipe, trace, GRID, 1, name="a.swf")
-    assert [(a.at, nodes_of(a.job), a.job["command"]) for a in made.jobs] == [
+    assert [(a.arrives_at, nodes_of(a.job), a.job["command"]) for a in made.jobs] == [
         (0.0, 20, ["sleep", "6.000"]),
         (6.0, 1, ["sleep", "3.000"]),
         (30.0, 40, ["sleep", "12.000"]),

@@ -32,11 +32,11 @@ class MemoryDaemon:
         if self.away(self.now):
             raise Away("nobody answers")
 
-    def submit(self, job: Json, key: str) -> Json:
+    def submit_job(self, job: Json, key: str) -> Json:
         self._check()
         if key in self.keys:
-            return self.job(self.keys[key])
-        if self.limit is not None and len(self.active()) >= self.limit:
+            return self.fetch_job(self.keys[key])
+        if self.limit is not None and len(self.active_states()) >= self.limit:
             raise Busy("the queue is full", 3.0)
         if job["command"] == ["wrong"]:
             raise Refused("it can never run")
@@ -46,23 +46,23 @@ class MemoryDaemon:
         if self.lose_answer_at is not None and self.now >= self.lose_answer_at:
             self.lose_answer_at = None
             raise Away("the answer was lost")
-        return self.job(ident)
+        return self.fetch_job(ident)
 
     def _over(self, job: Json) -> bool:
         return job["id"] in self.cancelled or bool(self.now >= job["submitted"] + job["lasts"])
 
-    def clusters(self) -> Sequence[Json]:
+    def list_clusters(self) -> Sequence[Json]:
         self._check()
-        used = min(4, len(self.active()))
+        used = min(4, len(self.active_states()))
         return [
             {"name": "north", "state": "usable", "total": 4, "used": used, "background": 0, "idle": 4 - used, "down": 0}
         ]
 
-    def active(self) -> Mapping[int, str]:
+    def active_states(self) -> Mapping[int, str]:
         self._check()
         return {job["id"]: "running" for job in self.jobs.values() if not self._over(job)}
 
-    def job(self, job: int) -> Json:
+    def fetch_job(self, job: int) -> Json:
         self._check()
         found = self.jobs[job]
         over = self._over(found)
@@ -84,18 +84,18 @@ class MemoryDaemon:
             "components": [{"cluster": "north", "size": 1}],
         }
 
-    def attempts(self, job: int) -> Sequence[Json]:
+    def list_attempts(self, job: int) -> Sequence[Json]:
         return []
 
-    def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
+    def cancel_jobs(self, jobs: Sequence[int]) -> Sequence[str]:
         self._check()
         self.cancelled += jobs
-        return [f"job {job} is succeeded already" for job in jobs if self.job(job)["state"] == "succeeded"]
+        return [f"job {job} is succeeded already" for job in jobs if self.fetch_job(job)["state"] == "succeeded"]
 
-    def load(self, cluster: str, nodes: int, seconds: float) -> None:
+    def start_load(self, cluster: str, nodes: int, seconds: float) -> None:
         self.loads.append((cluster, nodes, seconds))
 
-    def unload(self, cluster: str) -> None:
+    def end_load(self, cluster: str) -> None:
         self.unloaded.append(cluster)
 
 
@@ -208,13 +208,13 @@ def test_a_submission_that_was_interrupted_is_cancelled_whether_it_has_arrived_o
     class Slow(MemoryDaemon):
         interrupts = True
 
-        def submit(self, job: Json, key: str) -> Json:
+        def submit_job(self, job: Json, key: str) -> Json:
             if self.interrupts and arrived:
-                super().submit(job, key)
+                super().submit_job(job, key)
             if self.interrupts:
                 self.interrupts = False
                 raise KeyboardInterrupt
-            return super().submit(job, key)
+            return super().submit_job(job, key)
 
     daemon = Slow()
     report, _ = play(daemon, workload((0.0, 50.0), (5.0, 50.0)), cancel_on_interrupt=True)
@@ -233,13 +233,13 @@ def test_cancelled_jobs_are_waited_for() -> None:
     """They give their nodes back a moment later; a report that still has them running would be about nothing."""
 
     class Dying(MemoryDaemon):
-        def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
+        def cancel_jobs(self, jobs: Sequence[int]) -> Sequence[str]:
             for job in jobs:
                 self.jobs[job]["lasts"] = self.now + 2.0 - self.jobs[job]["submitted"]
             return ["and this is said"]
 
-        def job(self, job: int) -> Json:
-            found = super().job(job)
+        def fetch_job(self, job: int) -> Json:
+            found = super().fetch_job(job)
             return found | {"state": "cancelled"} if found["state"] == "succeeded" else found
 
     daemon = Dying()
@@ -264,7 +264,7 @@ def test_the_background_is_asked_for_and_ended() -> None:
 
 def test_a_cluster_that_takes_no_background_is_told_once() -> None:
     class Grudging(MemoryDaemon):
-        def load(self, cluster: str, nodes: int, seconds: float) -> None:
+        def start_load(self, cluster: str, nodes: int, seconds: float) -> None:
             raise Refused("not here")
 
     report, told = play(Grudging(), workload((0.0, 30.0)), background=0.25, background_seconds=5.0)
@@ -274,10 +274,10 @@ def test_a_cluster_that_takes_no_background_is_told_once() -> None:
 
 def test_a_daemon_that_refuses_to_tell_ends_the_run_with_what_is_known() -> None:
     class Closed(MemoryDaemon):
-        def active(self) -> Mapping[int, str]:
+        def active_states(self) -> Mapping[int, str]:
             if self.now > 3:
                 raise Refused("the token is not known")
-            return super().active()
+            return super().active_states()
 
     report, _ = play(Closed(), workload((0.0, 1.0), (1.0, 50.0)))
     assert report["run"]["interrupted"] == "the daemon refuses to tell more: the token is not known"

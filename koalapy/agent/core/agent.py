@@ -480,7 +480,7 @@ class Agent:
         if component is None or component.size == 0:
             return f"this agent has no component {message.token}"
         if component.plan is None:
-            self._barrier.open_component(component, message.plan())
+            self._barrier.open_component(component, message.runner_message())
         return ""
 
     def _stop(self, message: wire.Stop) -> str | None:
