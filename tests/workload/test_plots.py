@@ -16,7 +16,7 @@ RUN = {"complete": False, "interrupted": "interrupted", "background_target": 0.0
 
 def drawn(runs: list[tuple[str, Json]], folder: Path, form: str = "svg") -> list[str]:
     folder.mkdir(exist_ok=True)
-    paths: list[Path] = plots.draw(runs, folder, form)
+    paths: list[Path] = plots.draw_figures(runs, folder, form)
     assert all(path.stat().st_size > 1000 for path in paths)
     return [path.stem for path in paths]
 
@@ -40,7 +40,7 @@ def test_axes_say_what_they_show(tmp_path: Path) -> None:
     with plots.mpl.rc_context(plots.STYLE):
         figures = [
             figure([("a", a_report("worst-fit", 10.0)), ("b", a_report("worst-fit", 9.0))])
-            for figure in (plots.response, plots.coallocated, plots.utilisation, plots.cdf, plots.sizes)
+            for figure in (plots.draw_response, plots.draw_coallocated, plots.draw_utilisation, plots.draw_cdf, plots.draw_sizes)
         ]
     for figure in figures:
         assert all(ax.get_ylabel() for ax in figure.axes)
