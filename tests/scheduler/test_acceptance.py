@@ -106,7 +106,9 @@ def test_submission_policy_accepts_what_worst_fit_places(
     file = InputFile("mesh", 10**7, ("east",))
     world = World(totals, links={("east", name): Link(1e-3, 1e6) for name in NAMES})
     try:
-        check_submission(JobSpec(nonfixed(*component_sizes), ("program",), coallocation=max_clusters), world.queries.limits())
+        check_submission(
+            JobSpec(nonfixed(*component_sizes), ("program",), coallocation=max_clusters), world.queries.limits()
+        )
     except UsageError:
         return
     request = NonFixedRequest(tuple(ComponentRequest(size, inputs=(file,)) for size in component_sizes))

@@ -40,7 +40,13 @@ def test_axes_say_what_they_show(tmp_path: Path) -> None:
     with plots.mpl.rc_context(plots.STYLE):
         figures = [
             figure([("a", a_report("worst-fit", 10.0)), ("b", a_report("worst-fit", 9.0))])
-            for figure in (plots.draw_response, plots.draw_coallocated, plots.draw_utilisation, plots.draw_cdf, plots.draw_sizes)
+            for figure in (
+                plots.draw_response,
+                plots.draw_coallocated,
+                plots.draw_utilisation,
+                plots.draw_cdf,
+                plots.draw_sizes,
+            )
         ]
     for figure in figures:
         assert all(ax.get_ylabel() for ax in figure.axes)

@@ -73,7 +73,7 @@ def generate_workload(
     grid = GridSize(clusters_of(clusters)) if clusters is not None else _grid_of_daemon(daemon, recipe)
     with waiting_for(f"makes a workload{f' of {trace.name}' if trace else ''}"):
         if trace is None:
-            workload = workloads.generate(recipe, grid, seed)
+            workload = workloads.generate_workload(recipe, grid, seed)
         else:
             workload = workloads.from_trace(
                 recipe, swf.read_trace(trace), grid, seed, status=status, keep_zero=keep_zero, name=trace.name
