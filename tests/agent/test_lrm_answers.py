@@ -445,7 +445,7 @@ async def test_versions_are_reported_when_known(lrm: MemoryLrm, daemon: FakeDaem
 
 
 def encode_report(report: ClusterReport) -> dict[str, Any]:
-    (message,) = json.loads(wire.frame(wire.from_agent, [report]))
+    (message,) = json.loads(wire.encode_frame(wire.from_agent, [report]))
     return dict(message)
 
 
