@@ -126,7 +126,7 @@ def test_stop_and_plan_without_warnings_are_valid() -> None:
     messages = from_daemon.validate_json(json.dumps([stop, begin]))
     assert isinstance(messages[0], Stop)
     assert isinstance(messages[1], Open)
-    assert messages[1].plan()["warning"] is None
+    assert messages[1].runner_message()["warning"] is None
     bare = from_daemon.validate_json(json.dumps([{k: v for k, v in stop.items() if k not in ("signal", "grace")}]))[0]
     assert isinstance(bare, Stop)
     assert (bare.signal, bare.grace) == ("", 0.0)

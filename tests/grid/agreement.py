@@ -166,13 +166,13 @@ class SameDurations(Simulation):
         super().__init__(SimulatedGrid(clusters, links), replace(begun.rules, **rules))
         self._took = {_component_key(parse_token(token)): durations for token, durations in live.components.items()}
 
-    def startup(self, runner: Runner, cluster: str) -> float:
+    def startup_time(self, runner: Runner, cluster: str) -> float:
         took = self._took.get(_component_key(parse_token(runner.token)))
-        return took.claimed - took.submitted if took else super().startup(runner, cluster)
+        return took.claimed - took.submitted if took else super().startup_time(runner, cluster)
 
-    def holds(self, runner: Runner, lasts: float) -> float:
+    def holding_time(self, runner: Runner, lasts: float) -> float:
         took = self._took.get(_component_key(parse_token(runner.token)))
-        return took.free - took.opened if took else super().holds(runner, lasts)
+        return took.free - took.opened if took else super().holding_time(runner, lasts)
 
 
 def _count_nodes(components: Iterable[tuple[ClusterName, int]]) -> Gang:
