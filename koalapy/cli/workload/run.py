@@ -136,7 +136,7 @@ class RestDaemon:
                 raise
 
     @_translated_errors()
-    def submit(self, job: Json, key: str) -> Json:
+    def submit_job(self, job: Json, key: str) -> Json:
         body = dict(job)
         if self._policy:
             body |= {"policy": self._policy, "request": request_for(self._policy, job["request"])}
@@ -145,37 +145,37 @@ class RestDaemon:
         return job
 
     @_translated_errors()
-    def clusters(self) -> Sequence[Json]:
+    def list_clusters(self) -> Sequence[Json]:
         clusters: list[Json] = self._client.get("/api/v1/clusters")["clusters"]
         return clusters
 
     @_translated_errors()
-    def active(self) -> Mapping[int, str]:
+    def active_states(self) -> Mapping[int, str]:
         listings = [
             self._client.list_jobs(MAX_ACTIVE_JOBS, active=True, owner=owner)[0] for owner in sorted(self._owners)
         ]
         return {job["id"]: job["state"] for jobs in listings for job in jobs}
 
     @_translated_errors()
-    def job(self, job: int) -> Json:
+    def fetch_job(self, job: int) -> Json:
         return self._client.get(f"/api/v1/jobs/{job}")
 
     @_translated_errors()
-    def attempts(self, job: int) -> Sequence[Json]:
+    def list_attempts(self, job: int) -> Sequence[Json]:
         attempts: list[Json] = self._client.get(f"/api/v1/jobs/{job}/attempts")["attempts"]
         return attempts
 
     @_translated_errors()
-    def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
+    def cancel_jobs(self, jobs: Sequence[int]) -> Sequence[str]:
         results = self._client.act_on_jobs("cancel", list(jobs), reason="the workload was interrupted")
         return [str(result["problem"]["detail"]) for result in results if result["problem"]]
 
     @_translated_errors()
-    def load(self, cluster: str, nodes: int, seconds: float) -> None:
+    def start_load(self, cluster: str, nodes: int, seconds: float) -> None:
         self._client.post(f"/api/v1/clusters/{in_path(cluster)}/background", {"nodes": nodes, "seconds": seconds})
 
     @_translated_errors()
-    def unload(self, cluster: str) -> None:
+    def end_load(self, cluster: str) -> None:
         self._client.delete(f"/api/v1/clusters/{in_path(cluster)}/background")
 
 
