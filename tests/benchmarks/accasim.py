@@ -1,7 +1,7 @@
 """AccaSim (Galleguillos et al. 2018), a simulator of clusters in Python, on the workload of ``whole_life``.
 
-It gets a virtual environment of its own in a temporary folder, and runs its simplest dispatcher, first in first out and
-first fit, on as many nodes, without writing anything. It has no claiming: a job that is dispatched runs.
+It runs in a virtual environment in a temporary folder, with its simplest dispatcher (first in first out, first fit), on
+the same number of nodes and without output. It has no claiming: a dispatched job runs.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.benchmarks.whole_life import CLUSTERS, NODES, Arrival
 
 PACKAGE = "accasim==1.1.3"
 CLUSTERS_OF_NODES = len(CLUSTERS), NODES
-"""What is a cluster of nodes here is a node of cores there."""
+"""Number of AccaSim nodes and of cores in each: a cluster is a node, and a node is a core."""
 PROGRAM = """
 import collections, collections.abc, json, logging, statistics, sys, time
 collections.Mapping = collections.abc.Mapping  # it is of the time of Python 3.5
@@ -39,33 +39,35 @@ print(json.dumps(statistics.median(rates)))
 
 
 def jobs_per_s(arrivals: Sequence[Arrival], rounds: int, system: tuple[int, int] = CLUSTERS_OF_NODES) -> float | None:
-    """By CPU time, the median; None where it cannot be had, which is told on standard error. ``system``: how many nodes
-    there are, and the cores of each."""
+    """Return the median rate of jobs by CPU time, or None with a message if AccaSim cannot be installed.
+
+    ``system`` has the number of nodes and the cores of each.
+    """
     nodes, cores = system
-    described = {
+    system_description = {
         "groups": {"cluster": {"core": cores}},
         "resources": {"cluster": nodes},
         "equivalence": {"processor": {"core": 1}},
     }
     with tempfile.TemporaryDirectory(prefix="accasim-") as folder:
-        (Path(folder) / "system.json").write_text(json.dumps(described))
+        (Path(folder) / "system.json").write_text(json.dumps(system_description))
         (Path(folder) / "workload.swf").write_text("".join(map(swf_line, range(1, len(arrivals) + 1), arrivals)))
         try:
             python = os.environ.get("ACCASIM_PYTHON") or _install(Path(folder) / "venv")
             command = [python, "-c", PROGRAM, str(rounds), str(len(arrivals))]
-            done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=600)
+            result = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=600)
         except (OSError, subprocess.SubprocessError) as error:
-            told = getattr(error, "stderr", "") or str(error)
-            print(f"AccaSim cannot be had: {told.strip().splitlines()[-1]}", file=sys.stderr)
+            message = getattr(error, "stderr", "") or str(error)
+            print(f"AccaSim is not available: {message.strip().splitlines()[-1]}", file=sys.stderr)
             return None
-        return float(json.loads(done.stdout.splitlines()[-1]))
+        return float(json.loads(result.stdout.splitlines()[-1]))
 
 
 def swf_line(number: int, arrival: Arrival) -> str:
-    """A job in the Standard Workload Format: with one component, and a node as a processor."""
+    """Return a job of one component as a line in the Standard Workload Format, with a node as a processor."""
     (size,) = arrival.sizes
     lasts = arrival.lasts
-    return f"{number} {arrival.at} -1 {lasts} {size} -1 -1 {size} {lasts} -1 1 1 1 1 1 1 -1 -1\n"
+    return f"{number} {arrival.time_s} -1 {lasts} {size} -1 -1 {size} {lasts} -1 1 1 1 1 1 1 -1 -1\n"
 
 
 def _install(folder: Path) -> str:

@@ -1,8 +1,8 @@
-"""How well ``auto`` does where nothing is declared, against placing all in one cluster and placing over any.
+"""Compare the policy ``auto`` with worst-fit and cluster-minimization for jobs without a declared preference.
 
-The grid and the jobs of sonmez-2010 VI-C, in the virtual world around the real scheduler: 204 nodes in four clusters,
-jobs of 8, 16 and 32 nodes that arrive as they like, and run 1 + CCR - 0.1 times as long on several clusters as on one.
-Mean response times are never to be more than 3 % above the better of worst-fit and cluster-minimization.
+The grid and the jobs are those of sonmez-2010 VI-C, simulated around the real scheduler: 204 nodes in four clusters,
+jobs of 8, 16 and 32 nodes with Poisson arrivals, which run 1 + CCR - 0.1 times as long on several clusters as on one.
+Mean response times must be at most 3 % above the better of worst-fit and cluster-minimization.
 
     python -m tests.benchmarks.coallocation --seeds 20
 """
@@ -27,17 +27,17 @@ from tests.scheduler.world import Program, World
 
 CLUSTERS = {"delft": 85, "leiden": 41, "amsterdam": 46, "utrecht": 32}
 SIZES = (8, 16, 32)
-ALONE = 180.0
-"""Seconds that a job runs on one cluster, on average."""
+SINGLE_CLUSTER_S = 180.0
+"""Mean seconds that a job runs on one cluster."""
 POLICIES = ("worst-fit", "cluster-minimization", "auto")
 CCRS = (0.1, 0.5, 1.0)
 LOADS = (0.9, 0.8, 0.7, 0.6)
-BAR = 1.03
+MAX_RATIO = 1.03
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: what is the same for all policies but the policy itself."""
+    """The parameters of one run."""
 
     policy: str
     ccr: float
@@ -53,12 +53,12 @@ class Cell:
 class Outcome:
     cell: Cell
     response: float
-    """Seconds from submission to end, on average."""
+    """Mean seconds from submission to end."""
     co_allocated: int
 
 
 class Grid(World):
-    """Programs run longer over several clusters."""
+    """A simulated grid on which programs run longer over several clusters."""
 
     def __init__(self, ccr: float, rules: Rules | None = None) -> None:
         self._slowdown = max(1.0, 1.0 + ccr - 0.1)
@@ -76,23 +76,27 @@ class Grid(World):
         super()._start_program(site, token)
 
 
-def arrivals(cell: Cell) -> Iterator[tuple[float, int, float, str]]:
-    """When, nodes, seconds on one cluster: the same for every policy and CCR."""
+def draw_arrivals(cell: Cell) -> Iterator[tuple[float, int, float, str]]:
+    """Yield submission time, nodes, run time on one cluster and application, equal for all policies and CCRs."""
     draws = random.Random(f"{cell.load} {cell.seed} {cell.spread}")
-    rate = cell.load * sum(CLUSTERS.values()) / (fmean(SIZES) * ALONE)
-    at = 0.0
+    rate = cell.load * sum(CLUSTERS.values()) / (fmean(SIZES) * SINGLE_CLUSTER_S)
+    time_s = 0.0
     for _ in range(cell.jobs):
-        at += draws.expovariate(rate)
-        run_time = exp(draws.gauss(log(ALONE) - cell.spread**2 / 2, cell.spread)) if cell.spread else ALONE
-        yield at, draws.choice(SIZES), run_time, f"synthetic-{draws.randrange(cell.applications)}"
+        time_s += draws.expovariate(rate)
+        run_time = (
+            exp(draws.gauss(log(SINGLE_CLUSTER_S) - cell.spread**2 / 2, cell.spread))
+            if cell.spread
+            else SINGLE_CLUSTER_S
+        )
+        yield time_s, draws.choice(SIZES), run_time, f"synthetic-{draws.randrange(cell.applications)}"
 
 
 @cache
-def run(cell: Cell) -> Outcome:
-    """One workload to its end."""
+def run_cell(cell: Cell) -> Outcome:
+    """Run one workload to its end."""
     grid = Grid(cell.ccr)
-    for at, nodes, run_time, application in arrivals(cell):
-        grid.advance(at - grid.now)
+    for time_s, nodes, run_time, application in draw_arrivals(cell):
+        grid.advance(time_s - grid.now)
         request = nonfixed(nodes) if cell.policy == "worst-fit" else flexible(nodes)
         grid.submit(request, run_time=run_time, application=application, policy=cell.policy)
     while any(not job.state.is_final for job in grid.jobs.values()):
@@ -104,7 +108,7 @@ def run(cell: Cell) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """Mean response times over all seeds, in seconds."""
 
     ccr: float
@@ -113,49 +117,59 @@ class Compared:
     minimization: float
     auto: float
     co_allocated: float
-    """Jobs of a run of ``auto``, on average."""
+    """Mean number of co-allocated jobs in a run of ``auto``."""
 
     @property
     def ratio(self) -> float:
         return self.auto / min(self.worst_fit, self.minimization)
 
 
-def compare(ccr: float, load: float, seeds: Sequence[int], jobs: int, spread: float = 0.0, kinds: int = 1) -> Compared:
-    """One CCR and load under all three policies; worst-fit never co-allocates, whatever the CCR."""
-    found = {
+def compare(
+    ccr: float, load: float, seeds: Sequence[int], jobs: int, spread: float = 0.0, kinds: int = 1
+) -> Comparison:
+    """Run one CCR and load under all three policies; worst-fit never co-allocates, so its CCR does not matter."""
+    outcomes = {
         policy: [
-            run(Cell(policy, CCRS[0] if policy == "worst-fit" else ccr, load, seed, jobs, spread, kinds))
+            run_cell(Cell(policy, CCRS[0] if policy == "worst-fit" else ccr, load, seed, jobs, spread, kinds))
             for seed in seeds
         ]
         for policy in POLICIES
     }
-    responses = [fmean(outcome.response for outcome in found[policy]) for policy in POLICIES]
-    return Compared(ccr, load, *responses, fmean(outcome.co_allocated for outcome in found["auto"]))
+    worst_fit, minimization, auto = (fmean(outcome.response for outcome in outcomes[policy]) for policy in POLICIES)
+    co_allocated = fmean(outcome.co_allocated for outcome in outcomes["auto"])
+    return Comparison(ccr, load, worst_fit, minimization, auto, co_allocated)
 
 
 def main() -> int:
-    """Print a line for each CCR and load; 1 when one of them misses the bar."""
+    """Print a line for each CCR and load, and return 1 if one exceeds the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=1000, help="of each run")
+    parser.add_argument("--jobs", type=int, default=1000, help="number of jobs of each run")
     parser.add_argument("--spread", type=float, default=0.0, help="standard deviation of the logarithms of run times")
-    parser.add_argument("--applications", type=int, default=1, help="that the jobs belong to")
-    parser.add_argument("--json", type=Path, help="where to write the figures")
-    given = parser.parse_args()
-    found = []
+    parser.add_argument("--applications", type=int, default=1, help="number of applications of the jobs")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    options = parser.parse_args()
+    comparisons = []
     print("load  CCR  worst-fit  cluster-minimization    auto  ratio  co-allocated")
     for load, ccr in product(LOADS, CCRS):
-        one = compare(ccr, load, range(1, given.seeds + 1), given.jobs, given.spread, given.applications)
-        told = f"{one.worst_fit:9.1f}  {one.minimization:20.1f}  {one.auto:6.1f}  {one.ratio:5.3f}"
-        print(f"{load:4}  {ccr:3}  {told}  {one.co_allocated:6.1f} of {given.jobs}", flush=True)
-        found.append(one)
-    if given.json:
-        given.json.write_text(json.dumps([asdict(one) | {"ratio": one.ratio} for one in found], indent=1))
-    worst = max(found, key=lambda one: one.ratio)
+        comparison = compare(ccr, load, range(1, options.seeds + 1), options.jobs, options.spread, options.applications)
+        responses = f"{comparison.worst_fit:9.1f}  {comparison.minimization:20.1f}  {comparison.auto:6.1f}"
+        print(
+            f"{load:4}  {ccr:3}  {responses}  {comparison.ratio:5.3f}  "
+            f"{comparison.co_allocated:6.1f} of {options.jobs}",
+            flush=True,
+        )
+        comparisons.append(comparison)
+    if options.json:
+        options.json.write_text(
+            json.dumps([asdict(comparison) | {"ratio": comparison.ratio} for comparison in comparisons], indent=1)
+        )
+    worst = max(comparisons, key=lambda comparison: comparison.ratio)
     print(
-        f"At worst {worst.ratio:.3f} times the better policy, at load {worst.load} and CCR {worst.ccr}; wanted: {BAR}."
+        f"At worst {worst.ratio:.3f} times the better policy, at load {worst.load} and CCR {worst.ccr};"
+        f" the limit is {MAX_RATIO}."
     )
-    return int(worst.ratio > BAR)
+    return int(worst.ratio > MAX_RATIO)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The testbed's figures need a testbed."""
+"""Ignore benchmarks of the testbed without one."""
 
 from tests.needs import TESTBED_UP
 

@@ -1,10 +1,10 @@
-"""What the scheduler alone takes: no store, no network, virtual time; and beside it what AccaSim takes.
+"""Measure the scheduler alone, without store and network and in virtual time, and AccaSim for comparison.
 
-    python -m tests.benchmarks.core                          # all of it
-    python -m tests.benchmarks.core whole_life job_end       # some of it
+    python -m tests.benchmarks.core                          # all parts
+    python -m tests.benchmarks.core whole_life job_end       # some parts
     python -m tests.benchmarks.core placements --policy auto --scale 0.1 --rounds 1
 
-Figures are medians by CPU time; the last line is one of JSON, in which what was not measured is null.
+Figures are medians by CPU time. The last line is JSON, in which figures that were not measured are null.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from tests.benchmarks.matching import matching_ms
 from tests.benchmarks.placing import POLICIES, placements_per_s
 from tests.benchmarks.waiting_jobs import CLUSTERS, IDLE, empty_scheduler, fill, report, specs
 from tests.benchmarks.what_if import what_if_s
-from tests.benchmarks.whole_life import Arrival, Step, World, replay, workload
+from tests.benchmarks.whole_life import Arrival, SimulatedGrid, Step, create_workload, replay
 
-SEVERAL = 0.3
-"""The fraction of jobs of several components where there are such."""
+MULTI_SHARE = 0.3
+"""The fraction of jobs with several components in workloads of both kinds."""
 
 Figures = dict[str, object]
 
@@ -41,7 +41,7 @@ Figures = dict[str, object]
 class Options:
     rounds: int
     scale: float
-    """By which all numbers of jobs are multiplied: 1 for figures that can be compared with others."""
+    """Factor of all numbers of jobs; only figures with 1 are comparable."""
     policies: Sequence[str]
 
     def jobs(self, number: int) -> int:
@@ -49,51 +49,53 @@ class Options:
 
 
 def whole_life(options: Options) -> Figures:
-    return {"whole_life_jobs_per_s": _lives_per_s(options, options.jobs(3000), 0.0)}
+    return {"whole_life_jobs_per_s": _measure_job_rate(options, options.jobs(3000), 0.0)}
 
 
 def whole_life_multi(options: Options) -> Figures:
-    return {"whole_life_multi_jobs_per_s": _lives_per_s(options, options.jobs(2000), SEVERAL)}
+    return {"whole_life_multi_jobs_per_s": _measure_job_rate(options, options.jobs(2000), MULTI_SHARE)}
 
 
-def _lives_per_s(options: Options, jobs: int, several: float) -> float:
-    """Whole lives, clusters and agents included; how much of the time is theirs is told beside."""
-    arrivals, steps = workload(jobs, several), list[Step]()
-    world = World(arrivals, steps)
+def _measure_job_rate(options: Options, jobs: int, multi_share: float) -> float:
+    """Measure jobs from submission to end, with clusters and agents, and print their share of the time."""
+    arrivals, steps = create_workload(jobs, multi_share), list[Step]()
+    world = SimulatedGrid(arrivals, steps)
     world.run()
     assert list(world.states.values()) == [JobState.SUCCEEDED] * jobs
     longest = max(scheduler.queries.queued for scheduler in replay(steps))
-    lives, alone = [], []
+    run_times, scheduler_times = [], []
     for _ in range(options.rounds):
-        lives.append(_seconds(World(arrivals).run))
-        alone.append(_seconds(lambda: deque(replay(steps), maxlen=0)))
-    share = 1 - median(alone) / median(lives)
-    told = f"{len(steps) / jobs:.1f} steps a job, at most {longest} waiting, clusters and agents take {share:.1%}"
-    print(f"  {told}; the scheduler alone: {jobs / median(alone):.0f} jobs/s", flush=True)
-    return jobs / median(lives)
+        run_times.append(_measure_cpu_s(SimulatedGrid(arrivals).run))
+        scheduler_times.append(_measure_cpu_s(lambda: deque(replay(steps), maxlen=0)))
+    share = 1 - median(scheduler_times) / median(run_times)
+    step_counts = (
+        f"{len(steps) / jobs:.1f} steps a job, at most {longest} waiting, clusters and agents take {share:.1%}"
+    )
+    print(f"  {step_counts}; the scheduler alone: {jobs / median(scheduler_times):.0f} jobs/s", flush=True)
+    return jobs / median(run_times)
 
 
 def placements(options: Options) -> Figures:
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for policy in options.policies:
-        found[policy] = median(placements_per_s(policy, options.jobs(10_000)) for _ in range(options.rounds))
-        print(f"  {policy}: {found[policy]:.0f}", flush=True)
-    return {"placements_per_s": found}
+        rates[policy] = median(placements_per_s(policy, options.jobs(10_000)) for _ in range(options.rounds))
+        print(f"  {policy}: {rates[policy]:.0f}", flush=True)
+    return {"placements_per_s": rates}
 
 
 def matching(options: Options) -> Figures:
-    """Exact resource matching where each node has a speed of its own; HiGHS beside it where that ends soon."""
+    """Measure exact resource matching with a different speed of each node, and HiGHS where it is fast enough."""
     return {"matching_ms": matching_ms(options.rounds, options.scale)}
 
 
 def job_end(options: Options) -> Figures:
-    """With 16,000 live components, and a job of high priority that waits."""
+    """Measure the end of a job with 16,000 live components and a waiting job of high priority."""
     grid = FullGrid(options.jobs(16_000))
     return {"job_end_ms": 1000 * grid.seconds_per_end(4 * options.rounds)}
 
 
 def waiting(options: Options) -> Figures:
-    """Periodic scans of both queues, and one node that comes free and helps nobody, while very many jobs wait.
+    """Measure periodic scans of both queues, and the report of one more idle node, while many jobs wait.
 
     The figures are those of 100,000 jobs of 200 shapes on scattered idle nodes.
     """
@@ -103,8 +105,8 @@ def waiting(options: Options) -> Figures:
             scheduler, many = empty_scheduler(idle), options.jobs(jobs)
             fill(scheduler, specs(many, min(number, many)))
             name = CLUSTERS[0]
-            scans = _step_ms(scheduler, 4 * options.rounds, None, PeriodicScan())
-            wakeups = _step_ms(scheduler, 4 * options.rounds, report(name, 0), report(name, 1))
+            scans = _measure_step_ms(scheduler, 4 * options.rounds, None, PeriodicScan())
+            wakeups = _measure_step_ms(scheduler, 4 * options.rounds, report(name, 0), report(name, 1))
             print(
                 f"  {many} jobs of {number} shapes, {grid}: scan {scans:.3f} ms, wake-up {wakeups:.3f} ms", flush=True
             )
@@ -113,79 +115,79 @@ def waiting(options: Options) -> Figures:
     return figures
 
 
-def _step_ms(scheduler: Scheduler, rounds: int, before: Event | None, timed: Event) -> float:
-    """The median of steps with the second event, each after one with the first."""
-    took, now = [], count(10)
+def _measure_step_ms(scheduler: Scheduler, rounds: int, preceding_event: Event | None, timed_event: Event) -> float:
+    """Return the median time of steps with the timed event, each after a step with the preceding one."""
+    times, now = [], count(10)
     gc.collect()
     gc.freeze()
     try:
         for _ in range(rounds):
-            if before is not None:
-                scheduler.step([before], next(now))
-            took.append(_seconds(lambda: scheduler.step([timed], next(now)), collect=False))
+            if preceding_event is not None:
+                scheduler.step([preceding_event], next(now))
+            times.append(_measure_cpu_s(lambda: scheduler.step([timed_event], next(now)), collect=False))
     finally:
         gc.unfreeze()
-    return 1000 * median(took)
+    return 1000 * median(times)
 
 
 def memory(options: Options) -> Figures:
-    """All that a job keeps alive while it waits, of 50,000 of 200 shapes."""
+    """Measure the memory of a waiting job, among 50,000 of 200 shapes."""
     jobs = options.jobs(50_000)
     scheduler = empty_scheduler(IDLE["scattered"])
     gc.collect()
     tracemalloc.start()
     try:
-        before = tracemalloc.get_traced_memory()[0]
+        bytes_before = tracemalloc.get_traced_memory()[0]
         fill(scheduler, specs(jobs, min(200, jobs)))
         gc.collect()
-        after = tracemalloc.get_traced_memory()[0]
+        bytes_after = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     assert scheduler.queries.queued == jobs
-    return {"bytes_per_queued_job": (after - before) / jobs}
+    return {"bytes_per_queued_job": (bytes_after - bytes_before) / jobs}
 
 
 def accasim_whole_life(options: Options) -> Figures:
-    """AccaSim on the workload of ``whole_life``."""
-    return {"accasim_jobs_per_s": accasim.jobs_per_s(workload(options.jobs(3000)), options.rounds)}
+    """Measure AccaSim with the workload of ``whole_life``."""
+    return {"accasim_jobs_per_s": accasim.jobs_per_s(create_workload(options.jobs(3000)), options.rounds)}
 
 
 def whole_trace(options: Options) -> Figures:
-    """The trace of huang-2007 through the simulation; null where it is not at hand."""
+    """Measure the simulation of the trace of huang-2007, if that is available."""
     if not trace.TRACES.has(trace.TRACE):
         return {}
-    jobs = trace.jobs()
+    jobs = trace.load_jobs()
     jobs = jobs[: options.jobs(len(jobs))]
-    took = median(_seconds(lambda: trace.simulate(jobs)) for _ in range(options.rounds))
+    took = median(_measure_cpu_s(lambda: trace.simulate(jobs)) for _ in range(options.rounds))
     return {"trace_jobs_per_s": len(jobs) / took}
 
 
 def trace_memory(options: Options) -> Figures:
-    """Of a process that simulates 200,000 jobs."""
+    """Measure the memory of a process that simulates 200,000 jobs."""
     if not trace.TRACES.has(trace.TRACE):
         return {}
-    command = [sys.executable, "-m", "tests.benchmarks.trace", str(options.jobs(trace.MANY))]
+    command = [sys.executable, "-m", "tests.benchmarks.trace", str(options.jobs(trace.MEMORY_JOB_COUNT))]
     return {"trace_mb": float(subprocess.check_output(command, text=True))}
 
 
 def accasim_trace(options: Options) -> Figures:
-    """AccaSim on that trace and as many nodes: it knows no sites, and nothing makes its jobs longer."""
+    """Measure AccaSim with that trace and as many nodes, without sites and speeds."""
     if not trace.TRACES.has(trace.TRACE):
         return {}
-    found = trace.TRACES.read(trace.TRACE).jobs
-    arrivals = [Arrival(int(job.submitted), (job.processors,), max(1, int(job.ran))) for job in found]
+    records = trace.TRACES.read(trace.TRACE).jobs
+    arrivals = [Arrival(int(job.submitted), (job.processors,), max(1, int(job.ran))) for job in records]
     arrivals = arrivals[: options.jobs(len(arrivals))]
     system = sum(trace.NODES.values()), 1
     return {"accasim_trace_jobs_per_s": accasim.jobs_per_s(arrivals, min(options.rounds, 3), system)}
 
 
 def what_if(options: Options) -> Figures:
-    """On the clock, for it goes over all processors; once."""
+    """Measure a what-if question once, in real time, since it uses all processors."""
     return {"what_if_s": what_if_s(options.jobs(10_000))}
 
 
-def _seconds(act: Callable[[], object], *, collect: bool = True) -> float:
-    """CPU seconds of this process."""
+def _measure_cpu_s(act: Callable[[], object], *, collect: bool = True) -> float:
+    """Return the CPU seconds of a call."""
     if collect:
         gc.collect()
     began = process_time()
@@ -213,25 +215,25 @@ PARTS: dict[str, tuple[Callable[[Options], Figures], tuple[str, ...]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"all, or some of: {', '.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, default=5, help="of which the median is told")
+    parser.add_argument("--rounds", type=int, default=5, help="number of repetitions, of which the median is printed")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies all numbers of jobs")
     parser.add_argument("--policy", action="append", choices=POLICIES, help="of placements; may be given repeatedly")
-    given = parser.parse_args()
-    if unknown := set(given.parts) - PARTS.keys():
+    options = parser.parse_args()
+    if unknown := set(options.parts) - PARTS.keys():
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    options = Options(max(1, given.rounds), given.scale, given.policy or POLICIES)
+    measurement = Options(max(1, options.rounds), options.scale, options.policy or POLICIES)
     figures: Figures = {name: None for _, names in PARTS.values() for name in names}
     for name, (measure, names) in PARTS.items():
-        if name in given.parts or not given.parts:
+        if name in options.parts or not options.parts:
             print(name, flush=True)
-            figures |= measure(options)
-            print("".join(f"  {each}: {_rounded(figures[each])}\n" for each in names), end="", flush=True)
-    print(json.dumps(_rounded(figures)))
+            figures |= measure(measurement)
+            print("".join(f"  {figure}: {_round_figures(figures[figure])}\n" for figure in names), end="", flush=True)
+    print(json.dumps(_round_figures(figures)))
 
 
-def _rounded(value: object) -> object:
+def _round_figures(value: object) -> object:
     if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
+        return {name: _round_figures(item) for name, item in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -1,5 +1,6 @@
-"""The end of a job on a full grid while one of high priority waits that nothing can make room for."""
+"""Measure the end of a job on a full grid, while a job of high priority waits that no preemption can place."""
 
+from collections.abc import Sequence
 from statistics import median
 from time import process_time
 
@@ -14,11 +15,11 @@ from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from tests.benchmarks.waiting_jobs import CLUSTERS
 
-LOCAL_USERS = 10
-"""Nodes of each cluster that are theirs: no preemption gives these to the job that waits."""
+LOCAL_NODES = 10
+"""Nodes of local users on each cluster, which no preemption frees for the waiting job."""
 
 
-def running(ident: JobId, cluster: str) -> Job:
+def running_job(ident: JobId, cluster: str) -> Job:
     component = Component(
         0,
         cluster,
@@ -36,38 +37,38 @@ def running(ident: JobId, cluster: str) -> Job:
 
 
 class FullGrid:
-    """100 clusters, all nodes of which are held by jobs of low priority with one component of one node, or by users."""
+    """A grid of 100 clusters on which jobs of one node with low priority and local users occupy all nodes."""
 
     def __init__(self, components: int) -> None:
-        jobs = [running(ident, CLUSTERS[ident % len(CLUSTERS)]) for ident in range(1, components + 1)]
+        jobs = [running_job(ident, CLUSTERS[ident % len(CLUSTERS)]) for ident in range(1, components + 1)]
         self.scheduler = Scheduler(
             SchedulerState(Rules(), builtin_policies(), [ClusterStatus(name) for name in CLUSTERS]), str
         )
         self.scheduler.restore(jobs, 2.0)
         self._now = 2.0
         self._running = {name: [job for job in jobs if _cluster(job) == name] for name in CLUSTERS}
-        self._nodes = {name: len(jobs) + LOCAL_USERS for name, jobs in self._running.items()}
-        for name, here in self._running.items():
-            statuses = tuple(ComponentStatus(job.token(0), ComponentState.RUNNING, lrm_job="1") for job in here)
+        self._nodes = {name: len(jobs) + LOCAL_NODES for name, jobs in self._running.items()}
+        for name, cluster_jobs in self._running.items():
+            statuses = tuple(ComponentStatus(job.token(0), ComponentState.RUNNING, lrm_job="1") for job in cluster_jobs)
             self._step([InventoryReceived(name, Inventory(statuses)), self._report(name)])
         wide = NonFixedRequest((ComponentRequest(max(self._nodes.values())),))
         self._step([JobSubmitted(Job(components + 1, JobSpec(wide, ("program",), priority=Priority.HIGH), self._now))])
         self._check(components)
 
     def seconds_per_end(self, ends: int) -> float:
-        """CPU seconds of the step in which a job's end is told, and that its node is idle: the median."""
-        took, live = [], sum(map(len, self._running.values()))
+        """Return the median CPU seconds of a step with the reports of a job's end and of its idle node."""
+        times, live = [], sum(map(len, self._running.values()))
         for number in range(ends):
             name = CLUSTERS[number % len(CLUSTERS)]
             status = ComponentStatus(self._running[name].pop().token(0), ComponentState.ENDED, (), "1", 0)
             events = [Reported(name, status), self._report(name)]
             began = process_time()
             self._step(events)
-            took.append(process_time() - began)
+            times.append(process_time() - began)
         self._check(live - ends)
-        return median(took)
+        return median(times)
 
-    def _step(self, events: list[Event]) -> None:
+    def _step(self, events: Sequence[Event]) -> None:
         self._now += 0.01
         self.scheduler.step(events, self._now)
 
@@ -76,9 +77,9 @@ class FullGrid:
         assert sum(len(cluster.live) for cluster in self.scheduler.queries.grid.clusters()) == components
 
     def _report(self, name: str) -> Reported:
-        held = frozenset(job.token(0) for job in self._running[name])
+        tokens = frozenset(job.token(0) for job in self._running[name])
         nodes = self._nodes[name]
-        return Reported(name, ClusterReport(nodes, nodes - LOCAL_USERS - len(held), LOCAL_USERS, holding=held))
+        return Reported(name, ClusterReport(nodes, nodes - LOCAL_NODES - len(tokens), LOCAL_NODES, holding=tokens))
 
 
 def _cluster(job: Job) -> str:

@@ -1,7 +1,7 @@
-"""Books of a busy year, written in bulk: ``python -m tests.benchmarks.many_jobs sqlite:///koala.db [JOBS]``.
+"""Fill a database with the jobs of a busy year: ``python -m tests.benchmarks.many_jobs sqlite:///koala.db [JOBS]``.
 
-Most jobs are over; 10,000 are active, some of them among the oldest. Users, names, clusters, policies and states are as
-uneven as they are in the world: a few have most of the jobs, and some have a handful that lie far back.
+Most jobs have ended; 10,000 are active, some of them among the oldest. Users, names, clusters, policies and states are
+unevenly distributed: a few have most of the jobs, and some have a few old ones.
 """
 
 import json
@@ -21,15 +21,15 @@ from koalapy.store.engine import make_engine, writing
 from koalapy.store.opening import migrate
 
 ENDED, ACTIVE = 1_000_000, 10_000
-YEAR = 365 * 86400.0
+YEAR_S = 365 * 86400.0
 NODES = {"north": 200, "south": 120, "west": 60, "far": 8}
 CLUSTERS = ("north", "south", "west")
 OWNERS = ["ada", "bob", "cyd", *(f"user{number}" for number in range(60))]
-RARE = "zoe"
-"""An owner, and a name, of twenty jobs that lie far back."""
+RARE_NAME = "zoe"
+"""The owner and name of twenty old jobs."""
 APPLICATIONS = [f"app{number}" for number in range(40)]
 POLICIES = ("worst-fit", "close-to-files", "flexible-cluster-minimization", "auto")
-CHUNK = 20_000
+CHUNK_SIZE = 20_000
 
 Row = dict[str, Any]
 
@@ -38,15 +38,15 @@ def make_database(url: str, ended: int = ENDED, active: int = ACTIVE, now: float
     """Fill an empty database with jobs that end at ``now``, in seconds since the epoch."""
     engine = make_engine(url)
     migrate(engine)
-    world = _World(ended, active, time.time() if now is None else now)
+    generator = _RowGenerator(ended, active, time.time() if now is None else now)
     with writing(engine).begin() as connection:
-        connection.execute(insert(tables.clusters), [world.cluster(name, nodes) for name, nodes in NODES.items()])
-    made = world.rows()
-    while part := list(islice(made, CHUNK)):
+        connection.execute(insert(tables.clusters), [generator.cluster(name, nodes) for name, nodes in NODES.items()])
+    job_rows = generator.rows()
+    while chunk := list(islice(job_rows, CHUNK_SIZE)):
         for table in (tables.jobs, tables.attempts, tables.components, tables.timeline, tables.advice, tables.results):
-            _copy(engine, table, [row for rows_of in part for row in rows_of.get(table.name, ())])
-    audit = world.audit()
-    while entries := list(islice(audit, CHUNK)):
+            _copy(engine, table, [row for rows_of in chunk for row in rows_of.get(table.name, ())])
+    audit = generator.audit()
+    while entries := list(islice(audit, CHUNK_SIZE)):
         _copy(engine, tables.audit, entries)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("analyze")
@@ -78,12 +78,12 @@ def _copy(engine: Engine, table: Table, values: list[Row]) -> None:
         connection.close()
 
 
-class _World:
+class _RowGenerator:
     def __init__(self, ended: int, active: int, now: float) -> None:
         self._ended, self._count, self._now = ended, ended + active, now
         self._random = random.Random(7)
         self._specs = [self._spec(number) for number in range(400)]
-        # Of those that are active one in ten is old.
+        # One in ten active jobs is old.
         old = set(self._random.sample(range(1, ended + 1), active // 10))
         self._active = old | set(range(self._count - active + len(old) + 1, self._count + 1))
 
@@ -126,7 +126,7 @@ class _World:
         spec, plain, text = self._specs[int(draw.random() ** 2 * len(self._specs))]
         state = self._state(ident)
         rare = 1000 <= ident < 1020
-        submitted = self._now - YEAR * (1 - ident / self._count) - 7200
+        submitted = self._now - YEAR_S * (1 - ident / self._count) - 7200
         waited, ran = draw.expovariate(1 / 900), draw.expovariate(1 / 1800)
         has_run = state in (JobState.SUCCEEDED, JobState.FAILED, JobState.RUNNING, JobState.CLAIMING)
         placed = submitted + waited if has_run else None
@@ -134,8 +134,8 @@ class _World:
         ended = min(self._now, submitted + waited + ran + 2) if state.is_final else None
         job = plain | {
             "id": ident,
-            "owner": RARE if rare else OWNERS[int(draw.random() ** 3 * len(OWNERS))],
-            "name": RARE if rare else plain["name"],
+            "owner": RARE_NAME if rare else OWNERS[int(draw.random() ** 3 * len(OWNERS))],
+            "name": RARE_NAME if rare else plain["name"],
             "spec": text,
             "state": state.value,
             "reason": "" if state is JobState.SUCCEEDED else "no cluster has that many idle nodes",
@@ -148,53 +148,53 @@ class _World:
             "ended_at": ended,
             "exit_code": 0 if state is JobState.SUCCEEDED else None,
         }
-        made: dict[str, list[Row]] = {"jobs": [{name: _plain(value) for name, value in job.items()}]}
-        made["timeline"] = list(self._timeline(job, submitted, placed, started, ended))
+        rows_by_table: dict[str, list[Row]] = {"jobs": [{name: _to_driver_value(value) for name, value in job.items()}]}
+        rows_by_table["timeline"] = list(self._timeline(job, submitted, placed, started, ended))
         if placed is None:
-            return made
-        made["attempts"] = [
+            return rows_by_table
+        rows_by_table["attempts"] = [
             {"job_id": ident, "generation": 1, "placed_at": placed, "barrier_at": started, "launched_at": started}
             | {"ended_at": ended, "exit_code": job["exit_code"], "end_reason": "", "nonce": "5eed"}
         ]
-        made["components"] = list(self._components(ident, spec, state, placed, started, ended))
+        rows_by_table["components"] = list(self._components(ident, spec, state, placed, started, ended))
         if ident % 10 == 0:
-            made["advice"] = [
+            rows_by_table["advice"] = [
                 {"job_id": ident, "generation": 1, "application": spec.application, "at": placed, "clusters": 1}
                 | {"predicted": 1800.0, "options": "[]", "reason": "north had the most idle nodes", "actual": ran}
             ]
         if ident % 5 == 0 and state is JobState.SUCCEEDED:
-            kept = ident % 50 == 0 or ident > self._count - 20_000
-            made["results"] = [
-                {"job_id": ident, "generation": 1, "rank": 0, "cluster": "north", "size": 4096 if kept else 0}
+            has_files = ident % 50 == 0 or ident > self._count - 20_000
+            rows_by_table["results"] = [
+                {"job_id": ident, "generation": 1, "rank": 0, "cluster": "north", "size": 4096 if has_files else 0}
                 | {"files": 2, "at": ended}
             ]
-        return made
+        return rows_by_table
 
     def _components(
         self, ident: int, spec: JobSpec, state: JobState, placed: float, started: float | None, ended: float | None
     ) -> Iterator[Row]:
         draw = self._random.random()
         first = 0 if draw < 0.55 else 1 if draw < 0.85 else 2
-        places = [CLUSTERS[first]] if ident % 3 else [CLUSTERS[first], CLUSTERS[(first + 1) % 3]]
+        clusters = [CLUSTERS[first]] if ident % 3 else [CLUSTERS[first], CLUSTERS[(first + 1) % 3]]
         if 2000 <= ident < 2040:
-            places = ["far"]
+            clusters = ["far"]
         size = spec.request.total_size if isinstance(spec.request, FlexibleRequest) else 1
-        being = ComponentState.ENDED if state.is_final else ComponentState.RUNNING
-        for index, place in enumerate(places):
-            nodes = size if len(places) == 1 else max(1, size // 2)
+        component_state = ComponentState.ENDED if state.is_final else ComponentState.RUNNING
+        for index, cluster in enumerate(clusters):
+            nodes = size if len(clusters) == 1 else max(1, size // 2)
             component = Component(
-                index, place, nodes, being, hosts=("127.0.0.1",), claimed_at=started, submitted_at=placed
+                index, cluster, nodes, component_state, hosts=("127.0.0.1",), claimed_at=started, submitted_at=placed
             )
             row = rows.component_to_row(ident, 1, component) | {"ended_at": ended, "lrm_job": str(ident)}
-            yield {name: _plain(value) for name, value in row.items()}
+            yield {name: _to_driver_value(value) for name, value in row.items()}
 
-    def _timeline(self, job: Row, *moments: float | None) -> Iterator[Row]:
+    def _timeline(self, job: Row, *times: float | None) -> Iterator[Row]:
         events = ("submitted", "placed", "started", "ended")
-        for event, at in zip(events, moments, strict=True):
-            if at is not None:
+        for event, time_s in zip(events, times, strict=True):
+            if time_s is not None:
                 yield {
                     "job_id": job["id"],
-                    "at": at,
+                    "at": time_s,
                     "event": event,
                     "state": job["state"],
                     "reason": job["reason"],
@@ -207,11 +207,11 @@ class _World:
 
     def audit(self) -> Iterator[Row]:
         for ident in range(1, self._count + 1):
-            at = self._now - YEAR * (1 - ident / self._count) - 7200
+            time_s = self._now - YEAR_S * (1 - ident / self._count) - 7200
             rare = 1000 <= ident < 1020
             yield {
-                "at": at,
-                "actor": RARE if rare else OWNERS[int(self._random.random() ** 3 * len(OWNERS))],
+                "at": time_s,
+                "actor": RARE_NAME if rare else OWNERS[int(self._random.random() ** 3 * len(OWNERS))],
                 "role": "user",
                 "how": "token 7",
                 "address": "127.0.0.1",
@@ -223,18 +223,18 @@ class _World:
             }
 
 
-def _plain(value: Any) -> Any:
-    """As both drivers take it past SQLAlchemy."""
+def _to_driver_value(value: Any) -> Any:
+    """Convert a value for both database drivers, without SQLAlchemy."""
     if isinstance(value, list | tuple | dict):
         return json.dumps(value)
     return getattr(value, "value", value)
 
 
 def main(arguments: Iterable[str]) -> None:
-    url, *more = arguments
+    url, *counts = arguments
     began = time.monotonic()
-    make_database(url, *(int(number) for number in more))
-    print(f"made in {time.monotonic() - began:.0f} s")
+    make_database(url, *(int(number) for number in counts))
+    print(f"written in {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

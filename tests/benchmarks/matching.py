@@ -1,4 +1,4 @@
-"""Resource matching: a job of half of all nodes, each of a speed of its own, over links that it saturates."""
+"""Measure resource matching of a job on half of all nodes, with different speeds and saturated links."""
 
 import random
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from koalapy.policies.matching.exact import find_matching
 from koalapy.policies.matching.problem import Kind, Matching, Problem, Site
 
 GRIDS = ((16, 8), (100, 100))
-"""Clusters, and nodes of each."""
+"""Number of clusters, and of nodes of each."""
 MAX_NODES_FOR_HIGHS = 128
 
 
-def problem(clusters: int, nodes: int, seed: int) -> Problem:
+def make_problem(clusters: int, nodes: int, seed: int) -> Problem:
     draws = random.Random(seed)
     sites = []
     for number in range(clusters):
@@ -25,25 +25,25 @@ def problem(clusters: int, nodes: int, seed: int) -> Problem:
 
 
 def matching_ms(rounds: int, scale: float) -> dict[str, dict[str, float]]:
-    """Medians over as many problems as there are rounds, by grid and solver."""
-    found: dict[str, dict[str, float]] = {}
+    """Return the median milliseconds over ``rounds`` problems, by grid and solver."""
+    medians: dict[str, dict[str, float]] = {}
     for clusters, size in GRIDS:
         clusters = max(2, round(clusters * scale))
-        problems = [problem(clusters, size, seed) for seed in range(rounds)]
-        times = {"exact": [_took(find_matching, each) for each in problems]}
+        problems = [make_problem(clusters, size, seed) for seed in range(rounds)]
+        times = {"exact": [_measure_ms(find_matching, problem) for problem in problems]}
         if clusters * size <= MAX_NODES_FOR_HIGHS:
-            times["highs"] = [_took(match_by_highs, each) for each in problems]
+            times["highs"] = [_measure_ms(match_by_highs, problem) for problem in problems]
         name = f"{clusters * size} nodes in {clusters} clusters"
-        found[name] = {solver: median(took) for solver, took in times.items()}
-        told = ", ".join(f"{solver} {took:.3f} ms" for solver, took in found[name].items())
-        print(f"  {name}: {told}", flush=True)
-    return found
+        medians[name] = {solver: median(solver_ms) for solver, solver_ms in times.items()}
+        solver_times = ", ".join(f"{solver} {solver_ms:.3f} ms" for solver, solver_ms in medians[name].items())
+        print(f"  {name}: {solver_times}", flush=True)
+    return medians
 
 
-def _took(solve: Callable[[Problem], Matching | None], each: Problem) -> float:
-    """Milliseconds of processor time."""
+def _measure_ms(solve: Callable[[Problem], Matching | None], problem: Problem) -> float:
+    """Return the milliseconds of processor time of a solution."""
     began = process_time()
-    found = solve(each)
+    matching = solve(problem)
     took = process_time() - began
-    assert found is not None
+    assert matching is not None
     return 1000 * took

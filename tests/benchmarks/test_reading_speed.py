@@ -1,6 +1,6 @@
-"""What it costs to read of a million jobs that are over and ten thousand that are active, question by question.
+"""Measure queries of a database with a million ended and ten thousand active jobs.
 
-``KOALA_BENCH_JOBS`` makes it fewer, ``KOALA_BENCH_DATABASE`` names a database that was made by ``many_jobs`` before.
+``KOALA_BENCH_JOBS`` sets the number of ended jobs, ``KOALA_BENCH_DATABASE`` the URL of a database of ``many_jobs``.
 """
 
 import os
@@ -19,24 +19,24 @@ from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import Stores, stores_in_database
 from koalapy.store.output import FileOutput
-from tests.benchmarks.many_jobs import ENDED, RARE, make_database
+from tests.benchmarks.many_jobs import ENDED, RARE_NAME, make_database
 
 pytestmark = pytest.mark.nightly
 
-ACTIVE = tuple(str(state) for state in JobState if state not in FINAL_STATES)
-OVER = tuple(str(state) for state in FINAL_STATES)
+ACTIVE_STATES = tuple(str(state) for state in JobState if state not in FINAL_STATES)
+ENDED_STATES = tuple(str(state) for state in FINAL_STATES)
 PAGES: dict[str, JobFilter] = {
     "newest": JobFilter(),
     "far back": JobFilter(before=ENDED // 2),
     "of an owner of many": JobFilter(owner="ada"),
-    "of an owner of few": JobFilter(owner=RARE),
+    "of an owner of few": JobFilter(owner=RARE_NAME),
     "of a name": JobFilter(name="study-7"),
-    "active": JobFilter(states=ACTIVE),
+    "active": JobFilter(states=ACTIVE_STATES),
     "failed": JobFilter(states=("failed",)),
-    "of an application, over": JobFilter(states=OVER, application="app3", limit=101),
-    "restarted, over": JobFilter(states=OVER, min_restarts=1, limit=101),
-    "restarted very often, over": JobFilter(states=OVER, min_restarts=1000, limit=101),
-    "of high priority, over": JobFilter(states=OVER, priority="high", limit=101),
+    "of an application, over": JobFilter(states=ENDED_STATES, application="app3", limit=101),
+    "restarted, over": JobFilter(states=ENDED_STATES, min_restarts=1, limit=101),
+    "restarted very often, over": JobFilter(states=ENDED_STATES, min_restarts=1000, limit=101),
+    "of high priority, over": JobFilter(states=ENDED_STATES, priority="high", limit=101),
     "on a large cluster": JobFilter(cluster="north"),
     "on a small cluster": JobFilter(cluster="far"),
     "of an owner and a name": JobFilter(owner="ada", name="study-7"),
@@ -57,22 +57,23 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
     database.close()
 
 
-def questions() -> dict[str, Callable[[Stores], Any]]:
+def list_queries() -> dict[str, Callable[[Stores], Any]]:
     now = time.time()
     today = day_of(now)
-    asked: dict[str, Callable[[Stores], Any]] = {
-        f"page: {name}": (lambda stores, which=which: stores.jobs.page(which)) for name, which in PAGES.items()
+    queries: dict[str, Callable[[Stores], Any]] = {
+        f"page: {name}": (lambda stores, query_filter=query_filter: stores.jobs.page(query_filter))
+        for name, query_filter in PAGES.items()
     }
     for name, start in (("an hour", now - 3600), ("a day", now - DAY), ("a year", (today - 365) * DAY)):
-        asked[f"metrics of {name}"] = lambda stores, start=start: stores.jobs.usage(start, now)
+        queries[f"metrics of {name}"] = lambda stores, start=start: stores.jobs.usage(start, now)
     for kind in Kind:
         week = DayFilter(kind, today - 365, today, days=7)
-        asked[f"history of a year by {kind}"] = lambda stores, which=week: stores.history.days(which)
-    return asked | {
+        queries[f"history of a year by {kind}"] = lambda stores, query_filter=week: stores.history.days(query_filter)
+    return queries | {
         "timeline": lambda stores: stores.jobs.timeline(1000),
         "attempts": lambda stores: stores.jobs.attempts(1000),
         "audit of an hour": lambda stores: stores.audit.audit_entries(AuditFilter(since=now - 3 * 3600)),
-        "audit of one user": lambda stores: stores.audit.audit_entries(AuditFilter(actor=RARE)),
+        "audit of one user": lambda stores: stores.audit.audit_entries(AuditFilter(actor=RARE_NAME)),
         "advice": lambda stores: stores.advice.record("app3", 100),
         "applications of an owner": lambda stores: stores.advice.applications_of("ada"),
         "sizes of results": lambda stores: stores.files.results_sizes(),
@@ -81,15 +82,15 @@ def questions() -> dict[str, Callable[[Stores], Any]]:
     }
 
 
-@pytest.mark.parametrize("name", list(questions()))
-def test_reading(stores: Stores, benchmark: Any, name: str) -> None:
-    """Each five times; seconds of the processor are in ``extra_info``, which no other process makes longer."""
-    ask, spent = questions()[name], []
+@pytest.mark.parametrize("name", list(list_queries()))
+def test_query_time_with_a_million_jobs(stores: Stores, benchmark: Any, name: str) -> None:
+    """Run a query five times. ``extra_info`` has the processor seconds, which do not depend on other processes."""
+    query, times = list_queries()[name], []
 
     def timed() -> None:
         began = time.thread_time()
-        ask(stores)
-        spent.append(time.thread_time() - began)
+        query(stores)
+        times.append(time.thread_time() - began)
 
     benchmark.pedantic(timed, rounds=5, warmup_rounds=1)
-    benchmark.extra_info["cpu_seconds"] = min(spent)
+    benchmark.extra_info["cpu_seconds"] = min(times)

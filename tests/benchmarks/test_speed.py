@@ -1,4 +1,4 @@
-"""Start-up overhead of a co-allocated MPI job, and jobs per second through the whole of an embedded grid."""
+"""Measure the start-up overhead of a co-allocated MPI job, and the throughput of an embedded grid."""
 
 import asyncio
 import os
@@ -19,14 +19,14 @@ from tests.grid.embedded import EmbeddedGrid, close_grid
 
 pytestmark = pytest.mark.nightly
 
-PAIRS = 10
-JOBS = 1000
-PAST_INIT = (
+PAIR_COUNT = 10
+JOB_COUNT = 1000
+INIT_PROGRAM = (
     "import time; from mpi4py import MPI; t = MPI.COMM_WORLD.allreduce(time.time(), op=MPI.MAX); "
     "MPI.COMM_WORLD.rank or print('past init', t, flush=True)"
 )
 ADDRESSES = ["127.0.1.1", "127.0.1.2", "127.0.1.3", "127.0.1.4", "127.0.2.1", "127.0.2.2"]
-EMBEDDED = {
+MPI_SETTINGS = {
     "OMPI_MCA_btl": "tcp,self",
     "OMPI_MCA_btl_tcp_if_include": "lo",
     "OMPI_MCA_coll": "^han,sm",
@@ -38,58 +38,59 @@ EMBEDDED = {
 
 @pytest.fixture
 def grid(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[EmbeddedGrid]:
-    """A grid of 2 x N nodes."""
+    """Yield a grid of two clusters with N nodes each."""
     config = tmp_path / "koala.yaml"
     nodes = request.param
     config.write_text(f"clusters: {{north: {{nodes: {nodes}}}, south: {{nodes: {nodes}}}}}\n")
-    found = EmbeddedGrid(tmp_path / "data", KOALA_CONFIG=str(config)).start()
-    yield found
-    close_grid(found)
+    embedded = EmbeddedGrid(tmp_path / "data", KOALA_CONFIG=str(config)).start()
+    yield embedded
+    close_grid(embedded)
 
 
-def said(output: str) -> float:
+def parse_init_time(output: str) -> float:
     return float(next(line.split()[2] for line in output.splitlines() if line.startswith("past init")))
 
 
-def bare(agent: Path) -> float:
-    """Seconds from the start of mpirun until all ranks are past MPI_Init, with nothing of ours in between."""
+def time_bare_mpirun(agent: Path) -> float:
+    """Return the seconds from the start of mpirun until all ranks have passed MPI_Init, without koalapy."""
     hosts = ",".join(f"{address}:1" for address in ADDRESSES)
     prte = ["--prtemca", "plm_ssh_agent", str(agent), "--prtemca", "plm_ssh_no_tree_spawn", "1"]
     mpirun = Path(sys.executable).with_name("mpirun")
     command = [str(mpirun), *prte, "--leave-session-attached", "--bind-to", "none", "--host", hosts, "-np", "6"]
     started = time.time()
-    done = subprocess.run(
-        [*command, sys.executable, "-c", PAST_INIT],
+    result = subprocess.run(
+        [*command, sys.executable, "-c", INIT_PROGRAM],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
-        env=os.environ | EMBEDDED,
+        env=os.environ | MPI_SETTINGS,
     )
-    return said(done.stdout) - started
+    return parse_init_time(result.stdout) - started
 
 
-def ours(grid: EmbeddedGrid) -> float:
-    """Seconds from placed until all ranks are past MPI_Init."""
+def time_koala_job(grid: EmbeddedGrid) -> float:
+    """Return the seconds from the placement of a job until all ranks have passed MPI_Init."""
     from datetime import datetime
 
     request = {"type": "flexible", "total_size": 6}
-    job = grid.wait_for_end(grid.submit(request, sys.executable, "-c", PAST_INIT, launcher="openmpi"))
+    job = grid.wait_for_end(grid.submit(request, sys.executable, "-c", INIT_PROGRAM, launcher="openmpi"))
     assert job["state"] == "succeeded", job
     return (
-        said(grid.read_output(job["id"])) - datetime.fromisoformat(job["placed_at"].replace("Z", "+00:00")).timestamp()
+        parse_init_time(grid.read_output(job["id"]))
+        - datetime.fromisoformat(job["placed_at"].replace("Z", "+00:00")).timestamp()
     )
 
 
 @pytest.mark.parametrize("grid", [4], indirect=True)
 def test_startup_overhead(grid: EmbeddedGrid, tmp_path: Path, benchmark: Any) -> None:
-    """Pairs of a bare mpirun and a co-allocated job, side by side on the same addresses."""
+    """Alternate a bare mpirun and a co-allocated job on the same addresses."""
     agent = tmp_path / "agent.sh"
     agent.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
     agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
     pairs: list[tuple[float, float]] = []
-    bare(agent), ours(grid)
-    benchmark.pedantic(lambda: pairs.append((bare(agent), ours(grid))), rounds=PAIRS)
+    time_bare_mpirun(agent), time_koala_job(grid)
+    benchmark.pedantic(lambda: pairs.append((time_bare_mpirun(agent), time_koala_job(grid))), rounds=PAIR_COUNT)
     benchmark.extra_info["bare_median_s"] = statistics.median(b for b, _ in pairs)
     benchmark.extra_info["ours_median_s"] = statistics.median(o for _, o in pairs)
     benchmark.extra_info["ratio_median"] = statistics.median(o / b for b, o in pairs)
@@ -98,10 +99,10 @@ def test_startup_overhead(grid: EmbeddedGrid, tmp_path: Path, benchmark: Any) ->
 
 @pytest.mark.parametrize("grid", [32], indirect=True)
 def test_throughput(grid: EmbeddedGrid, benchmark: Any) -> None:
-    """Many one-node jobs through REST, until the last one is over."""
+    """Submit many jobs of one node, and wait for the last one."""
     benchmark.pedantic(lambda: asyncio.run(submit_all(grid)), rounds=1)
     assert grid.daemon is not None
-    benchmark.extra_info["jobs_per_second"] = JOBS / benchmark.stats.stats.total
+    benchmark.extra_info["jobs_per_second"] = JOB_COUNT / benchmark.stats.stats.total
     benchmark.extra_info["daemon_rss_mb"] = psutil.Process(grid.daemon.pid).memory_info().rss / 1e6
     print(benchmark.extra_info)
 
@@ -111,12 +112,12 @@ async def submit_all(grid: EmbeddedGrid) -> None:
     at_once = asyncio.Semaphore(8)
     async with httpx2.AsyncClient(base_url=grid.url, headers=grid.http.headers, timeout=120) as http:
 
-        async def one() -> int:
+        async def submit_job() -> int:
             async with at_once:
                 answer = await http.post("/api/v1/jobs", json=body)
                 return int(answer.json()["id"])
 
-        idents = await asyncio.gather(*(one() for _ in range(JOBS)))
+        idents = await asyncio.gather(*(submit_job() for _ in range(JOB_COUNT)))
         while (health := (await http.get("/healthz")).json())["queued"] + health["active"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         page = (await http.get("/api/v1/jobs", params={"state": "succeeded", "limit": 1000})).json()["jobs"]

@@ -1,4 +1,4 @@
-"""Files between two sites and from the submitter, against bare rsync side by side."""
+"""Compare transfers between two sites and from the submitter with bare rsync."""
 
 import asyncio
 import hashlib
@@ -24,8 +24,8 @@ from tests.needs import RSYNC, needs
 
 pytestmark = [needs(RSYNC), pytest.mark.nightly]
 ROUNDS = 9
-SIZE = 200_000_000
-FILES, FILE_SIZE = 1000, 2000
+LARGE_FILE_BYTES = 200_000_000
+FILE_COUNT, SMALL_FILE_BYTES = 1000, 2000
 CONFIG = """\
 use chroot = no
 uid = {uid}
@@ -38,8 +38,8 @@ path = {path}
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[str]:
-    """An rsync daemon with nothing of ours around it; its URL."""
+def rsync_url(tmp_path: Path) -> Iterator[str]:
+    """Yield the URL of a plain rsync daemon."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -57,8 +57,8 @@ def bare(tmp_path: Path) -> Iterator[str]:
     process.wait()
 
 
-class Pair:
-    """Two sites, and the same transfers with and without us."""
+class SitePair:
+    """Two sites, with the same transfers by koalapy and by rsync."""
 
     def __init__(self, directory: Path, bare: str, *, encrypts: bool = False) -> None:
         self.wire, self.daemon_files, self.directory, self._bare = Wire(), FakeDaemonFiles(), directory, bare
@@ -74,18 +74,18 @@ class Pair:
         await self.south.stop()
         self.daemon_files.close()
 
-    async def rsync(self, what: str) -> float:
+    async def rsync(self, name: str) -> float:
         target = self.directory / "copy"
         target.mkdir()
         began = time.perf_counter()
-        process = await asyncio.create_subprocess_exec("rsync", "-rt", f"{self._bare}{what}", f"{target}/")
+        process = await asyncio.create_subprocess_exec("rsync", "-rt", f"{self._bare}{name}", f"{target}/")
         assert await process.wait() == 0
         took = time.perf_counter() - began
         shutil.rmtree(target)
         return took
 
     async def ours(self, order: Callable[[str], object]) -> float:
-        """Seconds from an order until it is told that all is there."""
+        """Return the seconds from an order until the report that all files have arrived."""
         self._number += 1
         token = f"{self._number}.1.0"
         began = time.perf_counter()
@@ -97,51 +97,51 @@ class Pair:
         return took
 
     async def compare(self, bare: Callable[[], Awaitable[float]], ours: Callable[[], Awaitable[float]]) -> list[float]:
-        """Medians of both, which take turns."""
-        found = [(await bare(), await ours()) for _ in range(ROUNDS)]
-        return [statistics.median(column) for column in zip(*found, strict=True)]
+        """Return the medians of both transfers, which alternate."""
+        times = [(await bare(), await ours()) for _ in range(ROUNDS)]
+        return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
 @pytest.mark.parametrize(("encrypts", "at_most"), [(False, 1 / 0.9), (True, 4)])
-def test_a_large_file_from_another_site(
-    tmp_path: Path, bare: str, benchmark: object, encrypts: bool, at_most: float
+def test_transfer_time_of_large_file(
+    tmp_path: Path, rsync_url: str, benchmark: object, encrypts: bool, at_most: float
 ) -> None:
     async def measured() -> list[float]:
-        pair = Pair(tmp_path, bare, encrypts=encrypts)
-        path = pair.south.make("big", random.Random(3).randbytes(SIZE))
-        wanted = pair.south.input(path)
+        pair = SitePair(tmp_path, rsync_url, encrypts=encrypts)
+        path = pair.south.make("big", random.Random(3).randbytes(LARGE_FILE_BYTES))
+        input_file = pair.south.input(path)
         try:
             return await pair.compare(
-                lambda: pair.rsync("big"), lambda: pair.ours(lambda token: pair.north.stage(wanted, token=token))
+                lambda: pair.rsync("big"), lambda: pair.ours(lambda token: pair.north.stage(input_file, token=token))
             )
         finally:
             await pair.close()
 
-    report(benchmark, "200 MB, encrypted" if encrypts else "200 MB", asyncio.run(measured()), at_most=at_most)
+    check_ratio(benchmark, "200 MB, encrypted" if encrypts else "200 MB", asyncio.run(measured()), at_most=at_most)
 
 
-def test_many_small_files_from_another_site(tmp_path: Path, bare: str, benchmark: object) -> None:
+def test_transfer_time_of_small_files(tmp_path: Path, rsync_url: str, benchmark: object) -> None:
     async def measured() -> list[float]:
-        pair = Pair(tmp_path, bare)
-        for name, content in small_files().items():
+        pair = SitePair(tmp_path, rsync_url)
+        for name, content in create_small_files().items():
             pair.south.make(f"many/{name}", content)
-        wanted = pair.south.input(pair.south.replicas / "many")
+        input_folder = pair.south.input(pair.south.replicas / "many")
         try:
             return await pair.compare(
-                lambda: pair.rsync("many"), lambda: pair.ours(lambda token: pair.north.stage(wanted, token=token))
+                lambda: pair.rsync("many"), lambda: pair.ours(lambda token: pair.north.stage(input_folder, token=token))
             )
         finally:
             await pair.close()
 
-    report(benchmark, "1000 files of a replica", asyncio.run(measured()), at_most=2)
+    check_ratio(benchmark, "1000 files of a replica", asyncio.run(measured()), at_most=2)
 
 
-def test_many_small_files_from_the_submitter(tmp_path: Path, bare: str, benchmark: object) -> None:
+def test_transfer_time_of_small_files_of_submitter(tmp_path: Path, rsync_url: str, benchmark: object) -> None:
     async def measured() -> list[float]:
-        pair = Pair(tmp_path, bare)
+        pair = SitePair(tmp_path, rsync_url)
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as opened:
-            for name, content in small_files().items():
+            for name, content in create_small_files().items():
                 pair.south.make(f"many/{name}", content)
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
@@ -157,17 +157,20 @@ def test_many_small_files_from_the_submitter(tmp_path: Path, bare: str, benchmar
         finally:
             await pair.close()
 
-    report(benchmark, "1000 files of a submitter", asyncio.run(measured()), at_most=2)
+    check_ratio(benchmark, "1000 files of a submitter", asyncio.run(measured()), at_most=2)
 
 
-def small_files() -> dict[str, bytes]:
-    made = random.Random(4)
-    return {f"{number % 10}/{number}": made.randbytes(FILE_SIZE) for number in range(FILES)}
+def create_small_files() -> dict[str, bytes]:
+    draws = random.Random(4)
+    return {f"{number % 10}/{number}": draws.randbytes(SMALL_FILE_BYTES) for number in range(FILE_COUNT)}
 
 
-def report(benchmark: object, what: str, found: list[float], *, at_most: float) -> None:
-    bare, ours = found
-    print(f"\n{what}: bare rsync {bare:.3f} s, ours {ours:.3f} s, ratio {ours / bare:.2f} (at most {at_most:.2f})")
-    benchmark.extra_info.update(bare=bare, ours=ours, ratio=ours / bare)  # type: ignore[attr-defined]
+def check_ratio(benchmark: object, title: str, medians: list[float], *, at_most: float) -> None:
+    bare, transfer = medians
+    print(
+        f"\n{title}: bare rsync {bare:.3f} s, koalapy {transfer:.3f} s,"
+        f" ratio {transfer / bare:.2f} (at most {at_most:.2f})"
+    )
+    benchmark.extra_info.update(bare=bare, ours=transfer, ratio=transfer / bare)  # type: ignore[attr-defined]
     benchmark.pedantic(lambda: None)  # type: ignore[attr-defined]
-    assert ours < at_most * bare
+    assert transfer < at_most * bare

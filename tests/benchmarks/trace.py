@@ -1,6 +1,6 @@
-"""The trace of huang-2007 through the simulation: its five sites, one queue for all of them, narrow jobs first.
+"""Simulate the trace of huang-2007: its five sites, and one queue for all with narrow jobs first.
 
-A site's users are those of the trace's queue of that number, and each job runs on the fastest site that has room.
+The users of a site are those of the trace's queue with its number. Each job runs on the fastest site with capacity.
 """
 
 import resource
@@ -22,26 +22,26 @@ TRACES = Traces(default_folder())
 NODES = {"site-1": 8, "site-2": 128, "site-3": 128, "site-4": 128, "site-5": 50}
 SPEEDS = {"site-1": 0.6, "site-2": 0.7, "site-3": 2.4, "site-4": 9.5, "site-5": 4.3}
 LOADS = (5, 4, 5, 4, 1)
-"""By which the run times of each site's users are multiplied, so that jobs wait."""
+"""Factors of the run times of each site's users, by which jobs have to wait."""
 GRID = SimulatedGrid({name: SimulatedCluster(nodes, SPEEDS[name]) for name, nodes in NODES.items()})
 RULES = Rules(queue="head", queue_order="narrowest-first")
-MANY = 200_000
-"""Jobs of which the memory is told."""
+MEMORY_JOB_COUNT = 200_000
+"""Number of jobs for the measurement of memory."""
 
 
-def jobs(number: int | None = None) -> list[PlannedJob]:
-    """The first of them, or all; and when there are not as many, they come again and again."""
+def load_jobs(number: int | None = None) -> list[PlannedJob]:
+    """Return the first ``number`` jobs of the trace, repeated if there are fewer, or all jobs."""
     specs: dict[int, JobSpec] = {}
     planned: list[PlannedJob] = []
-    found, begins = TRACES.read(TRACE).jobs, 0.0
+    records, offset = TRACES.read(TRACE).jobs, 0.0
     while number is None or len(planned) < number:
-        for each in found[: None if number is None else number - len(planned)]:
-            request = NonFixedRequest((ComponentRequest(each.processors),))
-            spec = specs.setdefault(each.processors, JobSpec(request, ("program",), policy="fastest-one"))
-            planned.append(PlannedJob(begins + each.submitted, spec, each.ran * LOADS[each.queue - 1]))
+        for record in records[: None if number is None else number - len(planned)]:
+            request = NonFixedRequest((ComponentRequest(record.processors),))
+            spec = specs.setdefault(record.processors, JobSpec(request, ("program",), policy="fastest-one"))
+            planned.append(PlannedJob(offset + record.submitted, spec, record.ran * LOADS[record.queue - 1]))
         if number is None:
             break
-        begins = planned[-1].arrives_at
+        offset = planned[-1].arrives_at
     return planned
 
 
@@ -52,8 +52,8 @@ def simulate(planned: Sequence[PlannedJob]) -> Outcome:
 
 
 def main() -> None:
-    """The most memory that a process has which simulates so many jobs, in MB."""
-    outcome = simulate(jobs(int(sys.argv[1])))
+    """Simulate a number of jobs, and print the peak memory of this process in MB."""
+    outcome = simulate(load_jobs(int(sys.argv[1])))
     assert outcome.jobs
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 

@@ -1,7 +1,7 @@
-"""A grid of 100 clusters on which nothing fits, and long queues of jobs that wait there.
+"""A grid of 100 clusters on which no job fits, and long queues of waiting jobs.
 
-The grid is ``full``, where a glance at the number of idle nodes is enough to refuse, or ``scattered``, so that three of
-four shapes pass that glance and their policy has to be asked.
+On the ``full`` grid the number of idle nodes is enough to reject a job. On the ``scattered`` one, three of four shapes
+pass that check and need their policy.
 """
 
 import json
@@ -28,55 +28,57 @@ Request = dict[str, Any]
 
 
 def too_large() -> Iterator[Request]:
-    """More nodes in all than are idle."""
+    """Yield requests for more nodes than are idle."""
     return ({"type": "flexible", "total_size": total} for total in count(360))
 
 
 def too_thin() -> Iterator[Request]:
-    """Nodes enough, but not in clusters that have enough of them."""
+    """Yield requests for enough nodes, but with too large least components."""
     for total in count(218):
-        yield from ({"type": "flexible", "total_size": total, "min_component_size": least} for least in (5, 6, 7))
+        yield from ({"type": "flexible", "total_size": total, "min_component_size": min_size} for min_size in (5, 6, 7))
 
 
 def too_many() -> Iterator[Request]:
-    """One component of seven nodes more than there are clusters that have them, and different others beside."""
-    for others in product(range(1, 7), repeat=5):
-        sizes = [*[7] * 13, *others]
+    """Yield requests with one component of seven nodes too many, and different smaller ones."""
+    for other_sizes in product(range(1, 7), repeat=5):
+        sizes = [*[7] * 13, *other_sizes]
         yield {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
 
 
 def elsewhere() -> Iterator[Request]:
-    """On a cluster of the user's own choice, which has too few."""
+    """Yield requests for given clusters with too few nodes."""
     for size, cluster in product(range(9, TOTAL + 1), CLUSTERS):
         yield {"type": "fixed", "components": [{"size": size, "cluster": cluster}, {"size": 2, "cluster": cluster}]}
 
 
 def shapes(number: int) -> list[Request]:
     kinds = (too_large(), too_thin(), too_many(), elsewhere())
-    return [request for each in zip(*(islice(kind, number // 4) for kind in kinds), strict=True) for request in each]
+    return [
+        request for requests in zip(*(islice(kind, number // 4) for kind in kinds), strict=True) for request in requests
+    ]
 
 
 def specs(jobs: int, number: int) -> Iterator[JobSpec]:
-    """As they come from the API: each of its own objects; one of ten is of high priority."""
+    """Yield job specifications as the API creates them, without shared objects; one of ten has high priority."""
     requests = shapes(number)
     for n in range(jobs):
-        told = {
+        fields = {
             "request": requests[n % number],
             "command": ["python", "-m", "program", f"--input=case-{n}"],
             "name": f"case-{n}",
             "owner": f"user-{n % 30}",
             "priority": "low" if n // number % 10 else "high",
         }
-        yield JobSubmission.model_validate_json(json.dumps(told)).to_model()
+        yield JobSubmission.model_validate_json(json.dumps(fields)).to_model()
 
 
 def report(cluster: str, idle: int, total: int = TOTAL) -> Reported:
-    """Whatever is not idle is local users'."""
+    """Return a cluster report in which local users occupy all other nodes."""
     return Reported(cluster, ClusterReport(total, idle, total - idle))
 
 
 def empty_scheduler(idle: Sequence[int], total: int = TOTAL, links: Links | None = None) -> Scheduler:
-    """One that knows 100 clusters, with the rules of production but for the limit of its queue."""
+    """Return a scheduler with 100 clusters and default rules, except for the limit of its queue."""
     rules = Rules(placement_queue_limit=1_000_000, high_scans_per_low=1)
     scheduler = Scheduler(
         SchedulerState(rules, builtin_policies(), [ClusterStatus(name) for name in CLUSTERS], links), str
@@ -87,7 +89,7 @@ def empty_scheduler(idle: Sequence[int], total: int = TOTAL, links: Links | None
 
 
 def fill(scheduler: Scheduler, jobs: Iterable[JobSpec]) -> None:
-    """Submit jobs, many at a time; none of them is to fit."""
+    """Submit jobs in chunks; none of them may fit."""
     numbers, jobs = count(len(scheduler.queries.jobs()) + 1), iter(jobs)
-    while some := [JobSubmitted(Job(next(numbers), spec, 0.0)) for spec in islice(jobs, 1000)]:
-        scheduler.step(some, 1.0)
+    while chunk := [JobSubmitted(Job(next(numbers), spec, 0.0)) for spec in islice(jobs, 1000)]:
+        scheduler.step(chunk, 1.0)

@@ -1,4 +1,4 @@
-"""``koala what-if`` where very many jobs wait: as the daemon has it worked out, over all processors."""
+"""Measure ``koala what-if`` with many waiting jobs, on all processors as in the daemon."""
 
 from random import Random
 from time import monotonic
@@ -19,13 +19,12 @@ DAY = 86_400.0
 
 
 def crowd(jobs: int) -> Moment:
-    """A full grid as large as DAS-3, and so many jobs of forty applications that have just come: some of them fit into
-    several clusters only."""
+    """Return the state of a full grid as large as DAS-3 with ``jobs`` new jobs, some of which need several clusters."""
     draws, planned = Random(5), []
     for number in range(jobs):
         size = draws.choice([1, 1, 2, 4, 8, 16, 32])
-        whole = size < 4 or draws.random() < 0.6
-        request = NonFixedRequest((ComponentRequest(size),)) if whole else FlexibleRequest(size)
+        is_single = size < 4 or draws.random() < 0.6
+        request = NonFixedRequest((ComponentRequest(size),)) if is_single else FlexibleRequest(size)
         spec = JobSpec(request, ("program", f"{number % 40}"), walltime=draws.choice([600.0, 1800.0, 3600.0]))
         planned.append(PlannedJob(number * 0.01, spec, draws.expovariate(1 / 300)))
     now = jobs * 0.01 + 1
@@ -35,14 +34,14 @@ def crowd(jobs: int) -> Moment:
 
 
 def what_if_s(jobs: int) -> dict[str, float]:
-    """Seconds on the clock for another policy, by how far it looks ahead; as many as were left to simulate beside."""
+    """Return the real seconds of a question about another policy, by its horizon."""
     moment = crowd(jobs)
-    found = {}
+    times = {}
     for name, horizon in (("24 hours", DAY), ("to the end", HORIZON)):
         began = monotonic()
-        told = answer_what_if(Question(moment, Change(policy="cluster-minimization"), builtin_policies, horizon))
-        found[name] = monotonic() - began
-        started = told.as_it_is.started
+        answer = answer_what_if(Question(moment, Change(policy="cluster-minimization"), builtin_policies, horizon))
+        times[name] = monotonic() - began
+        started = answer.as_it_is.started
         assert started is not None
-        print(f"  {name}: {found[name]:.1f} s, {started.middle:.0f} of {len(moment.jobs)} jobs start", flush=True)
-    return found
+        print(f"  {name}: {times[name]:.1f} s, {started.middle:.0f} of {len(moment.jobs)} jobs start", flush=True)
+    return times

@@ -1,8 +1,8 @@
-"""Jobs from submission to end in virtual time: the production scheduler between clusters and agents of a few lines.
+"""Simulate jobs from submission to end in virtual time, with the real scheduler and minimal clusters and agents.
 
-Agents say what those of production do, at the moment when it is so: that a component waits in the resource manager,
-which hosts it has, that it runs, how its program has ended; and of their clusters how many nodes are idle and which
-components hold the others. What comes at one moment goes into one step. There is no store.
+Agents send the same reports as real ones: that a component waits in the resource manager, its hosts, that it runs, and
+how its program has ended; and for their clusters the number of idle nodes and the components on the others. All events
+of one time are in one step. There is no store.
 """
 
 import heapq
@@ -25,15 +25,15 @@ from koalapy.scheduler.state import SchedulerState
 
 CLUSTERS = [f"cluster-{number}" for number in range(10)]
 NODES = 64
-"""Of each cluster."""
+"""Number of nodes of each cluster."""
 HOSTS = {name: tuple(f"{name}-node-{number:02}" for number in range(NODES)) for name in CLUSTERS}
 LOAD = 1.05
-"""Above 1, so that jobs wait."""
+"""Offered load; above 1, so that jobs wait."""
 SIZES = (1, 2, 4, 8, 16)
 LASTS = (60, 600)
-"""Seconds that a program runs, at least and at most."""
+"""Least and most seconds that a program runs."""
 SEVERAL = (2, 3, 4)
-"""Components of a job that has several."""
+"""Numbers of components of a job with several."""
 START_DELAY = 1.0
 """Seconds from a submission to its resource manager until all nodes of a component have reported."""
 RULES = Rules()
@@ -43,23 +43,23 @@ Step = tuple[Sequence[Event], float]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One job of a workload, in whole seconds, so that other simulators can be given it."""
+    """A job of a workload, in whole seconds for other simulators."""
 
-    at: int
+    time_s: int
     sizes: tuple[int, ...]
     lasts: int
 
 
-def workload(jobs: int, several: float = 0.0, seed: int = 1) -> list[Arrival]:
-    """Jobs in the order in which they arrive; a fraction ``several`` of them has 2 to 4 components."""
+def create_workload(jobs: int, several: float = 0.0, seed: int = 1) -> list[Arrival]:
+    """Return jobs in the order of arrival; a fraction ``several`` of them has 2 to 4 components."""
     draws = random.Random(seed)
     counts = [draws.choice(SEVERAL) if draws.random() < several else 1 for _ in range(jobs)]
     programs = [(tuple(draws.choices(SIZES, k=number)), draws.randint(*LASTS)) for number in counts]
     gap = fmean(sum(sizes) * lasts for sizes, lasts in programs) / (LOAD * len(CLUSTERS) * NODES)
-    at, arrivals = 0.0, []
+    time_s, arrivals = 0.0, []
     for sizes, lasts in programs:
-        at += draws.expovariate(1 / gap)
-        arrivals.append(Arrival(int(at), sizes, lasts))
+        time_s += draws.expovariate(1 / gap)
+        arrivals.append(Arrival(int(time_s), sizes, lasts))
     return arrivals
 
 
@@ -69,26 +69,26 @@ def new_scheduler() -> Scheduler:
     return Scheduler(SchedulerState(RULES, builtin_policies(), clusters), lambda: next(nonces), keeps_effects=False)
 
 
-def submission(ident: JobId, arrival: Arrival) -> JobSubmitted:
+def create_submission(ident: JobId, arrival: Arrival) -> JobSubmitted:
     request = NonFixedRequest(tuple(ComponentRequest(size) for size in arrival.sizes))
     spec = JobSpec(request, ("program", f"--case={ident}"), name=f"case-{ident}", owner=f"user-{ident % 30}")
-    return JobSubmitted(Job(ident, spec, arrival.at))
+    return JobSubmitted(Job(ident, spec, arrival.time_s))
 
 
 @dataclass(slots=True)
 class Runner:
-    """A component on its cluster, for as long as it has nodes."""
+    """A component on its cluster, while it has nodes."""
 
     size: int
     lasts: int
     exit_code: int | None
-    """What it tells in the end: with Open MPI that is the head's business."""
+    """The exit code that it reports; with Open MPI only the head has one."""
     runs: bool = False
 
 
 @dataclass(slots=True)
 class Site:
-    """A cluster with its agent. Nobody else uses it, so whatever is submitted has its nodes at once."""
+    """A cluster with its agent. It has no local users, so submitted components get their nodes at once."""
 
     name: ClusterName
     idle: int = NODES
@@ -101,7 +101,7 @@ class Site:
         return Reported(self.name, ComponentStatus(token, ComponentState.WAITING, lrm_job="1"))
 
     def reports(self, token: Token) -> Event:
-        """All nodes of a component have."""
+        """Return the report of a component's hosts."""
         hosts = HOSTS[self.name][: self.runners[token].size]
         return Reported(self.name, ComponentStatus(token, ComponentState.CLAIMED, hosts, "1"))
 
@@ -118,11 +118,11 @@ class Site:
         return Reported(self.name, ClusterReport(NODES, self.idle, holding=frozenset(self.runners)))
 
 
-class World:
-    """Clusters, agents, and what is going to happen there: drives a scheduler until every job has ended."""
+class SimulatedGrid:
+    """Clusters and agents with an agenda of events, which run a scheduler until every job has ended."""
 
     def __init__(self, arrivals: Sequence[Arrival], steps: list[Step] | None = None) -> None:
-        """``steps`` gets what the scheduler is told, and when."""
+        """Record the events and time of each scheduler step in ``steps``."""
         self.scheduler = new_scheduler()
         self._steps = steps
         self.states: dict[JobId, JobState] = {}
@@ -130,12 +130,12 @@ class World:
         self._arrivals = arrivals
         self._order = count()
         self._agenda: list[tuple[float, int, JobSubmitted | tuple[Site, Token]]] = []
-        """What happens next: somebody submits a job, or a component goes on to what follows."""
+        """Future submissions, and components that advance, by time."""
         for ident, arrival in enumerate(arrivals, 1):
-            self._later(arrival.at, submission(ident, arrival))
+            self._later(arrival.time_s, create_submission(ident, arrival))
 
     def run(self) -> None:
-        """From the first arrival to the last end."""
+        """Run from the first arrival to the last end."""
         self._step([InventoryReceived(name, Inventory(())) for name in CLUSTERS], set(CLUSTERS), 0.0)
         agenda, scan_at = self._agenda, RULES.scan_interval
         while agenda:
@@ -144,11 +144,11 @@ class World:
             events: list[Event] = []
             changed: set[ClusterName] = set()
             while agenda and agenda[0][0] <= now:
-                what = heapq.heappop(agenda)[2]
-                if isinstance(what, JobSubmitted):
-                    events.append(what)
+                item = heapq.heappop(agenda)[2]
+                if isinstance(item, JobSubmitted):
+                    events.append(item)
                     continue
-                site, token = what
+                site, token = item
                 if site.runners[token].runs:
                     events.append(site.ends(token))
                     changed.add(site.name)
@@ -160,7 +160,7 @@ class World:
             self._step(events, changed, now)
 
     def _step(self, events: list[Event], changed: set[ClusterName], now: float) -> None:
-        """One step, and those that follow on it in the same moment, as agents do what they are told."""
+        """Execute a scheduler step, and further ones with the agents' answers at the same time."""
         while True:
             events += [self._sites[name].report() for name in sorted(changed)]
             if self._steps is not None:
@@ -170,7 +170,7 @@ class World:
                 return
 
     def _carry_out(self, effects: Effects, now: float) -> tuple[list[Event], set[ClusterName]]:
-        """What agents say of their orders, and the clusters whose nodes are held by others than before."""
+        """Execute the commands of a step, and return the answers and the clusters with changed nodes."""
         answers: list[Event] = []
         changed: set[ClusterName] = set()
         for ident, job in effects.jobs.items():
@@ -195,12 +195,12 @@ class World:
         exit_code = 0 if attempt.head.index == index else None
         return Runner(attempt.components[index].size, self._arrivals[ident - 1].lasts, exit_code)
 
-    def _later(self, at: float, what: JobSubmitted | tuple[Site, Token]) -> None:
-        heapq.heappush(self._agenda, (at, next(self._order), what))
+    def _later(self, time_s: float, item: JobSubmitted | tuple[Site, Token]) -> None:
+        heapq.heappush(self._agenda, (time_s, next(self._order), item))
 
 
 def replay(steps: Sequence[Step]) -> Iterator[Scheduler]:
-    """The same steps without the world, one by one: what the scheduler takes alone."""
+    """Repeat recorded steps with a new scheduler, without clusters and agents."""
     scheduler = new_scheduler()
     for events, now in steps:
         scheduler.next_wakeup()

@@ -20,7 +20,7 @@ from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, Sta
 from koalapy.protocol import messages as wire
 from tests.daemon.test_hub import DEADLINE, Daemon, report, running, until
 from tests.daemon.test_trust import COUPLED, Grid, when
-from tests.fuzz.messages import FLOATS, NUMBERS, Vocabulary, fields_of, is_record
+from tests.fuzz.messages import FLOATS, NUMBERS, Vocabulary, is_record, read_fields
 
 TEXTS = st.text() | st.sampled_from(
     ["", "1.1.0", "1.1.0.fa", "1.1.1.fa", "x" * 100_000, "\x00", "\ud800", "north", "south"]
@@ -39,7 +39,7 @@ def plain(message: object) -> dict[str, Any]:
 
 KINDS = get_args(get_args(wire.FromAgent)[0])
 VOCABULARY = Vocabulary({}, TEXTS)
-SHAPED = st.one_of([VOCABULARY.odd(kind) for kind in KINDS])
+SHAPED = st.one_of([VOCABULARY.draw_odd(kind) for kind in KINDS])
 SENSIBLE = [
     ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("n1",)),
     ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, program_exit=3),
@@ -58,9 +58,9 @@ SENSIBLE = [
 def altered(draw: st.DrawFn) -> dict[str, Any]:
     """A sensible message with some of its fields of the right shape and else anything."""
     message = draw(st.sampled_from(SENSIBLE))
-    fields = fields_of(type(message))
+    fields = read_fields(type(message))
     chosen = draw(st.sets(st.sampled_from([name for name in fields if name != "type"]), max_size=2))
-    return plain(message) | {name: draw(VOCABULARY.odd(fields[name])) for name in chosen}
+    return plain(message) | {name: draw(VOCABULARY.draw_odd(fields[name])) for name in chosen}
 
 
 class Loop:
@@ -207,7 +207,7 @@ def bare(kind: Any) -> bool:
 
 
 def unbounded(kind: type) -> list[str]:
-    return [name for name, hint in fields_of(kind).items() if bare(hint)]
+    return [name for name, hint in read_fields(kind).items() if bare(hint)]
 
 
 RUNNERS = (runner_messages.Hello, runner_messages.Out, runner_messages.Relay, runner_messages.Exit)

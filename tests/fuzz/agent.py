@@ -1,4 +1,4 @@
-"""A real agent over a resource manager in memory, between a daemon and a home folder that are both a test's."""
+"""An agent with a resource manager in memory, a fake daemon, and the folders of a head node."""
 
 import asyncio
 import os
@@ -16,11 +16,11 @@ from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.agent.runners import uplink
 from tests.agent.conftest import FakeDaemon
 from tests.agent.memory_lrm import MemoryLrm
-from tests.fuzz.daemon import DEADLINE
+from tests.fuzz.daemon import MAX_WAIT_S
 
 
-class Recorded(MemoryLrm):
-    """Keeps what it was handed."""
+class RecordingLrm(MemoryLrm):
+    """A resource manager that records submissions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class Recorded(MemoryLrm):
         return await super().submit_job(submission)
 
 
-class OnlyDaemon(FakeDaemon):
-    """One that has no other cluster, and passes nothing on."""
+class SingleClusterDaemon(FakeDaemon):
+    """A fake daemon of one cluster, which forwards no message."""
 
     async def _take(self, cluster: str, message: dict[str, Any]) -> None:
         if message["type"] in ("relay", "ask", "answer"):
@@ -42,7 +42,7 @@ class OnlyDaemon(FakeDaemon):
 
 
 class Site:
-    """The folders of a head node: those of the agent, its replicas, and what is none of its business."""
+    """The folders of a head node: the agent's, its replicas, and a home folder that it must not touch."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,17 +53,17 @@ class Site:
         (self.replicas / "mesh").write_text("mesh")
         (self.replicas / "folder" / "part").write_text("part")
         (self.replicas / "out").symlink_to(self.home)
-        self.lrm = Recorded()
+        self.lrm = RecordingLrm()
 
-    def settings(self, url: str) -> AgentSettings:
+    def make_settings(self, url: str) -> AgentSettings:
         return AgentSettings(
             "north", url, "s3cret", self.own, replica_directories=[self.replicas], poll_interval=1000.0
         )
 
     @asynccontextmanager
-    async def serving(self, daemon: FakeDaemon) -> AsyncIterator["asyncio.Task[None]"]:
-        """The agent, which must live until the end of the block."""
-        settings = self.settings(f"http://127.0.0.1:{daemon.port}")
+    async def running_agent(self, daemon: FakeDaemon) -> AsyncIterator["asyncio.Task[None]"]:
+        """Run the agent, and check that it has not ended at the end of the block."""
+        settings = self.make_settings(f"http://127.0.0.1:{daemon.port}")
         with patch.multiple(uplink, MIN_RECONNECT_PAUSE=0.001, MAX_RECONNECT_PAUSE=0.01):
             agent = asyncio.create_task(run_agent(settings, self.lrm))
             try:
@@ -75,21 +75,21 @@ class Site:
                 agent.cancel()
                 await asyncio.gather(agent, return_exceptions=True)
 
-    def outside(self) -> dict[str, tuple[int, int, bytes]]:
-        """Whatever there is that is none of the agent's: what it is, whether it was changed, and what is in it."""
-        own = (self.own, self.own.with_name(f"{self.own.name}-stages"))
-        found = {}
+    def read_outside_files(self) -> dict[str, tuple[int, int, bytes]]:
+        """Return mode, time of change and content of all files outside the agent's folders, by path."""
+        agent_folders = (self.own, self.own.with_name(f"{self.own.name}-stages"))
+        contents = {}
         for folder, folders, files in os.walk(self.directory):
-            folders[:] = [name for name in folders if Path(folder, name) not in own]
+            folders[:] = [name for name in folders if Path(folder, name) not in agent_folders]
             for name in (*folders, *files):
                 path = Path(folder, name)
-                seen = path.lstat()
-                content = path.read_bytes() if stat.S_ISREG(seen.st_mode) else b""
-                found[str(path)] = seen.st_mode, seen.st_mtime_ns, content
-        return found
+                status = path.lstat()
+                content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
+                contents[str(path)] = status.st_mode, status.st_mtime_ns, content
+        return contents
 
     def check_submissions(self) -> None:
-        """Nothing was started but our own runner, in folders of the agent's."""
+        """Check that only the runner was submitted, with paths in the agent's folders."""
         for submission in self.lrm.submissions:
             background = submission.argv[0] == "/bin/sleep"
             assert background or submission.argv[-2:] == (str(RUNNER), "node"), submission.argv
@@ -100,7 +100,7 @@ class Site:
         shutil.rmtree(self.directory)
 
 
-async def settled(true: Callable[[], Any]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not true():  # noqa: ASYNC110
+async def wait_until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(MAX_WAIT_S):
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -1,7 +1,7 @@
-"""How long the fuzzers play, and what they have to tell of it.
+"""Run fuzzers for a number of examples or a time, and count what they did.
 
-By themselves, as in ``make test``, each plays some examples, always the same. For ``make fuzz`` each has its share of
-the time and plays new ones until that is over, from a seed that is told; a failure is told with its seed, too.
+In ``make test`` each fuzzer runs the same few examples. In ``make fuzz`` each runs new examples for its share of the
+time, from a seed that is printed, also with each failure.
 """
 
 import asyncio
@@ -20,21 +20,21 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.errors import HypothesisWarning
 from hypothesis.strategies import SearchStrategy
 
-SECONDS = float(os.environ.get("KOALA_FUZZ_SECONDS", "0"))
-"""How long each of the fuzzers plays; 0: some examples."""
+DURATION_S = float(os.environ.get("KOALA_FUZZ_SECONDS", "0"))
+"""Duration of each fuzzer; 0 runs a fixed number of examples."""
 SEED = int(os.environ.get("KOALA_FUZZ_SEED") or time.time())
-"""Of the first round of those who play for a time."""
+"""The seed of the first examples of a timed run."""
 SHRINK = bool(os.environ.get("KOALA_FUZZ_SHRINK"))
-"""Whether what was found is to be made as short as can be, which takes minutes."""
-MAX_SHOWN = 20_000
-"""Characters of what was played when something was found."""
-ROUND = 50
-"""Examples of one seed."""
+"""Whether to shrink failing examples, which takes minutes."""
+MAX_NOTE_LENGTH = 20_000
+"""Characters of a failing example that are printed."""
+EXAMPLES_PER_SEED = 50
+"""Examples that are run with one seed."""
 
 
 @dataclass
 class Figures:
-    """What was played."""
+    """Counts of a fuzzer."""
 
     name: str
     counts: Counter[str] = field(default_factory=Counter)
@@ -43,22 +43,22 @@ class Figures:
     findings: int = 0
 
     def __str__(self) -> str:
-        counted = ", ".join(f"{number:,} {what}" for what, number in self.counts.items())
-        return f"{self.name}: {counted} in {self.seconds:.0f} s; {self.findings} findings"
+        counts = ", ".join(f"{number:,} {name}" for name, number in self.counts.items())
+        return f"{self.name}: {counts} in {self.seconds:.0f} s; {self.findings} findings"
 
 
 Attacked = Callable[[Path, list[Any], Figures], Coroutine[Any, Any, None]]
 
 
-class Ground:
-    """Where attacks are played one after the other, each in a folder of its own, in one event loop."""
+class AttackRunner:
+    """Runs attacks one after another in one event loop, each in a separate folder."""
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._numbers = directory, count(1)
         self._runner = asyncio.Runner()
 
-    def of(self, attacked: Attacked) -> Callable[[list[Any], Figures], None]:
-        """What ``play`` is given."""
+    def bind(self, attacked: Attacked) -> Callable[[list[Any], Figures], None]:
+        """Return an attack as a function for ``run_campaign``."""
         return lambda attack, figures: self._runner.run(
             attacked(self._directory / f"{next(self._numbers)}", attack, figures)
         )
@@ -67,21 +67,23 @@ class Ground:
         self._runner.close()
 
 
-TOLD: list[Figures] = []
-"""Of all fuzzers of this run."""
+ALL_FIGURES: list[Figures] = []
+"""The counts of all fuzzers of this process."""
 
 
-def play(name: str, examples: int, strategy: SearchStrategy[Any], body: Callable[[Any, Figures], None]) -> Figures:
-    """Have ``body`` play ``examples`` examples, or as many as there is time for; it counts what it did."""
+def run_campaign(
+    name: str, examples: int, strategy: SearchStrategy[Any], body: Callable[[Any, Figures], None]
+) -> Figures:
+    """Run ``body`` with ``examples`` examples, or for the duration of a timed run, and return its counts."""
     figures = Figures(name)
-    TOLD.append(figures)
+    ALL_FIGURES.append(figures)
     began = time.monotonic()
     try:
-        if not SECONDS:
-            _round(strategy, body, figures, examples, None)
+        if not DURATION_S:
+            _run_examples(strategy, body, figures, examples, None)
         number = SEED
-        while time.monotonic() - began < SECONDS:
-            _round(strategy, body, figures, ROUND, number)
+        while time.monotonic() - began < DURATION_S:
+            _run_examples(strategy, body, figures, EXAMPLES_PER_SEED, number)
             number += 1
     except BaseException:
         figures.findings += 1
@@ -92,12 +94,12 @@ def play(name: str, examples: int, strategy: SearchStrategy[Any], body: Callable
 
 
 def repeat_command(seed: int) -> str:
-    """Return the command that plays the round of a seed again, in the test that runs now."""
+    """Return the command that repeats the examples of a seed in the current test."""
     test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
     return f"KOALA_FUZZ_SEED={seed} KOALA_FUZZ_SECONDS=1 python -m pytest --timeout 0 {test}"
 
 
-def _round(
+def _run_examples(
     strategy: SearchStrategy[Any],
     body: Callable[[Any, Figures], None],
     figures: Figures,
@@ -109,7 +111,7 @@ def _round(
         try:
             body(drawn, figures)
         except BaseException as error:
-            error.add_note(f"played: {str(drawn)[:MAX_SHOWN]}")
+            error.add_note(f"played: {str(drawn)[:MAX_NOTE_LENGTH]}")
             raise
 
     played = hypothesis.given(strategy)(example)
@@ -126,7 +128,7 @@ def _round(
     )(played)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", HypothesisWarning)  # of what is long to be told
+            warnings.simplefilter("ignore", HypothesisWarning)  # about large examples
             played()
     except BaseException as error:
         if seed is not None:

@@ -1,4 +1,4 @@
-"""What is refused by the thousand is not worth a line each; at the end there are figures, where minutes were played."""
+"""Silence logging in fuzzers, and print the counts of timed runs."""
 
 import logging
 from collections.abc import Iterator
@@ -12,20 +12,20 @@ from tests.fuzz import campaign
 
 
 @pytest.fixture(autouse=True)
-def silent() -> None:
-    """Of what the daemon and agents log only what ends them."""
+def silent_logging() -> None:
+    """Log only critical events of daemon and agents."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Iterator[campaign.Ground]:
-    made = campaign.Ground(tmp_path)
-    yield made
-    made.close()
+def attack_runner(tmp_path: Path) -> Iterator[campaign.AttackRunner]:
+    runner = campaign.AttackRunner(tmp_path)
+    yield runner
+    runner.close()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if campaign.SECONDS:
+    if campaign.DURATION_S:
         terminalreporter.section(f"fuzzed from KOALA_FUZZ_SEED={campaign.SEED}")
-        for figures in campaign.TOLD:
+        for figures in campaign.ALL_FIGURES:
             terminalreporter.write_line(str(figures))

@@ -1,6 +1,6 @@
-"""The whole daemon as ``koala serve`` puts it together, in this process, with a clock that a test moves.
+"""The complete daemon of ``koala serve`` in this process, with a clock that a test advances.
 
-Only the network is left out: agents are connected in memory, and users ask the application itself.
+Agents are connected in memory, and requests are sent to the application directly.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from koalapy.scheduler.events import Event
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.systemd import ServiceManager
 
-DEADLINE = 120.0
-"""Seconds of this machine's."""
-BEGIN = 1_000_000_000.0
-"""When the first daemon begins, by its own clock."""
+MAX_WAIT_S = 120.0
+"""Seconds of real time."""
+START_TIME = 1_000_000_000.0
+"""The clock's time at the start of the first daemon."""
 URL = "http://127.0.0.1:8642"
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that stands still until ``now`` is set."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -41,24 +41,24 @@ class Clock:
         return self.now
 
 
-class Watched:
-    """A daemon that serves in memory, in place of what listens and starts agents."""
+class WatchedDaemon:
+    """A daemon without listener and agents, which reports each step of its scheduler."""
 
-    def __init__(self, ready: "asyncio.Future[Watched]", clock: Clock, parts: tuple[Any, ...]) -> None:
+    def __init__(self, ready: "asyncio.Future[WatchedDaemon]", clock: Clock, parts: tuple[Any, ...]) -> None:
         self.engine, self.store, self.hub, self.app = parts[:4]
         self.clock = clock
         self.queries = self.engine.queries
         self.scheduler = self.engine._scheduler
-        self.seen: Callable[[Effects], object] = lambda effects: None
-        """Called with what each step of the scheduler leads to, before it is written."""
-        self._step, self.scheduler.step = self.scheduler.step, self._seen
+        self.on_effects: Callable[[Effects], object] = lambda effects: None
+        """Called with the effects of each scheduler step before they are stored."""
+        self._step, self.scheduler.step = self.scheduler.step, self._observe_step
         self._ready, self._end = ready, asyncio.Event()
         self.loop: asyncio.Task[Exception | None] | None = None
         """Runs the engine; its result is the error that ended the engine."""
 
-    def _seen(self, events: Sequence[Event], now: float) -> Effects:
+    def _observe_step(self, events: Sequence[Event], now: float) -> Effects:
         effects: Effects = self._step(events, now)
-        self.seen(effects)
+        self.on_effects(effects)
         return effects
 
     async def run(self) -> None:
@@ -87,15 +87,15 @@ class Watched:
         if (error := self.loop.result()) is not None:
             raise error
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._end.set()
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Return when all work items and their consequences are written. Raise the error that ended the engine."""
         for _ in range(2):
             assert self.loop is not None
             committing = asyncio.ensure_future(self.engine.commit(WorkItem(decided=True)))
-            async with asyncio.timeout(DEADLINE):
+            async with asyncio.timeout(MAX_WAIT_S):
                 await asyncio.wait({committing, self.loop}, return_when=asyncio.FIRST_COMPLETED)
             if self.loop.done():
                 committing.cancel()
@@ -104,18 +104,18 @@ class Watched:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, directory: Path, now: float = BEGIN) -> AsyncIterator[Watched]:
-    """A daemon on a data directory; ``now`` is what its clock shows."""
-    ready: asyncio.Future[Watched] = asyncio.get_running_loop().create_future()
+async def running_daemon(settings: Settings, directory: Path, now: float = START_TIME) -> AsyncIterator[WatchedDaemon]:
+    """Run a daemon on a data directory, with its clock at ``now``."""
+    ready: asyncio.Future[WatchedDaemon] = asyncio.get_running_loop().create_future()
     clock, nonces = Clock(now), count(0xFA)
     with (
-        patch.object(main, "Daemon", lambda *parts, **more: Watched(ready, clock, parts)),
+        patch.object(main, "Daemon", lambda *parts, **options: WatchedDaemon(ready, clock, parts)),
         patch.object(core, "time", SimpleNamespace(time=clock, monotonic=clock)),
         patch.object(core, "make_nonce", lambda: f"{next(nonces):x}"),
         patch.object(core, "steady_clock", lambda: clock),
         patch.dict(os.environ, {"XDG_STATE_HOME": str(directory / "state")}),
     ):
-        life = asyncio.create_task(
+        daemon_run = asyncio.create_task(
             main.run(
                 settings,
                 builtin_policies(),
@@ -127,18 +127,18 @@ async def serving(settings: Settings, directory: Path, now: float = BEGIN) -> As
                 ServiceManager(),
             )
         )
-        await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if life.done():
-            life.result()
+        await asyncio.wait({daemon_run, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if daemon_run.done():
+            daemon_run.result()
         daemon = await ready
         try:
             yield daemon
         finally:
-            daemon.end()
-            await life
+            daemon.stop()
+            await daemon_run
 
 
-def administrator(daemon: Watched, directory: Path) -> httpx2.AsyncClient:
-    """Who has the daemon's own token."""
+def admin_client(daemon: WatchedDaemon, directory: Path) -> httpx2.AsyncClient:
+    """Return a client with the daemon's token."""
     headers = {"Authorization": f"Bearer {(directory / TOKEN_FILE).read_text().strip()}"}
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(daemon.app), base_url=URL, headers=headers)

@@ -1,4 +1,4 @@
-"""Messages of a protocol, made from its own types: as they should be, altered, or broken, of what a run knows."""
+"""Draw messages of a protocol from its types: valid, altered or broken, with values of the run."""
 
 import base64
 import json
@@ -34,44 +34,48 @@ ODD_TEXTS = (
 NUMBERS = st.sampled_from(ODD_NUMBERS) | st.integers()
 FLOATS = st.floats() | st.sampled_from([0.0, -1.0, 5e-324, 1e-7, 1e308, 1e400])
 TEXTS = st.sampled_from(ODD_TEXTS) | st.text(max_size=20).filter(lambda text: not text.startswith("/"))
-"""None is the path of anything of this machine's: who fails here fails with what the test has made, also as root."""
+"""Texts that are no absolute path, so that even a failing test touches only its own files."""
 ANYTHING: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | NUMBERS | FLOATS | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=5,
 )
-MOST = 3
-"""Entries of a list."""
+MAX_ENTRIES = 3
+"""Most entries of a list."""
 Record = dict[str, Any]
 
 
 class Vocabulary:
-    """What fields of some names hold in a run, as one who has seen everything would know it."""
+    """Draws values of types, with the known values of a run for some field names."""
 
-    def __init__(self, known: Mapping[str, Sequence[Any]], texts: st.SearchStrategy[str] = TEXTS) -> None:
-        """``texts`` are drawn where a text may be odd."""
-        self._known, self._texts = known, texts
+    def __init__(self, values: Mapping[str, Sequence[Any]], texts: st.SearchStrategy[str] = TEXTS) -> None:
+        """``values`` are known values by field name, ``texts`` the texts of odd fields."""
+        self._known, self._texts = values, texts
 
-    def sensible(self, kind: Any, name: str = "") -> st.SearchStrategy[Any]:
-        """JSON of a type, within its bounds."""
+    def draw_valid(self, kind: Any, name: str = "") -> st.SearchStrategy[Any]:
+        """Draw JSON of a type within its bounds."""
         if name in self._known and not _is_many(kind):
             return st.sampled_from(self._known[name])
         origin, inside = get_origin(kind), get_args(kind)
         if origin in (NotRequired, Required):
-            return self.sensible(inside[0], name)
+            return self.draw_valid(inside[0], name)
         if origin is Annotated:
             return self._annotated(kind, name)
         if origin in (Union, types.UnionType):
-            return st.one_of([self.sensible(each, name) for each in inside])
+            return st.one_of([self.draw_valid(alternative, name) for alternative in inside])
         if origin in (list, tuple, frozenset):
-            return st.lists(self.sensible(inside[0], name), max_size=MOST)
+            return st.lists(self.draw_valid(inside[0], name), max_size=MAX_ENTRIES)
         if origin is dict:
-            return st.dictionaries(st.sampled_from(["op", "a", "b"]), self.sensible(inside[1], name), max_size=MOST)
+            return st.dictionaries(
+                st.sampled_from(["op", "a", "b"]), self.draw_valid(inside[1], name), max_size=MAX_ENTRIES
+            )
         if origin is not None:  # Literal
             return st.sampled_from(inside)
         if is_record(kind):
-            return st.fixed_dictionaries({field: self.sensible(hint, field) for field, hint in fields_of(kind).items()})
-        return _plain(kind)
+            return st.fixed_dictionaries(
+                {field: self.draw_valid(hint, field) for field, hint in read_fields(kind).items()}
+            )
+        return _draw_plain(kind)
 
     def _annotated(self, kind: Any, name: str) -> st.SearchStrategy[Any]:
         inside, *notes = get_args(kind)
@@ -81,55 +85,57 @@ class Vocabulary:
             return st.sampled_from(["n1", "127.0.1.1", "fe80::1%eth0", "node-1.b_c"])
         for note in notes:
             if isinstance(note, Interval):
-                return _within(inside, note)
+                return _draw_within(inside, note)
             if isinstance(note, MaxLen) and name in self._known:
-                return st.lists(st.sampled_from(self._known[name]), max_size=MOST)
-        return self.sensible(inside, name)
+                return st.lists(st.sampled_from(self._known[name]), max_size=MAX_ENTRIES)
+        return self.draw_valid(inside, name)
 
-    def odd(self, kind: Any, name: str = "") -> st.SearchStrategy[Any]:
-        """JSON of a type's shape, in its bounds or out of them."""
+    def draw_odd(self, kind: Any, name: str = "") -> st.SearchStrategy[Any]:
+        """Draw JSON of a type's shape, within or beyond its bounds."""
         origin, inside = get_origin(kind), get_args(kind)
         if origin in (Annotated, NotRequired, Required):
-            return self.odd(inside[0], name)
+            return self.draw_odd(inside[0], name)
         if origin in (Union, types.UnionType):
-            return st.one_of([self.odd(each, name) for each in inside])
+            return st.one_of([self.draw_odd(alternative, name) for alternative in inside])
         if origin in (list, tuple, frozenset):
-            return st.lists(self.odd(inside[0], name), max_size=MOST)
+            return st.lists(self.draw_odd(inside[0], name), max_size=MAX_ENTRIES)
         if origin is dict:
-            return st.dictionaries(self._texts, ANYTHING, max_size=MOST)
+            return st.dictionaries(self._texts, ANYTHING, max_size=MAX_ENTRIES)
         if origin is not None:  # Literal
             return st.sampled_from(inside) | self._texts
         if _is_enum(kind):
-            return _members(kind) | self._texts
+            return _draw_members(kind) | self._texts
         if is_record(kind):
-            return st.fixed_dictionaries({field: self.odd(hint, field) for field, hint in fields_of(kind).items()})
+            return st.fixed_dictionaries(
+                {field: self.draw_odd(hint, field) for field, hint in read_fields(kind).items()}
+            )
         return {int: NUMBERS, float: FLOATS, str: self._texts, bool: st.booleans()}.get(kind, st.none() | ANYTHING)
 
-    def message(self, kinds: Sequence[Any]) -> st.SearchStrategy[Record]:
-        """One message of these types; every second as it should be."""
-        sensible = st.one_of([self.sensible(kind) for kind in kinds])
+    def draw_message(self, kinds: Sequence[Any]) -> st.SearchStrategy[Record]:
+        """Draw a message of one of these types, half of them valid."""
+        sensible = st.one_of([self.draw_valid(kind) for kind in kinds])
         altered = st.one_of([_altered(self, kind) for kind in kinds])
         return sensible | altered
 
 
 @st.composite
 def _altered(draw: st.DrawFn, vocabulary: Vocabulary, kind: Any) -> Record:
-    """A sensible message with some of its fields odd, wrong, missing, or too many."""
-    message: Record = draw(vocabulary.sensible(kind))
-    fields = fields_of(kind)
+    """Draw a message with odd, wrong, missing or additional fields."""
+    message: Record = draw(vocabulary.draw_valid(kind))
+    fields = read_fields(kind)
     for name in draw(st.lists(st.sampled_from(sorted(fields)), min_size=1, max_size=2, unique=True)):
-        how = draw(st.sampled_from(["odd", "anything", "gone", "more"]))
-        if how == "gone":
+        change = draw(st.sampled_from(["odd", "anything", "gone", "more"]))
+        if change == "gone":
             message.pop(name, None)
-        elif how == "more":
+        elif change == "more":
             message[name + "_"] = draw(ANYTHING)
         else:
-            message[name] = draw(vocabulary.odd(fields[name], name) if how == "odd" else ANYTHING)
+            message[name] = draw(vocabulary.draw_odd(fields[name], name) if change == "odd" else ANYTHING)
     return message
 
 
-def fields_of(kind: Any) -> dict[str, Any]:
-    """The fields of a message, or of a record in one, with what they are annotated with."""
+def read_fields(kind: Any) -> dict[str, Any]:
+    """Return the annotations of the fields of a message or record."""
     hints = get_type_hints(kind, include_extras=True)
     if is_typeddict(kind):
         return hints
@@ -145,7 +151,7 @@ def _is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
-def _members(kind: type[Enum]) -> st.SearchStrategy[Any]:
+def _draw_members(kind: type[Enum]) -> st.SearchStrategy[Any]:
     """Draw the values of an enum."""
     return st.sampled_from([member.value for member in kind])
 
@@ -155,11 +161,11 @@ def _is_many(kind: Any) -> bool:
     return get_origin(inner) in (list, tuple, frozenset)
 
 
-def _plain(kind: Any) -> st.SearchStrategy[Any]:
+def _draw_plain(kind: Any) -> st.SearchStrategy[Any]:
     if kind is type(None):
         return st.none()
     if _is_enum(kind):
-        return _members(kind)
+        return _draw_members(kind)
     if kind is object:
         return st.booleans() | st.integers(0, 9) | st.text(max_size=5)
     return {
@@ -170,8 +176,8 @@ def _plain(kind: Any) -> st.SearchStrategy[Any]:
     }[kind]
 
 
-def _within(kind: Any, interval: Interval) -> st.SearchStrategy[Any]:
-    """Small ones, and both ends."""
+def _draw_within(kind: Any, interval: Interval) -> st.SearchStrategy[Any]:
+    """Draw a number in an interval: one of its ends or a small number."""
     low, high = interval.ge, interval.le
     if kind is float:
         return st.sampled_from([low, high]) | st.floats(low, min(high, 100.0))  # type: ignore[arg-type, type-var]
@@ -181,8 +187,8 @@ def _within(kind: Any, interval: Interval) -> st.SearchStrategy[Any]:
 # Frames
 
 
-def text_of(messages: Any) -> str:
-    """JSON as nobody else would write it: what no text can hold is in it all the same."""
+def encode_json(messages: Any) -> str:
+    """Encode JSON, including surrogates that no valid text contains."""
     return json.dumps(messages)
 
 
@@ -206,9 +212,9 @@ def weighted(*choices: tuple[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[
 
 
 def frames(message: st.SearchStrategy[Record]) -> st.SearchStrategy[str]:
-    """What is sent at once: some messages, or what is none."""
+    """Draw a frame: some messages, many equal ones, or invalid JSON."""
     several = st.lists(message, min_size=1, max_size=3)
-    whole = several.map(text_of)
-    many = message.map(lambda one: text_of([one] * 30))
-    broken = _cut(whole) | NO_JSON | ANYTHING.map(text_of) | st.lists(ANYTHING, max_size=3).map(text_of)
-    return weighted((6, whole), (1, many), (1, broken))
+    complete = several.map(encode_json)
+    repeated = message.map(lambda record: encode_json([record] * 30))
+    broken = _cut(complete) | NO_JSON | ANYTHING.map(encode_json) | st.lists(ANYTHING, max_size=3).map(encode_json)
+    return weighted((6, complete), (1, repeated), (1, broken))

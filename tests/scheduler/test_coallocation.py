@@ -12,7 +12,7 @@ from koalapy.model.advice import Run, Size
 from koalapy.policies.knowledge import HOPELESS, SURE
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.scheduler.advisor.knowledge import runs_between
-from tests.benchmarks.coallocation import BAR, compare
+from tests.benchmarks.coallocation import MAX_RATIO, compare
 
 BOTH = ("north", "south")
 
@@ -21,7 +21,7 @@ BOTH = ("north", "south")
 def test_advisor_unknown_slowdowns_hardly_increase_response_time(ccr: float, kinds: int) -> None:
     """While other jobs wait, an unknown application is only sampled."""
     comparison = compare(ccr, 0.9, (1, 2), 250, kinds=kinds)
-    assert comparison.ratio <= BAR, comparison
+    assert comparison.ratio <= MAX_RATIO, comparison
 
 
 @pytest.mark.parametrize("scatter", [0.5, 1.0, 1.5])

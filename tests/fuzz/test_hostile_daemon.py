@@ -1,4 +1,4 @@
-"""Whatever a daemon says, in whatever order: its agent lives, and does nothing outside its own folders."""
+"""An agent of a hostile daemon keeps running and changes nothing outside its folders."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from websockets.exceptions import ConnectionClosed
 
 from koalapy.protocol import messages as wire
 from tests.agent.conftest import FakeDaemon
-from tests.fuzz.agent import OnlyDaemon, Site, settled
-from tests.fuzz.campaign import Figures, Ground, play
+from tests.fuzz.agent import SingleClusterDaemon, Site, wait_until
+from tests.fuzz.campaign import AttackRunner, Figures, run_campaign
 from tests.fuzz.messages import Vocabulary, frames, weighted
 
 pytestmark = pytest.mark.processes
 
 KINDS = get_args(get_args(wire.FromDaemon)[0])
 EXAMPLES = 25
-LEAST_ACTS, MOST_ACTS = 10, 25
-MAX_SHOWN = 400
+MIN_ACTS, MAX_ACTS = 10, 25
+MAX_REPR_LENGTH = 400
 TOKENS = ["7.1.0.aa", "7.1.1.aa", "8.1.0.bb", "9.1.0"]
-# All of them lead to what the test has made: an agent that followed one would remove what is there.
-WAYS_OUT = [
+# All lead to files of the test: an agent that followed one would change them.
+OUTSIDE_PATHS = [
     "../home",
     "..",
     "{home}/thesis",
@@ -50,25 +50,25 @@ PATHS = [
 
 
 @dataclass(frozen=True)
-class Say:
-    """A frame on the present connection; words in braces stand for folders."""
+class Send:
+    """Send a frame on the current connection; names in braces are replaced by folders."""
 
     frame: str
 
     def __repr__(self) -> str:
-        return f"Say({self.frame[:MAX_SHOWN]!r}, {len(self.frame)})"
+        return f"Say({self.frame[:MAX_REPR_LENGTH]!r}, {len(self.frame)})"
 
 
 @dataclass(frozen=True)
-class HangUp:
-    """The connection ends."""
+class Disconnect:
+    """Close the connection."""
 
 
 VOCABULARY = Vocabulary(
     {
-        "token": [*TOKENS * 4, *WAYS_OUT],
+        "token": [*TOKENS * 4, *OUTSIDE_PATHS],
         "sender": TOKENS,
-        "stage": [*TOKENS, *WAYS_OUT, None],
+        "stage": [*TOKENS, *OUTSIDE_PATHS, None],
         "head": TOKENS,
         "cluster": ["north", "south", ""],
         "source": ["north", "north", "south"],
@@ -97,13 +97,13 @@ VOCABULARY = Vocabulary(
 )
 
 
-def acts() -> st.SearchStrategy[list[Any]]:
-    said = frames(VOCABULARY.message(KINDS)).map(Say)
-    return st.lists(weighted((12, said), (1, st.just(HangUp()))), min_size=LEAST_ACTS, max_size=MOST_ACTS)
+def draw_acts() -> st.SearchStrategy[list[Any]]:
+    statements = frames(VOCABULARY.draw_message(KINDS)).map(Send)
+    return st.lists(weighted((12, statements), (1, st.just(Disconnect()))), min_size=MIN_ACTS, max_size=MAX_ACTS)
 
 
-class TakenOver(OnlyDaemon):
-    """Says what the test says, once it has welcomed its agent."""
+class HostileDaemon(SingleClusterDaemon):
+    """A daemon that welcomes its agent and then sends the frames of the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,46 +122,46 @@ class TakenOver(OnlyDaemon):
             await super()._take(cluster, message)
 
     async def says(self, text: str) -> None:
-        """Have an agent take in a frame, whatever it does about it."""
-        before, mark = self.connections, next(self._marks)
+        """Send a frame, and wait until the agent has processed it or connected again."""
+        connection_count, mark = self.connections, next(self._marks)
         with suppress(ConnectionClosed):
             await self._sockets["north"].send(text.encode(errors="replace").decode())
-        if not await self._answers(mark, before):
-            # On the new connection it is welcomed, and told nothing yet.
+        if not await self._answers(mark, connection_count):
+            # The agent has a new connection, on which nothing has been sent yet.
             await self._answers_again()
 
-    async def _answers(self, mark: int, before: int) -> bool:
-        """Whether the agent says so, on a connection; False when there was another in place of it."""
+    async def _answers(self, mark: int, connection_count: int) -> bool:
+        """Probe the agent. Return False if it has connected again instead of answering."""
         with suppress(ConnectionClosed):
             await self.send_messages("north", {"type": "probe", "sequence": mark, "look": False})
-        await settled(lambda: self.connections > before or self._confirmed(mark))
+        await wait_until(lambda: self.connections > connection_count or self._confirmed(mark))
         return self._confirmed(mark)
 
     async def _answers_again(self) -> None:
         while not await self._answers(next(self._marks), self.connections):
-            # It may have been told of a later daemon of the same name, and obeys no other any more.
+            # The agent may know of a later run of this daemon instance and reject this one.
             self.instance = f"again-{self.connections}"
 
     def _confirmed(self, mark: int) -> bool:
         return any(m["type"] == "confirmed" and m["sequence"] == mark for m in reversed(self.messages))
 
     async def hangs_up(self) -> None:
-        before = self.connections
+        connection_count = self.connections
         await self._sockets["north"].close()
-        await settled(lambda: self.connections > before)
+        await wait_until(lambda: self.connections > connection_count)
         await self._answers_again()
 
 
-async def attacked(directory: Path, attack: list[Any], figures: Figures) -> None:
-    site, daemon = Site(directory), TakenOver()
-    before = site.outside()
+async def attack_agent(directory: Path, attack: list[Any], figures: Figures) -> None:
+    site, daemon = Site(directory), HostileDaemon()
+    untouched = site.read_outside_files()
     await daemon.listen()
     try:
-        async with site.serving(daemon):
-            await settled(lambda: daemon.inventories)
+        async with site.running_agent(daemon):
+            await wait_until(lambda: daemon.inventories)
             places = {"home": site.home, "replicas": site.replicas, "own": site.own}
             for act in attack:
-                if isinstance(act, HangUp):
+                if isinstance(act, Disconnect):
                     await daemon.hangs_up()
                     continue
                 frame = act.frame
@@ -171,28 +171,30 @@ async def attacked(directory: Path, attack: list[Any], figures: Figures) -> None
                 figures.counts["characters"] += len(frame)
                 await daemon.says(frame)
             check_answers(daemon, site)
-            await go_on(site, daemon)
+            await check_agent_works(site, daemon)
     finally:
         await daemon.stop_listening()
-    assert site.outside() == before
+    assert site.read_outside_files() == untouched
     site.check_submissions()
     site.remove()
 
 
 def check_answers(daemon: FakeDaemon, site: Site) -> None:
-    """Nothing is told of what is no replica."""
+    """Check that answers only describe replicas."""
     for answer in daemon.received("answer"):
         if path := answer["payload"].get("path"):
             assert str(path).startswith(f"{site.replicas}/"), answer
             assert "/out" not in str(path), answer
 
 
-async def go_on(site: Site, daemon: FakeDaemon) -> None:
-    """Another daemon takes over, and what it has to be done is done."""
+async def check_agent_works(site: Site, daemon: FakeDaemon) -> None:
+    """Replace the daemon by an honest one, and check that it can run a component."""
     daemon.instance, daemon.epoch, daemon.life, daemon._ids = "honest", 1, "", 10**6
-    known, before = len(daemon.inventories), daemon._sockets["north"]
-    await before.close()
-    await daemon.wait_until(lambda: daemon._sockets["north"] is not before and len(daemon.inventories) > known)
+    inventory_count, old_socket = len(daemon.inventories), daemon._sockets["north"]
+    await old_socket.close()
+    await daemon.wait_until(
+        lambda: daemon._sockets["north"] is not old_socket and len(daemon.inventories) > inventory_count
+    )
     token = "1.1.0.cc"
     await daemon.submit_component(token)
     await daemon.wait_for_state(token, "waiting")
@@ -204,5 +206,5 @@ async def go_on(site: Site, daemon: FakeDaemon) -> None:
 
 
 @pytest.mark.evidence("D4")
-def test_a_daemon_leads_its_agent_nowhere(ground: Ground) -> None:
-    play("a daemon against its agent", EXAMPLES, acts(), ground.of(attacked))
+def test_agent_of_hostile_daemon_stays_in_its_folders(attack_runner: AttackRunner) -> None:
+    run_campaign("hostile daemon", EXAMPLES, draw_acts(), attack_runner.bind(attack_agent))

@@ -1,5 +1,7 @@
-"""Whatever comes to an agent's port for runners, from strangers and from one component's own runner: the agent lives,
-and no other component is touched."""
+"""An agent attacked on its port for runners keeps running, and other components stay unchanged.
+
+The attackers are strangers and the authenticated runner of one component.
+"""
 
 import json
 from contextlib import suppress
@@ -13,20 +15,20 @@ from hypothesis import strategies as st
 from koalapy.agent.runners import runner_messages, runners
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import FakeRunner, runner_secret
-from tests.fuzz.agent import OnlyDaemon, Site, settled
-from tests.fuzz.campaign import Figures, Ground, play
+from tests.fuzz.agent import SingleClusterDaemon, Site, wait_until
+from tests.fuzz.campaign import AttackRunner, Figures, run_campaign
 from tests.fuzz.messages import Vocabulary, frames, weighted
 
 pytestmark = pytest.mark.processes
 
 EXAMPLES = 15
-LEAST_ACTS, MOST_ACTS = 10, 30
-MAX_SHOWN = 400
+MIN_ACTS, MAX_ACTS = 10, 30
+MAX_REPR_LENGTH = 400
 OWN, OTHERS, PEER = "1.1.0.aa", "2.1.0.bb", "2.1.1.bb"
-"""The attacker's component, and a gang of two that has nothing to do with it."""
+"""The attacker's component, and another job with two components."""
 COMPONENTS = [f"koala-test-{token}" for token in (OWN, OTHERS, PEER)]
-HELLOS = (runner_messages.Hello, runner_messages.Here)
-SAID = (
+HELLO_MESSAGES = (runner_messages.Hello, runner_messages.Here)
+RUNNER_MESSAGES = (
     runner_messages.Here,
     runner_messages.Out,
     runner_messages.Running,
@@ -51,19 +53,19 @@ VOCABULARY = Vocabulary(
 
 
 @dataclass(frozen=True)
-class Strange:
-    """Bytes from somebody who is nobody; he hangs up, or stays."""
+class ConnectAsStranger:
+    """Send bytes on a new connection without authentication, and close it or not."""
 
     data: bytes
     hangs_up: bool
 
     def __repr__(self) -> str:
-        return f"Strange({self.data[:MAX_SHOWN]!r}, {len(self.data)})"
+        return f"Strange({self.data[:MAX_REPR_LENGTH]!r}, {len(self.data)})"
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Somebody says that he is a node's runner, is challenged, and goes on without, or with the wrong, secret."""
+class Impersonate:
+    """Connect as a node's runner without its secret, and send a line."""
 
     component: str
     secret: bytes
@@ -71,43 +73,45 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Say:
-    """What the attacker's own runner says, as only it can."""
+class Send:
+    """Send a line as the attacker's authenticated runner."""
 
     line: str
 
     def __repr__(self) -> str:
-        return f"Say({self.line[:MAX_SHOWN]!r}, {len(self.line)})"
+        return f"Say({self.line[:MAX_REPR_LENGTH]!r}, {len(self.line)})"
 
 
 @dataclass(frozen=True)
-class ComeAnew:
-    """The attacker's own runner connects again."""
+class Reconnect:
+    """Connect the attacker's runner again."""
 
     life: str
 
 
-def _flat(text: str) -> str:
+def _join_lines(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def acts() -> st.SearchStrategy[list[Any]]:
-    hellos = VOCABULARY.message(HELLOS).map(lambda one: json.dumps(one).encode() + b"\n")
+def draw_acts() -> st.SearchStrategy[list[Any]]:
+    hellos = VOCABULARY.draw_message(HELLO_MESSAGES).map(lambda message: json.dumps(message).encode() + b"\n")
     oversize = st.sampled_from([b"x" * 9_000, b"{" * 20_000 + b"\n", b"\n" * 5000, b"\x00" * 300 + b"\n"])
     strange = st.builds(
-        Strange, hellos | st.binary(max_size=100) | oversize | st.tuples(hellos, hellos).map(b"".join), st.booleans()
+        ConnectAsStranger,
+        hellos | st.binary(max_size=100) | oversize | st.tuples(hellos, hellos).map(b"".join),
+        st.booleans(),
     )
-    lines = VOCABULARY.message(SAID).map(json.dumps)
+    lines = VOCABULARY.draw_message(RUNNER_MESSAGES).map(json.dumps)
     secrets = [b"", b"s3cret", runner_secret(COMPONENTS[0]), runner_secret(COMPONENTS[1], 1)]
-    claim = st.builds(Claim, st.sampled_from(COMPONENTS[1:]), st.sampled_from(secrets), lines)
-    said = (lines | frames(VOCABULARY.message(SAID)).map(_flat)).map(Say)
-    anew = st.builds(ComeAnew, st.sampled_from(["one", "another"]))
-    act = weighted((3, strange), (2, claim), (8, said), (1, anew))
-    return st.lists(act, min_size=LEAST_ACTS, max_size=MOST_ACTS)
+    claim = st.builds(Impersonate, st.sampled_from(COMPONENTS[1:]), st.sampled_from(secrets), lines)
+    statements = (lines | frames(VOCABULARY.draw_message(RUNNER_MESSAGES)).map(_join_lines)).map(Send)
+    reconnections = st.builds(Reconnect, st.sampled_from(["one", "another"]))
+    act = weighted((3, strange), (2, claim), (8, statements), (1, reconnections))
+    return st.lists(act, min_size=MIN_ACTS, max_size=MAX_ACTS)
 
 
 class Attack:
-    """The port of an agent, and who comes to it."""
+    """The connections of an attack to an agent's port."""
 
     def __init__(self, site: Site, daemon: FakeDaemon, figures: Figures) -> None:
         self._site, self._daemon, self._figures = site, daemon, figures
@@ -115,38 +119,38 @@ class Attack:
         self._own: FakeRunner | None = None
 
     async def runner(self, token: str, **here: Any) -> FakeRunner:
-        made = await self._connect()
+        runner = await self._connect()
         name = f"koala-test-{token}"
-        await made.introduce(name, runner_secret(name), **here)
-        assert (await made.receive("welcome", "refused"))["t"] == "welcome"
-        return made
+        await runner.introduce(name, runner_secret(name), **here)
+        assert (await runner.receive("welcome", "refused"))["t"] == "welcome"
+        return runner
 
     async def _connect(self) -> FakeRunner:
-        made = await FakeRunner.connect(self._site.own)
-        self._open.append(made)
-        return made
+        runner = await FakeRunner.connect(self._site.own)
+        self._open.append(runner)
+        return runner
 
     async def act(self, act: Any) -> None:
         match act:
-            case Strange():
+            case ConnectAsStranger():
                 self._figures.counts["strangers"] += 1
                 stranger = await self._connect()
                 stranger.writer.write(act.data)
                 if act.hangs_up:
                     stranger.writer.close()
-            case Claim():
+            case Impersonate():
                 self._figures.counts["impostors"] += 1
                 await self._claim(act)
-            case Say():
+            case Send():
                 self._figures.counts["messages"] += 1
                 if self._own is not None:
                     self._own.send_line(act.line.encode(errors="replace"))
-            case ComeAnew():
+            case Reconnect():
                 await self._come_anew(act.life)
 
-    async def _claim(self, claim: Claim) -> None:
+    async def _claim(self, claim: Impersonate) -> None:
         impostor = await self._connect()
-        with suppress(ValueError, KeyError):  # what it is told is not sealed by the secret that it has
+        with suppress(ValueError, KeyError):  # the answer is not sealed with this secret
             await impostor.authenticate(claim.component, claim.secret)
         impostor.send_line(claim.then.encode())
         await impostor.wait_for_disconnect()
@@ -156,66 +160,68 @@ class Attack:
         try:
             await self._own.introduce(COMPONENTS[0], runner_secret(COMPONENTS[0]), life=life)
         except (ValueError, KeyError):
-            self._own = None  # its component is over
+            self._own = None  # the component has ended
 
     async def heard_out(self) -> None:
-        """Return when the agent has read all that was written."""
-        for one in self._open:
+        """Wait until the agent has read all that was sent."""
+        for connection in self._open:
             try:
-                await one.writer.drain()
+                await connection.writer.drain()
             except ConnectionError:
                 continue
         mark = 10**6 + len(self._daemon.messages)
         await self._daemon.send_messages("north", {"type": "probe", "sequence": mark, "look": False})
-        await settled(lambda: any(m["type"] == "confirmed" and m["sequence"] == mark for m in self._daemon.messages))
+        await wait_until(lambda: any(m["type"] == "confirmed" and m["sequence"] == mark for m in self._daemon.messages))
 
     def close(self) -> None:
-        for one in self._open:
-            one.writer.transport.abort()
+        for connection in self._open:
+            connection.writer.transport.abort()
 
 
-async def attacked(directory: Path, attack: list[Any], figures: Figures) -> None:
-    site, daemon = Site(directory), OnlyDaemon()
+async def attack_agent(directory: Path, attack: list[Any], figures: Figures) -> None:
+    site, daemon = Site(directory), SingleClusterDaemon()
     await daemon.listen()
     try:
-        async with site.serving(daemon):
-            await settled(lambda: daemon.inventories)
+        async with site.running_agent(daemon):
+            await wait_until(lambda: daemon.inventories)
             attacker = Attack(site, daemon, figures)
             for token in (OWN, OTHERS, PEER):
                 await daemon.submit_component(token)
                 await daemon.wait_for_state(token, "waiting")
-            await attacker.act(ComeAnew("one"))
-            others = [await attacker.runner(token) for token in (OTHERS, PEER)]
+            await attacker.act(Reconnect("one"))
+            other_runners = [await attacker.runner(token) for token in (OTHERS, PEER)]
             for token in (OTHERS, PEER):
                 await daemon.wait_for_state(token, "claimed")
-            before = [daemon.status(token) for token in (OTHERS, PEER)]
+            states_before = [daemon.status(token) for token in (OTHERS, PEER)]
             for act in attack:
                 await attacker.act(act)
             await attacker.heard_out()
-            assert [daemon.status(token) for token in (OTHERS, PEER)] == before
+            assert [daemon.status(token) for token in (OTHERS, PEER)] == states_before
             assert OTHERS not in daemon.output
-            await go_on(daemon, others)
+            await check_components_finish(daemon, other_runners)
             attacker.close()
     finally:
         await daemon.stop_listening()
     site.remove()
 
 
-async def go_on(daemon: FakeDaemon, others: list[FakeRunner]) -> None:
-    """The other gang is let go, writes, is told of no stranger, and comes to its end."""
+async def check_components_finish(daemon: FakeDaemon, other_runners: list[FakeRunner]) -> None:
+    """Check that the other components run, write output and end."""
     await daemon.open_barrier(["true"], OTHERS, PEER)
-    for runner, token in zip(others, (OTHERS, PEER), strict=True):
-        assert (await runner.receive("open", "relay", "stop"))["t"] == "open", "somebody else was heard"
+    for runner, token in zip(other_runners, (OTHERS, PEER), strict=True):
+        assert (await runner.receive("open", "relay", "stop"))["t"] == "open", (
+            "the message of another connection was relayed"
+        )
         runner.send(t="running")
         runner.send(t="out", offset=0, data="Z2VudWluZQo=")
         assert (await runner.receive("output"))["offset"] == 8
         await daemon.wait_until(lambda token=token: daemon.output.get(token) == b"genuine\n")  # type: ignore[misc]
-    for runner, token in zip(others, (OTHERS, PEER), strict=True):
+    for runner, token in zip(other_runners, (OTHERS, PEER), strict=True):
         runner.send(t="exit", code=3, error="", infrastructure=False, stopped=False)
         await daemon.wait_until(lambda token=token: daemon.status(token)["program_exit"] == 3)  # type: ignore[misc]
 
 
 @pytest.mark.evidence("J11")
-def test_one_component_cannot_touch_another(ground: Ground) -> None:
-    assert runners.MAX_UNAUTHENTICATED > MOST_ACTS, "strangers would push each other out"
-    play("runners against their agent", EXAMPLES, acts(), ground.of(attacked))
+def test_hostile_runner_affects_only_its_own_component(attack_runner: AttackRunner) -> None:
+    assert runners.MAX_UNAUTHENTICATED > MAX_ACTS, "strangers would displace each other"
+    run_campaign("hostile runner", EXAMPLES, draw_acts(), attack_runner.bind(attack_agent))

@@ -1,4 +1,4 @@
-"""Whatever a head node of another site relays to a node's runner: only its own MPI daemon starts there, guarded."""
+"""A follower of a hostile head node starts only its own, guarded MPI daemon."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from koalapy.runner.parameters import REQUIRED, SHARED
 from koalapy.runner.plan import PLAIN, Plan
 from koalapy.runner.processes import find_program
 from koalapy.runner.settings import Failure
-from tests.fuzz.campaign import Figures, play
+from tests.fuzz.campaign import Figures, run_campaign
 from tests.fuzz.messages import ANYTHING, TEXTS
 from tests.runner.conftest import FakeNode, plan
 
@@ -65,7 +65,7 @@ hosts = st.lists(
 
 @st.composite
 def parameters(draw: st.DrawFn, series: int) -> Any:
-    """Those of an honest head node, most of the time with something more or something else."""
+    """Draw the parameters of an honest head node, mostly with changed or additional ones."""
     sent: dict[Any, Any] = dict(VALID[series])
     for name in draw(st.lists(st.sampled_from(sorted(sent)), max_size=1)):
         sent[name] = draw(values)
@@ -75,24 +75,24 @@ def parameters(draw: st.DrawFn, series: int) -> Any:
 
 @st.composite
 def payloads(draw: st.DrawFn, series: int) -> Any:
-    way = st.integers(-1, 3) | ANYTHING
-    doors = st.lists(st.tuples(st.integers(-1, 70_000), st.text(max_size=3)).map(list), max_size=3) | ANYTHING
+    route = st.integers(-1, 3) | ANYTHING
+    ports = st.lists(st.tuples(st.integers(-1, 70_000), st.text(max_size=3)).map(list), max_size=3) | ANYTHING
     text = TEXTS | ANYTHING
-    known: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    fields_by_op: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "launch": {"parameters": parameters(series), "namesakes": text, "command": st.sampled_from(HOSTILE_VALUES)},
-        "probe": {"way": way, "doors": doors},
-        "move": {"way": way, "hosts": hosts | ANYTHING},
+        "probe": {"way": route, "doors": ports},
+        "move": {"way": route, "hosts": hosts | ANYTHING},
         "unreached": {"error": text},
         "noted": {},
-        "launched": {"index": way},
+        "launched": {"index": route},
     }
-    op = draw(st.sampled_from(["launch", "launch", "launch", *known]))
-    said = {name: draw(strategy) for name, strategy in known[op].items()}
+    op = draw(st.sampled_from(["launch", "launch", "launch", *fields_by_op]))
+    payload = {name: draw(strategy) for name, strategy in fields_by_op[op].items()}
     for name in (
-        draw(st.lists(st.sampled_from(sorted(said)), max_size=1)) if said and not draw(st.integers(0, 4)) else []
+        draw(st.lists(st.sampled_from(sorted(payload)), max_size=1)) if payload and not draw(st.integers(0, 4)) else []
     ):
-        del said[name]
-    return {**said, "op": draw(st.just(op) | TEXTS) if not draw(st.integers(0, 9)) else op}
+        del payload[name]
+    return {**payload, "op": draw(st.just(op) | TEXTS) if not draw(st.integers(0, 9)) else op}
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def attacks(draw: st.DrawFn) -> Attack:
 
 
 class AttackedNode:
-    """The runner that the follower is part of: it starts nothing, and keeps what it was to start and how it ended."""
+    """A fake runner of the follower, which records the programs that it should start and its ends."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
@@ -135,7 +135,7 @@ class AttackedNode:
     def report_running(self) -> None: ...
 
     def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
-        """The agent must take it."""
+        """Check that the agent would accept the message."""
         Relay(t="relay", token=token, node=node, payload=payload)
 
     def say(self, line: str) -> None: ...
@@ -157,9 +157,9 @@ def make_installation(folder: Path, series: int) -> Path:
 def attack_follower(folder: Path, attack: Attack, figures: Figures) -> None:
     prefix = make_installation(folder / "mpi", attack.series)
     (folder / "run").mkdir()
-    own = {"KOALA_MPI_PREFIX": str(prefix), "PATH": os.defpath, "LD_LIBRARY_PATH": "/own/lib"}
+    environment = {"KOALA_MPI_PREFIX": str(prefix), "PATH": os.defpath, "LD_LIBRARY_PATH": "/own/lib"}
     nodes = [FakeNode(cast(Any, None), *place, host) for place, host in ((HEAD, "127.0.1.1"), (OWN, "127.0.2.1"))]
-    node = AttackedNode(folder / "run", own)
+    node = AttackedNode(folder / "run", environment)
     gang = Plan(plan(nodes, COMMAND, launcher="openmpi"), *OWN)
     node.environment = gang.environment(cast(Any, node.settings))
     follower = Follower(cast(Any, node), gang)
@@ -181,10 +181,12 @@ def attack_follower(folder: Path, attack: Attack, figures: Figures) -> None:
     finally:
         follower.close()
     figures.counts["daemons"] += len(node.spawned)
-    now = (
+    final_script = (
         (folder / "run" / "koala-rank").read_text().replace("127.0.1.1", "127.0.2.1").replace("127.0.3.1", "127.0.2.1")
     )
-    assert now == script.replace("127.0.1.1", "127.0.2.1"), "ranks run the job's command in this node's environment"
+    assert final_script == script.replace("127.0.1.1", "127.0.2.1"), (
+        "ranks run the job's command in this node's environment"
+    )
     assert sorted(os.listdir(folder)) == ["mpi", "run"]
     assert os.listdir(folder / "run") == ["koala-rank"]
 
@@ -194,25 +196,33 @@ def check_spawned(node: AttackedNode, series: int, prefix: Path) -> None:
     for command, environment, guard in node.spawned:
         assert command[0] == f"{prefix}/bin/{'prted' if series == 5 else 'orted'}"
         assert isinstance(guard, ExecGuard)
-        flags = [word for word in command[1:] if word.startswith("-") and word not in ("--prtemca", "-mca")]
+        flags = [
+            argument for argument in command[1:] if argument.startswith("-") and argument not in ("--prtemca", "-mca")
+        ]
         assert set(flags) <= {"--leave-session-attached", "--allow-run-as-root"}
-        named = [b for a, b in pairwise(command) if a in ("--prtemca", "-mca")]
-        ours = {*LAUNCHES_NOTHING[series], "ess", "odls_base_exec_agent" if series == 5 else "orte_fork_agent"}
-        assert set(named) <= REQUIRED[series].keys() | SHARED[series].keys() | ours
-        assert len(named) == len(set(named))
-        assert not any(set(word) & set(" \t\n\0'\"$`|&<>\\") for word in command if not word.startswith("/bin/sh "))
+        parameter_names = [b for a, b in pairwise(command) if a in ("--prtemca", "-mca")]
+        own_parameters = {
+            *LAUNCHES_NOTHING[series],
+            "ess",
+            "odls_base_exec_agent" if series == 5 else "orte_fork_agent",
+        }
+        assert set(parameter_names) <= REQUIRED[series].keys() | SHARED[series].keys() | own_parameters
+        assert len(parameter_names) == len(set(parameter_names))
+        assert not any(
+            set(argument) & set(" \t\n\0'\"$`|&<>\\") for argument in command if not argument.startswith("/bin/sh ")
+        )
         assert environment["LD_LIBRARY_PATH"] == "/own/lib"
         assert "MARK" not in repr((command, environment))
         assert all(PLAIN.fullmatch(host) for host in environment["KOALA_HOSTS"].split(","))
 
 
 @pytest.mark.evidence("P5")
-def test_follower_told_anything_by_its_head_starts_only_its_own_daemon(tmp_path: Path) -> None:
+def test_follower_of_hostile_head_starts_only_its_daemon(tmp_path: Path) -> None:
     numbers = count(1)
 
     def body(attack: Attack, figures: Figures) -> None:
         attack_follower(tmp_path / f"{next(numbers)}", attack, figures)
 
-    figures = play("a job's head node against the others", EXAMPLES, attacks(), body)
+    figures = run_campaign("hostile head node", EXAMPLES, attacks(), body)
     assert figures.counts["daemons"] > 0
     assert figures.counts["refused"] > 0
