@@ -1,4 +1,4 @@
-"""Parameters out of range are refused in words that name them."""
+"""Validation of rule values."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from koalapy.scheduler.rules import Rules
     ],
 )
 @pytest.mark.parametrize("value", [0.0, 1e-9, -1.0, float("nan")])
-def test_times_are_long_enough_to_be_told_from_none(field: str, value: float) -> None:
+def test_rules_time_below_minimum_is_rejected(field: str, value: float) -> None:
     with pytest.raises(UsageError) as error:
         Rules(**{field: value})  # type: ignore[arg-type]
     assert error.value.message == f"{field} is {value}, but must be at least 0.001"
@@ -31,14 +31,14 @@ def test_times_are_long_enough_to_be_told_from_none(field: str, value: float) ->
     ["high_scans_per_low", "placement_queue_limit", "max_components_per_job", "error_threshold", "max_placement_tries"],
 )
 @pytest.mark.parametrize("value", [0, -3])
-def test_counts_are_at_least_one(field: str, value: int) -> None:
+def test_rules_count_below_one_is_rejected(field: str, value: int) -> None:
     with pytest.raises(UsageError) as error:
         Rules(**{field: value})  # type: ignore[arg-type]
     assert error.value.message == f"{field} is {value}, but must be at least 1"
     assert (error.value.field, error.value.value) == (field, value)
 
 
-def test_restarts_may_be_forbidden_but_not_owed() -> None:
+def test_rules_accept_zero_restarts_and_reject_invalid_pauses() -> None:
     assert Rules(max_restarts=0).max_restarts == 0
     assert Rules(restart_pause=0, restart_pause_max=0).restart_pause == 0
     with pytest.raises(UsageError, match="restart_pause is -1, but must be at least 0"):
@@ -51,7 +51,7 @@ def test_restarts_may_be_forbidden_but_not_owed() -> None:
         Rules(max_restarts=-1)
 
 
-def test_the_defaults_are_those_of_the_live_world() -> None:
+def test_rules_defaults_are_documented_values() -> None:
     rules = Rules()
     assert (rules.queue, rules.queue_order, rules.high_scans_per_low, rules.event_driven) == ("scan", "fcfs", 2, True)
     assert (rules.claim_grace, rules.error_threshold, rules.max_restarts) == (10, 3, 10)

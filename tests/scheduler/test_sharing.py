@@ -1,4 +1,4 @@
-"""Sites share their nodes (semantics 8): queues of their own, where their jobs may run, and what they take back."""
+"""Sharing between sites (semantics 8): own queues, permitted clusters, and reclaimed nodes."""
 
 from typing import Any
 
@@ -20,39 +20,41 @@ FEASIBLE: dict[str, Any] = {"sharing": "feasible"}
 LONG = 5000.0
 
 
-def reclaimed(world: World) -> list[int]:
-    """The jobs whose nodes were taken back, in order."""
+def reclaimed_jobs(world: World) -> list[int]:
+    """Return the reclaimed jobs, in order."""
     return [entry.job for entry in world.timeline if entry.event == "reclaimed"]
 
 
-def running(world: World, *jobs: tuple[int, str, str]) -> list[int]:
-    """Long jobs of (nodes, where, home site), each begun a second after the other."""
-    idents = []
-    for size, where, home in jobs:
-        idents.append(world.submit(fixed(**{where: size}), run_time=LONG, home_site=home))
+def start_jobs(world: World, *jobs: tuple[int, str, str]) -> list[int]:
+    """Start long jobs of (nodes, cluster, home site), each a second after the previous one."""
+    job_ids = []
+    for size, cluster, home in jobs:
+        job_ids.append(world.submit(fixed(**{cluster: size}), run_time=LONG, home_site=home))
         world.advance(1)
-    assert all(world.state(job) is JobState.RUNNING for job in idents)
-    return idents
+    assert all(world.state(job) is JobState.RUNNING for job in job_ids)
+    return job_ids
 
 
 # What a site takes back
 
 
-def test_a_site_takes_back_its_nodes_for_its_own_users() -> None:
+def test_reclaim_frees_nodes_for_own_user() -> None:
     world = World({"north": 8, "south": 4}, Rules(**FEASIBLE))
-    (guest,) = running(world, (6, "north", "south"))
-    own = world.submit(flexible(8), home_site="north")
+    (guest,) = start_jobs(world, (6, "north", "south"))
+    own_job = world.submit(flexible(8), home_site="north")
     world.advance(1)
-    assert (world.state(own), world.state(guest)) == (JobState.RUNNING, JobState.QUEUED)
-    assert world.reasons(guest, "requeued") == [f"reclaimed: north takes back its nodes for job {own} of its own users"]
-    assert world.reasons(own, "reclaims") == [f"your site north reclaimed 6 nodes, of job {guest}"]
-    assert world.job(guest).restarts == 0, "that is no fault of anybody"
+    assert (world.state(own_job), world.state(guest)) == (JobState.RUNNING, JobState.QUEUED)
+    assert world.reasons(guest, "requeued") == [
+        f"reclaimed: north takes back its nodes for job {own_job} of its own users"
+    ]
+    assert world.reasons(own_job, "reclaims") == [f"your site north reclaimed 6 nodes, of job {guest}"]
+    assert world.job(guest).restarts == 0, "a reclaim is no failure"
     world.advance(LONG + 100)
-    assert [world.state(job) for job in (own, guest)] == [JobState.SUCCEEDED] * 2
+    assert [world.state(job) for job in (own_job, guest)] == [JobState.SUCCEEDED] * 2
     check_nothing_remains(world)
 
 
-def test_the_job_that_was_stopped_begins_anew_and_keeps_when_it_came() -> None:
+def test_reclaimed_job_restarts_and_keeps_its_position() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
     guest = world.submit(nonfixed(4), run_time=100.0, home_site="south")  # worst-fit: north, by its name
     world.advance(60)
@@ -62,96 +64,96 @@ def test_the_job_that_was_stopped_begins_anew_and_keeps_when_it_came() -> None:
     world.advance(60)
     assert world.state(guest) is JobState.QUEUED
     world.advance(530)
-    assert world.state(guest) is JobState.RUNNING, "it began again from the start"
+    assert world.state(guest) is JobState.RUNNING, "it restarted from the beginning"
     world.advance(30)
     assert world.state(guest) is JobState.SUCCEEDED
     assert (world.job(guest).submitted_at, world.job(guest).queue_seq) == (submitted, seq)
 
 
 @pytest.mark.parametrize(
-    ("order", "stopped"), [("jst", [4, 3]), ("least-harm", [4, 3])], ids=["as in the paper", "least harm"]
+    ("order", "expected"), [("jst", [4, 3]), ("least-harm", [4, 3])], ids=["as in the paper", "least harm"]
 )
-def test_preemption_takes_youngest_and_no_more_than_needed(order: str, stopped: list[int]) -> None:
+def test_reclaim_takes_youngest_and_no_more_than_needed(order: str, expected: list[int]) -> None:
     world = World({"north": 8, "south": 4}, Rules(**FEASIBLE, preemption_order=order))
-    running(world, *[(2, "north", "south")] * 4)
+    start_jobs(world, *[(2, "north", "south")] * 4)
     world.submit(fixed(north=3), home_site="north")
     world.advance(1)
-    assert reclaimed(world) == stopped
+    assert reclaimed_jobs(world) == expected
 
 
-def test_a_guest_waits_for_a_job_of_the_site_that_has_come_with_it() -> None:
+def test_guest_submitted_with_own_job_waits() -> None:
     world = World({"north": 4, "south": 4}, Rules(sharing="feasible"))
     specs = [JobSpec(fixed(south=3), ("program",), home_site=site) for site in ("north", "south")]
     guest, owner = world.submit_together(specs)
     world.settle()
     assert (world.state(guest), world.state(owner)) == (JobState.QUEUED, JobState.CLAIMING)
-    assert reclaimed(world) == []
+    assert reclaimed_jobs(world) == []
     world.advance(60)
     assert [world.state(job) for job in (guest, owner)] == [JobState.SUCCEEDED] * 2
     check_nothing_remains(world)
 
 
-def test_nothing_is_taken_back_where_there_is_room_elsewhere() -> None:
+def test_reclaim_is_avoided_by_placing_elsewhere() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
-    running(world, (4, "north", "south"))
-    own = world.submit(nonfixed(4), home_site="north")
+    start_jobs(world, (4, "north", "south"))
+    own_job = world.submit(nonfixed(4), home_site="north")
     world.advance(1)
-    assert world.state(own) is JobState.RUNNING
-    assert not reclaimed(world)
-    assert world.job(own).attempt is not None
-    assert [c.cluster for c in world.job(own).attempt.components] == ["south"]  # type: ignore[union-attr]
+    assert world.state(own_job) is JobState.RUNNING
+    assert not reclaimed_jobs(world)
+    assert world.job(own_job).attempt is not None
+    assert [c.cluster for c in world.job(own_job).attempt.components] == ["south"]  # type: ignore[union-attr]
 
 
-def test_nothing_is_taken_back_that_would_not_be_enough() -> None:
-    """The site's own jobs stay, and for less than a whole job nobody is stopped."""
+def test_reclaim_is_not_done_if_insufficient() -> None:
+    """Jobs of the site itself are not reclaimed."""
     world = World({"north": 8, "south": 4}, Rules(**FEASIBLE))
-    running(world, (4, "north", "north"), (4, "north", "south"), (4, "south", "south"))
-    own = world.submit(nonfixed(5), home_site="north")
+    start_jobs(world, (4, "north", "north"), (4, "north", "south"), (4, "south", "south"))
+    own_job = world.submit(nonfixed(5), home_site="north")
     world.advance(100)
-    assert world.state(own) is JobState.QUEUED
-    assert not reclaimed(world)
-    less = world.submit(nonfixed(4), home_site="north")
+    assert world.state(own_job) is JobState.QUEUED
+    assert not reclaimed_jobs(world)
+    smaller_job = world.submit(nonfixed(4), home_site="north")
     world.advance(1)
-    assert world.state(less) is JobState.RUNNING
-    assert reclaimed(world) == [2]
+    assert world.state(smaller_job) is JobState.RUNNING
+    assert reclaimed_jobs(world) == [2]
 
 
-def test_a_job_without_a_home_is_a_guest_everywhere() -> None:
+def test_job_without_home_is_guest_everywhere() -> None:
     world = World({"north": 4}, Rules(**FEASIBLE))
-    running(world, (4, "north", ""))
-    own = world.submit(nonfixed(4), home_site="north")
+    start_jobs(world, (4, "north", ""))
+    own_job = world.submit(nonfixed(4), home_site="north")
     world.advance(1)
-    assert world.state(own) is JobState.RUNNING
-    assert reclaimed(world) == [1]
-    nobody = world.submit(nonfixed(4))
+    assert world.state(own_job) is JobState.RUNNING
+    assert reclaimed_jobs(world) == [1]
+    homeless_job = world.submit(nonfixed(4))
     world.advance(1)
-    assert world.state(nobody) is JobState.QUEUED, "nothing is taken back for it"
+    assert world.state(homeless_job) is JobState.QUEUED, "no nodes are reclaimed for it"
 
 
-def test_who_is_coallocated_leaves_all_its_clusters() -> None:
+def test_reclaim_of_coallocated_job_frees_all_clusters() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
     guest = world.submit(fixed(north=2, south=3), run_time=LONG, home_site="south")
     world.advance(1)
-    own = world.submit(nonfixed(4), home_site="north")
+    own_job = world.submit(nonfixed(4), home_site="north")
     world.advance(1)
-    assert (world.state(own), world.state(guest)) == (JobState.RUNNING, JobState.QUEUED)
+    assert (world.state(own_job), world.state(guest)) == (JobState.RUNNING, JobState.QUEUED)
     assert world.queries.grid["south"].available == 4
 
 
-def test_jobs_of_high_priority_are_not_stopped_and_those_that_were_promised_their_turn_neither() -> None:
+def test_reclaim_spares_high_and_guaranteed_jobs() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE, low_patience=50.0))
-    high = world.submit(fixed(north=2), run_time=LONG, home_site="south", priority=Priority.HIGH)
+    high_job = world.submit(fixed(north=2), run_time=LONG, home_site="south", priority=Priority.HIGH)
     world.submit(fixed(south=4), run_time=100.0, home_site="south")
-    patient = world.submit(fixed(south=4), run_time=LONG, home_site="north")
+    guaranteed_job = world.submit(fixed(south=4), run_time=LONG, home_site="north")
     world.advance(150)
-    assert [world.state(job) for job in (high, patient)] == [JobState.RUNNING] * 2
-    own = [world.submit(nonfixed(3), home_site="north"), world.submit(nonfixed(4), home_site="south")]
+    assert [world.state(job) for job in (high_job, guaranteed_job)] == [JobState.RUNNING] * 2
+    own_jobs = [world.submit(nonfixed(3), home_site="north"), world.submit(nonfixed(4), home_site="south")]
     world.advance(30)
-    assert [world.state(job) for job in own] == [JobState.QUEUED] * 2
-    assert not reclaimed(world)
+    assert [world.state(job) for job in own_jobs] == [JobState.QUEUED] * 2
+    assert not reclaimed_jobs(world)
 
 
-def test_nodes_that_are_being_given_back_are_not_taken_twice() -> None:
+def test_reclaim_does_not_count_leaving_nodes_twice() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE), manual=True)
     guests = [world.submit(fixed(north=2), home_site="south") for _ in range(2)]
     for name in world.sites:
@@ -161,39 +163,39 @@ def test_nodes_that_are_being_given_back_are_not_taken_twice() -> None:
     world.sites["north"].send_report()
     world.deliver("north")
     first = world.submit(fixed(north=2), home_site="north")
-    again = world.submit(fixed(north=2), home_site="north")
+    second = world.submit(fixed(north=2), home_site="north")
     third = world.submit(fixed(north=1), home_site="north")
-    assert sorted(reclaimed(world)) == guests, "each of them for one of the first two"
-    assert [world.state(job) for job in (first, again, third)] == [JobState.CLAIMING] * 2 + [JobState.QUEUED]
+    assert sorted(reclaimed_jobs(world)) == guests, "one guest for each of the first two jobs"
+    assert [world.state(job) for job in (first, second, third)] == [JobState.CLAIMING] * 2 + [JobState.QUEUED]
 
 
 @pytest.mark.parametrize("sharing", ["ordinary", "independent"])
-def test_otherwise_nothing_is_taken_back(sharing: str) -> None:
+def test_reclaim_is_disabled_without_feasible_sharing(sharing: str) -> None:
     world = World({"north": 4}, Rules(sharing=sharing))
-    running(world, (4, "north", ""))
-    own = world.submit(nonfixed(4), home_site="north")
+    start_jobs(world, (4, "north", ""))
+    own_job = world.submit(nonfixed(4), home_site="north")
     world.advance(1)
-    assert world.state(own) is JobState.QUEUED
+    assert world.state(own_job) is JobState.QUEUED
     assert world.queries.grid["north"].reclaimable == 0
 
 
-def test_a_daemon_that_starts_again_knows_who_is_a_guest() -> None:
+def test_reclaim_works_after_daemon_restart() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
-    running(world, (4, "north", "south"))
+    start_jobs(world, (4, "north", "south"))
     world.restart()
     for name in world.sites:
         world.connect(name)
-    own = world.submit(fixed(north=4), home_site="north")
+    own_job = world.submit(fixed(north=4), home_site="north")
     world.advance(1)
-    assert world.state(own) is JobState.RUNNING
-    assert reclaimed(world) == [1]
+    assert world.state(own_job) is JobState.RUNNING
+    assert reclaimed_jobs(world) == [1]
 
 
-# Where who was stopped waits
+# Positions of reclaimed jobs
 
 
 @pytest.mark.parametrize(
-    ("position", "order", "places"),
+    ("position", "order", "expected"),
     [
         ("place", "fcfs", [1, 2]),
         ("place", "narrowest-first", [2, 1]),
@@ -201,51 +203,51 @@ def test_a_daemon_that_starts_again_knows_who_is_a_guest() -> None:
         ("front", "narrowest-first", [1, 2]),
     ],
 )
-def test_where_a_job_waits_whose_nodes_were_taken_back(position: str, order: str, places: list[int]) -> None:
+def test_reclaimed_job_position_follows_setting(position: str, order: str, expected: list[int]) -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE, reclaimed_position=position, queue_order=order))
-    guest, *_ = running(world, (4, "north", "south"), (4, "south", "south"))
-    narrow = world.submit(nonfixed(2), run_time=LONG, home_site="south")
-    own = world.submit(nonfixed(4), run_time=LONG, home_site="north")
+    guest, *_ = start_jobs(world, (4, "north", "south"), (4, "south", "south"))
+    narrow_job = world.submit(nonfixed(2), run_time=LONG, home_site="south")
+    own_job = world.submit(nonfixed(4), run_time=LONG, home_site="north")
     world.advance(1)
-    assert (reclaimed(world), world.state(own)) == ([guest], JobState.RUNNING)
-    assert [world.queries.position(job) for job in (guest, narrow)] == places
+    assert (reclaimed_jobs(world), world.state(own_job)) == ([guest], JobState.RUNNING)
+    assert [world.queries.position(job) for job in (guest, narrow_job)] == expected
     world.restart()
-    assert [world.queries.position(job) for job in (guest, narrow)] == places
+    assert [world.queries.position(job) for job in (guest, narrow_job)] == expected
 
 
-def test_the_last_whose_nodes_were_taken_back_is_the_first() -> None:
+def test_reclaimed_last_job_is_first_in_queue() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE, reclaimed_position="front"))
-    running(world, (4, "south", "south"), (2, "north", "south"), (2, "north", "south"))
+    start_jobs(world, (4, "south", "south"), (2, "north", "south"), (2, "north", "south"))
     for _ in range(2):
         world.submit(nonfixed(2), run_time=LONG, home_site="north")
         world.advance(1)
-    assert reclaimed(world) == [3, 2]
+    assert reclaimed_jobs(world) == [3, 2]
     assert [world.queries.position(job) for job in (2, 3)] == [1, 2]
 
 
 # Queues
 
 
-def test_each_site_has_its_own_queue_and_one_that_waits_holds_up_nobody_elsewhere() -> None:
-    for sharing, follows in (("ordinary", JobState.QUEUED), ("feasible", JobState.RUNNING)):
+def test_queue_of_site_does_not_block_other_sites() -> None:
+    for sharing, expected in (("ordinary", JobState.QUEUED), ("feasible", JobState.RUNNING)):
         world = World({"north": 4, "south": 4}, Rules(sharing=sharing, queue="fcfs"))
-        running(world, (2, "north", "north"), (2, "south", "south"))
-        wide = world.submit(fixed(north=4), home_site="north")
-        narrow = world.submit(nonfixed(2), home_site="south")
+        start_jobs(world, (2, "north", "north"), (2, "south", "south"))
+        wide_job = world.submit(fixed(north=4), home_site="north")
+        narrow_job = world.submit(nonfixed(2), home_site="south")
         world.advance(1)
-        assert world.state(wide) is JobState.QUEUED
-        assert world.state(narrow) is follows
+        assert world.state(wide_job) is JobState.QUEUED
+        assert world.state(narrow_job) is expected
 
 
-def test_sites_come_in_the_order_of_their_names_and_jobs_without_one_last() -> None:
+def test_queues_of_sites_are_ordered_by_name() -> None:
     world = World({"north": 4, "south": 4, "west": 2}, Rules(**FEASIBLE))
-    everything = world.submit(fixed(north=4, south=4, west=2), run_time=50.0, priority=Priority.HIGH)
+    wide_job = world.submit(fixed(north=4, south=4, west=2), run_time=50.0, priority=Priority.HIGH)
     world.advance(1)
     homes = ("", "west", "south", "north")
     jobs = {home: world.submit(flexible(10), run_time=LONG, home_site=home) for home in homes}
     assert {home: world.queries.position(job) for home, job in jobs.items()} == dict.fromkeys(homes, 1)
     world.advance(60)
-    assert world.state(everything) is JobState.SUCCEEDED
+    assert world.state(wide_job) is JobState.SUCCEEDED
     assert world.state(jobs["north"]) is JobState.RUNNING
     assert world.queries.waiting_reason(world.job(jobs["south"]))
 
@@ -253,45 +255,51 @@ def test_sites_come_in_the_order_of_their_names_and_jobs_without_one_last() -> N
 # Where jobs run
 
 
-def test_independent_sites_run_their_own_jobs_only() -> None:
+def test_sharing_independent_runs_jobs_at_home_only() -> None:
     world = World({"north": 4, "south": 4}, Rules(sharing="independent"))
     jobs = [world.submit(nonfixed(3), home_site="north") for _ in range(2)]
-    anybody = world.submit(nonfixed(4))
+    homeless_job = world.submit(nonfixed(4))
     world.advance(1)
-    assert [world.state(job) for job in (*jobs, anybody)] == [JobState.RUNNING, JobState.QUEUED, JobState.RUNNING]
-    why = explain(world.queries, world.job(jobs[1]), [e for e in world.timeline if e.job == jobs[1]], world.now)
-    assert "sharing is independent: south is not its home site" in why.headline
-    assert [c.reason for c in why.clusters if c.cluster == "south"] == [
+    assert [world.state(job) for job in (*jobs, homeless_job)] == [JobState.RUNNING, JobState.QUEUED, JobState.RUNNING]
+    explanation = explain(world.queries, world.job(jobs[1]), [e for e in world.timeline if e.job == jobs[1]], world.now)
+    assert "sharing is independent: south is not its home site" in explanation.headline
+    assert [c.reason for c in explanation.clusters if c.cluster == "south"] == [
         "its home site is north, and sharing is independent (our jobs have 4)"
     ]
 
 
-def test_slower_clusters_than_the_threshold_are_not_for_a_job() -> None:
+def test_speed_threshold_excludes_slow_clusters() -> None:
     speeds = {"north": 1.0, "south": 2.0, "west": 1.5}
     rules = Rules(speed_threshold=0.75)
     world = World({"north": 4, "south": 4, "west": 4}, rules, speeds=speeds)
     jobs = [world.submit(nonfixed(4), home_site="south") for _ in range(3)]
     world.advance(1)
-    where = {c.cluster for job in jobs if (a := world.job(job).attempt) is not None for c in a.components}
-    assert where == {"south", "west"}
+    clusters = {c.cluster for job in jobs if (a := world.job(job).attempt) is not None for c in a.components}
+    assert clusters == {"south", "west"}
     assert world.state(jobs[2]) is JobState.QUEUED
     assert "north is too slow beside its home site" in world.queries.waiting_reason(world.job(jobs[2]))
 
 
-def test_what_could_never_run_for_its_home_is_refused_when_it_is_submitted() -> None:
-    def submit(request: Any, home: str, **rules: Any) -> str:
+def test_submission_impossible_for_home_site_is_rejected() -> None:
+    def rejection_message(request: Any, home: str, **rules: Any) -> str:
         world = World({"north": 4, "south": 2}, Rules(**rules), speeds={"north": 1.0, "south": 2.0})
-        with pytest.raises(UsageError) as refused:
+        with pytest.raises(UsageError) as error:
             check_submission(
                 JobSpec(request, ("true",), home_site=home, launcher=Launcher.PROCESSES), world.queries.limits()
             )
-        return refused.value.message
+        return error.value.message
 
-    alone, slow = {"sharing": "independent"}, {"speed_threshold": 1.0}
-    assert "sharing is independent: north is not its home site" in submit(flexible(3), "south", **alone)
-    assert "north is too slow beside its home site" in submit(flexible(3), "south", **slow)
-    assert "its home site is south, and sharing is independent" in submit(fixed(north=1), "south", **alone)
-    assert "its speed is 1, and a job of south is to have at least 2" in submit(fixed(north=1), "south", **slow)
+    independent, slow = {"sharing": "independent"}, {"speed_threshold": 1.0}
+    assert "sharing is independent: north is not its home site" in rejection_message(
+        flexible(3), "south", **independent
+    )
+    assert "north is too slow beside its home site" in rejection_message(flexible(3), "south", **slow)
+    assert "its home site is south, and sharing is independent" in rejection_message(
+        fixed(north=1), "south", **independent
+    )
+    assert "its speed is 1, and a job of south is to have at least 2" in rejection_message(
+        fixed(north=1), "south", **slow
+    )
 
 
 @given(
@@ -300,7 +308,7 @@ def test_what_could_never_run_for_its_home_is_refused_when_it_is_submitted() -> 
     threshold=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
     home=st.sampled_from(["", *"abcdef"]),
 )
-def test_a_home_site_is_always_for_its_own_jobs(
+def test_sharing_home_site_is_open_to_its_jobs(
     speeds: dict[str, float], mode: Any, threshold: float, home: str
 ) -> None:
     sharing = Sharing(mode, threshold, speeds)
@@ -315,23 +323,25 @@ def test_a_home_site_is_always_for_its_own_jobs(
 # What is said of it
 
 
-def test_a_dry_run_says_that_the_site_would_take_back_nodes() -> None:
+def test_dry_run_names_reclaim() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
-    running(world, (4, "north", "south"), (4, "south", "south"))
+    start_jobs(world, (4, "north", "south"), (4, "south", "south"))
     spec = JobSpec(nonfixed(3), ("true",), home_site="north", launcher=Launcher.PROCESSES)
-    said = explain_submission(world.queries, spec, world.now)
-    assert said.headline == "would be placed at once on north (3 nodes), where north would take back nodes from others"
+    dry_run = explain_submission(world.queries, spec, world.now)
+    assert (
+        dry_run.headline == "would be placed at once on north (3 nodes), where north would take back nodes from others"
+    )
     assert world.queries.view_at_home(JobSpec(nonfixed(3))) is None
 
 
 @pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
-@pytest.mark.parametrize("together", [True, False])
-def test_no_guest_is_placed_where_it_is_reclaimed_in_the_same_step(queue: Any, together: bool) -> None:
+@pytest.mark.parametrize("is_together", [True, False])
+def test_guest_is_not_placed_where_reclaimed_in_same_step(queue: Any, is_together: bool) -> None:
     world = World({"a": 8, "b": 8}, Rules(sharing="feasible", queue=queue))
     world.submit(fixed(a=8), run_time=1e4, home_site="a")
     requests = [(flexible(4, max_components=1), "a"), (flexible(8), "b")]
     specs = [JobSpec(request, ("p",), home_site=home, launcher=Launcher.PROCESSES) for request, home in requests]
-    if together:
+    if is_together:
         guest, owner = world.submit_together(specs)
     else:
         for site in world.sites.values():
@@ -370,7 +380,7 @@ def test_jobs_submitted_together_with_a_newcomer_behind_the_head_do_not_reclaim(
     assert submit_with_sharing(jobs, "head")[1] == []
 
 
-def test_guest_whose_nodes_were_taken_meanwhile_is_placed_elsewhere() -> None:
+def test_guest_with_lost_nodes_is_placed_elsewhere() -> None:
     low, high = Priority.LOW, Priority.HIGH
     jobs = [(2, "b", high), (3, "a", low), (3, "a", low), (1, "a", low), (2, "a", low), (2, "a", low)]
     world, _ = submit_with_sharing(jobs, "head")

@@ -1,4 +1,4 @@
-"""A step places jobs for a while only: what is left goes into the next, in the same order; nobody is passed over."""
+"""Steps with a time budget: unfinished scans continue in the next step in the same order."""
 
 from functools import partial
 from itertools import count
@@ -12,49 +12,49 @@ from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
 SIZES = {"north": 6, "south": 4}
-requests = st.one_of(
+drawn_requests = st.one_of(
     st.builds(flexible, st.integers(1, 10)),
     st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda s: nonfixed(*s)),
 )
-specs = st.builds(
+drawn_specs = st.builds(
     lambda request, priority: JobSpec(request, ("program",), priority=priority, launcher=Launcher.PROCESSES),
-    requests,
+    drawn_requests,
     st.sampled_from(Priority),
 )
 
 
-def world(budget: float | None, **rules: object) -> World:
-    """Its clock goes on by one with every look."""
+def create_world(budget: float | None, **rules: object) -> World:
+    """Create a world whose clock advances by one with every read."""
     clock = partial(next, count(1.0)) if budget else None
     return World(SIZES, Rules(step_budget=budget or 1.0, preemption="never", **rules), clock=clock)  # type: ignore[arg-type]
 
 
 @given(
-    some=st.lists(specs, max_size=15),
+    job_specs=st.lists(drawn_specs, max_size=15),
     budget=st.sampled_from([0.001, 2.0, 3.0, 7.0]),
     queue=st.sampled_from(["scan", "head", "fcfs"]),
     order=st.sampled_from(["fcfs", "narrowest-first"]),
 )
-def test_in_however_many_steps_the_same_jobs_are_placed_in_the_same_order(
-    some: list[JobSpec], budget: float, queue: str, order: str
+def test_budget_does_not_change_placement_order(
+    job_specs: list[JobSpec], budget: float, queue: str, order: str
 ) -> None:
-    stories = []
+    placements = []
     for seconds in (None, budget):
-        grid = world(seconds, queue=queue, queue_order=order)
+        grid = create_world(seconds, queue=queue, queue_order=order)
         users = [grid.sites[name].add_local_user(size) for name, size in SIZES.items()]
         grid.settle()
-        grid.submit_together(some)
+        grid.submit_together(job_specs)
         grid.finish()
         for site, user in zip(grid.sites.values(), users, strict=True):
             site.remove_local_user(user)
             site.send_report()
         grid.deliver_from_all_sites()
         grid.finish()
-        stories.append([(entry.job, entry.reason) for entry in grid.timeline if entry.event == "placed"])
-    assert stories[0] == stories[1]
+        placements.append([(entry.job, entry.reason) for entry in grid.timeline if entry.event == "placed"])
+    assert placements[0] == placements[1]
 
 
-def test_who_was_woken_is_not_forgotten_when_others_are_woken_before_its_turn() -> None:
+def test_budget_keeps_woken_job_when_others_are_woken() -> None:
     sizes = {"east": 1, "north": 1, "south": 1, "west": 1}
     clock = partial(next, count(1.0))
     grid = World(sizes, Rules(step_budget=0.001, preemption="never"), clock=clock, manual=True)

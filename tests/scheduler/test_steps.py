@@ -1,4 +1,4 @@
-"""A step places jobs for as long as its budget lasts, and the next one goes on: nobody is passed over or forgotten."""
+"""Unfinished steps: the next step continues, and no job is passed over or forgotten."""
 
 from itertools import count
 from typing import Any
@@ -14,18 +14,18 @@ from koalapy.scheduler.rules import QueueMode, Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
-LATE = 1e6
-"""Seconds between periodic scans that are not to help."""
+LONG_INTERVAL_S = 1e6
+"""Scan interval in seconds that excludes periodic scans."""
 
 
-def stingy(sizes: dict[str, int], tries: int, **rules: Any) -> World:
-    """A world in which so many jobs are tried in a step: its clock goes on by a second each time it is looked at."""
+def create_limited_world(sizes: dict[str, int], tries: int, **rules: Any) -> World:
+    """Create a world that tries so many jobs in a step: its clock advances by a second with each read."""
     ticks = count()
-    wanted = {"step_budget": float(tries), "scan_interval": LATE, **rules}
-    return World(sizes, Rules(**wanted), manual=True, clock=lambda: float(next(ticks)))
+    settings = {"step_budget": float(tries), "scan_interval": LONG_INTERVAL_S, **rules}
+    return World(sizes, Rules(**settings), manual=True, clock=lambda: float(next(ticks)))
 
 
-def connected(world: World) -> World:
+def report_all(world: World) -> World:
     for name, site in world.sites.items():
         site.send_report()
         world.deliver(name)
@@ -33,133 +33,133 @@ def connected(world: World) -> World:
     return world
 
 
-def spec_of(request: Request, priority: Priority = Priority.LOW) -> JobSpec:
+def make_spec(request: Request, priority: Priority = Priority.LOW) -> JobSpec:
     return JobSpec(request, ("program",), priority=priority)
 
 
-def placed(world: World, jobs: list[JobId]) -> list[JobId]:
+def placed_jobs(world: World, jobs: list[JobId]) -> list[JobId]:
     return [job for job in jobs if world.state(job) is not JobState.QUEUED]
 
 
-def local_users_leave(world: World, name: str, *users: str) -> None:
+def remove_local_users(world: World, name: str, *users: str) -> None:
     for user in users:
         world.sites[name].remove_local_user(user)
     world.sites[name].send_report()
     world.deliver(name)
 
 
-def test_what_is_left_goes_into_the_next_step_which_is_wanted_at_once() -> None:
-    world = connected(stingy({"north": 10}, 3))
-    jobs = world.submit_together([spec_of(flexible(1))] * 10)
+def test_step_continues_with_remaining_jobs_at_once() -> None:
+    world = report_all(create_limited_world({"north": 10}, 3))
+    jobs = world.submit_together([make_spec(flexible(1))] * 10)
     for step in (1, 2, 3):
-        assert placed(world, jobs) == jobs[: 3 * step], "in order"
+        assert placed_jobs(world, jobs) == jobs[: 3 * step], "jobs are placed in order"
         assert world.scheduler.next_wakeup() == world.now
         world.step()
-    assert placed(world, jobs) == jobs
+    assert placed_jobs(world, jobs) == jobs
     assert not world.scheduler.is_unfinished
     assert world.scheduler.next_wakeup() != world.now
 
 
-def test_without_a_clock_a_step_places_all() -> None:
+def test_step_without_clock_places_all_jobs() -> None:
     world = World({"north": 10}, Rules(step_budget=0.001))
-    jobs = world.submit_together([spec_of(flexible(1))] * 10)
-    assert placed(world, jobs) == jobs
+    jobs = world.submit_together([make_spec(flexible(1))] * 10)
+    assert placed_jobs(world, jobs) == jobs
 
 
-def waiting(world: World, *requests: Request) -> tuple[list[JobId], list[str]]:
-    """Jobs that wait while local users have each a node of north, and these."""
+def queue_behind_local_users(world: World, *requests: Request) -> tuple[list[JobId], list[str]]:
+    """Queue jobs while local users have all nodes of north; return the jobs and the users."""
     users = [world.sites["north"].add_local_user(1) for _ in range(world.sites["north"].total)]
-    connected(world)
-    jobs = world.submit_together([spec_of(request) for request in requests])
+    report_all(world)
+    jobs = world.submit_together([make_spec(request) for request in requests])
     world.finish()
-    assert not placed(world, jobs)
+    assert not placed_jobs(world, jobs)
     return jobs, users
 
 
-def test_who_stands_before_others_is_not_passed_over_when_nodes_come_free_meanwhile() -> None:
-    """The scan begins anew: else those behind it would have the nodes for which it waits."""
-    world = stingy({"north": 6}, 1)
-    (wide, first, second, *others), users = waiting(world, fixed(north=4), *[flexible(1)] * 6)
-    local_users_leave(world, "north", *users[:2])
-    assert placed(world, [wide, first, second]) == [first]
+def test_step_restarts_scan_when_nodes_are_released() -> None:
+    """Otherwise jobs behind the wide one would receive the nodes that it waits for."""
+    world = create_limited_world({"north": 6}, 1)
+    (wide_job, first, second, *later_jobs), users = queue_behind_local_users(world, fixed(north=4), *[flexible(1)] * 6)
+    remove_local_users(world, "north", *users[:2])
+    assert placed_jobs(world, [wide_job, first, second]) == [first]
     assert world.scheduler.is_unfinished
-    local_users_leave(world, "north", *users[2:])
+    remove_local_users(world, "north", *users[2:])
     world.finish()
-    assert placed(world, [wide, first, second, *others]) == [wide, first, second]
+    assert placed_jobs(world, [wide_job, first, second, *later_jobs]) == [wide_job, first, second]
 
 
-def test_a_scan_that_begins_anew_for_one_forgets_nobody_it_was_made_for() -> None:
-    world = stingy({"north": 6}, 1, preemption="never")
-    jobs, users = waiting(world, flexible(1), fixed(north=1), nonfixed(1))
-    wide = world.submit(fixed(north=6), priority=Priority.HIGH)
+def test_step_restarted_scan_keeps_earlier_reasons() -> None:
+    world = create_limited_world({"north": 6}, 1, preemption="never")
+    jobs, users = queue_behind_local_users(world, flexible(1), fixed(north=1), nonfixed(1))
+    wide_job = world.submit(fixed(north=6), priority=Priority.HIGH)
     world.finish()
-    local_users_leave(world, "north", *users[:3])
-    assert placed(world, jobs) == jobs[:1]
-    world.step([JobPriorityChanged(wide, Priority.LOW)])
+    remove_local_users(world, "north", *users[:3])
+    assert placed_jobs(world, jobs) == jobs[:1]
+    world.step([JobPriorityChanged(wide_job, Priority.LOW)])
     world.finish()
-    assert placed(world, [*jobs, wide]) == jobs
+    assert placed_jobs(world, [*jobs, wide_job]) == jobs
 
 
-def test_who_comes_meanwhile_is_tried_after_those_who_wait() -> None:
-    world = stingy({"north": 3}, 1)
-    jobs, users = waiting(world, *[flexible(1)] * 3)
-    local_users_leave(world, "north", *users)
-    late = world.submit(flexible(1))
+def test_step_tries_new_job_after_waiting_jobs() -> None:
+    world = create_limited_world({"north": 3}, 1)
+    jobs, users = queue_behind_local_users(world, *[flexible(1)] * 3)
+    remove_local_users(world, "north", *users)
+    late_job = world.submit(flexible(1))
     world.finish()
-    assert placed(world, [*jobs, late]) == jobs
-    assert world.queries.tries(late) == 1
+    assert placed_jobs(world, [*jobs, late_job]) == jobs
+    assert world.queries.tries(late_job) == 1
 
 
-def test_a_new_job_of_high_priority_goes_before_the_rest_of_the_low_ones() -> None:
-    world = stingy({"north": 3}, 1, preemption="never")
-    jobs, users = waiting(world, *[flexible(1)] * 3)
-    local_users_leave(world, "north", *users)
-    high = world.submit(flexible(1), priority=Priority.HIGH)
+def test_step_tries_high_job_before_remaining_low_jobs() -> None:
+    world = create_limited_world({"north": 3}, 1, preemption="never")
+    jobs, users = queue_behind_local_users(world, *[flexible(1)] * 3)
+    remove_local_users(world, "north", *users)
+    high_job = world.submit(flexible(1), priority=Priority.HIGH)
     world.finish()
-    assert placed(world, [*jobs, high]) == [*jobs[:2], high]
+    assert placed_jobs(world, [*jobs, high_job]) == [*jobs[:2], high_job]
 
 
-@pytest.mark.parametrize("leaves", [World.cancel, World.hold])
-def test_who_leaves_meanwhile_is_not_tried(leaves: Any) -> None:
-    world = stingy({"north": 3}, 1)
-    jobs, users = waiting(world, *[flexible(1)] * 4)
-    local_users_leave(world, "north", *users)
-    leaves(world, jobs[1])
+@pytest.mark.parametrize("remove_job", [World.cancel, World.hold])
+def test_step_skips_job_that_left(remove_job: Any) -> None:
+    world = create_limited_world({"north": 3}, 1)
+    jobs, users = queue_behind_local_users(world, *[flexible(1)] * 4)
+    remove_local_users(world, "north", *users)
+    remove_job(world, jobs[1])
     world.finish()
     assert world.state(jobs[1]) in (JobState.CANCELLED, JobState.HELD)
     assert [world.state(job) for job in (jobs[0], *jobs[2:])] == [JobState.CLAIMING] * 3
 
 
-def test_a_scan_that_begins_anew_each_time_comes_to_its_end() -> None:
-    """Each shape passes the idle_test at idle nodes and is refused by its policy, and each step finds nodes gained."""
-    world = connected(stingy({"north": 40, "south": 1}, 1))
+def test_step_restarted_scan_ends_with_frequent_gains() -> None:
+    """Each shape passes the idle test and is rejected by its policy, and each step gains nodes."""
+    world = report_all(create_limited_world({"north": 40, "south": 1}, 1))
     requests = [nonfixed(large, 41 - large) for large in range(21, 40)]
-    jobs = world.submit_together([spec_of(request) for request in requests])
+    jobs = world.submit_together([make_spec(request) for request in requests])
     for _ in range(8):
         world.step([ClusterCleared("north")])
         if not world.scheduler.is_unfinished:
             break
     assert not world.scheduler.is_unfinished
-    assert not placed(world, jobs)
+    assert not placed_jobs(world, jobs)
 
 
-def test_a_periodic_scan_is_one_try_however_many_steps_it_takes() -> None:
-    """And one that comes before its end is the same one."""
-    world = connected(stingy({"north": 40, "south": 1}, 2, high_scans_per_low=1))
-    jobs = world.submit_together([spec_of(nonfixed(large, 41 - large)) for large in range(21, 30)])
+def test_step_periodic_scan_counts_one_try() -> None:
+    """A periodic scan that arrives before the end of another counts with it."""
+    world = report_all(create_limited_world({"north": 40, "south": 1}, 2, high_scans_per_low=1))
+    jobs = world.submit_together([make_spec(nonfixed(large, 41 - large)) for large in range(21, 30)])
     world.finish()
     world.step([PeriodicScan()])
     assert world.scheduler.is_unfinished
     world.step([PeriodicScan()])
     world.finish()
-    assert [world.queries.tries(job) for job in jobs] == [2] * len(jobs), "on arrival, and now"
+    assert [world.queries.tries(job) for job in jobs] == [2] * len(jobs), "once at submission and once now"
     world.step([PeriodicScan(), PeriodicScan()])
     world.finish()
     assert [world.queries.tries(job) for job in jobs] == [4] * len(jobs)
 
 
-def test_who_has_used_up_its_tries_is_given_up_in_the_end() -> None:
-    world = connected(stingy({"north": 4}, 1, high_scans_per_low=1))
+def test_step_tries_exhausted_jobs_fail_at_scan_end() -> None:
+    world = report_all(create_limited_world({"north": 4}, 1, high_scans_per_low=1))
     jobs = [world.submit(fixed(north=5), max_placement_tries=2) for _ in range(5)]
     world.step([PeriodicScan()])
     assert world.scheduler.is_unfinished
@@ -168,16 +168,16 @@ def test_who_has_used_up_its_tries_is_given_up_in_the_end() -> None:
     assert [world.state(job) for job in jobs] == [JobState.FAILED] * 4 + [JobState.CANCELLED]
 
 
-def test_with_event_driven_off_a_step_goes_on_with_the_periodic_scan_only() -> None:
-    world = stingy({"north": 4}, 2, event_driven=False, high_scans_per_low=1)
-    jobs, users = waiting(world, *[flexible(1)] * 4)
-    local_users_leave(world, "north", *users)
+def test_step_without_event_driven_places_in_periodic_scan_only() -> None:
+    world = create_limited_world({"north": 4}, 2, event_driven=False, high_scans_per_low=1)
+    jobs, users = queue_behind_local_users(world, *[flexible(1)] * 4)
+    remove_local_users(world, "north", *users)
     assert not world.scheduler.is_unfinished
-    assert not placed(world, jobs)
+    assert not placed_jobs(world, jobs)
     world.step([PeriodicScan()])
-    assert placed(world, jobs) == jobs[:1]
+    assert placed_jobs(world, jobs) == jobs[:1]
     world.finish()
-    assert placed(world, jobs) == jobs
+    assert placed_jobs(world, jobs) == jobs
 
 
 REQUESTS = st.one_of(
@@ -199,23 +199,23 @@ ACTIONS = st.one_of(
     event_driven=st.booleans(),
     actions=st.lists(ACTIONS, max_size=30),
 )
-def test_whatever_happens_between_its_steps_a_scan_leaves_nobody_out(
+def test_steps_with_random_events_leave_no_job_untried(
     tries: int, queue: QueueMode, event_driven: bool, actions: list[tuple[str, Any]]
 ) -> None:
-    """The laws hold at each step; those of who waits whenever all were tried."""
+    """Invariants are checked at each step, those of waiting jobs whenever all were tried."""
     rules = {"queue": queue, "event_driven": event_driven, "aging_tries": 2, "high_scans_per_low": 1}
-    world = connected(stingy({"north": 4, "south": 3}, tries, **rules))
+    world = report_all(create_limited_world({"north": 4, "south": 3}, tries, **rules))
     users: list[tuple[str, str]] = []
     for action, value in actions:
         queued = [job.id for job in world.queries.jobs() if job.state is JobState.QUEUED]
         if action == "submit":
-            world.submit_together([spec_of(*each) for each in value])
+            world.submit_together([make_spec(*request_and_priority) for request_and_priority in value])
         elif action == "come":
             users.append((value, world.sites[value].add_local_user(1)))
         elif action == "leave" and users:
-            local_users_leave(world, *users.pop(value % len(users)))
+            remove_local_users(world, *users.pop(value % len(users)))
         elif action == "report":
-            connected(world)
+            report_all(world)
         elif action == "scan":
             world.step([PeriodicScan()])
         elif action == "clear":

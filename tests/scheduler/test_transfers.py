@@ -1,4 +1,4 @@
-"""Files on their way to components: what waits for them, what they wait for, and what becomes of them."""
+"""Transfers of input files: claims and barriers that wait for them, and failed transfers."""
 
 from typing import Any
 
@@ -17,18 +17,18 @@ from tests.scheduler.invariants import check_nothing_remains
 from tests.scheduler.world import START_DELAY, World
 
 GRID = {"north": 4, "south": 4, "files": 0}
-LINKS = {(one, other): Link(0.001, 100.0) for one in GRID for other in GRID if one < other}
-"""100 bytes a second: a file of 1600 bytes takes 16 s."""
+LINKS = {(source, target): Link(0.001, 100.0) for source in GRID for target in GRID if source < target}
+"""100 bytes per second: a file of 1600 bytes takes 16 s."""
 FILE = InputFile("data", 1600, ("files",))
 
 
-def world_of(rules: Rules | None = None, **more: Any) -> World:
-    return World(GRID, rules or Rules(claiming=ClaimingMode.INCREMENTAL), links=LINKS, **more)
+def create_world(rules: Rules | None = None, **options: Any) -> World:
+    return World(GRID, rules or Rules(claiming=ClaimingMode.INCREMENTAL), links=LINKS, **options)
 
 
-def world_by_hand() -> World:
-    """All clusters are there, and nothing happens by itself."""
-    world = world_of(manual=True)
+def create_manual_world() -> World:
+    """Create a manual world with all clusters connected."""
+    world = create_world(manual=True)
     for name in GRID:
         world.deliver(name)
     return world
@@ -49,8 +49,8 @@ def start_estimate(world: World, job: int) -> float:
     return attempt.start_estimate
 
 
-def test_the_barrier_waits_for_the_files_and_not_for_their_estimate() -> None:
-    world = world_of()
+def test_barrier_waits_for_actual_transfer() -> None:
+    world = create_world()
     world.transfer_slowdown = 3.0
     job = world.submit(fixed(north=2, south=2))
     assert start_estimate(world, job) == 16
@@ -66,8 +66,8 @@ def test_the_barrier_waits_for_the_files_and_not_for_their_estimate() -> None:
     check_nothing_remains(world)
 
 
-def test_files_that_are_early_are_claimed_for_at_once() -> None:
-    world = world_of()
+def test_claim_follows_early_transfer_at_once() -> None:
+    world = create_world()
     world.transfer_slowdown = 0.25
     job = world.submit(fixed(north=2, south=2))
     world.advance(4 + START_DELAY)
@@ -75,8 +75,8 @@ def test_files_that_are_early_are_claimed_for_at_once() -> None:
     assert world.job(job).claiming_tries == 1
 
 
-def test_the_start_estimate_follows_a_slow_transfer_and_nodes_do_not_wait_for_it() -> None:
-    world = world_by_hand()
+def test_start_estimate_follows_slow_transfer() -> None:
+    world = create_manual_world()
     job = world.submit(fixed(north=2))
     world.run_commands("north")
     world.now = 10.0
@@ -86,7 +86,7 @@ def test_the_start_estimate_follows_a_slow_transfer_and_nodes_do_not_wait_for_it
     world.now = 12.0
     world.step()
     assert world.state(job) is JobState.PLACED
-    assert world.commands(job) == [], "its time had come, but its files will not be there for long"
+    assert world.commands(job) == [], "the claim is postponed since the transfer is slow"
     attempt = world.job(job).attempt
     assert attempt is not None
     assert attempt.claim_at is not None
@@ -94,21 +94,23 @@ def test_the_start_estimate_follows_a_slow_transfer_and_nodes_do_not_wait_for_it
     world.now = 14.0
     world.sites["north"].update_stage("1.1.0", 70)
     world.deliver("north")
-    assert start_estimate(world, job) == 20, "it has become faster"
+    assert start_estimate(world, job) == 20, "the transfer is faster"
     world.now = 15.0
     world.sites["north"].update_stage("1.1.0", 100)
     world.deliver("north")
-    assert start_estimate(world, job) == 16, "no sooner than it was estimated at first"
+    assert start_estimate(world, job) == 16, "not before the first estimate"
 
 
 @pytest.mark.parametrize("fault", ["site", "source", "file"])
-def test_a_failed_transfer_has_the_job_tried_again(fault: StageFault) -> None:
-    world = world_of()
+def test_transfer_failure_restarts_job(fault: StageFault) -> None:
+    world = create_world()
     job = world.submit(fixed(north=2, south=2))
     world.advance(5)
     world.sites["north"].update_stage("1.1.0", 3, "no space left on device", fault, "data")
     world.settle()
-    assert world.queries.grid["north"].health.errors == (fault == "site"), "only its own trouble is its error"
+    assert world.queries.grid["north"].health.errors == (fault == "site"), (
+        "only a fault of the site counts as its error"
+    )
     assert world.queries.grid["south"].health.errors == 0
     assert "1.1.0" not in world.sites["north"].stages
     assert "1.1.1" not in world.sites["south"].stages
@@ -119,8 +121,8 @@ def test_a_failed_transfer_has_the_job_tried_again(fault: StageFault) -> None:
     check_nothing_remains(world)
 
 
-def test_a_spoiled_replica_is_not_used_again() -> None:
-    world = world_of()
+def test_transfer_of_damaged_replica_uses_another() -> None:
+    world = create_world()
     file = InputFile("data", 1600, ("files", "south"))
     world.step([LinkMeasured("files", "north", Link(None, 1e6))])
     job = world.submit(fixed(file, north=2))
@@ -134,8 +136,8 @@ def test_a_spoiled_replica_is_not_used_again() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_a_job_whose_input_is_nowhere_waits_until_it_is_somewhere() -> None:
-    world = world_of()
+def test_waiting_reason_names_missing_replica() -> None:
+    world = create_world()
     world.step([ReplicasChanged("data", ())])
     job = world.submit(nonfixed(2), policy="worst-fit")
     assert world.state(job) is JobState.QUEUED
@@ -145,8 +147,8 @@ def test_a_job_whose_input_is_nowhere_waits_until_it_is_somewhere() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_a_file_site_out_of_reach_serves_nobody() -> None:
-    world = world_of()
+def test_waiting_reason_names_disconnected_file_site() -> None:
+    world = create_world()
     world.disconnect("files")
     job = world.submit(nonfixed(2), policy="worst-fit")
     assert world.queries.waiting_reason(world.job(job)) == "files, which has data, is out of reach"
@@ -155,13 +157,13 @@ def test_a_file_site_out_of_reach_serves_nobody() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-def test_an_unmeasured_link_is_estimated_by_what_is_assumed() -> None:
+def test_start_estimate_of_unmeasured_link_uses_assumed_bandwidth() -> None:
     world = World(GRID, Rules(assumed_bandwidth=200.0))
     assert start_estimate(world, world.submit(fixed(north=2))) == 8
 
 
-def test_a_cancelled_job_leaves_no_files() -> None:
-    world = world_of()
+def test_transfer_of_cancelled_job_is_removed() -> None:
+    world = create_world()
     job = world.submit(fixed(north=2, south=2))
     world.advance(14)
     assert world.state(job) is JobState.CLAIMING
@@ -172,8 +174,8 @@ def test_a_cancelled_job_leaves_no_files() -> None:
     check_nothing_remains(world)
 
 
-def test_a_job_that_is_preempted_while_its_files_come_gives_everything_back() -> None:
-    world = world_of()
+def test_transfer_of_preempted_job_is_removed() -> None:
+    world = create_world()
     low = world.submit(fixed(north=4))
     world.advance(13)
     assert world.state(low) is JobState.CLAIMING
@@ -187,8 +189,8 @@ def test_a_job_that_is_preempted_while_its_files_come_gives_everything_back() ->
     check_nothing_remains(world)
 
 
-def test_a_re_placed_component_takes_its_files_along() -> None:
-    world = world_of()
+def test_transfer_moves_with_re_placed_component() -> None:
+    world = create_world()
     world.step([LinkMeasured("files", "south", Link(None, 1e6))])
     job = world.submit(nonfixed(4), policy="worst-fit")
     assert world.staging_commands(job) == [("Stage", "north", "1.1.0")]
@@ -201,8 +203,8 @@ def test_a_re_placed_component_takes_its_files_along() -> None:
     check_nothing_remains(world)
 
 
-def test_a_re_placed_components_files_are_expected_by_the_speed_they_have_had_since() -> None:
-    world = world_by_hand()
+def test_start_estimate_of_re_placed_component_uses_new_transfer() -> None:
+    world = create_manual_world()
     world.step([LinkMeasured("files", "south", Link(None, 1e6))])
     job = world.submit(nonfixed(4), policy="worst-fit")
     world.sites["north"].add_local_user(1)
@@ -222,7 +224,7 @@ def test_a_re_placed_components_files_are_expected_by_the_speed_they_have_had_si
     assert world.reasons(job, "staged") == ["100 bytes in 8 s (12.5 bytes/s)"]
 
 
-def test_a_stand_in_finds_the_files_of_the_one_it_stands_in_for() -> None:
+def test_transfer_is_reused_by_superseding_component() -> None:
     world = World(
         {"north": 4, "files": 0},
         Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=1),
@@ -232,7 +234,7 @@ def test_a_stand_in_finds_the_files_of_the_one_it_stands_in_for() -> None:
     for name in world.sites:
         world.deliver(name)
     job = world.submit(fixed(north=4))
-    user = world.sites["north"].add_local_user(1)  # nobody has told yet
+    user = world.sites["north"].add_local_user(1)  # not yet reported
     world.start_automation()
     world.run_commands("north")
     world.now = 75.0
@@ -249,8 +251,8 @@ def test_a_stand_in_finds_the_files_of_the_one_it_stands_in_for() -> None:
     check_nothing_remains(world)
 
 
-def test_transfers_go_on_while_the_daemon_is_dead() -> None:
-    world = world_of()
+def test_transfer_continues_during_daemon_restart() -> None:
+    world = create_world()
     job = world.submit(fixed(north=2))
     world.advance(5)
     world.restart()
@@ -258,14 +260,14 @@ def test_transfers_go_on_while_the_daemon_is_dead() -> None:
         world.connect(name)
     world.advance(12)
     assert world.job(job).started_at == 16
-    assert world.staging_commands(job) == [("Stage", "north", "1.1.0")], "it was not ordered again"
+    assert world.staging_commands(job) == [("Stage", "north", "1.1.0")], "the transfer was not ordered again"
 
 
-@pytest.mark.parametrize("slowness", [1.0, 2.0])
-def test_a_job_is_not_claimed_for_before_its_cluster_is_heard_of_again(slowness: float) -> None:
-    """A daemon that began at its start time found no room anywhere, and had the transfers begin recomputation."""
-    world = world_of(Rules(claiming=ClaimingMode.INCREMENTAL, claim_factor=0.95))
-    world.transfer_slowdown = slowness
+@pytest.mark.parametrize("slowdown", [1.0, 2.0])
+def test_claim_after_daemon_restart_waits_for_cluster(slowdown: float) -> None:
+    """A daemon restarted at the start time must not discard the transfers while clusters are disconnected."""
+    world = create_world(Rules(claiming=ClaimingMode.INCREMENTAL, claim_factor=0.95))
+    world.transfer_slowdown = slowdown
     job = world.submit(fixed(north=2))
     world.advance(15.1)
     world.restart()
@@ -278,8 +280,8 @@ def test_a_job_is_not_claimed_for_before_its_cluster_is_heard_of_again(slowness:
     check_nothing_remains(world)
 
 
-def test_files_that_an_agent_has_lost_are_ordered_again() -> None:
-    world = world_of()
+def test_transfer_lost_by_agent_is_ordered_again() -> None:
+    world = create_world()
     job = world.submit(fixed(north=2))
     world.advance(5)
     world.disconnect("north")
@@ -290,17 +292,17 @@ def test_files_that_an_agent_has_lost_are_ordered_again() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-@pytest.mark.parametrize("failed", [False, True])
-def test_an_inventory_that_ends_one_stage_and_has_lost_the_other_is_taken_in_whole(*, failed: bool) -> None:
-    world = world_of()
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_inventory_with_finished_and_lost_stage_is_processed(*, is_failed: bool) -> None:
+    world = create_world()
     job = world.submit(FixedRequest((ComponentRequest(1, "north", inputs=(FILE,)),) * 2))
     world.advance(5)
     world.disconnect("north")
     site = world.sites["north"]
-    site.update_stage("1.1.0", 10, error="no space left") if failed else world.finish_staging(site, "1.1.0")
+    site.update_stage("1.1.0", 10, error="no space left") if is_failed else world.finish_staging(site, "1.1.0")
     del site.stages["1.1.1"]
     world.connect("north")
-    if failed:
+    if is_failed:
         assert world.reasons(job, "requeued") == ["infrastructure-failure: north: no space left (restart 1 of 10)"]
     else:
         assert world.staging_commands(job) == [("Stage", "north", token) for token in ("1.1.0", "1.1.1", "1.1.1")]
@@ -309,13 +311,13 @@ def test_an_inventory_that_ends_one_stage_and_has_lost_the_other_is_taken_in_who
     check_nothing_remains(world)
 
 
-def test_the_submitters_own_files_wait_for_nobody() -> None:
+def test_transfer_of_bundle_does_not_delay_claim() -> None:
     """A bundle has no estimate: nodes are claimed at once, and the barrier waits for it."""
-    world = world_by_hand()
+    world = create_manual_world()
     job = world.submit(FlexibleRequest(6), bundle=Bundle("0" * 64, 10_000, 3))
     assert world.state(job) is JobState.CLAIMING
     assert world.queries.is_sent_to("north", "0" * 64)
-    assert not world.queries.is_sent_to("elsewhere", "0" * 64), "no agent is given what no job of its cluster has"
+    assert not world.queries.is_sent_to("elsewhere", "0" * 64), "bundles are sent to clusters of the job only"
     assert not world.queries.is_sent_to("north", "1" * 64)
     for name in ("north", "south"):
         world.run_commands(name)
@@ -330,8 +332,8 @@ def test_the_submitters_own_files_wait_for_nobody() -> None:
     assert world.state(job) is JobState.STARTING
 
 
-def test_nodes_that_wait_for_slow_files_are_not_taken_for_broken() -> None:
-    world = world_of(Rules(barrier_timeout=5))
+def test_barrier_timeout_ignores_slow_transfer() -> None:
+    world = create_world(Rules(barrier_timeout=5))
     world.transfer_slowdown = 10.0
     job = world.submit(fixed(north=2))
     world.advance(159)
@@ -341,41 +343,45 @@ def test_nodes_that_wait_for_slow_files_are_not_taken_for_broken() -> None:
     assert world.job(job).started_at == 160
 
 
-def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end() -> None:
-    world = world_by_hand()
+def test_stray_stages_are_stopped_and_bounded() -> None:
+    world = create_manual_world()
 
-    def told(stage: int) -> int:
-        before = len(world.sent)
+    def report_stage(stage: int) -> int:
+        old_count = len(world.sent)
         world.step([Reported("north", StageStatus(f"{stage}.1.0", "running", 1, 0))])
-        return sum(isinstance(command, UnstageComponent) for command in world.sent[before:])
+        return sum(isinstance(command, UnstageComponent) for command in world.sent[old_count:])
 
-    last = 107 + MAX_REMEMBERED_STRAYS
-    assert [told(stage) for stage in range(100, last)] == [1] * (last - 100)
-    assert [told(stage) for stage in (107, 108, last - 1)] == [0, 0, 0]
-    assert [told(stage) for stage in (100, last - 1, 108)] == [1, 0, 0], "forgotten, which costs one order more"
+    end = 107 + MAX_REMEMBERED_STRAYS
+    assert [report_stage(stage) for stage in range(100, end)] == [1] * (end - 100)
+    assert [report_stage(stage) for stage in (107, 108, end - 1)] == [0, 0, 0]
+    assert [report_stage(stage) for stage in (100, end - 1, 108)] == [1, 0, 0], (
+        "a forgotten stage receives another command"
+    )
 
 
 @pytest.mark.evidence("G9")
-@pytest.mark.parametrize("said", [{"program_exit": 0}, {"program_exit": 3}, {"error": "lost", "infrastructure": True}])
-def test_what_a_cluster_says_of_a_component_that_it_was_not_given_yet_means_nothing(said: dict[str, Any]) -> None:
-    world = world_by_hand()
+@pytest.mark.parametrize(
+    "fields", [{"program_exit": 0}, {"program_exit": 3}, {"error": "lost", "infrastructure": True}]
+)
+def test_report_before_submission_is_ignored(fields: dict[str, Any]) -> None:
+    world = create_manual_world()
     job = world.submit(fixed(north=2))
     token = world.job(job).token(0)
     for state in (ComponentState.RUNNING, ComponentState.DELIVERING, ComponentState.ENDED):
-        world.step([Reported("north", ComponentStatus(token, state, **said))])
+        world.step([Reported("north", ComponentStatus(token, state, **fields))])
     assert world.state(job) is JobState.PLACED
     assert [c.state for c in world.job(job).attempt.gang] == [ComponentState.PLACED]  # type: ignore[union-attr]
 
 
-def test_files_that_are_gone_are_forgotten_unless_a_job_wants_them() -> None:
-    world = world_of()
+def test_missing_files_are_forgotten_unless_requested() -> None:
+    world = create_world()
     world.step([ReplicasChanged("wanted", ()), ReplicasChanged("kept", ("files",))])
     job = world.submit(fixed(InputFile("wanted", 1600, ("files",)), north=2))
     for number in range(2 * MAX_MISSING_FILES):
         world.step([ReplicasChanged(f"f{number}", ())])
-    known = world.queries.view(Priority.LOW).replicas
-    assert len(known) <= 2 + MAX_MISSING_FILES + 1
-    assert (known["wanted"], known["kept"]) == ((), ("files",))
+    replicas = world.queries.view(Priority.LOW).replicas
+    assert len(replicas) <= 2 + MAX_MISSING_FILES + 1
+    assert (replicas["wanted"], replicas["kept"]) == ((), ("files",))
     assert world.state(job) is JobState.QUEUED
     assert "no cluster has a good replica of wanted" in world.queries.waiting_reason(world.job(job))
     world.cancel(job)

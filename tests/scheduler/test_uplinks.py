@@ -1,4 +1,4 @@
-"""Each cluster's link to all others: what it can carry, and what those who run there exchange over it."""
+"""Uplinks of clusters: bandwidth, and the consumption of running jobs."""
 
 import pytest
 from hypothesis import given
@@ -17,23 +17,23 @@ from tests.scheduler.world import World
 NAMES = ["east", "north", "west"]
 
 
-def the_grid(**configured: float) -> GridStatus:
+def create_grid(**configured: float) -> GridStatus:
     clusters = [ClusterStatus(name, contact=ContactStatus(connected=True), total=8, _idle=8) for name in NAMES]
     for cluster in clusters:
         cluster.uplink.bandwidth = configured.get(cluster.name)
     return GridStatus(clusters)
 
 
-def test_of_uplinks_of_which_nothing_is_known_nothing_is_told() -> None:
-    assert the_grid().view().uplinks == {}
-    grid = the_grid()
+def test_uplinks_without_data_are_omitted() -> None:
+    assert create_grid().view().uplinks == {}
+    grid = create_grid()
     grid.set_link("east", "east", Link(bandwidth=9e9))
     grid.set_link("east", "west", Link(latency=0.1))
-    assert grid.view().uplinks == {}, "what is within a cluster is not its uplink"
+    assert grid.view().uplinks == {}, "a link within a cluster is no uplink"
 
 
-def test_an_uplink_carries_at_least_what_was_measured_and_what_is_configured_wins() -> None:
-    grid = the_grid(north=1e8)
+def test_uplink_bandwidth_is_measured_maximum_or_configured() -> None:
+    grid = create_grid(north=1e8)
     grid.view()
     grid.set_link("east", "west", Link(bandwidth=5e7))
     grid.set_link("north", "east", Link(bandwidth=7e7))
@@ -42,15 +42,15 @@ def test_an_uplink_carries_at_least_what_was_measured_and_what_is_configured_win
     assert grid.view().uplinks == {"east": Uplink(5e7), "north": Uplink(1e8), "west": Uplink(5e7)}
 
 
-def test_what_runs_consumes_from_the_promise_of_its_nodes_until_its_end() -> None:
-    grid = the_grid(north=1e8)
-    before = grid.view()
+def test_uplink_consumption_lasts_from_promise_to_release() -> None:
+    grid = create_grid(north=1e8)
+    old_view = grid.view()
     north, west = grid["north"], grid["west"]
     north.promise("1.1.0", 2, demand=3e6)
     north.promise("2.1.0", 2)
     west.promise("1.1.1", 2, demand=3e6)
     assert grid.view().uplinks == {"north": Uplink(1e8, 3e6), "west": Uplink(None, 3e6)}
-    assert before.uplinks == {"north": Uplink(1e8)}, "a view of before stays what it was"
+    assert old_view.uplinks == {"north": Uplink(1e8)}, "an earlier view is unchanged"
     north.release("2.1.0")
     assert grid.view().uplinks["north"].consumed == 3e6
     north.release("1.1.0")
@@ -59,44 +59,44 @@ def test_what_runs_consumes_from_the_promise_of_its_nodes_until_its_end() -> Non
     assert grid.view().uplinks == {"north": Uplink(1e8)}
 
 
-def test_the_same_component_promised_again_counts_once() -> None:
-    grid = the_grid()
+def test_uplink_consumption_of_repeated_promise_counts_once() -> None:
+    grid = create_grid()
     for _ in range(2):
         grid["north"].promise("1.1.0", 2, demand=3e6)
     assert grid.view().uplinks["north"].consumed == 3e6
 
 
-def job_of(*components: tuple[str, int], each: float | None = 100.0) -> Job:
-    spec = JobSpec(flexible(sum(size for _, size in components)), ("true",), per_node_bandwidth=each)
+def make_job(*components: tuple[str, int], per_node_bandwidth: float | None = 100.0) -> Job:
+    spec = JobSpec(flexible(sum(size for _, size in components)), ("true",), per_node_bandwidth=per_node_bandwidth)
     placed = tuple(Component(index, name, size) for index, (name, size) in enumerate(components))
     return Job(1, spec, 0.0, attempt=Attempt(1, placed, 0.0))
 
 
-def demands(job: Job) -> list[float]:
+def demands_of(job: Job) -> list[float]:
     assert job.attempt is not None
     return [link_demand(job, component) for component in job.attempt.components]
 
 
-def test_a_job_uses_the_uplinks_of_its_clusters_as_the_paper_has_it() -> None:
-    assert demands(job_of(("east", 1), ("west", 2))) == [100.0, 100.0]
-    assert demands(job_of(("east", 3), ("west", 1))) == [100.0, 100.0], "each pair exchanges alike"
-    assert demands(job_of(("east", 4))) == [0.0], "nothing leaves the cluster"
-    assert demands(job_of(("east", 1))) == [0.0]
-    assert demands(job_of(("east", 2), ("west", 2), each=None)) == [0.0, 0.0]
+def test_uplink_demand_follows_formula_of_paper() -> None:
+    assert demands_of(make_job(("east", 1), ("west", 2))) == [100.0, 100.0]
+    assert demands_of(make_job(("east", 3), ("west", 1))) == [100.0, 100.0], "each pair of nodes exchanges equally"
+    assert demands_of(make_job(("east", 4))) == [0.0], "no data leaves the cluster"
+    assert demands_of(make_job(("east", 1))) == [0.0]
+    assert demands_of(make_job(("east", 2), ("west", 2), per_node_bandwidth=None)) == [0.0, 0.0]
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 9)), min_size=1, max_size=6))
-def test_components_of_one_cluster_use_its_uplink_as_one_would(components: list[tuple[str, int]]) -> None:
-    total, found = sum(size for _, size in components), demands(job_of(*components))
+def test_uplink_demand_is_additive_for_components_of_one_cluster(components: list[tuple[str, int]]) -> None:
+    total, demands = sum(size for _, size in components), demands_of(make_job(*components))
     for name in NAMES:
-        there = sum(size for cluster, size in components if cluster == name)
-        wanted = there * 100.0 * (total - there) / max(1, total - 1)
-        assert sum(d for (cluster, _), d in zip(components, found, strict=True) if cluster == name) == pytest.approx(
-            wanted
+        local_size = sum(size for cluster, size in components if cluster == name)
+        expected = local_size * 100.0 * (total - local_size) / max(1, total - 1)
+        assert sum(d for (cluster, _), d in zip(components, demands, strict=True) if cluster == name) == pytest.approx(
+            expected
         )
 
 
-def test_what_runs_is_seen_on_the_uplinks_until_it_ends() -> None:
+def test_uplink_consumption_of_job_survives_restart_and_ends_with_job() -> None:
     world = World({"north": 2, "south": 2})
     job = world.submit(flexible(4), per_node_bandwidth=90.0, run_time=20.0)
     world.advance(5)
@@ -107,20 +107,20 @@ def test_what_runs_is_seen_on_the_uplinks_until_it_ends() -> None:
     for name in ("north", "south"):
         world.connect(name)
     world.advance(1)
-    assert world.queries.grid.view().uplinks == uplinks, "the next daemon knows it, too"
+    assert world.queries.grid.view().uplinks == uplinks, "the next daemon restores it"
     world.advance(60)
     assert world.state(job) is JobState.SUCCEEDED
     assert world.queries.grid.view().uplinks == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3), st.booleans(), st.sampled_from([0.0, 1.0, 2.0]))))
-def test_every_view_knows_what_is_consumed_now(changes: list[tuple[str, int, bool, float]]) -> None:
-    grid = the_grid(north=10.0)
+def test_uplink_consumption_in_views_is_current(changes: list[tuple[str, int, bool, float]]) -> None:
+    grid = create_grid(north=10.0)
     cached_view = grid.cached_view(lambda cluster: cluster.available)
     runs: dict[tuple[str, str], float] = {}
-    for name, job, begins, demand in changes:
+    for name, job, starts, demand in changes:
         token = f"{job}.1.0"
-        if begins:
+        if starts:
             grid[name].promise(token, 1, demand=demand)
             runs[name, token] = demand or runs.get((name, token), 0.0)
         else:
@@ -132,32 +132,32 @@ def test_every_view_knows_what_is_consumed_now(changes: list[tuple[str, int, boo
                 assert consumed.get(site, 0.0) == pytest.approx(sum(d for (s, _), d in runs.items() if s == site))
 
 
-def test_who_waits_for_an_uplink_alone_is_tried_when_somebody_leaves_it() -> None:
-    """The nodes of who leaves it go to local users; others were idle all the time."""
+def test_uplink_release_wakes_job_waiting_for_it() -> None:
+    """Local users take the released nodes; the other nodes were idle all the time."""
     links = {("north", "south"): Link(0.001, 100.0)}
     world = World({"north": 2, "south": 2}, Rules(scan_interval=1000.0, low_patience=None), links=links)
     options = (("mode", "non-saturated"),)
 
-    def exchanges(run_time: float) -> JobId:
+    def submit_communicating_job(run_time: float) -> JobId:
         return world.submit(
             flexible(2), run_time=run_time, policy="resource-matching", policy_options=options, per_node_bandwidth=60.0
         )
 
-    exchanges(2)  # so that its application is known
+    submit_communicating_job(2)  # the first run makes the application known
     world.advance(5)
     users = {name: site.add_local_user(1) for name, site in world.sites.items()}
     world.settle()
-    runs = exchanges(20)
+    running_job = submit_communicating_job(20)
     world.advance(1)
     for name, user in users.items():
         world.sites[name].remove_local_user(user)
     world.settle()
-    waits = exchanges(20)
-    assert "saturates an uplink" in world.queries.waiting_reason(world.job(waits))
-    for token in world.tokens(runs):
+    waiting_job = submit_communicating_job(20)
+    assert "saturates an uplink" in world.queries.waiting_reason(world.job(waiting_job))
+    for token in world.tokens(running_job):
         site = next(site for site in world.sites.values() if token in site.runners)
         site.exit_program(token, 0)
         site.end_component(token)
         site.add_local_user(1)
     world.settle()
-    assert world.state(waits) is JobState.CLAIMING
+    assert world.state(waiting_job) is JobState.CLAIMING

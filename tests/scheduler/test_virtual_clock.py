@@ -33,7 +33,7 @@ MEAN_SIZE = sum(request.total_size for request in REQUESTS) / len(REQUESTS)
 
 
 class Load:
-    """Jobs and local users that come by a Poisson process and stay for exponential times."""
+    """A Poisson process of jobs and local users with exponential durations."""
 
     def __init__(self, world: World, jobs: int, utilisation: float, background: float) -> None:
         self.world = world
@@ -45,7 +45,7 @@ class Load:
         self.local_node_seconds = 0.0
         self.left = jobs
 
-    def submit(self) -> None:
+    def submit_next(self) -> None:
         request, run_time = self.random.choice(REQUESTS), self.random.expovariate(1 / MEAN_RUNTIME)
         self.node_seconds += request.total_size * run_time
         self.world.submit(
@@ -56,25 +56,25 @@ class Load:
         )
         self.left -= 1
         if self.left:
-            self.world.schedule(self.random.expovariate(1 / self.pause), self.submit)
+            self.world.schedule(self.random.expovariate(1 / self.pause), self.submit_next)
 
-    def local_user(self) -> None:
+    def add_local_user(self) -> None:
         site = self.random.choice(list(self.world.sites.values()))
-        size, stays = self.random.randint(1, 7), self.random.expovariate(1 / MEAN_RUNTIME)
+        size, stay_s = self.random.randint(1, 7), self.random.expovariate(1 / MEAN_RUNTIME)
         name = site.add_local_user(size)
-        self.local_node_seconds += size * stays
-        self.world.schedule(stays, lambda: site.remove_local_user(name))
+        self.local_node_seconds += size * stay_s
+        self.world.schedule(stay_s, lambda: site.remove_local_user(name))
         if self.left:
-            self.world.schedule(self.random.expovariate(1 / self.local_pause), self.local_user)
+            self.world.schedule(self.random.expovariate(1 / self.local_pause), self.add_local_user)
 
 
 @pytest.mark.parametrize("count_of_jobs", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])
-def test_many_jobs_all_succeed_and_wait_little(count_of_jobs: int) -> None:
+def test_world_with_many_jobs_finishes_all_with_short_waits(count_of_jobs: int) -> None:
     nonces = count(1)
     world = World(SIZES, Rules(preemption="claiming"), strict=False, nonces=lambda: f"{next(nonces):x}")
     load = Load(world, count_of_jobs, utilisation=0.5, background=0.2)
-    load.submit()
-    load.local_user()
+    load.submit_next()
+    load.add_local_user()
     while load.left or world.queries.jobs():
         world.advance(1000)
     jobs = list(world.jobs.values())
@@ -87,19 +87,19 @@ def test_many_jobs_all_succeed_and_wait_little(count_of_jobs: int) -> None:
     mean_wait = sum(wait for wait, _ in spans) / count_of_jobs
     busy = load.node_seconds / (sum(SIZES.values()) * world.now)
     assert 0.4 < busy < 0.6
-    # A grid that is taken for seven tenths makes jobs wait for a small part of their running time on the average.
+    # At a utilisation of 70 % the mean wait is a small part of the run time.
     assert 0.125 <= mean_wait < MEAN_RUNTIME / 2
     high, low = ([w for job, (w, _) in zip(jobs, spans, strict=True) if job.spec.priority is p] for p in Priority)
-    assert sum(high) / len(high) < sum(low) / len(low), "high priority is worth something"
+    assert sum(high) / len(high) < sum(low) / len(low), "high-priority jobs wait less"
     claims = sum(job.claiming_tries for job in jobs)
-    assert count_of_jobs <= claims < 1.1 * count_of_jobs, "local users are faster now and then, not as a rule"
+    assert count_of_jobs <= claims < 1.1 * count_of_jobs, "few claims are lost to local users"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("module", ["koalapy.scheduler.scheduler", "koalapy.policies.registry"])
-def test_it_needs_no_world(module: str) -> None:
+def test_scheduler_imports_no_io_modules(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    loaded = set(found.stdout.split())
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(completed.stdout.split())
     assert module in loaded
     assert not loaded & {"asyncio", "socket", "sqlalchemy", "pydantic", "structlog", "subprocess", "threading"}
