@@ -18,7 +18,7 @@ from koalapy.model.field import describe_fields, split_annotation
 from koalapy.model.job import Coallocation, Job, JobSpec, Lease
 from koalapy.model.request import FlexibleRequest
 from koalapy.store.rows import spec_from_json, spec_to_json
-from tests.model.specs import specs, values
+from tests.model.specs import specs, values_of
 
 FIELDS = describe_fields(JobSpec)
 GIVEN = {name: each for name, each in FIELDS.items() if each.field.is_settable}
@@ -50,7 +50,7 @@ def test_a_field_has_its_option(name: str) -> None:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_field_is_stored_where_it_differs_from_its_default(name: str, data: Any) -> None:
-    spec = replace(PLAIN, **{name: data.draw(values(FIELDS[name].type))})
+    spec = replace(PLAIN, **{name: data.draw(values_of(FIELDS[name].type))})
     stored = spec_to_json(spec)
     assert stored.keys() == {"request", "command"} | ({name} if spec != PLAIN else set())
     assert spec_from_json(stored) == spec

@@ -27,7 +27,7 @@ from koalapy.scheduler.rules import Rules
 from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites, sha
-from tests.model.specs import values
+from tests.model.specs import values_of
 from tests.serving import AGENT_TOKENS, CSRF_HEADER, URL, serving
 
 Json = dict[str, Any]
@@ -246,7 +246,7 @@ MINIMAL_SPEC = JobSpec(FlexibleRequest(1), ("true",))
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_spec_field_not_public_is_hidden_from_other_users(name: str, data: Any) -> None:
-    spec = replace(MINIMAL_SPEC, **{name: data.draw(values(describe_fields(JobSpec)[name].type))})
+    spec = replace(MINIMAL_SPEC, **{name: data.draw(values_of(describe_fields(JobSpec)[name].type))})
     if name == "owner" and spec.owner == "bob":
         return
     changed = view_as_bob(spec) != view_as_bob(MINIMAL_SPEC)

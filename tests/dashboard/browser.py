@@ -34,7 +34,7 @@ class Visitor:
         self.context.set_default_timeout(DEADLINE)
         self.page: Page = self.context.new_page()
         self.complaints: list[str] = []
-        self.page.on("console", lambda told: self._note(told.type, told.text))
+        self.page.on("console", lambda message: self._note(message.type, message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         if token:
             self.log_in(token)
@@ -44,9 +44,9 @@ class Visitor:
         if kind in ("error", "warning") and "ERR_" not in text and "htmx:sse:error" not in text:
             self.complaints.append(text)
 
-    def log_in(self, token: str, where: str = "/") -> None:
+    def log_in(self, token: str, path: str = "/") -> None:
         """By the page that asks for a token."""
-        self.page.goto(where)
+        self.page.goto(path)
         self.page.get_by_label("Token").fill(token)
         self.page.get_by_role("button", name="Log in").click()
         self.page.wait_for_url(lambda url: "/login" not in url)

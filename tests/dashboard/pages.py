@@ -10,9 +10,9 @@ DETAIL = re.compile(r'href="(/(?:jobs|clusters|network|users)/[^"?#]+)"')
 def linked_pages(client: httpx2.Client) -> list[str]:
     """The pages of the navigation as somebody sees it, and of each kind of page below them the first that is linked."""
     navigation = client.get("/").text.partition("<nav")[2].partition("</nav>")[0]
-    found = list(dict.fromkeys(re.findall(r'href="(/[^"]*)"', navigation)))
+    paths = list(dict.fromkeys(re.findall(r'href="(/[^"]*)"', navigation)))
     kinds: dict[str, str] = {}
-    for path in found:
+    for path in paths:
         for link in DETAIL.findall(client.get(path).text):
             kinds.setdefault("/".join(link.split("/")[:2]) + str(link.count("/")), link)
-    return found + [link for link in kinds.values() if link not in found]
+    return paths + [link for link in kinds.values() if link not in paths]

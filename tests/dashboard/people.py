@@ -10,9 +10,9 @@ from tests.daemon_in_process import ServedDaemon
 from tests.grid.embedded import EmbeddedGrid
 
 
-def token_of(grid: EmbeddedGrid | ServedDaemon, user: str, role: str = "user") -> str:
-    made = grid.http.post("/api/v1/tokens", json={"user": user, "role": role}).raise_for_status()
-    return str(made.json()["token"])
+def create_token(grid: EmbeddedGrid | ServedDaemon, user: str, role: str = "user") -> str:
+    response = grid.http.post("/api/v1/tokens", json={"user": user, "role": role}).raise_for_status()
+    return str(response.json()["token"])
 
 
 class Person:
@@ -23,20 +23,20 @@ class Person:
         self.http = httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60)
         assert self.http.post("/login", data={"token": token}, headers=self.origin).status_code == 303
 
-    def see(self, path: str, status: int = 200) -> str:
-        answer = self.http.get(path)
-        assert answer.status_code == status, answer.text
-        return answer.text
+    def get_page(self, path: str, status: int = 200) -> str:
+        response = self.http.get(path)
+        assert response.status_code == status, response.text
+        return response.text
 
-    def told(self, path: str, **query: Any) -> Any:
+    def get_json(self, path: str, **query: Any) -> Any:
         """The page's JSON twin."""
-        answer = self.http.get(path, params=query or None)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = self.http.get(path, params=query or None)
+        assert response.status_code == 200, response.text
+        return response.json()
 
-    def send(self, page: str, action: str, **changes: str) -> httpx2.Response:
+    def send_form(self, page: str, action: str, **changes: str) -> httpx2.Response:
         """The form of a page that goes to a path, with what is changed in it."""
-        form = re.search(rf'<form[^>]*action="{re.escape(action)}".*?</form>', self.see(page), re.DOTALL)
+        form = re.search(rf'<form[^>]*action="{re.escape(action)}".*?</form>', self.get_page(page), re.DOTALL)
         assert form is not None, f"no form goes to {action}"
         fields = re.findall(r'name="(\w+)" value="([^"]*)"', form[0])
         sent = {name: unescape(value) for name, value in fields} | changes

@@ -20,20 +20,20 @@ PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
 @contextmanager
-def grid_at_work() -> Iterator[EmbeddedGrid]:
+def start_busy_grid() -> Iterator[EmbeddedGrid]:
     """Jobs that ran, run and wait, a local user, and a cluster that is being drained."""
     with tempfile.TemporaryDirectory() as folder:
         grid = EmbeddedGrid(Path(folder) / "koala", KOALA_CLUSTERS=json.dumps(CLUSTERS)).start()
         try:
             grid.nodes = {name: section["nodes"] for name, section in CLUSTERS.items()}  # type: ignore[misc]
             wait_until(lambda: all(c["idle"] for c in grid.list_clusters()), "nodes that are idle")
-            _fill(grid)
+            _submit_jobs(grid)
             yield grid
         finally:
             grid.stop_daemon()
 
 
-def _fill(grid: EmbeddedGrid) -> None:
+def _submit_jobs(grid: EmbeddedGrid) -> None:
     owners = ("alice", "bruno", "chen")
     for number, owner in enumerate(owners * 2):
         parts = {"type": "flexible", "total_size": 6 + 4 * number}
@@ -60,9 +60,9 @@ def main() -> None:
     given.into.mkdir(parents=True, exist_ok=True)
     pages = {"now": "/", "queue": "/queue", "job": "/jobs/7", "history": "/history"}
     if given.all:
-        more = ("clusters", "clusters/north", "room", "network", "scheduler", "users", "audit", "files")
-        pages |= {name: f"/{name}" for name in more}
-    with grid_at_work() as grid, chromium() as browser:
+        all_pages = ("clusters", "clusters/north", "room", "network", "scheduler", "users", "audit", "files")
+        pages |= {name: f"/{name}" for name in all_pages}
+    with start_busy_grid() as grid, chromium() as browser:
         looks = {"": {}, "-dark": {"color_scheme": "dark"}, "-phone": {"viewport": PHONE}}
         for look, options in looks.items():
             visitor = Visitor(browser, grid.url, grid.admin_token, **({"viewport": DESKTOP} | options))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.dashboard.conftest import Visit
 from tests.dashboard.pages import linked_pages
-from tests.dashboard.people import Person, token_of
+from tests.dashboard.people import Person, create_token
 from tests.grid.embedded import EmbeddedGrid
 
 MAX_COMPRESSED = 100 * 1024
@@ -23,19 +23,19 @@ ROLES = ("user", "operator", "admin")
 @pytest.fixture(scope="module")
 def tokens(grid: EmbeddedGrid) -> dict[str, str]:
     """By role, each of somebody of his own."""
-    return {role: token_of(grid, f"a-{role}", role) for role in ROLES}
+    return {role: create_token(grid, f"a-{role}", role) for role in ROLES}
 
 
 @pytest.fixture(scope="module")
 def jobs(grid: EmbeddedGrid) -> list[int]:
     """One that is over, one that runs, one that waits."""
-    over = grid.submit({"type": "flexible", "total_size": 2}, "true", launcher="processes", name="over")
-    grid.wait_for_end(over)
+    ended_job = grid.submit({"type": "flexible", "total_size": 2}, "true", launcher="processes", name="over")
+    grid.wait_for_end(ended_job)
     seven = {"type": "nonfixed", "components": [{"size": 4}, {"size": 3}]}
-    runs = grid.submit(seven, "sleep", "600", launcher="processes")
-    grid.wait_for_state(runs, "running")
-    waits = grid.submit(seven, "true", launcher="processes")
-    return [over, runs, waits]
+    running_job = grid.submit(seven, "sleep", "600", launcher="processes")
+    grid.wait_for_state(running_job, "running")
+    waiting_job = grid.submit(seven, "true", launcher="processes")
+    return [ended_job, running_job, waiting_job]
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +45,13 @@ def admin(grid: EmbeddedGrid, tokens: dict[str, str], jobs: list[int]) -> Iterat
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_every_page_that_somebody_is_led_to_is_shown(
-    grid: EmbeddedGrid, tokens: dict[str, str], jobs: list[int], role: str
-) -> None:
+def test_linked_pages_of_role_are_shown(grid: EmbeddedGrid, tokens: dict[str, str], jobs: list[int], role: str) -> None:
     with closing(Person(grid, tokens[role])) as person:
-        found = linked_pages(person.http)
-        assert {path: person.http.get(path).status_code for path in found} == dict.fromkeys(found, 200)
+        paths = linked_pages(person.http)
+        assert {path: person.http.get(path).status_code for path in paths} == dict.fromkeys(paths, 200)
 
 
-def test_every_page_is_small(admin: httpx2.Client) -> None:
+def test_page_with_resources_is_small(admin: httpx2.Client) -> None:
     """With all that it loads."""
     for path in linked_pages(admin):
         page = admin.get(path).text
@@ -62,7 +60,7 @@ def test_every_page_is_small(admin: httpx2.Client) -> None:
         assert sum(sizes) <= MAX_COMPRESSED, (path, sizes)
 
 
-def test_every_page_says_the_same_as_json(admin: httpx2.Client) -> None:
+def test_page_links_to_its_json(admin: httpx2.Client) -> None:
     for path in linked_pages(admin):
         (twin,) = re.findall(r'<a href="([^"]+)">this page as JSON</a>', admin.get(path).text)
         answer = admin.get(twin.replace("&amp;", "&"))
@@ -70,7 +68,7 @@ def test_every_page_says_the_same_as_json(admin: httpx2.Client) -> None:
         assert isinstance(answer.json(), dict)
 
 
-def test_nothing_is_loaded_from_elsewhere_or_written_into_pages(admin: httpx2.Client) -> None:
+def test_page_has_no_inline_or_external_code(admin: httpx2.Client) -> None:
     """Styles and scripts stand in files of the daemon, as the security policy wants it."""
     for path in linked_pages(admin):
         answer = admin.get(path)
@@ -79,27 +77,31 @@ def test_nothing_is_loaded_from_elsewhere_or_written_into_pages(admin: httpx2.Cl
 
 
 @pytest.mark.parametrize("look", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 800}}], ids=str)
-def test_everybody_can_use_every_page(visit: Visit, admin: httpx2.Client, look: dict[str, Any]) -> None:
+def test_page_is_accessible_and_fits_the_screen(visit: Visit, admin: httpx2.Client, look: dict[str, Any]) -> None:
     """By the rules of WCAG 2.2 AA, as far as axe-core can tell; nothing runs out of a narrow screen."""
     from axe_playwright_python.sync_playwright import Axe
 
     visitor = visit(**look)
-    found = {}
+    problems = {}
     for path in linked_pages(admin):
         page = visitor.open(path, live=False)
-        told = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}).response
-        bad = [
-            (one["id"], one["nodes"][0]["html"][:150], one["nodes"][0].get("failureSummary", "")[:300])
-            for one in told["violations"]
-            if one["impact"] in SERIOUS
+        report = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}).response
+        violations = [
+            (
+                violation["id"],
+                violation["nodes"][0]["html"][:150],
+                violation["nodes"][0].get("failureSummary", "")[:300],
+            )
+            for violation in report["violations"]
+            if violation["impact"] in SERIOUS
         ]
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        if bad or wide > 0:
-            found[path] = (bad, f"{wide} px too wide")
-    assert not found, json.dumps(found, indent=1)
+        excess_width = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        if violations or excess_width > 0:
+            problems[path] = (violations, f"{excess_width} px too wide")
+    assert not problems, json.dumps(problems, indent=1)
 
 
-def test_every_page_reads_without_scripts(visit: Visit, admin: httpx2.Client) -> None:
+def test_page_without_scripts_is_readable(visit: Visit, admin: httpx2.Client) -> None:
     visitor = visit(java_script_enabled=False)
     for path in linked_pages(admin):
         visitor.page.goto(path)

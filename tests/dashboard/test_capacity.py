@@ -49,7 +49,7 @@ def test_capacity_page_shows_largest_start_and_next_end(visit: Visit, grid: Embe
     gate.open()
 
 
-def test_an_operator_has_a_link_measured_and_sees_what_it_is(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_link_page_measures_link_and_shows_result(visit: Visit, grid: EmbeddedGrid) -> None:
     visitor = visit()
     page = visitor.open("/network/north/south")
     page.get_by_text("No measurements yet.").wait_for()
@@ -64,29 +64,29 @@ def test_an_operator_has_a_link_measured_and_sees_what_it_is(visit: Visit, grid:
 
 
 @pytest.mark.parametrize(("bandwidth", "step"), [(None, 0), (1e6, 1), (9e6, 3), (1e7, 3), (9.9e7, STEPS), (1e8, STEPS)])
-def test_shades_go_by_equal_ratios(bandwidth: float | None, step: int) -> None:
+def test_choose_shade_uses_equal_ratios(bandwidth: float | None, step: int) -> None:
     assert choose_shade(bandwidth, 1e6, 1e8) == step
 
 
-def test_links_that_are_much_alike_look_so() -> None:
+def test_choose_shade_of_similar_links_is_equal() -> None:
     assert [choose_shade(bandwidth, 9e5, 1e6) for bandwidth in (9e5, 1e6)] == [STEPS, STEPS]
 
 
 @pytest.mark.parametrize("low", [5e-324, 1.0, 1e308])
-def test_no_number_is_without_a_shade(low: float) -> None:
+def test_choose_shade_of_extreme_bandwidths_is_valid(low: float) -> None:
     shades = {choose_shade(bandwidth, low, 1e308) for bandwidth in (low, 1e308)}
     assert shades <= set(range(1, STEPS + 1))
     assert choose_shade(5e-324, 5e-324, 5e-324) == STEPS
 
 
-def test_a_large_cluster_has_squares_for_several_nodes_each_and_loses_no_kind() -> None:
+def test_node_grid_of_large_cluster_limits_squares() -> None:
     picture = node_grid(NodeCounts(running=10 * MAX_SQUARES, down=1), stale=True)
     assert picture.count("<rect") <= MAX_SQUARES + 5
     assert picture.count('class="down"') == 1
     assert 'aria-label="5120 running, 1 down; a square is 11 nodes, as last reported"' in picture
 
 
-def test_pictures_have_nothing_of_what_they_are_given_but_numbers_and_texts() -> None:
+def test_series_escapes_texts_and_has_no_nan() -> None:
     picture = series([Point(0.0, 0.0), Point(60.0, 5e6)], "<b>", lambda value: f"<{value:g}>")
     assert "<b>" not in picture
     assert "&lt;5e+06&gt;" in picture

@@ -16,19 +16,21 @@ from tests.grid.embedded import EmbeddedGrid
 from tests.memory_stores import memory_stores
 
 
-async def test_those_that_had_the_most_nodes_are_drawn() -> None:
+async def test_pictures_show_users_with_most_nodes() -> None:
     stores = memory_stores()
     figures = [
         (100, f"user{number}", Figures(jobs=1, ran=1, node_seconds=10.0 + number)) for number in range(MAX_CURVES + 2)
     ]
     figures.append((102, "user9", Figures(jobs=1, failed=1)))
     with stores.jobs.database.writing() as connection:
-        rows = [{"kind": Kind.USER, "day": day, "name": name, **asdict(of)} for day, name, of in figures]
+        rows = [
+            {"kind": Kind.USER, "day": day, "name": name, **asdict(day_figures)} for day, name, day_figures in figures
+        ]
         connection.execute(insert(days), rows)
     history = History(stores.history, lambda: 103 * DAY, list)
     lines = (await history.read_table(Kind.USER, Step.DAY, history.make_span(None, None))).lines
-    pictures, more = pictures_of(lines)
-    assert more == 2
+    pictures, omitted = pictures_of(lines)
+    assert omitted == 2
     jobs = next(picture for picture in pictures if picture.figure == "jobs")
     assert [curve.name for curve in jobs.curves] == [f"user{number}" for number in range(2, 10)]
     assert jobs.at == [100 * 86400, 102 * 86400]
@@ -37,7 +39,7 @@ async def test_those_that_had_the_most_nodes_are_drawn() -> None:
 
 
 @pytest.fixture(scope="module")
-def past(grid: EmbeddedGrid) -> EmbeddedGrid:
+def grid_with_ended_jobs(grid: EmbeddedGrid) -> EmbeddedGrid:
     """Two jobs of alice's and one of bob's that ended, one of them on both clusters."""
     for owner, nodes in (("alice", 2), ("alice", 6), ("bob", 1)):
         job = grid.submit({"type": "flexible", "total_size": nodes}, "true", launcher="processes", owner=owner)
@@ -45,7 +47,7 @@ def past(grid: EmbeddedGrid) -> EmbeddedGrid:
     return grid
 
 
-def test_figures_are_drawn_and_stand_in_tables(visit: Visit, past: EmbeddedGrid) -> None:
+def test_history_page_shows_pictures_and_tables(visit: Visit, grid_with_ended_jobs: EmbeddedGrid) -> None:
     visitor = visit()
     page = visitor.open("/history")
     page.locator("#utilisation canvas").wait_for()
@@ -57,12 +59,12 @@ def test_figures_are_drawn_and_stand_in_tables(visit: Visit, past: EmbeddedGrid)
     page.get_by_role("button", name="Show").click()
     page.locator("#jobs canvas").wait_for()
     assert "by=user" in page.url
-    told = page.get_by_role("group", name="All figures").locator("tbody tr")
-    assert [row.locator("td").nth(1).inner_text() for row in told.all()] == ["bob", "alice"]
+    rows = page.get_by_role("group", name="All figures").locator("tbody tr")
+    assert [row.locator("td").nth(1).inner_text() for row in rows.all()] == ["bob", "alice"]
     assert visitor.complaints == []
 
 
-def test_a_page_that_is_made_anew_keeps_its_pictures(visit: Visit, past: EmbeddedGrid) -> None:
+def test_history_page_after_update_keeps_pictures(visit: Visit, grid_with_ended_jobs: EmbeddedGrid) -> None:
     page = visit().open("/history")
     page.locator("#jobs canvas").wait_for()
     page.evaluate("htmx.ajax('GET', '/history', {target: '#main', swap: 'innerMorph'})")
@@ -70,25 +72,31 @@ def test_a_page_that_is_made_anew_keeps_its_pictures(visit: Visit, past: Embedde
     assert page.locator(".plot canvas").count() == 7
 
 
-def test_without_javascript_all_of_it_reads(visit: Visit, past: EmbeddedGrid) -> None:
+def test_history_page_without_scripts_is_readable(visit: Visit, grid_with_ended_jobs: EmbeddedGrid) -> None:
     page = visit(token="", java_script_enabled=False)
-    page.log_in(past.admin_token, where="/history")
+    page.log_in(grid_with_ended_jobs.admin_token, path="/history")
     text = page.page.locator("main").inner_text()
     assert "north" in text
     assert "jobs ended" in text
 
 
-def test_its_twin_tells_the_same(past: EmbeddedGrid) -> None:
-    found = past.http.get("/history.json", params={"by": "user", "step": "all"}).raise_for_status().json()
-    assert {line["name"]: line["jobs"] for line in found["lines"]} == {"alice": 2, "bob": 1}
-    api = past.http.get("/api/v1/history", params={"by": "user", "step": "all"}).raise_for_status().json()
-    assert [line["queue_time"] for line in api["lines"]] == [line["queue_time"] for line in reversed(found["lines"])]
-    assert found["total"]["coallocated"] == pytest.approx(1 / 3, abs=1e-4)
+def test_history_json_equals_api(grid_with_ended_jobs: EmbeddedGrid) -> None:
+    history = (
+        grid_with_ended_jobs.http.get("/history.json", params={"by": "user", "step": "all"}).raise_for_status().json()
+    )
+    assert {line["name"]: line["jobs"] for line in history["lines"]} == {"alice": 2, "bob": 1}
+    api = (
+        grid_with_ended_jobs.http.get("/api/v1/history", params={"by": "user", "step": "all"}).raise_for_status().json()
+    )
+    assert [line["queue_time"] for line in api["lines"]] == [line["queue_time"] for line in reversed(history["lines"])]
+    assert history["total"]["coallocated"] == pytest.approx(1 / 3, abs=1e-4)
 
 
-def test_users_see_no_others(past: EmbeddedGrid) -> None:
-    made = past.http.post("/api/v1/tokens", json={"user": "bob", "role": str(Role.USER)}).json()
-    with httpx2.Client(base_url=past.url, headers={"Authorization": f"Bearer {made['token']}"}, timeout=60.0) as bob:
+def test_history_page_of_user_hides_others(grid_with_ended_jobs: EmbeddedGrid) -> None:
+    response = grid_with_ended_jobs.http.post("/api/v1/tokens", json={"user": "bob", "role": str(Role.USER)}).json()
+    with httpx2.Client(
+        base_url=grid_with_ended_jobs.url, headers={"Authorization": f"Bearer {response['token']}"}, timeout=60.0
+    ) as bob:
         page = bob.get("/history", params={"by": "user"}, headers={"Accept": "text/html"})
         assert page.status_code == 200
         assert "bob" in page.text

@@ -4,7 +4,7 @@ from tests.dashboard.conftest import Visit
 from tests.grid.embedded import EmbeddedGrid
 
 
-def test_a_page_shows_what_changes_without_being_loaded_again(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_page_shows_changes_without_reload(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/")
     page.evaluate("window.loaded = 'once'")
     grid.http.post("/api/v1/clusters/north/drain", json={"reason": "new disks"}).raise_for_status()

@@ -10,47 +10,47 @@ from tests.grid.embedded import EmbeddedGrid
 
 
 @pytest.fixture(scope="module")
-def alice(grid: EmbeddedGrid) -> str:
+def user_token(grid: EmbeddedGrid) -> str:
     """The token of a user."""
-    made = grid.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
-    return str(made.json()["token"])
+    response = grid.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
+    return str(response.json()["token"])
 
 
 @pytest.fixture(scope="module")
-def olga(grid: EmbeddedGrid) -> str:
+def operator_token(grid: EmbeddedGrid) -> str:
     """The token of an operator."""
-    made = grid.http.post("/api/v1/tokens", json={"user": "olga", "role": "operator"}).raise_for_status()
-    return str(made.json()["token"])
+    response = grid.http.post("/api/v1/tokens", json={"user": "olga", "role": "operator"}).raise_for_status()
+    return str(response.json()["token"])
 
 
-def counts(lane: Any) -> dict[str, str]:
+def read_node_counts(lane: Any) -> dict[str, str]:
     """A cluster's nodes by what they do, as the page counts them."""
     rows = (row.inner_text().split("\n") for row in lane.locator(".counts > div").all())
     return {row[-2]: row[-1] for row in rows}
 
 
-def test_now_tells_who_has_the_nodes_and_why_the_oldest_job_waits(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_now_page_shows_nodes_and_oldest_job(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/")
     gate = grid.make_gate()
     first = grid.submit({"type": "fixed", "components": [{"size": 3, "cluster": "north"}]}, *gate.hold)
     grid.wait_for_state(first, "running")
-    waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
-    page.get_by_text(f"job {waits}").wait_for()
+    waiting_job = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
+    page.get_by_text(f"job {waiting_job}").wait_for()
     north, south = page.locator("#cluster-north"), page.locator("#cluster-south")
     page.locator("#cluster-north svg[aria-label='3 running, 1 idle']").wait_for()
-    assert counts(north) == {"running": "3", "claimed": "0", "local users": "0", "down": "0", "idle": "1"}
+    assert read_node_counts(north) == {"running": "3", "claimed": "0", "local users": "0", "down": "0", "idle": "1"}
     assert north.locator("svg rect").count() == 4
     assert [t.text_content() for t in north.locator("svg text").all()] == ["r", "r", "r"]
     assert (north.locator(".depth").inner_text(), south.locator(".depth").inner_text()) == ("1 waiting", "0 waiting")
-    assert grid.get_job(waits)["reason"] in page.locator(".numbers").inner_text()
+    assert grid.get_job(waiting_job)["reason"] in page.locator(".numbers").inner_text()
     assert "stale" not in page.locator("main").inner_text()
     gate.open()
-    page.get_by_text(f"job {waits}").wait_for(state="detached")
-    grid.wait_for_end(waits)
+    page.get_by_text(f"job {waiting_job}").wait_for(state="detached")
+    grid.wait_for_end(waiting_job)
 
 
-def test_an_operator_drains_and_resumes_a_cluster_with_a_reason(visit: Visit, grid: EmbeddedGrid, olga: str) -> None:
-    page = visit(olga).open("/clusters/south")
+def test_cluster_page_drains_and_resumes_cluster(visit: Visit, grid: EmbeddedGrid, operator_token: str) -> None:
+    page = visit(operator_token).open("/clusters/south")
     page.get_by_label("Reason to drain south").fill("new <b>switch</b>")
     page.get_by_role("button", name="Drain south").click()
     page.get_by_text("by olga: new <b>switch</b>").first.wait_for()
@@ -60,7 +60,7 @@ def test_an_operator_drains_and_resumes_a_cluster_with_a_reason(visit: Visit, gr
     assert grid.get_cluster("south")["state"] == "usable"
 
 
-def test_what_is_typed_stays_while_the_page_changes_below_it(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_cluster_page_update_keeps_typed_text(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/clusters/south")
     field = page.get_by_label("Reason to drain south")
     field.fill("half a sen")
@@ -73,8 +73,8 @@ def test_what_is_typed_stays_while_the_page_changes_below_it(visit: Visit, grid:
     gate.open()
 
 
-def test_without_scripts_a_form_does_what_it_says(visit: Visit, grid: EmbeddedGrid, olga: str) -> None:
-    visitor = visit(olga, java_script_enabled=False)
+def test_cluster_page_without_scripts_drains_cluster(visit: Visit, grid: EmbeddedGrid, operator_token: str) -> None:
+    visitor = visit(operator_token, java_script_enabled=False)
     page = visitor.open("/clusters/south", live=False)
     page.get_by_label("Reason to drain south").fill("by hand")
     page.get_by_role("button", name="Drain south").click()
@@ -84,30 +84,32 @@ def test_without_scripts_a_form_does_what_it_says(visit: Visit, grid: EmbeddedGr
     visitor.open("/", live=False).locator("#cluster-south").get_by_text("up to date").wait_for()
 
 
-def test_a_user_sees_no_action_and_no_words_of_others(grid: EmbeddedGrid, alice: str, olga: str) -> None:
+def test_cluster_pages_of_user_hide_actions_and_reasons(
+    grid: EmbeddedGrid, user_token: str, operator_token: str
+) -> None:
     gate = grid.make_gate()
-    held = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
-    grid.wait_for_state(held, "running")
-    waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
+    running_job = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
+    grid.wait_for_state(running_job, "running")
+    waiting_job = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
     with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as client:
-        for token, sees in ((olga, True), (alice, False)):
+        for token, is_operator in ((operator_token, True), (user_token, False)):
             headers = {"Authorization": f"Bearer {token}"}
             now = client.get("/now.json", headers=headers).json()
-            there = client.get("/clusters/north.json", headers=headers).json()["components"]
-            assert now["oldest"]["job"] == waits
-            assert bool(now["oldest"]["reason"]) is bool(there[0]["owner"]) is sees
+            components = client.get("/clusters/north.json", headers=headers).json()["components"]
+            assert now["oldest"]["job"] == waiting_job
+            assert bool(now["oldest"]["reason"]) is bool(components[0]["owner"]) is is_operator
             for path in ("/", "/clusters", "/clusters/north"):
                 page = client.get(path, headers=headers)
                 assert page.status_code == 200
                 actions = page.text.count('action="/clusters/')
-                assert actions == (1 if sees and path == "/clusters/north" else 0)
+                assert actions == (1 if is_operator and path == "/clusters/north" else 0)
     gate.open()
-    grid.wait_for_end(waits)
+    grid.wait_for_end(waiting_job)
 
 
 @pytest.mark.parametrize("action", ["drain", "resume", "clear"])
-def test_a_users_form_does_nothing_to_a_cluster(visit: Visit, grid: EmbeddedGrid, alice: str, action: str) -> None:
-    visitor = visit(alice)
+def test_cluster_action_of_user_is_rejected(visit: Visit, grid: EmbeddedGrid, user_token: str, action: str) -> None:
+    visitor = visit(user_token)
     page = visitor.open("/clusters/north")
     csrf = page.locator("input[name=csrf]").first.input_value()
     page.evaluate(
@@ -124,7 +126,7 @@ def test_a_users_form_does_nothing_to_a_cluster(visit: Visit, grid: EmbeddedGrid
     visitor.complaints.clear()  # the browser notes that it was refused
 
 
-def test_a_cluster_that_is_silent_is_shown_first_and_as_stale_until_it_speaks(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_now_page_shows_silent_cluster_first_and_stale(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/")
     resume = grid.suspend_agent("south")
     page.locator("#cluster-south").get_by_text("stale: as of").wait_for()

@@ -28,13 +28,13 @@ class Provider(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.subject, self.claims = "5f1c", dict[str, Any]()
-        self.begun: dict[str, dict[str, str]] = {}
-        self.asked: list[dict[str, str]] = []
+        self.login_queries: dict[str, dict[str, str]] = {}
+        self.token_requests: list[dict[str, str]] = []
 
     def id_token(self, nonce: str) -> str:
         now = int(time.time())
-        told = {"iss": self.url, "aud": "koala", "iat": now, "exp": now + 300, "sub": self.subject, "nonce": nonce}
-        return jwt.encode({"alg": "ES256", "kid": KEY.kid}, told | self.claims, KEY)
+        claims = {"iss": self.url, "aud": "koala", "iat": now, "exp": now + 300, "sub": self.subject, "nonce": nonce}
+        return jwt.encode({"alg": "ES256", "kid": KEY.kid}, claims | self.claims, KEY)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -42,31 +42,31 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page where a browser logs in: at once."""
-        asked = dict(parse_qsl(urlsplit(self.path).query))
-        code = f"code-{len(self.server.begun)}"
-        self.server.begun[code] = asked
+        query = dict(parse_qsl(urlsplit(self.path).query))
+        code = f"code-{len(self.server.login_queries)}"
+        self.server.login_queries[code] = query
         self.send_response(302)
-        self.send_header("Location", f"{asked['redirect_uri']}?{urlencode({'state': asked['state'], 'code': code})}")
+        self.send_header("Location", f"{query['redirect_uri']}?{urlencode({'state': query['state'], 'code': code})}")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def do_POST(self) -> None:
         """The daemon asks for a token."""
-        told = {n: v[0] for n, v in parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode()).items()}
-        self.server.asked.append(told | {"authorization": self.headers.get("Authorization", "")})
-        begun = self.server.begun.pop(told["code"], None)
-        challenge = base64.urlsafe_b64encode(hashlib.sha256(told["code_verifier"].encode()).digest()).rstrip(b"=")
+        form = {n: v[0] for n, v in parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode()).items()}
+        self.server.token_requests.append(form | {"authorization": self.headers.get("Authorization", "")})
+        login_query = self.server.login_queries.pop(form["code"], None)
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(form["code_verifier"].encode()).digest()).rstrip(b"=")
         if (
-            begun is None
-            or begun["code_challenge"] != challenge.decode()
-            or begun["redirect_uri"] != told["redirect_uri"]
+            login_query is None
+            or login_query["code_challenge"] != challenge.decode()
+            or login_query["redirect_uri"] != form["redirect_uri"]
         ):
             self._answer(400, {"error": "invalid_grant"})
         else:
-            self._answer(200, {"id_token": self.server.id_token(begun["nonce"]), "token_type": "Bearer"})
+            self._answer(200, {"id_token": self.server.id_token(login_query["nonce"]), "token_type": "Bearer"})
 
-    def _answer(self, status: int, told: dict[str, Any]) -> None:
-        body = json.dumps(told).encode()
+    def _answer(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -90,7 +90,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterat
     folder = tmp_path_factory.mktemp("provider")
     keys = Path(folder, "keys.json")
     keys.write_text(json.dumps({"keys": [KEY.as_dict(private=False)]}))
-    told = {
+    oidc_settings = {
         "issuer": provider.url,
         "audience": "koala",
         "jwks_file": str(keys),
@@ -99,26 +99,26 @@ def grid(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterat
         "token_endpoint": f"{provider.url}/token",
         "client_secret": "between-us-alone",
     }
-    running = EmbeddedGrid(folder / "koala", KOALA_OIDC=json.dumps(told)).start()
+    running = EmbeddedGrid(folder / "koala", KOALA_OIDC=json.dumps(oidc_settings)).start()
     yield running
     close_grid(running)
 
 
 @pytest.fixture
-def person(grid: EmbeddedGrid) -> Iterator[httpx2.Client]:
+def client(grid: EmbeddedGrid) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as client:
         yield client
 
 
-def sent_back(person: httpx2.Client, then: str = "/") -> str:
+def log_in_at_provider(person: httpx2.Client, then: str = "/") -> str:
     """To the provider, and where it leads the browser to then."""
-    begun = person.get("/login/provider", params={"next": then})
-    assert begun.status_code == 303
-    back = httpx2.get(begun.headers["location"], timeout=60.0)
-    return str(back.headers["location"])
+    response = person.get("/login/provider", params={"next": then})
+    assert response.status_code == 303
+    callback = httpx2.get(response.headers["location"], timeout=60.0)
+    return str(callback.headers["location"])
 
 
-def test_who_logs_in_at_the_provider_is_let_in(browser: Any, grid: EmbeddedGrid) -> None:
+def test_login_at_provider_shows_page(browser: Any, grid: EmbeddedGrid) -> None:
     from tests.dashboard.browser import Visitor
 
     visitor = Visitor(browser, grid.url, "")
@@ -130,26 +130,26 @@ def test_who_logs_in_at_the_provider_is_let_in(browser: Any, grid: EmbeddedGrid)
     visitor.close()
 
 
-def test_the_daemon_says_who_it_is_and_that_it_began_this(person: httpx2.Client, provider: Provider) -> None:
-    assert person.get(sent_back(person)).status_code == 200
+def test_token_request_authenticates_daemon(client: httpx2.Client, provider: Provider) -> None:
+    assert client.get(log_in_at_provider(client)).status_code == 200
     secret = base64.b64encode(b"koala:between-us-alone").decode()
-    assert provider.asked[-1]["authorization"] == f"Basic {secret}"
-    assert person.get("/").status_code == 200
+    assert provider.token_requests[-1]["authorization"] == f"Basic {secret}"
+    assert client.get("/").status_code == 200
 
 
 @pytest.mark.evidence("O3")
-def test_what_comes_back_counts_once(person: httpx2.Client, grid: EmbeddedGrid) -> None:
-    back = sent_back(person)
-    assert person.get(back).status_code == 200
+def test_login_callback_is_valid_once(client: httpx2.Client, grid: EmbeddedGrid) -> None:
+    back = log_in_at_provider(client)
+    assert client.get(back).status_code == 200
     with httpx2.Client(
-        base_url=grid.url, headers={"Accept": "text/html"}, cookies=person.cookies, timeout=60.0
+        base_url=grid.url, headers={"Accept": "text/html"}, cookies=client.cookies, timeout=60.0
     ) as again:
         assert again.get(back).status_code == 401
 
 
 @pytest.mark.evidence("O3")
-def test_nobody_is_logged_in_by_a_link_of_somebody_else(person: httpx2.Client, grid: EmbeddedGrid) -> None:
-    back = sent_back(person)
+def test_login_callback_of_other_browser_is_rejected(client: httpx2.Client, grid: EmbeddedGrid) -> None:
+    back = log_in_at_provider(client)
     with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as victim:
         answer = victim.get(back)
         assert (answer.status_code, "koala_" in answer.headers.get("set-cookie", "")) == (401, False)
@@ -157,31 +157,31 @@ def test_nobody_is_logged_in_by_a_link_of_somebody_else(person: httpx2.Client, g
 
 @pytest.mark.evidence("O3")
 @pytest.mark.parametrize("claims", [{"nonce": "another"}, {"aud": "others"}, {"sub": "nobody"}, {"exp": 1}])
-def test_an_id_token_that_is_not_for_this_login_logs_nobody_in(
-    person: httpx2.Client, provider: Provider, claims: dict[str, Any]
+def test_login_with_wrong_id_token_is_rejected(
+    client: httpx2.Client, provider: Provider, claims: dict[str, Any]
 ) -> None:
     provider.claims = claims
     try:
-        answer = person.get(sent_back(person))
+        answer = client.get(log_in_at_provider(client))
     finally:
         provider.claims = {}
     assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
 
 
-def test_what_a_provider_has_against_it_is_shown_and_escaped(person: httpx2.Client) -> None:
-    answer = person.get("/login/callback", params={"error": "<script>no</script>", "state": "x"})
+def test_login_error_of_provider_is_shown_escaped(client: httpx2.Client) -> None:
+    answer = client.get("/login/callback", params={"error": "<script>no</script>", "state": "x"})
     assert answer.status_code == 401
     assert "&lt;script&gt;no" in answer.text
 
 
-def test_a_code_of_the_terminal_logs_a_browser_in_once(person: httpx2.Client, grid: EmbeddedGrid) -> None:
+def test_login_code_of_terminal_is_valid_once(client: httpx2.Client, grid: EmbeddedGrid) -> None:
     address = grid.run_koala("dashboard").stdout.strip()
     assert address.startswith(f"{grid.url}/login?code=")
-    page = person.get(address)
+    page = client.get(address)
     assert "Log in as" in page.text
     code = parse_qs(urlsplit(address).query)["code"][0]
     headers = {"Origin": grid.url}
-    assert person.post("/login", data={"code": code, "next": "/"}, headers=headers).status_code == 303
-    assert person.get("/").status_code == 200
-    assert person.post("/login", data={"code": code}, headers=headers).status_code == 401
-    assert person.get(address).status_code == 401
+    assert client.post("/login", data={"code": code, "next": "/"}, headers=headers).status_code == 303
+    assert client.get("/").status_code == 200
+    assert client.post("/login", data={"code": code}, headers=headers).status_code == 401
+    assert client.get(address).status_code == 401

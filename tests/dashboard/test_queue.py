@@ -9,7 +9,7 @@ from koalapy.dashboard.pages.queue import MAX_OUTCOMES, OutcomeView, _Outcomes
 from koalapy.model.errors import NotFoundError
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
-from tests.dashboard.people import Person, token_of
+from tests.dashboard.people import Person, create_token
 from tests.grid.embedded import EmbeddedGrid
 
 WIDE = {"type": "flexible", "total_size": 8}
@@ -20,29 +20,32 @@ HOSTILE = (
 )
 
 
-def submit(grid: EmbeddedGrid | ServedDaemon, owner: str, **more: Any) -> int:
-    body = {"request": WIDE, "command": ["sleep", "600"], "launcher": "processes", "owner": owner} | more
-    answer = grid.http.post("/api/v1/jobs", json=body)
-    assert answer.status_code == 201, answer.text
-    return int(answer.json()["id"])
+def submit_job(grid: EmbeddedGrid | ServedDaemon, owner: str, **fields: Any) -> int:
+    body = {"request": WIDE, "command": ["sleep", "600"], "launcher": "processes", "owner": owner} | fields
+    response = grid.http.post("/api/v1/jobs", json=body)
+    assert response.status_code == 201, response.text
+    return int(response.json()["id"])
 
 
 @pytest.fixture(scope="module")
 def jobs(daemon: ServedDaemon) -> dict[str, int]:
     """Jobs that wait."""
-    made = {"alice": submit(daemon, "alice", name="wave <1>"), "bob": submit(daemon, "bob", name="secret")}
-    return made | {"second": submit(daemon, "bob", name="other secret")}
+    job_numbers = {
+        "alice": submit_job(daemon, "alice", name="wave <1>"),
+        "bob": submit_job(daemon, "bob", name="secret"),
+    }
+    return job_numbers | {"second": submit_job(daemon, "bob", name="other secret")}
 
 
 @pytest.fixture(scope="module")
 def people(daemon: ServedDaemon, jobs: dict[str, int]) -> Iterator[dict[str, Person]]:
-    known = {
-        "alice": Person(daemon, token_of(daemon, "alice")),
-        "olga": Person(daemon, token_of(daemon, "olga", "operator")),
+    persons = {
+        "alice": Person(daemon, create_token(daemon, "alice")),
+        "olga": Person(daemon, create_token(daemon, "olga", "operator")),
         "root": Person(daemon, daemon.admin_token),
     }
-    yield known
-    for person in known.values():
+    yield persons
+    for person in persons.values():
         person.close()
 
 
@@ -58,118 +61,116 @@ PAGES = {
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_each_page_is_for_those_of_a_role(people: dict[str, Person], path: str) -> None:
-    for who, person in people.items():
-        page = person.see(path, 200 if who in PAGES[path] else 403)
+def test_page_access_depends_on_role(people: dict[str, Person], path: str) -> None:
+    for name, person in people.items():
+        page = person.get_page(path, 200 if name in PAGES[path] else 403)
         twin = person.http.get(path.replace("?", ".json?") if "?" in path else f"{path}.json")
-        assert twin.status_code == (200 if who in PAGES[path] else 403)
-        assert ("/audit" in page.partition("</header>")[0]) == (who == "root")
-        if who == "alice":
+        assert twin.status_code == (200 if name in PAGES[path] else 403)
+        assert ("/audit" in page.partition("</header>")[0]) == (name == "root")
+        if name == "alice":
             assert "secret" not in page
             assert "bob" not in page.replace("/users?user=bob", "")
 
 
-def test_others_jobs_are_shown_as_the_api_shows_them(people: dict[str, Person], jobs: dict[str, int]) -> None:
-    page = people["alice"].see(f"/jobs/{jobs['bob']}")
-    told = people["alice"].told(f"/jobs/{jobs['bob']}.json")
-    assert told["job"] | {"timeline": []} == people["alice"].told(f"/api/v1/jobs/{jobs['bob']}")
-    assert told["job"]["redacted"]
-    assert not told["actions"]
-    assert not told["timeline"]
-    assert "secret" not in page + str(told)
-    assert "bob" not in page + str(told)
+def test_job_page_redacts_as_the_api_does(people: dict[str, Person], jobs: dict[str, int]) -> None:
+    page = people["alice"].get_page(f"/jobs/{jobs['bob']}")
+    job_page = people["alice"].get_json(f"/jobs/{jobs['bob']}.json")
+    assert job_page["job"] | {"timeline": []} == people["alice"].get_json(f"/api/v1/jobs/{jobs['bob']}")
+    assert job_page["job"]["redacted"]
+    assert not job_page["actions"]
+    assert not job_page["timeline"]
+    assert "secret" not in page + str(job_page)
+    assert "bob" not in page + str(job_page)
     assert people["alice"].http.get(f"/jobs/{jobs['bob']}/output/0").status_code == 403
-    own = people["alice"].told(f"/jobs/{jobs['alice']}.json")
-    assert own["actions"] == ["cancel", "hold"]
-    assert people["olga"].told(f"/jobs/{jobs['alice']}.json")["actions"] == ["cancel", "hold", "high"]
+    own_page = people["alice"].get_json(f"/jobs/{jobs['alice']}.json")
+    assert own_page["actions"] == ["cancel", "hold"]
+    assert people["olga"].get_json(f"/jobs/{jobs['alice']}.json")["actions"] == ["cancel", "hold", "high"]
     assert (
         people["alice"].http.get("/queue/confirm", params={"action": "high", "all": "true", "q": ""}).status_code == 403
     )
-    assert own["explanation"]["position"] == 1
-    assert "wave &lt;1&gt;" in people["alice"].see(f"/jobs/{jobs['alice']}")
-    assert people["olga"].told(f"/jobs/{jobs['bob']}.json")["job"]["name"] == "secret"
-    assert people["olga"].see("/jobs/999", 404)
+    assert own_page["explanation"]["position"] == 1
+    assert "wave &lt;1&gt;" in people["alice"].get_page(f"/jobs/{jobs['alice']}")
+    assert people["olga"].get_json(f"/jobs/{jobs['bob']}.json")["job"]["name"] == "secret"
+    assert people["olga"].get_page("/jobs/999", 404)
 
 
-def test_a_filter_tells_nobody_more_than_he_may_see(people: dict[str, Person], jobs: dict[str, int]) -> None:
-    def found(who: str, q: str) -> list[int]:
-        return [job["id"] for job in people[who].told("/queue.json", q=q)["jobs"]]
+def test_queue_filter_reveals_no_private_fields(people: dict[str, Person], jobs: dict[str, int]) -> None:
+    def matching_jobs(name: str, q: str) -> list[int]:
+        return [job["id"] for job in people[name].get_json("/queue.json", q=q)["jobs"]]
 
-    assert found("olga", "user:bob") == [jobs["second"], jobs["bob"]]
-    assert found("olga", "name:*secret user:bob,carol") == [jobs["second"], jobs["bob"]]
-    assert found("alice", "name:*secret") == []
-    assert found("alice", "-name:nothing") == [jobs["alice"]]
-    assert found("alice", "size:8 priority:low") == [jobs["second"], jobs["bob"], jobs["alice"]]
-    refused = people["alice"].http.get("/queue", params={"q": "user:bob"})
-    assert refused.status_code == 403
-    assert "you are alice" in refused.text
-    wrong = people["alice"].see("/queue?q=usr:bob")
+    assert matching_jobs("olga", "user:bob") == [jobs["second"], jobs["bob"]]
+    assert matching_jobs("olga", "name:*secret user:bob,carol") == [jobs["second"], jobs["bob"]]
+    assert matching_jobs("alice", "name:*secret") == []
+    assert matching_jobs("alice", "-name:nothing") == [jobs["alice"]]
+    assert matching_jobs("alice", "size:8 priority:low") == [jobs["second"], jobs["bob"], jobs["alice"]]
+    rejection = people["alice"].http.get("/queue", params={"q": "user:bob"})
+    assert rejection.status_code == 403
+    assert "you are alice" in rejection.text
+    wrong = people["alice"].get_page("/queue?q=usr:bob")
     assert "there is no usr in filters" in wrong
     assert "did you mean user?" in wrong
 
 
-def test_pages_of_a_filter_hold_everything_once(
-    people: dict[str, Person], daemon: ServedDaemon, jobs: dict[str, int]
-) -> None:
-    path, seen = "/queue?q=state:any&limit=2", list[int]()
+def test_queue_pages_cover_all_jobs_once(people: dict[str, Person], daemon: ServedDaemon, jobs: dict[str, int]) -> None:
+    path, job_ids = "/queue?q=state:any&limit=2", list[int]()
     while path:
-        told = people["olga"].told(path.replace("/queue?", "/queue.json?"))
-        assert len(told["jobs"]) <= 2
-        seen += [job["id"] for job in told["jobs"]]
-        path = told["next"]
-    assert seen == sorted(
+        queue_page = people["olga"].get_json(path.replace("/queue?", "/queue.json?"))
+        assert len(queue_page["jobs"]) <= 2
+        job_ids += [job["id"] for job in queue_page["jobs"]]
+        path = queue_page["next"]
+    assert job_ids == sorted(
         {job["id"] for job in daemon.http.get("/api/v1/jobs?limit=1000").json()["jobs"]}, reverse=True
     )
 
 
-def test_what_is_done_is_told_before_and_done_to_what_was_shown(
-    daemon: ServedDaemon, people: dict[str, Person]
-) -> None:
+def test_queue_action_applies_to_confirmed_jobs(daemon: ServedDaemon, people: dict[str, Person]) -> None:
     olga, alice = people["olga"], people["alice"]
-    mine = [submit(daemon, "dave", name="many") for _ in range(3)]
-    where = "/queue/confirm?action=hold&all=true&q=user:dave"
-    told = olga.told(where.replace("confirm?", "confirm.json?"))
-    assert told["effect"] == "holds 3 jobs of 1 user"
-    assert told["order"] == "Hold 3 jobs of 1 user"
-    nothing = alice.told(f"/queue/confirm.json?action=hold&job={mine[0]}")
-    assert (nothing["jobs"], nothing["left_out"]) == ([], [{"count": 1, "reason": "not yours"}])
-    assert "forms" not in alice.see(f"/queue/confirm?action=hold&job={mine[0]}")
-    page = olga.see(where)
+    mine = [submit_job(daemon, "dave", name="many") for _ in range(3)]
+    confirm_path = "/queue/confirm?action=hold&all=true&q=user:dave"
+    confirmation = olga.get_json(confirm_path.replace("confirm?", "confirm.json?"))
+    assert confirmation["effect"] == "holds 3 jobs of 1 user"
+    assert confirmation["order"] == "Hold 3 jobs of 1 user"
+    empty_confirmation = alice.get_json(f"/queue/confirm.json?action=hold&job={mine[0]}")
+    assert (empty_confirmation["jobs"], empty_confirmation["left_out"]) == ([], [{"count": 1, "reason": "not yours"}])
+    assert "forms" not in alice.get_page(f"/queue/confirm?action=hold&job={mine[0]}")
+    page = olga.get_page(confirm_path)
     daemon.http.post(f"/api/v1/jobs/{mine[1]}/cancel").raise_for_status()
     # The page that was shown before is sent: one of its jobs has changed meanwhile.
     csrf = page.partition('name="csrf" value="')[2].partition('"')[0]
-    sent = {"csrf": csrf, "jobs": told["shown_states"], "reason": "a flood", "q": "user:dave"}
-    done = olga.http.post("/queue/hold", data=sent, headers=olga.origin)
-    assert done.status_code == 303
-    result = olga.told(done.headers["location"] + ".json")
-    assert [one["job"] for one in result["done"]] == [mine[2], mine[0]]
-    assert [one["job"] for one in result["rejected"]] == [mine[1]]
-    assert "<h2>Rejected</h2>" in olga.see(done.headers["location"])
-    assert alice.http.get(done.headers["location"]).status_code == 404
+    sent = {"csrf": csrf, "jobs": confirmation["shown_states"], "reason": "a flood", "q": "user:dave"}
+    response = olga.http.post("/queue/hold", data=sent, headers=olga.origin)
+    assert response.status_code == 303
+    result = olga.get_json(response.headers["location"] + ".json")
+    assert [outcome["job"] for outcome in result["done"]] == [mine[2], mine[0]]
+    assert [outcome["job"] for outcome in result["rejected"]] == [mine[1]]
+    assert "<h2>Rejected</h2>" in olga.get_page(response.headers["location"])
+    assert alice.http.get(response.headers["location"]).status_code == 404
     assert [daemon.job(job)["reason"] for job in (mine[0], mine[2])] == ["a flood", "a flood"]
     entry = daemon.http.get("/api/v1/audit", params={"user": "olga", "action": "hold_jobs"}).json()["entries"][-1]
     assert (entry["outcome"], str(mine[0]) in entry["target"]) == ("done", True)
     for action in ("release", "high", "low", "cancel"):
-        where = f"/queue/confirm?action={action}&all=true&q=user:dave"
+        confirm_path = f"/queue/confirm?action={action}&all=true&q=user:dave"
         path = "/queue/priority" if action in ("high", "low") else f"/queue/{action}"
-        assert olga.send(where, path, reason="as it was").status_code == 303
-        wanted = {"release": ("queued", "low"), "high": ("queued", "high"), "low": ("queued", "low")}
+        assert olga.send_form(confirm_path, path, reason="as it was").status_code == 303
+        expected = {"release": ("queued", "low"), "high": ("queued", "high"), "low": ("queued", "low")}
         for job in (mine[0], mine[2]):
             now = daemon.job(job)
-            assert (now["state"], now["priority"]) == wanted.get(action, ("cancelled", "low"))
+            assert (now["state"], now["priority"]) == expected.get(action, ("cancelled", "low"))
 
 
-def test_a_form_changes_no_job_of_others_and_none_that_nobody_was_shown(
+def test_queue_form_with_other_jobs_is_rejected(
     daemon: ServedDaemon, people: dict[str, Person], jobs: dict[str, int]
 ) -> None:
     alice = people["alice"]
-    where = f"/queue/confirm?action=cancel&job={jobs['alice']}"
-    done = alice.send(where, "/queue/cancel", jobs=f"{jobs['bob']}:queued,{jobs['alice']}:held,999:queued")
-    told = alice.told(done.headers["location"] + ".json")
-    assert not told["done"]
-    assert [one["job"] for one in told["rejected"]] == [jobs["bob"], jobs["alice"], 999]
-    assert "is not yours" in told["rejected"][0]["problem"]
-    assert "is queued now, and was held when you chose it" in told["rejected"][1]["problem"]
+    confirm_path = f"/queue/confirm?action=cancel&job={jobs['alice']}"
+    response = alice.send_form(
+        confirm_path, "/queue/cancel", jobs=f"{jobs['bob']}:queued,{jobs['alice']}:held,999:queued"
+    )
+    result = alice.get_json(response.headers["location"] + ".json")
+    assert not result["done"]
+    assert [outcome["job"] for outcome in result["rejected"]] == [jobs["bob"], jobs["alice"], 999]
+    assert "is not yours" in result["rejected"][0]["problem"]
+    assert "is queued now, and was held when you chose it" in result["rejected"][1]["problem"]
     for wrong in (
         "",
         "x",
@@ -179,25 +180,25 @@ def test_a_form_changes_no_job_of_others_and_none_that_nobody_was_shown(
         f"-{2**63}:failed",
         ",".join(f"{job}:queued" for job in range(1, 1002)),
     ):
-        assert alice.send(where, "/queue/cancel", jobs=wrong).status_code == 422
-    alice.see(f"/queue/confirm?action=cancel&job={2**63}", 422)
-    assert alice.send(where, "/queue/cancel", csrf="x").status_code == 403
-    assert alice.send(where, "/queue/cancel", reason="x" * 1001).status_code == 422
+        assert alice.send_form(confirm_path, "/queue/cancel", jobs=wrong).status_code == 422
+    alice.get_page(f"/queue/confirm?action=cancel&job={2**63}", 422)
+    assert alice.send_form(confirm_path, "/queue/cancel", csrf="x").status_code == 403
+    assert alice.send_form(confirm_path, "/queue/cancel", reason="x" * 1001).status_code == 422
     assert daemon.job(jobs["bob"])["state"] == daemon.job(jobs["alice"])["state"] == "queued"
 
 
 @pytest.fixture(scope="module")
-def runs(grid: EmbeddedGrid) -> int:
+def running_job(grid: EmbeddedGrid) -> int:
     """A job that runs and keeps all others waiting."""
-    job = submit(grid, "root", priority="high", name="runs")
+    job = submit_job(grid, "root", priority="high", name="runs")
     grid.wait_for_state(job, "running")
     return job
 
 
-@pytest.mark.usefixtures("runs")
-def test_an_operator_chooses_jobs_with_keys_and_cancels_them(visit: Visit, grid: EmbeddedGrid) -> None:
-    jobs = [submit(grid, "erin", name=f"run {number}") for number in range(3)]
-    page = visit(token_of(grid, "oscar", "operator")).open("/queue?q=user:erin")
+@pytest.mark.usefixtures("running_job")
+def test_queue_page_selects_jobs_with_keys(visit: Visit, grid: EmbeddedGrid) -> None:
+    jobs = [submit_job(grid, "erin", name=f"run {number}") for number in range(3)]
+    page = visit(create_token(grid, "oscar", "operator")).open("/queue?q=user:erin")
     for key in ("j", "x", "j", "x"):
         page.keyboard.press(key)
     assert page.locator("tr[data-here]").get_attribute("id") == f"job-{jobs[1]}"
@@ -217,10 +218,10 @@ def test_an_operator_chooses_jobs_with_keys_and_cancels_them(visit: Visit, grid:
     assert grid.get_job(jobs[0])["state"] == "held"
 
 
-@pytest.mark.usefixtures("runs")
-def test_without_a_script_the_queue_is_filtered_and_a_job_held(visit: Visit, grid: EmbeddedGrid) -> None:
-    job = submit(grid, "fred")
-    visitor = visit(token_of(grid, "fred"), java_script_enabled=False)
+@pytest.mark.usefixtures("running_job")
+def test_queue_page_without_scripts_holds_job(visit: Visit, grid: EmbeddedGrid) -> None:
+    job = submit_job(grid, "fred")
+    visitor = visit(create_token(grid, "fred"), java_script_enabled=False)
     page = visitor.open("/queue", live=False)
     page.get_by_label("Filter", exact=True).fill("user:fred")
     page.get_by_role("button", name="Filter").click()
@@ -232,11 +233,11 @@ def test_without_a_script_the_queue_is_filtered_and_a_job_held(visit: Visit, gri
     assert grid.get_job(job)["state"] == "held"
 
 
-def test_hostile_output_is_text_and_comes_while_it_is_shown(visit: Visit, grid: EmbeddedGrid, runs: int) -> None:
-    grid.cancel(runs)
+def test_job_page_shows_hostile_output_as_text(visit: Visit, grid: EmbeddedGrid, running_job: int) -> None:
+    grid.cancel(running_job)
     command = ["sh", "-c", f"{HOSTILE}; sleep 600"]
-    job = submit(grid, "greta", request={"type": "flexible", "total_size": 1}, command=command, priority="high")
-    page = visit(token_of(grid, "greta")).open(f"/jobs/{job}")
+    job = submit_job(grid, "greta", request={"type": "flexible", "total_size": 1}, command=command, priority="high")
+    page = visit(create_token(grid, "greta")).open(f"/jobs/{job}")
     page.locator("pre.output", has_text="no end").wait_for()
     text = page.locator("pre.output").inner_text()
     assert "red <script>document.title=1</script><img src=x onerror=alert(1)>" in text
@@ -253,23 +254,23 @@ def test_hostile_output_is_text_and_comes_while_it_is_shown(visit: Visit, grid: 
     assert page.get_by_role("cell", name="claiming").first.is_visible()
 
 
-def test_a_flood_is_shown_and_ended_at_once(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_queue_page_cancels_many_jobs_at_once(visit: Visit, grid: EmbeddedGrid) -> None:
     for _ in range(40):
-        submit(grid, "henry")
-    page = visit(token_of(grid, "olaf", "operator")).open("/queue?q=user:henry&limit=200")
+        submit_job(grid, "henry")
+    page = visit(create_token(grid, "olaf", "operator")).open("/queue?q=user:henry&limit=200")
     assert page.locator("table.jobs tbody tr").count() == 40
-    person = Person(grid, token_of(grid, "ollie", "operator"))
-    done = person.send("/queue/confirm?action=cancel&all=true&q=user:henry", "/queue/cancel", reason="enough")
-    assert len(person.told(done.headers["location"] + ".json")["done"]) == 40
+    person = Person(grid, create_token(grid, "ollie", "operator"))
+    response = person.send_form("/queue/confirm?action=cancel&all=true&q=user:henry", "/queue/cancel", reason="enough")
+    assert len(person.get_json(response.headers["location"] + ".json")["done"]) == 40
     person.close()
 
 
-def test_nobody_makes_what_became_of_others_acts_be_forgotten() -> None:
-    kept, view = _Outcomes(), OutcomeView("cancelled", (), (), "")
-    first = kept.add("ada", view)
-    own = [kept.add("mallory", view) for _ in range(MAX_OUTCOMES)]
-    assert kept.get("ada", first) is view
-    assert kept.get("mallory", own[-1]) is view
-    for forgotten in (own[0], first):
+def test_outcomes_limit_applies_to_each_user() -> None:
+    outcomes, view = _Outcomes(), OutcomeView("cancelled", (), (), "")
+    first = outcomes.add("ada", view)
+    user_outcomes = [outcomes.add("mallory", view) for _ in range(MAX_OUTCOMES)]
+    assert outcomes.get("ada", first) is view
+    assert outcomes.get("mallory", user_outcomes[-1]) is view
+    for forgotten in (user_outcomes[0], first):
         with pytest.raises(NotFoundError):
-            kept.get("mallory", forgotten)
+            outcomes.get("mallory", forgotten)

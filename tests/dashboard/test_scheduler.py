@@ -18,10 +18,10 @@ from tests.grid.embedded import EmbeddedGrid
 # What is shown, by itself
 
 
-def test_each_is_counted_in_one_span() -> None:
+def test_spans_count_each_duration_once() -> None:
     timings = Timings()
-    for took in (0.0005, 0.001, 0.0011, 0.3, 100.0):
-        timings.note(took)
+    for duration in (0.0005, 0.001, 0.0011, 0.3, 100.0):
+        timings.note(duration)
     spans = spans_of(timings)
     assert [(span.label, span.count) for span in spans if span.count] == [
         (spans[0].label, 2),
@@ -33,7 +33,7 @@ def test_each_is_counted_in_one_span() -> None:
     assert sum(span.count for span in spans) == timings.count
 
 
-def test_lately_is_lately() -> None:
+def test_timings_recent_forgets_old_entries() -> None:
     now = 1000.0
     timings = Timings(clock=lambda: now)
     assert timings.summarize_recent().count == 0
@@ -47,7 +47,7 @@ def test_lately_is_lately() -> None:
     assert (timings.count, timings.seconds, timings.largest) == (2, 6.0, 5.0)
 
 
-def test_very_many_are_not_kept_and_still_counted() -> None:
+def test_timings_limit_recent_entries_but_count_all() -> None:
     timings = Timings(clock=lambda: 0.0)
     for _ in range(3 * MAX_RECENT):
         timings.note(0.01)
@@ -62,9 +62,7 @@ def test_very_many_are_not_kept_and_still_counted() -> None:
         ([10**9, 1], 2, "Cycles: 1000000000 <1&2; 1 <1&2"),
     ],
 )
-def test_the_picture_has_a_bar_for_each_span_in_which_there_is_something(
-    counts: list[int], bars: int, told: str
-) -> None:
+def test_distribution_has_bar_for_each_used_span(counts: list[int], bars: int, told: str) -> None:
     picture = str(distribution([Span("<1&2", count) for count in counts], operation="Cycles"))
     assert picture.count("<rect") == bars
     assert f'aria-label="{told.replace("&", "&amp;").replace("<", "&lt;")}"' in picture
@@ -80,50 +78,54 @@ def test_format_share_of_positive_count_is_never_zero(count: int, total: int, te
     assert format_share(count, total) == text
 
 
-def test_every_rule_is_shown_and_whether_it_was_set() -> None:
-    shown = {each.name: each for each in parameters_of(Rules(claim_grace=7.5, aging=False))}
-    assert shown.keys() == Rules.__dataclass_fields__.keys()
-    assert {name for name, each in shown.items() if each.is_set} == {"claim_grace", "aging"}
-    assert (shown["claim_grace"].value, shown["aging"].value, shown["aging"].default) == ("7.5", "no", "yes")
-    assert shown["max_placement_tries"].value == "none"
+def test_parameters_show_each_rule_and_its_default() -> None:
+    parameters = {parameter.name: parameter for parameter in parameters_of(Rules(claim_grace=7.5, aging=False))}
+    assert parameters.keys() == Rules.__dataclass_fields__.keys()
+    assert {name for name, parameter in parameters.items() if parameter.is_set} == {"claim_grace", "aging"}
+    assert (parameters["claim_grace"].value, parameters["aging"].value, parameters["aging"].default) == (
+        "7.5",
+        "no",
+        "yes",
+    )
+    assert parameters["max_placement_tries"].value == "none"
 
 
 # In a browser
 
 
-def rows(page: Any, section: str) -> dict[str, list[str]]:
+def read_rows(page: Any, section: str) -> dict[str, list[str]]:
     """The rows of a table by their first cell."""
-    found = [row.locator("td").all_inner_texts() for row in page.locator(f"#{section} tbody tr").all()]
-    return {cells[0].split("\n")[0]: cells for cells in found}
+    cells_of_rows = [row.locator("td").all_inner_texts() for row in page.locator(f"#{section} tbody tr").all()]
+    return {cells[0].split("\n")[0]: cells for cells in cells_of_rows}
 
 
-def test_it_tells_what_was_decided_and_stays_true(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_scheduler_page_shows_decisions_live(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/scheduler")
-    before = int(rows(page, "claims")["north"][1])
+    first_count = int(read_rows(page, "claims")["north"][1])
     gate = grid.make_gate()
-    held = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
-    grid.wait_for_state(held, "running")
-    waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
+    running_job = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
+    grid.wait_for_state(running_job, "running")
+    waiting_job = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
     page.locator("#refusals tr", has_text=RefusalKind.NODES).locator("td.number").filter(
         has_not_text=re.compile("^0$")
     ).wait_for()
-    page.locator("#claims").get_by_text(str(before + 1), exact=True).wait_for()
+    page.locator("#claims").get_by_text(str(first_count + 1), exact=True).wait_for()
     gate.open()
-    grid.wait_for_end(waits)
+    grid.wait_for_end(waiting_job)
     grid.wait_for_end(grid.submit(grid.six_nodes, "true"))
     page.locator("#placements tr", has_text="worst-fit").or_(page.locator("#placements tbody tr")).first.wait_for()
-    told = grid.http.get("/scheduler.json").json()
-    assert sum(each["on_several"] for each in told["placements"]) >= 1
-    assert {each["what"] for each in told["timed"]} == {"Cycles", "Steps", "Transactions", "Queries"}
-    assert all(sum(span["count"] for span in each["spans"]) == each["count"] for each in told["timed"])
-    for each in told["timed"]:
-        picture = page.locator(f"section#{each['what']} svg")
-        assert picture.get_attribute("aria-label").startswith(f"{each['what']}: ")
+    content = grid.http.get("/scheduler.json").json()
+    assert sum(row["on_several"] for row in content["placements"]) >= 1
+    assert {row["what"] for row in content["timed"]} == {"Cycles", "Steps", "Transactions", "Queries"}
+    assert all(sum(span["count"] for span in row["spans"]) == row["count"] for row in content["timed"])
+    for row in content["timed"]:
+        picture = page.locator(f"section#{row['what']} svg")
+        assert picture.get_attribute("aria-label").startswith(f"{row['what']}: ")
     assert page.locator("#parameters tbody tr").count() == len(Rules.__dataclass_fields__)
     assert page.locator("#parameters").get_by_text("configured").count() == 0
 
 
-def test_every_number_of_its_head_leads_somewhere(visit: Visit, grid: EmbeddedGrid) -> None:
+def test_scheduler_page_numbers_link_to_sections(visit: Visit, grid: EmbeddedGrid) -> None:
     page = visit().open("/scheduler")
     links = [link.get_attribute("href") for link in page.locator(".numbers a").all()]
     assert page.locator(".numbers li").count() == len(links) == 7
@@ -133,15 +135,15 @@ def test_every_number_of_its_head_leads_somewhere(visit: Visit, grid: EmbeddedGr
     assert [link for link in here if page.locator(link).count() != 1] == []
 
 
-def test_it_reads_without_scripts_and_on_a_phone(visit: Visit) -> None:
+def test_scheduler_page_on_phone_without_scripts_is_readable(visit: Visit) -> None:
     page = visit(java_script_enabled=False, viewport={"width": 390, "height": 800}).open("/scheduler", live=False)
     assert page.get_by_role("heading", name="Rules").is_visible()
     assert page.locator("#parameters tbody tr").count() == len(Rules.__dataclass_fields__)
 
 
-def test_a_user_may_look_and_nobody_else(daemon: ServedDaemon) -> None:
-    made = daemon.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
-    headers = {"Authorization": f"Bearer {made.json()['token']}"}
+def test_scheduler_page_needs_login(daemon: ServedDaemon) -> None:
+    response = daemon.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
+    headers = {"Authorization": f"Bearer {response.json()['token']}"}
     for path in ("/scheduler", "/scheduler.json"):
         assert httpx2.get(f"{daemon.url}{path}", headers=headers, timeout=60.0).status_code == 200
         assert httpx2.get(f"{daemon.url}{path}", timeout=60.0).status_code == 401

@@ -18,19 +18,21 @@ from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleReques
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.system.event_loop import SLICE_SIZE
 
-ANYWHERE = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
+QUEUED_JOB = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
 
 
-def test_each_waiting_job_counts_where_it_might_run_and_each_running_node_once() -> None:
-    named = FixedRequest((ComponentRequest(2, "north"), ComponentRequest(1, "north"), ComponentRequest(1, "south")))
-    there = (Component(0, "north", 3, ComponentState.RUNNING), Component(1, "south", 2, ComponentState.CLAIMED))
+def test_survey_counts_waiting_jobs_and_running_nodes() -> None:
+    fixed_request = FixedRequest(
+        (ComponentRequest(2, "north"), ComponentRequest(1, "north"), ComponentRequest(1, "south"))
+    )
+    components = (Component(0, "north", 3, ComponentState.RUNNING), Component(1, "south", 2, ComponentState.CLAIMED))
     survey = Survey()
     for job in (
-        ANYWHERE,
-        replace(ANYWHERE, id=2, submitted_at=10.0, spec=JobSpec(named)),
-        replace(ANYWHERE, id=3, submitted_at=5.0, spec=replace(ANYWHERE.spec, internal=True)),
-        replace(ANYWHERE, id=4, submitted_at=1.0, state=JobState.HELD),
-        replace(ANYWHERE, id=5, state=JobState.RUNNING, attempt=Attempt(1, there, 30.0)),
+        QUEUED_JOB,
+        replace(QUEUED_JOB, id=2, submitted_at=10.0, spec=JobSpec(fixed_request)),
+        replace(QUEUED_JOB, id=3, submitted_at=5.0, spec=replace(QUEUED_JOB.spec, internal=True)),
+        replace(QUEUED_JOB, id=4, submitted_at=1.0, state=JobState.HELD),
+        replace(QUEUED_JOB, id=5, state=JobState.RUNNING, attempt=Attempt(1, components, 30.0)),
     ):
         survey.add(job)
     assert [survey.count_waiting_for(name) for name in ("north", "south", "east")] == [3, 3, 2]
@@ -39,8 +41,8 @@ def test_each_waiting_job_counts_where_it_might_run_and_each_running_node_once()
     assert survey.oldest.id == 2
 
 
-def test_whose_nodes_a_sites_users_have_and_who_has_theirs() -> None:
-    of_north = replace(ANYWHERE.spec, home_site="north")
+def test_survey_counts_nodes_by_home_site() -> None:
+    of_north = replace(QUEUED_JOB.spec, home_site="north")
     spread = (
         Component(0, "north", 3, ComponentState.RUNNING),
         Component(1, "south", 2, ComponentState.CLAIMED),
@@ -50,12 +52,12 @@ def test_whose_nodes_a_sites_users_have_and_who_has_theirs() -> None:
     )
     survey = Survey()
     for job in (
-        ANYWHERE,
-        replace(ANYWHERE, spec=of_north),
-        replace(ANYWHERE, spec=of_north, state=JobState.HELD),
-        replace(ANYWHERE, spec=of_north, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
-        replace(ANYWHERE, spec=of_north, attempt=Attempt(1, spread, 30.0)),
-        replace(ANYWHERE, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
+        QUEUED_JOB,
+        replace(QUEUED_JOB, spec=of_north),
+        replace(QUEUED_JOB, spec=of_north, state=JobState.HELD),
+        replace(QUEUED_JOB, spec=of_north, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
+        replace(QUEUED_JOB, spec=of_north, attempt=Attempt(1, spread, 30.0)),
+        replace(QUEUED_JOB, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
     ):
         survey.add(job)
     assert survey.site_use == {
@@ -65,8 +67,8 @@ def test_whose_nodes_a_sites_users_have_and_who_has_theirs() -> None:
     }
 
 
-def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_another() -> None:
-    jobs, looks = [ANYWHERE] * (3 * SLICE_SIZE), 0
+def test_survey_cache_shares_computation_until_change() -> None:
+    jobs, looks = [QUEUED_JOB] * (3 * SLICE_SIZE), 0
 
     def look() -> list[Job]:
         nonlocal looks
@@ -92,7 +94,7 @@ def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_ano
     asyncio.run(play())
 
 
-def test_a_clusters_failures_are_its_own_by_cause_and_the_most_frequent_first() -> None:
+def test_failures_of_cluster_are_ordered_by_frequency() -> None:
     instruments = Instruments()
     instruments.claims["north"] = 7
     instruments.claims_failed["north", ClaimFailure.LIMIT] = 1
@@ -105,11 +107,14 @@ def test_a_clusters_failures_are_its_own_by_cause_and_the_most_frequent_first() 
 
 
 @pytest.mark.evidence("U14")
-def test_what_a_resource_manager_says_of_jobs_is_told_operators_only() -> None:
+def test_lrm_errors_are_shown_to_operators_only() -> None:
     calls = tuple(
-        LrmCalls(each, 1, 1, last_error=f"{each}: alice", failed_ago=1.0) for each in (*LrmOperation, "later")
+        LrmCalls(operation, 1, 1, last_error=f"{operation}: alice", failed_ago=1.0)
+        for operation in (*LrmOperation, "later")
     )
     cluster = cast(Any, SimpleNamespace(calls=calls, reported_at=5.0))
-    seen = {role: {each.last_error for each in visible_calls(cluster, Identity("bob", role, ""))} for role in Role}
-    assert seen[Role.OPERATOR] == seen[Role.ADMIN] == {each.last_error for each in calls}
+    seen = {
+        role: {operation.last_error for operation in visible_calls(cluster, Identity("bob", role, ""))} for role in Role
+    }
+    assert seen[Role.OPERATOR] == seen[Role.ADMIN] == {operation.last_error for operation in calls}
     assert seen[Role.USER] == {"", "open: alice", "snapshot: alice", "version: alice"}

@@ -11,7 +11,7 @@ from koalapy.model.job import JobState
 from koalapy.simulation.twin import Answer, Expected, Forecast, Interval
 from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
-from tests.dashboard.people import token_of
+from tests.dashboard.people import create_token
 from tests.grid.embedded import EmbeddedGrid
 
 
@@ -106,7 +106,7 @@ def test_sites_are_held_against_themselves(visit: Visit, grid: EmbeddedGrid) -> 
 
 
 def test_they_are_for_operators(daemon: ServedDaemon) -> None:
-    headers = {"Authorization": f"Bearer {token_of(daemon, 'somebody', 'user')}", "Accept": "text/html"}
+    headers = {"Authorization": f"Bearer {create_token(daemon, 'somebody', 'user')}", "Accept": "text/html"}
     with httpx2.Client(base_url=daemon.url, headers=headers, timeout=60.0) as user:
         for path in ("/what-if", "/what-if.json?ask=true", "/sharing", "/sharing.json"):
             assert user.get(path).status_code == 403

@@ -10,39 +10,43 @@ from hypothesis import strategies as st
 from koalapy.model.field import Bounds, describe_fields, split_annotation
 from koalapy.model.job import JobSpec
 
-words = st.text(max_size=8)
+short_texts = st.text(max_size=8)
 
 
-def values(kind: Any) -> st.SearchStrategy[Any]:
+def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a type as the model has it, within its bounds."""
     base, marks = split_annotation(kind)
     bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds(minimum=0, maximum=2**50))
     if get_origin(base) in (Union, UnionType):
-        return st.one_of([values(each) for each in get_args(base)])
+        return st.one_of([values_of(member) for member in get_args(base)])
     if get_origin(base) is Literal:
         return st.sampled_from(get_args(base))
     if get_origin(base) is tuple:
         first, last = get_args(base)[0], get_args(base)[-1]
-        return st.lists(values(first), max_size=3).map(tuple) if last is Ellipsis else st.tuples(values(first), words)
+        return (
+            st.lists(values_of(first), max_size=3).map(tuple)
+            if last is Ellipsis
+            else st.tuples(values_of(first), short_texts)
+        )
     if base is int:
-        least, most = int(bounds.minimum or 0), None if bounds.maximum is None else int(bounds.maximum)
-        return st.integers(least, 100 if most is None else most)
+        minimum, maximum = int(bounds.minimum or 0), None if bounds.maximum is None else int(bounds.maximum)
+        return st.integers(minimum, 100 if maximum is None else maximum)
     if base is float:
         return st.floats(bounds.above or bounds.minimum or 0, bounds.maximum, exclude_min=bounds.above is not None)
     if is_dataclass(base):
-        return instances(base)  # type: ignore[arg-type]
+        return instances_of(base)  # type: ignore[arg-type]
     if issubclass(base, Enum):
         return st.sampled_from(base)
-    return {str: words, bool: st.booleans()}[base]
+    return {str: short_texts, bool: st.booleans()}[base]
 
 
-def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
+def instances_of(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Of a dataclass of the model's."""
     parts = {
-        name: values(each.type) | st.none() if each.is_optional else values(each.type)
-        for name, each in describe_fields(kind).items()
+        name: values_of(description.type) | st.none() if description.is_optional else values_of(description.type)
+        for name, description in describe_fields(kind).items()
     }
     return st.builds(kind, **parts)
 
 
-specs: st.SearchStrategy[JobSpec] = instances(JobSpec)
+specs: st.SearchStrategy[JobSpec] = instances_of(JobSpec)

@@ -30,15 +30,15 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedReq
         ("/usr/bin/time -v ./wave", ""),
     ],
 )
-def test_a_program_has_its_own_name(command: str, name: str) -> None:
+def test_application_of_command_is_program_name(command: str, name: str) -> None:
     assert application_of(JobSpec(FlexibleRequest(1), tuple(command.split()))) == name
 
 
-def test_a_name_that_was_given_goes_before() -> None:
+def test_application_of_spec_prefers_explicit_name() -> None:
     assert application_of(JobSpec(FlexibleRequest(1), ("sh", "-c", "x"), application="wave")) == "wave"
 
 
-def test_coupled_programs_are_known_by_all_their_names() -> None:
+def test_application_of_coupled_programs_joins_names() -> None:
     parts = (ComponentRequest(1, command=("ocean",)), ComponentRequest(2), ComponentRequest(2, command=("air",)))
     request = NonFixedRequest(parts)
     assert application_of(JobSpec(request, ("ocean", "--coarse"))) == "ocean+air"
@@ -46,7 +46,7 @@ def test_coupled_programs_are_known_by_all_their_names() -> None:
     assert application_of(JobSpec(NonFixedRequest((ComponentRequest(1, command=("air",)),)), ())) == "air"
 
 
-def test_a_dash_is_no_application() -> None:
+def test_application_of_dash_is_empty() -> None:
     assert application_of(JobSpec(FlexibleRequest(1), ("wave",), application="-")) == ""
 
 
@@ -54,14 +54,14 @@ def test_a_dash_is_no_application() -> None:
     ("command", "application"),
     [(("python", "-m", "koalapy.apps.poisson"), "koalapy.apps.poisson"), (("sh", "-c", "x"), ""), (("a\x1bb",), "")],
 )
-def test_a_program_is_known_by_its_own_name(command: tuple[str, ...], application: str) -> None:
+def test_name_application_sets_program_name(command: tuple[str, ...], application: str) -> None:
     assert name_application(JobSpec(FlexibleRequest(6), command)).application == application
 
 
-def test_an_application_that_is_named_keeps_its_name() -> None:
+def test_name_application_keeps_explicit_name() -> None:
     assert name_application(JobSpec(FlexibleRequest(6), ("true",), application="sea")).application == "sea"
 
 
-def test_what_is_to_be_no_application_stays_none_once_it_is_submitted() -> None:
+def test_name_application_keeps_dash() -> None:
     spec = name_application(JobSpec(FlexibleRequest(6), ("wave",), application="-"))
     assert application_of(spec) == ""

@@ -25,46 +25,46 @@ numbers = st.integers(0, 10**9 - 1)
 nonces = st.text("0123456789abcdefghijklmnopqrstuvwxyz", max_size=32)
 
 
-def _reachable(start: JobState) -> set[JobState]:
-    seen: set[JobState] = set()
-    ahead = [start]
-    while ahead:
-        state = ahead.pop()
-        if state not in seen:
-            seen.add(state)
-            ahead += TRANSITIONS[state]
-    return seen
+def _reachable_states(start: JobState) -> set[JobState]:
+    states: set[JobState] = set()
+    pending = [start]
+    while pending:
+        state = pending.pop()
+        if state not in states:
+            states.add(state)
+            pending += TRANSITIONS[state]
+    return states
 
 
-def test_every_state_has_its_exits_and_only_final_ones_have_none() -> None:
+def test_transitions_end_only_in_final_states() -> None:
     assert set(TRANSITIONS) == set(JobState)
     assert {state for state, exits in TRANSITIONS.items() if not exits} == FINAL_STATES
 
 
-def test_every_state_is_reached_from_queued() -> None:
-    assert _reachable(JobState.QUEUED) == set(JobState)
+def test_transitions_reach_every_state_from_queued() -> None:
+    assert _reachable_states(JobState.QUEUED) == set(JobState)
 
 
 @pytest.mark.parametrize("state", sorted(set(JobState) - FINAL_STATES))
-def test_every_unfinished_job_can_come_to_each_end_and_be_cancelled_at_once(state: JobState) -> None:
-    assert _reachable(state) >= FINAL_STATES
+def test_transitions_of_unfinished_state_reach_every_end(state: JobState) -> None:
+    assert _reachable_states(state) >= FINAL_STATES
     assert JobState.CANCELLED in TRANSITIONS[state]
 
 
-def test_no_state_follows_itself() -> None:
+def test_transitions_never_repeat_a_state() -> None:
     assert all(state not in exits for state, exits in TRANSITIONS.items())
 
 
-def test_only_a_job_whose_nodes_are_claimed_can_succeed() -> None:
-    before = {state for state, exits in TRANSITIONS.items() if JobState.SUCCEEDED in exits}
-    assert before == {JobState.CLAIMING, JobState.STARTING, JobState.RUNNING, JobState.UNKNOWN}
+def test_transitions_to_succeeded_need_claimed_nodes() -> None:
+    sources = {state for state, exits in TRANSITIONS.items() if JobState.SUCCEEDED in exits}
+    assert sources == {JobState.CLAIMING, JobState.STARTING, JobState.RUNNING, JobState.UNKNOWN}
 
 
-def test_every_active_job_can_go_back_to_the_queue() -> None:
+def test_transitions_of_active_states_include_queued() -> None:
     assert all(JobState.QUEUED in TRANSITIONS[state] for state in ACTIVE_STATES)
 
 
-def test_states_are_final_or_active_or_waiting() -> None:
+def test_job_states_are_final_active_or_waiting() -> None:
     assert {state for state in JobState if state.is_final} == FINAL_STATES
     assert {state for state in JobState if state.is_active} == ACTIVE_STATES
     assert set(JobState) - FINAL_STATES - ACTIVE_STATES == {JobState.QUEUED, JobState.HELD}
@@ -72,12 +72,12 @@ def test_states_are_final_or_active_or_waiting() -> None:
 
 
 @given(numbers, numbers, numbers, nonces)
-def test_a_token_says_what_it_was_made_of(job: int, generation: int, index: int, nonce: str) -> None:
+def test_token_format_and_parse_are_inverse(job: int, generation: int, index: int, nonce: str) -> None:
     assert parse_token(format_token(job, generation, index, nonce)) == (job, generation, index, nonce)
 
 
 @given(st.lists(st.tuples(numbers, numbers, numbers, nonces), unique=True, min_size=2))
-def test_no_two_components_share_a_token(parts: list[tuple[int, int, int, str]]) -> None:
+def test_token_of_each_component_is_unique(parts: list[tuple[int, int, int, str]]) -> None:
     assert len({format_token(*part) for part in parts}) == len(parts)
 
 
@@ -102,13 +102,13 @@ def test_no_two_components_share_a_token(parts: list[tuple[int, int, int, str]])
         "1.2.3." + "a" * 33,
     ],
 )
-def test_foreign_tokens_are_refused(token: str) -> None:
+def test_parse_token_rejects_invalid_tokens(token: str) -> None:
     with pytest.raises(ValueError):
         parse_token(token)
     assert not is_same_attempt(token, token)
 
 
-def test_a_jobs_tokens_are_of_its_present_attempt() -> None:
+def test_job_token_belongs_to_current_attempt() -> None:
     job = Job(7, JobSpec(FlexibleRequest(2), ("true",)), submitted_at=0.0, generation=3)
     assert job.token(1) == "7.3.1"
     components = (Component(0, "north", 1), Component(1, "south", 1))
@@ -116,17 +116,17 @@ def test_a_jobs_tokens_are_of_its_present_attempt() -> None:
     job = replace(job, attempt=attempt, state=JobState.CLAIMING)
     assert job.token(1) == "7.3.1.a1"
     assert is_same_attempt("7.3.1.a1", "7.3.0.a1")
-    for other in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1"):
-        assert not is_same_attempt("7.3.1.a1", other), other
+    for token in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1"):
+        assert not is_same_attempt("7.3.1.a1", token), token
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
-def test_the_head_is_the_largest_component_and_among_equals_the_first(sizes: list[int]) -> None:
+def test_attempt_head_is_first_largest_component(sizes: list[int]) -> None:
     components = tuple(Component(index, "north", size) for index, size in enumerate(sizes))
     assert Attempt(1, components, placed_at=0.0).head.index == sizes.index(max(sizes))
 
 
-def test_a_spec_knows_the_components_its_user_spelled_out() -> None:
+def test_spec_component_returns_requested_component() -> None:
     first, second = ComponentRequest(1), ComponentRequest(2, command=("hostname",))
     spec = JobSpec(NonFixedRequest((first, second)), ("true",))
     assert spec.component(1) is second

@@ -36,7 +36,7 @@ JOBS = [
 ]
 
 
-def found(text: str, *, include_private: bool = True) -> list[int]:
+def matching_ids(text: str, *, include_private: bool = True) -> list[int]:
     search = parse_search(text)
     return [job.id for job in JOBS if search.matches(job, NOW, include_private=include_private)]
 
@@ -54,7 +54,7 @@ def found(text: str, *, include_private: bool = True) -> list[int]:
         ("", None),
     ],
 )
-def test_most_restarts_of_a_search_are_what_every_meant_job_has(text: str, most: int | None) -> None:
+def test_search_maximum_is_bound_of_all_matches(text: str, most: int | None) -> None:
     assert parse_search(text).maximum("restarts") == most
 
 
@@ -96,8 +96,8 @@ def test_most_restarts_of_a_search_are_what_every_meant_job_has(text: str, most:
         ("  USER:alice   size=64 ", [1]),
     ],
 )
-def test_a_search_finds_what_it_says(text: str, ids: list[int]) -> None:
-    assert found(text) == ids
+def test_search_finds_matching_jobs(text: str, ids: list[int]) -> None:
+    assert matching_ids(text) == ids
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_search_finds_what_it_says(text: str, ids: list[int]) -> None:
         ("user:a\x1b", "cannot be seen", "leave them out"),
     ],
 )
-def test_a_search_that_makes_no_sense_names_the_word_and_the_way_out(text: str, says: str, way_out: str) -> None:
+def test_search_with_invalid_term_is_rejected_with_hint(text: str, says: str, way_out: str) -> None:
     with pytest.raises(UsageError) as error:
         parse_search(text)
     assert says in error.value.message
@@ -136,58 +136,58 @@ visible = st.text(st.one_of(st.sampled_from('*,":- ab'), st.characters(categorie
 @example("*")
 @example('"')
 @example('a" user:"alice')
-def test_the_word_of_a_value_means_it_and_nothing_else(name: str) -> None:
+def test_format_term_matches_only_its_value(name: str) -> None:
     search = parse_search(f"{format_term('user', name)} state:any")
     job = replace(JOBS[0], spec=replace(JOBS[0].spec, owner=name))
-    others = [each for each in JOBS if each.spec.owner != name]
+    other_jobs = [other_job for other_job in JOBS if other_job.spec.owner != name]
     assert search.matches(job, NOW)
     assert search.single_value("user") == name
-    assert not any(search.matches(each, NOW) for each in others)
+    assert not any(search.matches(other_job, NOW) for other_job in other_jobs)
 
 
 values = st.sampled_from(
     ["alice", "bob", "*", "a*", "wave*", "north", "high", "1", "2", "64", "1h", "held", "any", '"', ""]
 )
-words = st.builds(
+terms = st.builds(
     "{}{}{}{}".format,
     st.sampled_from(["", "-"]),
     st.sampled_from([*KINDS, "nothing"]),
     st.sampled_from([":", "=", "<", ">", "<=", ">="]),
     st.lists(values, min_size=1, max_size=3).map(",".join),
 )
-searches = st.one_of(st.lists(words, max_size=4).map(" ".join), st.text(max_size=80))
+searches = st.one_of(st.lists(terms, max_size=4).map(" ".join), st.text(max_size=80))
 
 
 @given(searches)
-def test_whatever_is_typed_is_understood_or_refused_and_who_sees_less_finds_by_no_more(text: str) -> None:
+def test_search_of_any_text_reveals_no_private_fields(text: str) -> None:
     try:
         search = parse_search(text)
     except UsageError as error:
-        told = error
+        rejection = error
     else:
-        told = None
-    if told is not None:
-        assert told.message
-        assert told.hint
+        rejection = None
+    if rejection is not None:
+        assert rejection.message
+        assert rejection.hint
         return
     assert parse_search(search.text).states == search.states
     for job in JOBS:
-        seen = redact_job(JobRecord(job, "a secret")).job
-        by_others = search.matches(job, NOW, include_private=False)
-        assert by_others == search.matches(seen, NOW, include_private=False)
-        if not by_others:
+        redacted = redact_job(JobRecord(job, "a secret")).job
+        is_public_match = search.matches(job, NOW, include_private=False)
+        assert is_public_match == search.matches(redacted, NOW, include_private=False)
+        if not is_public_match:
             continue
         # Nothing that only its owner may see has any say in that.
         secret = replace(job, restarts=7, spec=replace(job.spec, owner="x", name="y", policy="z", application="q"))
         assert search.matches(secret, NOW, include_private=False)
 
 
-def test_the_states_of_a_search_are_all_that_it_finds() -> None:
+def test_search_state_groups_cover_all_states() -> None:
     assert {state for group in STATE_GROUPS.values() for state in group} == set(JobState)
     assert not parse_search("").states & FINAL_STATES
 
 
-def test_a_long_pattern_costs_no_more_than_a_short_one() -> None:
+def test_search_with_long_pattern_ends_quickly() -> None:
     search = parse_search("name:" + "*a" * 200)
     assert not search.matches(replace(JOBS[0], spec=replace(JOBS[0].spec, name="a" * 190 + "b")), NOW)
 
@@ -208,7 +208,7 @@ def test_a_long_pattern_costs_no_more_than_a_short_one() -> None:
         ("", 0),
     ],
 )
-def test_least_restarts_of_a_search_are_what_every_meant_job_has(text: str, least: int) -> None:
+def test_search_minimum_is_bound_of_all_matches(text: str, least: int) -> None:
     assert parse_search(text).minimum("restarts") == least
 
 
@@ -225,5 +225,5 @@ def test_least_restarts_of_a_search_are_what_every_meant_job_has(text: str, leas
         ("", None),
     ],
 )
-def test_ids_of_search_are_those_of_the_only_jobs_that_match(text: str, ids: tuple[int, ...] | None) -> None:
+def test_search_ids_are_the_only_possible_matches(text: str, ids: tuple[int, ...] | None) -> None:
     assert parse_search(text).ids == ids

@@ -17,7 +17,7 @@ SOUTH = ClusterProfile(
 )
 
 
-def word(text: str, profile: ClusterProfile = SOUTH) -> str:
+def map_argument(text: str, profile: ClusterProfile = SOUTH) -> str:
     return profile.map_command([text], "south", 7)[0]
 
 
@@ -32,8 +32,8 @@ def word(text: str, profile: ClusterProfile = SOUTH) -> str:
         ("{{job}} {job}", "{job} 7"),
     ],
 )
-def test_placeholders_stand_for_the_clusters_values(text: str, here: str) -> None:
-    assert word(text) == here
+def test_map_command_replaces_placeholders(text: str, here: str) -> None:
+    assert map_argument(text) == here
     assert SOUTH.map_path(text, "south", 7) == here
 
 
@@ -49,12 +49,12 @@ def test_placeholders_stand_for_the_clusters_values(text: str, here: str) -> Non
         "{}{{}}{{{}}}",
     ],
 )
-def test_all_other_braces_are_the_programs(text: str) -> None:
-    assert word(text) == text
+def test_map_command_keeps_other_braces(text: str) -> None:
+    assert map_argument(text) == text
 
 
-def test_a_folder_that_the_cluster_has_not_leaves_its_placeholder() -> None:
-    assert word("{scratch} {home} {cluster}", ClusterProfile()) == "{scratch} {home} south"
+def test_map_command_without_folder_keeps_placeholder() -> None:
+    assert map_argument("{scratch} {home} {cluster}", ClusterProfile()) == "{scratch} {home} south"
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_a_folder_that_the_cluster_has_not_leaves_its_placeholder() -> None:
         ("/opt/sw/../x", "/apps/../x"),
     ],
 )
-def test_paths_go_by_the_longest_prefix_of_whole_folders(path: str, here: str) -> None:
+def test_map_path_uses_longest_folder_prefix(path: str, here: str) -> None:
     assert SOUTH.map_path(path, "south", 7) == here
 
 
-def test_the_root_may_be_mapped_and_be_mapped_to() -> None:
+def test_map_path_supports_root_folder() -> None:
     assert ClusterProfile(paths={"/": "/net/home1"}).map_path("/a", "south", 1) == "/net/home1/a"
     assert ClusterProfile(paths={"/a": "/"}).map_path("/a/b", "south", 1) == "/b"
     assert ClusterProfile(paths={"/a": "/"}).map_path("/a", "south", 1) == "/"
 
 
-def test_the_clusters_own_folders_are_not_mapped_again() -> None:
+def test_map_path_of_cluster_folder_is_not_mapped_again() -> None:
     profile = ClusterProfile(scratch="/data/tmp", paths={"/data": "/elsewhere"})
     assert profile.map_path("{scratch}/x", "south", 1) == "/data/tmp/x"
 
@@ -99,27 +99,27 @@ def test_the_clusters_own_folders_are_not_mapped_again() -> None:
         ("http://data/x", "http://data/x"),
     ],
 )
-def test_a_word_is_mapped_that_is_a_path_as_a_whole(text: str, here: str) -> None:
-    assert word(text) == here
+def test_map_command_maps_only_whole_path_arguments(text: str, here: str) -> None:
+    assert map_argument(text) == here
 
 
 @given(st.lists(st.text(max_size=20)))
-def test_without_placeholders_and_paths_nothing_changes(words: list[str]) -> None:
-    plain = [text.replace("{", "(") for text in words]
+def test_map_command_without_placeholders_changes_nothing(texts: list[str]) -> None:
+    plain = [text.replace("{", "(") for text in texts]
     assert ClusterProfile().map_command(plain, "south", 7) == plain
 
 
-def test_what_a_job_needs() -> None:
+def test_job_folders_are_those_in_effective_texts() -> None:
     spec = JobSpec(FlexibleRequest(2), ("sh", "-c", "cd {scratch}"), workdir="{home}")
     assert job_folders(spec) == {"scratch", "home"}
     assert job_folders(JobSpec(FlexibleRequest(2), ("{{scratch}}", "${scratch}", "{cluster}"))) == frozenset()
-    own = (ComponentRequest(1, command=("{home}",)), ComponentRequest(1, output="{scratch}/o"))
-    assert job_folders(JobSpec(NonFixedRequest(own), ("true",))) == {"scratch", "home"}
+    components = (ComponentRequest(1, command=("{home}",)), ComponentRequest(1, output="{scratch}/o"))
+    assert job_folders(JobSpec(NonFixedRequest(components), ("true",))) == {"scratch", "home"}
     overridden = (ComponentRequest(1, "north", command=("true",), output="o"),)
     assert job_folders(JobSpec(FixedRequest(overridden), ("{home}",), output="{scratch}")) == frozenset()
 
 
-def test_what_is_said() -> None:
+def test_profile_conflicts_are_described() -> None:
     assert describe_missing_folders(["south"], {"scratch"}) == "cluster south has no scratch folder"
     assert (
         describe_missing_folders(["east", "south"], {"scratch", "home"})
@@ -129,5 +129,5 @@ def test_what_is_said() -> None:
         describe_series_conflict({"north": 5, "south": 4})
         == "north has Open MPI 5, south 4: a job runs under one series"
     )
-    said = describe_series_conflict({"north": 5, "east": 4, "south": 4})
-    assert said == "east and south have Open MPI 4, north 5: a job runs under one series"
+    message = describe_series_conflict({"north": 5, "east": 4, "south": 4})
+    assert message == "east and south have Open MPI 4, north 5: a job runs under one series"

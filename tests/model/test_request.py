@@ -23,20 +23,20 @@ requests_drawn: st.SearchStrategy[Request] = st.one_of(
 
 
 @given(requests_drawn, requests_drawn)
-def test_requests_have_one_shape_exactly_when_placement_cannot_tell_them_apart(one: Request, other: Request) -> None:
-    assert (shape_of(one) == shape_of(other)) == (one == other)
-    assert hash(shape_of(one)) == hash(shape_of(replace(one)))
+def test_shape_of_equal_requests_is_equal(first: Request, second: Request) -> None:
+    assert (shape_of(first) == shape_of(second)) == (first == second)
+    assert hash(shape_of(first)) == hash(shape_of(replace(first)))
 
 
 @given(components_drawn, st.sampled_from([FixedRequest, NonFixedRequest]))
-def test_a_shape_ignores_what_the_components_run(
+def test_shape_of_request_ignores_programs(
     components: tuple[ComponentRequest, ...], kind: type[FixedRequest] | type[NonFixedRequest]
 ) -> None:
     dressed = tuple(replace(c, command=("hostname",), environment=(("A", "1"),), output="x") for c in components)
     assert shape_of(kind(dressed)) == shape_of(kind(components))
 
 
-def test_a_request_knows_its_type_and_total() -> None:
+def test_request_has_type_and_total_size() -> None:
     components = (ComponentRequest(2, "north"), ComponentRequest(3, "south"))
     requests: list[Request] = [FixedRequest(components), NonFixedRequest(components), FlexibleRequest(5)]
     assert [request.type for request in requests] == ["fixed", "nonfixed", "flexible"]

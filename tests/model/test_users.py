@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.users import Accounts, Domain, User, Users
 
-PEOPLE = {"alice": User({"north": "alice", "east": "asmith"}), "bob": User({"south": "bob"})}
-USERS = Users(PEOPLE, unmapped=["north"])
+MAPPED_USERS = {"alice": User({"north": "alice", "east": "asmith"}), "bob": User({"south": "bob"})}
+USERS = Users(MAPPED_USERS, unmapped=["north"])
 DOMAINS = {
     "north": Domain("mapped"),
     "east": Domain("mapped"),
@@ -28,7 +28,7 @@ ACCOUNTS = Accounts(USERS, DOMAINS)
         ("nowhere", "alice", None),
     ],
 )
-def test_an_account_is_somebodys_on_its_own_cluster_only(cluster: str, account: str, user: str | None) -> None:
+def test_user_of_account_is_specific_to_cluster(cluster: str, account: str, user: str | None) -> None:
     assert USERS.user_of(cluster, account) == user
 
 
@@ -36,7 +36,7 @@ def test_an_account_is_somebodys_on_its_own_cluster_only(cluster: str, account: 
     cluster=st.sampled_from([*DOMAINS, "nowhere"]),
     account=st.one_of(st.sampled_from(["alice", "bob", "asmith", "root", "alice@north", ""]), st.text(max_size=5)),
 )
-def test_who_is_known_by_an_account_runs_as_no_other_one_there(cluster: str, account: str) -> None:
+def test_account_of_user_is_inverse_of_user_of(cluster: str, account: str) -> None:
     user = USERS.user_of(cluster, account)
     if user is not None:
         assert USERS.account_of(user, cluster) == account
@@ -45,7 +45,7 @@ def test_who_is_known_by_an_account_runs_as_no_other_one_there(cluster: str, acc
 @given(
     user=st.sampled_from(["alice", "bob", "carol", "carol@north", "alice@north", "carol@east", "@north", "a@b@north"])
 )
-def test_where_somebody_may_not_run_jobs_there_is_a_reason_and_no_account(user: str) -> None:
+def test_closed_cluster_has_rejection_reason_and_no_account(user: str) -> None:
     for cluster in DOMAINS:
         closed = cluster in ACCOUNTS.closed_to(user)
         assert closed == bool(ACCOUNTS.rejection_reason(user, cluster))
@@ -69,18 +69,18 @@ def test_where_somebody_may_not_run_jobs_there_is_a_reason_and_no_account(user: 
         ),
     ],
 )
-def test_a_cluster_is_closed_with_a_reason(owner: str, closed: dict[str, str]) -> None:
+def test_closed_to_owner_has_reason_by_cluster(owner: str, closed: dict[str, str]) -> None:
     assert {name: ACCOUNTS.rejection_reason(owner, name) for name in ACCOUNTS.closed_to(owner)} == closed
 
 
-def test_a_mapped_cluster_without_any_mapping_is_closed_to_everybody() -> None:
-    nobody = Accounts(Users({}), {"north": Domain("mapped"), "mine": Domain("own")})
+def test_mapped_cluster_without_mappings_is_closed() -> None:
+    accounts = Accounts(Users({}), {"north": Domain("mapped"), "mine": Domain("own")})
     for owner in ("alice", "root", "alice@north", ""):
-        assert nobody.closed_to(owner) == {"north", "mine"}
-        assert nobody.local_user(owner, "north") == ""
+        assert accounts.closed_to(owner) == {"north", "mine"}
+        assert accounts.local_user(owner, "north") == ""
 
 
-def test_where_all_is_one_account_nobody_is_asked_for() -> None:
+def test_service_cluster_is_open_to_all_users() -> None:
     assert Accounts().closed_to("anybody") == frozenset()
     assert Accounts(USERS, {"north": Domain()}).closed_to("anybody") == frozenset()
     assert Accounts(USERS, {"north": Domain()}).local_user("alice", "north") == ""
@@ -100,19 +100,19 @@ def test_where_all_is_one_account_nobody_is_asked_for() -> None:
         ("north", "", set()),
     ],
 )
-def test_somebodys_home_is_what_is_said_or_the_one_cluster_there_is(user: str, home: str, sites: set[str]) -> None:
-    more = {"dora": User({"north": "dora"}, home="east"), "eve": User(home="west")}
-    known = Accounts(Users({**PEOPLE, **more}, unmapped=["north"]))
-    assert (known.home_of(user), set(known.sites_of(user))) == (home, sites)
+def test_home_of_user_is_configured_or_only_cluster(user: str, home: str, sites: set[str]) -> None:
+    new_users = {"dora": User({"north": "dora"}, home="east"), "eve": User(home="west")}
+    accounts = Accounts(Users({**MAPPED_USERS, **new_users}, unmapped=["north"]))
+    assert (accounts.home_of(user), set(accounts.sites_of(user))) == (home, sites)
 
 
-def test_where_somebody_may_run_no_jobs_is_not_their_home_by_itself() -> None:
-    known = Accounts(Users({"eve": User(home="laptop"), "bob": User(home="laptop")}), DOMAINS)
-    assert (known.home_of("eve"), known.home_of("bob")) == ("", "laptop")
+def test_home_of_user_without_access_is_empty() -> None:
+    accounts = Accounts(Users({"eve": User(home="laptop"), "bob": User(home="laptop")}), DOMAINS)
+    assert (accounts.home_of("eve"), accounts.home_of("bob")) == ("", "laptop")
 
 
-def test_few_owners_are_remembered() -> None:
-    many = Accounts(USERS, DOMAINS)
+def test_closed_to_cache_is_bounded() -> None:
+    accounts = Accounts(USERS, DOMAINS)
     for number in range(20_000):
-        assert many.closed_to(f"user-{number}") == {"north", "east", "laptop"}
-    assert len(many._closed) <= 10_000
+        assert accounts.closed_to(f"user-{number}") == {"north", "east", "laptop"}
+    assert len(accounts._closed) <= 10_000

@@ -8,12 +8,12 @@ NOON = 12 * 3600.0
 DAY = 86400.0
 
 
-def test_today_needs_no_date() -> None:
+def test_format_time_of_today_has_no_date() -> None:
     assert format_time(NOON + 127.9, NOON) == "12:02"
     assert format_time(NOON + 127.9, NOON, exact=True) == "12:02:07"
 
 
-def test_another_day_has_its_date() -> None:
+def test_format_time_of_other_day_has_date() -> None:
     assert format_time(NOON, NOON + DAY) == "1970-01-01 12:00"
     assert format_time(DAY - 1, DAY, exact=True) == "1970-01-01 23:59:59"
 
@@ -28,16 +28,16 @@ def test_another_day_has_its_date() -> None:
         (["a", "b", "c", "d"], 100, "a, b, c, d and 96 more"),
     ],
 )
-def test_long_lists_are_cut(texts: list[str], count: int | None, line: str) -> None:
+def test_format_list_limits_long_lists(texts: list[str], count: int | None, line: str) -> None:
     assert format_list(texts, count) == line
 
 
-def test_numbers_agree_with_their_nouns() -> None:
+def test_format_nodes_uses_singular_and_plural() -> None:
     assert [format_nodes(0), format_nodes(1), format_nodes(2, "idle")] == ["0 nodes", "1 node", "2 idle nodes"]
     assert [format_idle(1), format_idle(2)] == ["1 is idle", "2 are idle"]
 
 
-def test_a_wrong_name_brings_the_known_ones() -> None:
+def test_suggest_names_lists_known_names() -> None:
     assert suggest_names("nroth", ["south", "north"]) == "did you mean north? known: north, south"
     assert suggest_names("x", []) == "known: none"
 
@@ -54,5 +54,5 @@ def test_a_wrong_name_brings_the_known_ones() -> None:
         (255, "exited with 255"),
     ],
 )
-def test_exit_text_names_standard_signals(code: int, text: str) -> None:
+def test_describe_exit_names_standard_signals(code: int, text: str) -> None:
     assert describe_exit(code) == text

@@ -16,7 +16,7 @@ from tests.scheduler.requests import fixed, flexible, nonfixed
 SIZES = {"north": 4, "south": 3, "west": 2}
 
 
-def a_day(seed: int = 1, jobs: int = 30, **rules: Any) -> RecordedWorld:
+def record_day(seed: int = 1, jobs: int = 30, **rules: Any) -> RecordedWorld:
     """Jobs of all kinds, local users, breaking nodes and a daemon that dies in the middle."""
     draw, numbers = Random(seed), iter(range(10**6))
     world = RecordedWorld(SIZES, Rules(**rules), nonces=lambda: f"{next(numbers):x}")
@@ -24,8 +24,8 @@ def a_day(seed: int = 1, jobs: int = 30, **rules: Any) -> RecordedWorld:
         kind = draw.choice(["flexible", "flexible", "nonfixed", "fixed"])
         request: Request = flexible(draw.randint(1, 7))
         if kind != "flexible":
-            more = draw.randint(1, 2)
-            request = nonfixed(draw.randint(1, 3), more) if kind == "nonfixed" else fixed(north=2 * more)
+            size = draw.randint(1, 2)
+            request = nonfixed(draw.randint(1, 3), size) if kind == "nonfixed" else fixed(north=2 * size)
         world.submit(
             request, run_time=draw.choice([3.0, 20.0, 47.5]), environment=(("PASSWORD", "of-the-environment"),)
         )
@@ -40,15 +40,15 @@ def a_day(seed: int = 1, jobs: int = 30, **rules: Any) -> RecordedWorld:
     return world
 
 
-def exported(lives: Sequence[Life]) -> bytes:
+def export_lines(lives: Sequence[Life]) -> bytes:
     """As ``koala export`` writes them."""
-    told = [encode_line({"koala_export": FORMAT, "version": __version__, "since": 0.0, "until": 1e10})]
-    for number, (begun, *steps) in enumerate(lives, 1):
-        told.append(encode_line({"koala_record": FORMAT, "version": __version__, "life": str(number), "part": 1}))
-        told += [encode_line({"begin": json.loads(begun)}), *steps]
-    return b"".join([*told, encode_line({"end": True})])
+    lines = [encode_line({"koala_export": FORMAT, "version": __version__, "since": 0.0, "until": 1e10})]
+    for number, (beginning, *steps) in enumerate(lives, 1):
+        lines.append(encode_line({"koala_record": FORMAT, "version": __version__, "life": str(number), "part": 1}))
+        lines += [encode_line({"begin": json.loads(beginning)}), *steps]
+    return b"".join([*lines, encode_line({"end": True})])
 
 
-def written(path: Path, lives: Sequence[Life]) -> Path:
-    path.write_bytes(exported(lives))
+def write_export(path: Path, lives: Sequence[Life]) -> Path:
+    path.write_bytes(export_lines(lives))
     return path

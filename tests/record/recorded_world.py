@@ -21,32 +21,32 @@ Life = list[bytes]
 class RecordedWorld(World):
     """Everything outside the scheduler, and what was written of it; people are those of the machine."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.lives: list[Life] = []
-        super().__init__(*given, **named)
+        super().__init__(*args, **kwargs)
 
     def _scheduler(self, clusters: Sequence[ClusterStatus], jobs: Sequence[Job] | None = None) -> Scheduler:
-        begun = Beginning(
+        beginning = Beginning(
             self.rules,
             tuple(self.policies.names()),
-            tuple(map(_known, clusters)),
-            tuple((one, other, link) for (one, other), link in (self.links or {}).items()),
+            tuple(map(_to_known_cluster, clusters)),
+            tuple((source, target, link) for (source, target), link in (self.links or {}).items()),
             people=People(users=LAB, limits=self.limits.settings) if self.limits else People(),
             jobs=tuple(jobs or ()),
             scans=self.scans if jobs is not None else {},
             now=self.now,
         )
-        life = [encode_line(beginning_to_json(begun))]
-        self.lives.append(life)
+        run_lines = [encode_line(beginning_to_json(beginning))]
+        self.lives.append(run_lines)
 
         def keep(step: Step) -> None:
-            life.append(encode_line(step_to_json(step)))
+            run_lines.append(encode_line(step_to_json(step)))
 
-        recorded = RecordedScheduler(begun, self.policies, self.nonces, self.clock or float, keep)
+        recorded = RecordedScheduler(beginning, self.policies, self.nonces, self.clock or float, keep)
         return cast(Scheduler, recorded)
 
 
-def _known(cluster: ClusterStatus) -> KnownCluster:
+def _to_known_cluster(cluster: ClusterStatus) -> KnownCluster:
     health = cluster.health
     return KnownCluster(
         cluster.name,

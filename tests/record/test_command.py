@@ -8,33 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.record.days import a_day, exported, written
+from tests.record.days import export_lines, record_day, write_export
 
 pytestmark = pytest.mark.processes
 
 
-def koala(*arguments: str, seed: str = "0") -> "subprocess.CompletedProcess[str]":
+def run_replay(*arguments: str, seed: str = "0") -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PYTHONHASHSEED": seed}
     command = [sys.executable, "-m", "koalapy.cli.main", "replay", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_a_day_is_replayed_in_any_process(tmp_path: Path, seed: str) -> None:
-    day = a_day(jobs=40)
-    done = koala(str(written(tmp_path / "day", day.lives)), "--json", seed=seed)
-    assert done.returncode == 0, done.stderr
-    lives = json.loads(done.stdout)["lives"]
+def test_replay_in_new_process_is_deterministic(tmp_path: Path, seed: str) -> None:
+    day = record_day(jobs=40)
+    result = run_replay(str(write_export(tmp_path / "day", day.lives)), "--json", seed=seed)
+    assert result.returncode == 0, result.stderr
+    lives = json.loads(result.stdout)["lives"]
     assert [life["divergence"] for life in lives] == [None, None]
     assert sum(life["placements"] for life in lives) == sum(entry.event == "placed" for entry in day.timeline) > 30
 
 
-def test_what_the_daemon_could_not_read_is_told_beside_the_rest(tmp_path: Path) -> None:
-    first, second = a_day(jobs=4).lives
-    day = exported([first, second]).splitlines(keepends=True)
+def test_replay_of_incomplete_record_reports_lost_parts(tmp_path: Path) -> None:
+    first, second = record_day(jobs=4).lives
+    day = export_lines([first, second]).splitlines(keepends=True)
     lost = b'{"lost":"the daemon could not read it"}\n'
     (tmp_path / "day").write_bytes(b"".join([*day[: len(first) + 2], lost, *day[len(first) + 2 :]]))
-    done = koala(str(tmp_path / "day"))
-    assert done.returncode == 1
-    assert done.stdout.count("all as recorded") == 2
-    assert "the record is incomplete: the daemon could not read it" in done.stderr
+    result = run_replay(str(tmp_path / "day"))
+    assert result.returncode == 1
+    assert result.stdout.count("all as recorded") == 2
+    assert "the record is incomplete: the daemon could not read it" in result.stderr

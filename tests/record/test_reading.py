@@ -12,62 +12,62 @@ from koalapy.model.errors import UsageError
 from koalapy.policies.registry import Registry, builtin_policies
 from koalapy.record.reading import RecordFile
 from koalapy.record.replay import History, replay
-from tests.record.days import a_day, exported, written
+from tests.record.days import export_lines, record_day, write_export
 
-DAY = a_day(jobs=6)
-WHOLE = exported(DAY.lives)
+DAY = record_day(jobs=6)
+WHOLE = export_lines(DAY.lives)
 
 
-def read(path: Path, policies: Registry | None = None) -> list[History]:
+def replay_file(path: Path, policies: Registry | None = None) -> list[History]:
     return list(replay(path, policies or builtin_policies()))
 
 
-def fault(path: Path, content: bytes) -> str:
+def read_error(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(UsageError) as raised:
-        read(path)
+        replay_file(path)
     assert raised.value.field == "file"
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_each_life_is_replayed_by_itself(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_replay_of_daemon_runs_is_separate(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "day"
     path.write_bytes(pack(WHOLE))
-    lives = read(path)
+    lives = replay_file(path)
     assert len(lives) == len(DAY.lives) == 2
     assert [life.divergence for life in lives] == [None, None]
     assert sum(life.placements for life in lives) == sum(entry.event == "placed" for entry in DAY.timeline)
     assert lives[0].jobs | lives[1].jobs == DAY.jobs.keys()
 
 
-def test_variables_of_programs_are_not_in_it() -> None:
+def test_record_contains_no_environment_variables() -> None:
     assert b"of-the-environment" not in WHOLE
 
 
-def test_wherever_it_is_cut_off_it_says_so(tmp_path: Path) -> None:
+def test_replay_of_truncated_record_is_rejected(tmp_path: Path) -> None:
     """All places around the ends of lines, and some between."""
-    ends = {place + by for place, byte in enumerate(WHOLE) if byte == 10 for by in (0, 1, 2)}
-    for place in sorted({0, 1, *list(ends)[:: max(1, len(ends) // 40)], *range(7, len(WHOLE), len(WHOLE) // 40)}):
-        if place < len(WHOLE) - 1:
-            told = fault(tmp_path / "day", WHOLE[:place])
-            assert "is cut off after line" in told or "is no record" in told
+    ends = {position + offset for position, byte in enumerate(WHOLE) if byte == 10 for offset in (0, 1, 2)}
+    for position in sorted({0, 1, *list(ends)[:: max(1, len(ends) // 40)], *range(7, len(WHOLE), len(WHOLE) // 40)}):
+        if position < len(WHOLE) - 1:
+            message = read_error(tmp_path / "day", WHOLE[:position])
+            assert "is cut off after line" in message or "is no record" in message
 
 
-def test_a_compressed_one_that_is_cut_off_or_damaged_says_so(tmp_path: Path) -> None:
+def test_replay_of_damaged_gzip_is_rejected(tmp_path: Path) -> None:
     packed = gzip.compress(WHOLE)
-    for place in (len(packed) // 3, len(packed) - 4):
-        assert "is damaged" in fault(tmp_path / "day.gz", packed[:place])
-        spoiled = packed[:place] + bytes([packed[place] ^ 0xFF]) + packed[place + 1 :]
-        assert "is damaged" in fault(tmp_path / "day.gz", spoiled)
+    for position in (len(packed) // 3, len(packed) - 4):
+        assert "is damaged" in read_error(tmp_path / "day.gz", packed[:position])
+        damaged = packed[:position] + bytes([packed[position] ^ 0xFF]) + packed[position + 1 :]
+        assert "is damaged" in read_error(tmp_path / "day.gz", damaged)
 
 
-def test_what_is_missing_in_the_middle_is_a_gap(tmp_path: Path) -> None:
+def test_replay_of_record_with_gap_is_rejected(tmp_path: Path) -> None:
     lines = WHOLE.splitlines(keepends=True)
-    for gone in (4, 9):
-        assert "has a gap before line" in fault(tmp_path / "day", b"".join(lines[:gone] + lines[gone + 1 :]))
-    assert "has a gap" in fault(tmp_path / "day", b"".join([*lines[:5], lines[4], *lines[5:]]))
+    for missing in (4, 9):
+        assert "has a gap before line" in read_error(tmp_path / "day", b"".join(lines[:missing] + lines[missing + 1 :]))
+    assert "has a gap" in read_error(tmp_path / "day", b"".join([*lines[:5], lines[4], *lines[5:]]))
 
 
 @pytest.mark.parametrize(
@@ -102,20 +102,20 @@ def test_what_is_missing_in_the_middle_is_a_gap(tmp_path: Path) -> None:
         (5, b'{"n":3,"at":1.0,"done":[1]}\n', "that is no step"),
     ],
 )
-def test_what_is_no_record_is_told(tmp_path: Path, number: int, instead: bytes, said: str) -> None:
+def test_replay_of_invalid_line_is_rejected(tmp_path: Path, number: int, instead: bytes, said: str) -> None:
     lines = WHOLE.splitlines(keepends=True)
-    assert said in fault(tmp_path / "day", b"".join([*lines[:number], instead, *lines[number + 1 :]]))
+    assert said in read_error(tmp_path / "day", b"".join([*lines[:number], instead, *lines[number + 1 :]]))
 
 
 @pytest.mark.parametrize("changed", [{"now": 1e300}, {"now": float("nan")}, {"clusters": []}])
-def test_a_beginning_that_cannot_be_is_told(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_replay_of_invalid_beginning_is_rejected(tmp_path: Path, changed: dict[str, Any]) -> None:
     lines = WHOLE.splitlines(keepends=True)
-    begun = json.dumps({"begin": json.loads(lines[2])["begin"] | changed}).encode() + b"\n"
-    said = "of what there is not" if "clusters" in changed else "it begins with nothing that is known"
-    assert said in fault(tmp_path / "day", b"".join([*lines[:2], begun, *lines[3:]]))
+    beginning = json.dumps({"begin": json.loads(lines[2])["begin"] | changed}).encode() + b"\n"
+    message = "of what there is not" if "clusters" in changed else "it begins with nothing that is known"
+    assert message in read_error(tmp_path / "day", b"".join([*lines[:2], beginning, *lines[3:]]))
 
 
-def test_a_line_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
+def test_record_file_with_too_long_line_is_rejected(tmp_path: Path) -> None:
     """A small packed file may hold one of any length."""
     longest = max(map(len, WHOLE.splitlines(keepends=True)))
     path = tmp_path / "day"
@@ -126,25 +126,25 @@ def test_a_line_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
         list(RecordFile(path, max_line=longest + 1).lives())
 
 
-def test_a_policy_that_there_is_not_is_named(tmp_path: Path) -> None:
+def test_replay_with_missing_policy_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"was written with policies that there are not here: .*worst-fit"):
-        read(written(tmp_path / "day", DAY.lives), Registry())
+        replay_file(write_export(tmp_path / "day", DAY.lives), Registry())
 
 
-def test_no_file_is_told(tmp_path: Path) -> None:
+def test_replay_of_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read(tmp_path / "none")
+        replay_file(tmp_path / "none")
 
 
-def test_what_was_changed_by_hand_is_found_where_it_begins(tmp_path: Path) -> None:
+def test_replay_of_changed_record_finds_first_divergence(tmp_path: Path) -> None:
     """One node less is idle than was told: something else follows, and the replay ends there."""
     lines = WHOLE.splitlines(keepends=True)
-    place = next(number for number, each in enumerate(lines) if b'"placed"' in each)
-    step = json.loads(lines[place])
+    index = next(number for number, line in enumerate(lines) if b'"placed"' in line)
+    step = json.loads(lines[index])
     step["done"][0][0][3][0][1] += 1
     path = tmp_path / "day"
-    path.write_bytes(b"".join([*lines[:place], json.dumps(step).encode() + b"\n", *lines[place + 1 :]]))
-    first = read(path)[0].divergence
+    path.write_bytes(b"".join([*lines[:index], json.dumps(step).encode() + b"\n", *lines[index + 1 :]]))
+    first = replay_file(path)[0].divergence
     assert first is not None
     assert (first.step, first.at) == (step["n"], step["at"])
     assert first.recorded != first.replayed

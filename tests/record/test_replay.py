@@ -21,14 +21,14 @@ from tests.scheduler.machine.base import EXAMPLE_COUNT
 from tests.scheduler.test_machine import Grid
 
 
-def divergence(life: Life) -> Divergence | None:
+def find_divergence(life: Life) -> Divergence | None:
     """Where its replay did something else."""
-    begun, *steps = map(json.loads, life)
-    replay = Replay(beginning_from_json(begun), builtin_policies())
+    beginning, *steps = map(json.loads, life)
+    replay = Replay(beginning_from_json(beginning), builtin_policies())
     for step in steps:
-        _, found = replay.take(step_from_json(step))
-        if found is not None:
-            return found
+        _, difference = replay.take(step_from_json(step))
+        if difference is not None:
+            return difference
     return None
 
 
@@ -59,7 +59,7 @@ class RecordedGrid(Grid):
         super().teardown()
         if hasattr(self, "world"):
             for life in cast(RecordedWorld, self.world).lives:
-                assert divergence(life) is None
+                assert find_divergence(life) is None
 
 
 RecordedGrid.TestCase.settings = settings(

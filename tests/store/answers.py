@@ -8,10 +8,10 @@ from koalapy.validation.submission import hash_key
 KEYS = [hash_key(user, key) for user, key in (("ada", "key of 1"), ("bob", "key of 8"), ("cyd", "key of 9"))]
 
 
-def answers(stores: Stores) -> dict[str, object]:
+def read_contents(stores: Stores) -> dict[str, object]:
     """All that stores say, but of what counts in no statistics."""
     saved, ids = stores.jobs.load(), range(1, 25)
-    pairs = [(one, other) for one in ("north", "south") for other in ("north", "south")]
+    pairs = [(source, target) for source in ("north", "south") for target in ("north", "south")]
     return {
         "unfinished": sorted(saved.jobs, key=lambda job: job.id),
         "saved": (saved.outbox, sorted(saved.clusters, key=lambda record: record.name), saved.next_job, saved.scans),
@@ -30,23 +30,23 @@ def answers(stores: Stores) -> dict[str, object]:
     }
 
 
-def statistics(stores: Stores) -> list[object]:
+def read_statistics(stores: Stores) -> list[object]:
     usage = stores.jobs.usage(0.0, 4000.0)
-    over = [stores.history.over(5000.0, 100, internal=internal) for internal in (False, True)]
+    expired_jobs = [stores.history.over(5000.0, 100, internal=internal) for internal in (False, True)]
     return [
         usage.ended,
         usage.restarts,
         usage.mean_times,
         {cluster: round(seconds, 3) for cluster, seconds in usage.node_seconds.items()},
-        over,
+        expired_jobs,
         stores.history.ended((0.0, 0), 5000.0, 100),
     ]
 
 
-def history(stores: Stores) -> list[dict[Key, list[float]]]:
-    return [_rounded(stores.history.days(DayFilter(kind, 0, 1000))) for kind in Kind]
+def read_history(stores: Stores) -> list[dict[Key, list[float]]]:
+    return [_round_figures(stores.history.days(DayFilter(kind, 0, 1000))) for kind in Kind]
 
 
-def _rounded(days: dict[Key, Figures]) -> dict[Key, list[float]]:
-    found = {key: [round(getattr(figures, name), 3) for name in NAMES] for key, figures in days.items()}
-    return {key: told for key, told in found.items() if any(told)}
+def _round_figures(days: dict[Key, Figures]) -> dict[Key, list[float]]:
+    rounded = {key: [round(getattr(figures, name), 3) for name in NAMES] for key, figures in days.items()}
+    return {key: values for key, values in rounded.items() if any(values)}

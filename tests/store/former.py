@@ -63,15 +63,15 @@ class World:
     removed: list[JobId]
 
 
-def world() -> World:
+def make_world() -> World:
     """Return jobs of every state and form, with something in every table."""
     mesh = InputFile(name="climate/mesh", size=5_000_000_000, sites=("west", "south"))
     fields_file = InputFile(
         name="fields", size=300, sites=("south",), distribution="partitioned", part="part-1", target="in"
     )
 
-    def request_of(size: int, cluster: str | None, *inputs: InputFile, **more: Any) -> ComponentRequest:
-        return ComponentRequest(size=size, cluster=cluster, inputs=inputs, **more)
+    def request_of(size: int, cluster: str | None, *inputs: InputFile, **fields: Any) -> ComponentRequest:
+        return ComponentRequest(size=size, cluster=cluster, inputs=inputs, **fields)
 
     plain = JobSpec(request=FlexibleRequest(3), command=("./wave", "-n", "3"), name="wave", owner="ada")
     rich = JobSpec(
@@ -107,7 +107,7 @@ def world() -> World:
         webhook="https://hooks.example.org/bob",
         home_site="north",
     )
-    named = JobSpec(
+    fixed_spec = JobSpec(
         request=FixedRequest(
             (
                 request_of(2, "north", mesh, command=("ocean",), environment=(("ROLE", "sea"),), output="/tmp/sea"),
@@ -119,7 +119,7 @@ def world() -> World:
         launcher=Launcher.PROCESSES,
     )
     sized = JobSpec(request=NonFixedRequest((request_of(2, None), request_of(1, None, mesh))), command=("true",))
-    own = JobSpec(
+    internal_spec = JobSpec(
         request=FixedRequest((request_of(1, "north"), request_of(1, "south"))),
         command=("pingpong",),
         name="network north-south",
@@ -128,33 +128,37 @@ def world() -> World:
         internal=True,
     )
 
-    def component(index: int, cluster: str, size: int, state: ComponentState, **more: Any) -> Component:
-        return Component(index=index, cluster=cluster, size=size, state=state, **more)
+    def component(index: int, cluster: str, size: int, state: ComponentState, **fields: Any) -> Component:
+        return Component(index=index, cluster=cluster, size=size, state=state, **fields)
 
-    def attempt(generation: int, *components: Component, **more: Any) -> Attempt:
+    def attempt(generation: int, *components: Component, **fields: Any) -> Attempt:
         placed = {"placed_at": 110.0, "start_estimate": 116.0, "claim_at": 115.5, "nonce": f"5eed{generation}"}
-        return Attempt(generation=generation, components=components, **placed | more)
+        return Attempt(generation=generation, components=components, **placed | fields)
 
-    def job(ident: int, spec: JobSpec, state: JobState, **more: Any) -> Job:
-        generation = more["attempt"].generation if more.get("attempt") else 0
+    def job(ident: int, spec: JobSpec, state: JobState, **fields: Any) -> Job:
+        generation = fields["attempt"].generation if fields.get("attempt") else 0
         common = {"queue_seq": ident + 100, "generation": generation, "submitted_at": 100.0 + ident}
-        return Job(**common | {"id": ident, "spec": spec, "state": state} | more)
+        return Job(**common | {"id": ident, "spec": spec, "state": state} | fields)
 
-    held = {"hosts": ("127.0.1.1", "127.0.1.2"), "lrm_job": "7", "submitted_at": 116.0, "claimed_at": 118.5}
-    over = held | {"exit_code": 0, "ended_at": 140.0}
+    claimed_times = {"hosts": ("127.0.1.1", "127.0.1.2"), "lrm_job": "7", "submitted_at": 116.0, "claimed_at": 118.5}
+    ended_times = claimed_times | {"exit_code": 0, "ended_at": 140.0}
     replaced = component(1, "west", 1, ComponentState.ENDED, error="lost", infrastructure=True, superseded=True)
 
     def ran(north: int, south: int) -> Attempt:
         parts = [
-            component(0, "north", north, ComponentState.ENDED, **over, sources=("west", "north"), transfer_time=2.5),
-            component(2, "south", south, ComponentState.ENDED, **over, replaces=1, staged=300, stage_size=300),
+            component(
+                0, "north", north, ComponentState.ENDED, **ended_times, sources=("west", "north"), transfer_time=2.5
+            ),
+            component(2, "south", south, ComponentState.ENDED, **ended_times, replaces=1, staged=300, stage_size=300),
         ]
         parts.insert(1, replaced)
         return attempt(2, *parts, barrier_at=120.0, launched_at=121.0, ended_at=140.0, exit_code=0)
 
     first = attempt(
         1,
-        component(0, "north", 3, ComponentState.ENDED, **held, error="node gone", infrastructure=True, ended_at=119.0),
+        component(
+            0, "north", 3, ComponentState.ENDED, **claimed_times, error="node gone", infrastructure=True, ended_at=119.0
+        ),
         ended_at=119.0,
         end_reason="infrastructure-failure: node gone",
     )
@@ -162,7 +166,7 @@ def world() -> World:
     large = 2**32 - 1
     killed = attempt(
         1,
-        component(0, "north", 6, ComponentState.ENDED, **held, ended_at=3720.5),
+        component(0, "north", 6, ComponentState.ENDED, **claimed_times, ended_at=3720.5),
         barrier_at=120.0,
         launched_at=120.5,
         ended_at=3720.5,
@@ -173,15 +177,22 @@ def world() -> World:
         component(0, "north", 2, ComponentState.WAITING, lrm_job="9", submitted_at=116.0, staged_at=115.0),
         component(1, "south", 1, ComponentState.SUBMITTED, request_index=1, staging_since=110.0, staged=7),
     )
-    claimed = attempt(1, component(0, "north", 3, ComponentState.CLAIMED, **held), barrier_at=120.0)
-    running = attempt(2, component(0, "south", 3, ComponentState.RUNNING, **held), barrier_at=120.0, launched_at=121.0)
+    claimed = attempt(1, component(0, "north", 3, ComponentState.CLAIMED, **claimed_times), barrier_at=120.0)
+    running = attempt(
+        2, component(0, "south", 3, ComponentState.RUNNING, **claimed_times), barrier_at=120.0, launched_at=121.0
+    )
     away = {"unknown_since": 150.0, "lease": 2400.0, "lost_at": 2604.0}
-    unknown = attempt(1, component(0, "west", 3, ComponentState.RUNNING, **held, **away), barrier_at=120.0)
+    unknown = attempt(1, component(0, "west", 3, ComponentState.RUNNING, **claimed_times, **away), barrier_at=120.0)
     ending = attempt(
-        1, component(0, "north", 3, ComponentState.DELIVERING, **held, exit_code=3), barrier_at=120.0, launched_at=121.0
+        1,
+        component(0, "north", 3, ComponentState.DELIVERING, **claimed_times, exit_code=3),
+        barrier_at=120.0,
+        launched_at=121.0,
     )
     placed = attempt(1, component(0, "north", 2, ComponentState.PLACED, request_index=0, sources=("south",)))
-    failed = attempt(1, component(0, "north", 3, ComponentState.ENDED, **over | {"exit_code": large}), barrier_at=120.0)
+    failed = attempt(
+        1, component(0, "north", 3, ComponentState.ENDED, **ended_times | {"exit_code": large}), barrier_at=120.0
+    )
     refusals = ClusterRefusal("north", "no node hours left", 160.0, 2), ClusterRefusal("south", "too wide", None)
     begun = [
         job(6, plain, JobState.QUEUED, attempt=first, restarts=1, reason="infrastructure-failure"),
@@ -191,7 +202,7 @@ def world() -> World:
     jobs = [
         job(1, plain, JobState.QUEUED, placement_tries=4, counted_scan=6, reason="no cluster has 3 idle nodes"),
         job(2, sized, JobState.HELD, reason="held by ada"),
-        job(3, named, JobState.PLACED, attempt=placed, placed_at=110.0, placement_tries=1),
+        job(3, fixed_spec, JobState.PLACED, attempt=placed, placed_at=110.0, placement_tries=1),
         job(4, rich, JobState.CLAIMING, attempt=waiting, placed_at=110.0, claim_factor=0.625, claiming_tries=2),
         job(5, plain, JobState.STARTING, attempt=claimed, **times, first_start_estimate=116.0),
         job(6, plain, JobState.RUNNING, attempt=running, restarts=1, **times),
@@ -206,17 +217,21 @@ def world() -> World:
             exit_code=0,
             first_start_estimate=114.0,
         ),
-        job(9, named, JobState.FAILED, attempt=failed, **times, ended_at=142.0, exit_code=large, reason="exit code"),
+        job(
+            9, fixed_spec, JobState.FAILED, attempt=failed, **times, ended_at=142.0, exit_code=large, reason="exit code"
+        ),
         job(10, rich, JobState.FAILED, attempt=killed, **times, ended_at=3721.0, reason="walltime", restarts=2),
         job(11, plain, JobState.CANCELLED, ended_at=130.0, reason="by bob: not needed \N{KOALA}"),
         job(12, plain, JobState.QUEUED, attempt=first, restarts=1, retry_at=160.0, refusals=refusals),
-        job(13, own, JobState.CANCELLED, ended_at=131.0),
+        job(13, internal_spec, JobState.CANCELLED, ended_at=131.0),
         job(14, plain, JobState.RUNNING, attempt=ending, ending=JobState.CANCELLED, reason="cancelled", **times),
         job(20, plain, JobState.SUCCEEDED, attempt=ran(2, 1), **times, ended_at=141.0, exit_code=0),
     ]
     timeline = [
-        TimelineEntry(job=each.id, at=each.submitted_at, event="submitted", state=JobState.QUEUED, reason="")
-        for each in jobs
+        TimelineEntry(
+            job=stored_job.id, at=stored_job.submitted_at, event="submitted", state=JobState.QUEUED, reason=""
+        )
+        for stored_job in jobs
     ]
     timeline.append(TimelineEntry(6, 119.0, "ended", JobState.QUEUED, "node gone", 1, 0, "north"))
     options = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
@@ -241,17 +256,17 @@ def world() -> World:
     link = {"one": "north", "other": "south", "latency": 0.25, "bandwidth": 1e6, "back": 2e6, "job": 13}
     ping = {"kind": MeasurementKind.PINGPONG, "error": ""}
     batches = [
-        Batch(at=100.0, epoch=1, jobs={each.id: each for each in begun}, advised=advised[:1]),
+        Batch(at=100.0, epoch=1, jobs={stored_job.id: stored_job for stored_job in begun}, advised=advised[:1]),
         Batch(
             at=150.0,
             epoch=1,
-            jobs={each.id: each for each in jobs},
+            jobs={stored_job.id: stored_job for stored_job in jobs},
             timeline=timeline,
             outbox=commands,
             submitted=[
                 Submitted(hash_key("ada", "key of 1"), 1, hash_spec(plain)),
                 Submitted(hash_key("bob", "key of 8"), 8, hash_spec(rich)),
-                Submitted(hash_key("cyd", "key of 9"), 9, hash_spec(named)),
+                Submitted(hash_key("cyd", "key of 9"), 9, hash_spec(fixed_spec)),
             ],
             clusters=[usable, given_up],
             scans={Priority.LOW: 9, Priority.HIGH: 3},
@@ -277,18 +292,18 @@ def world() -> World:
     )
 
 
-def script(revision: str, rows: dict[str, list[dict[str, Any]]]) -> str:
+def format_script(revision: str, rows: dict[str, list[dict[str, Any]]]) -> str:
     """The rows of each table as SQL that every database reads; bytes as ``X'…'``, see ``statements``."""
     text = f"-- What a daemon of revision {revision} left.\n"
     for table, values in rows.items():
         if values:
             columns = ", ".join(f'"{name}"' for name in values[0])
-            lines = ",\n".join(f"({', '.join(map(_literal, row.values()))})" for row in values)
+            lines = ",\n".join(f"({', '.join(map(_sql_literal, row.values()))})" for row in values)
             text += f'insert into "{table}" ({columns}) values\n{lines};\n'
     return text
 
 
-def _literal(value: object) -> str:
+def _sql_literal(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -300,21 +315,21 @@ def _literal(value: object) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
-def statements(revision: str, dialect: str) -> list[str]:
+def read_statements(revision: str, dialect: str) -> list[str]:
     text = (REVISIONS / f"{revision}.sql").read_text(encoding="utf-8")
-    found = text.split("insert into")[1:]
+    rows = text.split("insert into")[1:]
     if dialect == "sqlite":
-        return [f"insert into{statement}" for statement in found]
+        return [f"insert into{statement}" for statement in rows]
     # Numbers that were given by a sequence are beyond what it gives next.
     numbers = [
         f"select setval(pg_get_serial_sequence('{table}', 'id'), 1000)"
         for table in ("timeline", "measurements")
         if f'insert into "{table}"' in text
     ]
-    return [re.sub(r"\bX'([0-9a-f]*)'", r"'\\x\1'", f"insert into{statement}") for statement in found] + numbers
+    return [re.sub(r"\bX'([0-9a-f]*)'", r"'\\x\1'", f"insert into{statement}") for statement in rows] + numbers
 
 
-def write(stores: Stores, world: World) -> Stores:
+def write_world(stores: Stores, world: World) -> Stores:
     for batch in world.batches:
         stores.jobs.write(batch)
     stores.files.save_replicas(world.replicas)
@@ -333,7 +348,7 @@ def _write_present() -> None:
     revision = ScriptDirectory.from_config(alembic_config()).get_current_head() or ""
     with tempfile.TemporaryDirectory() as folder:
         stores = open_stores(f"sqlite:///{folder}/koala.db", FileOutput(Path(folder) / "output", 1000))
-        write(stores, world())
+        write_world(stores, make_world())
         with stores.jobs.database.engine.begin() as connection:
             connection.execute(
                 update(tables.lease).values(holder="elsewhere:1:1", expires_at=50.0, instance="0123abcd")
@@ -344,7 +359,7 @@ def _write_present() -> None:
                 if table is not tables.audit_chain  # its row is there from the beginning
             }
         stores.jobs.close()
-    (REVISIONS / f"{revision}.sql").write_text(script(revision, rows), encoding="utf-8")
+    (REVISIONS / f"{revision}.sql").write_text(format_script(revision, rows), encoding="utf-8")
 
 
 def _with_json(table: Table, row: RowMapping) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
 
 
-def a_job(ident: int, state: JobState = JobState.QUEUED, **changes: object) -> Job:
+def make_job(ident: int, state: JobState = JobState.QUEUED, **changes: object) -> Job:
     spec = JobSpec(FlexibleRequest(3), ("true",), name=f"n{ident % 2}", owner="ada" if ident % 3 else "bob")
     return replace(Job(ident, spec, 100.0 + ident, state, queue_seq=ident), **changes)  # type: ignore[arg-type]
 
 
-def running(ident: int, generation: int = 1) -> Job:
+def make_running_job(ident: int, generation: int = 1) -> Job:
     components = (
         Component(
             0,
@@ -47,7 +47,7 @@ def running(ident: int, generation: int = 1) -> Job:
         end_reason="because",
         nonce="5eed",
     )
-    return a_job(
+    return make_job(
         ident,
         JobState.RUNNING,
         generation=generation,
@@ -58,5 +58,5 @@ def running(ident: int, generation: int = 1) -> Job:
     )
 
 
-def batch(*jobs: Job, **more: object) -> Batch:
-    return Batch(at=1.0, epoch=1, jobs={job.id: job for job in jobs}, **more)  # type: ignore[arg-type]
+def make_batch(*jobs: Job, **fields: object) -> Batch:
+    return Batch(at=1.0, epoch=1, jobs={job.id: job for job in jobs}, **fields)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ SPEC = JobSpec(FlexibleRequest(4), ("./wave",), policy="auto")
 OPTIONS = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
 
 
-def ran(ident: int, spec: JobSpec = SPEC, seconds: float = 12.5, **changes: object) -> Job:
+def make_completed_job(ident: int, spec: JobSpec = SPEC, seconds: float = 12.5, **changes: object) -> Job:
     """A job that succeeded on two clusters, one component of which had to be replaced."""
     components = (
         Component(0, "north", 2, ComponentState.ENDED),
@@ -24,81 +24,87 @@ def ran(ident: int, spec: JobSpec = SPEC, seconds: float = 12.5, **changes: obje
     return replace(job, **changes)  # type: ignore[arg-type]
 
 
-def given(ident: int, application: str = "wave", at: float = 100.0) -> AdvisedPlacement:
-    return AdvisedPlacement(ident, 2, at, application, 2, OPTIONS, "co-allocated, since it pays", 15.0)
+def make_advised_placement(ident: int, application: str = "wave", advised_at: float = 100.0) -> AdvisedPlacement:
+    return AdvisedPlacement(ident, 2, advised_at, application, 2, OPTIONS, "co-allocated, since it pays", 15.0)
 
 
-def write(stores: Stores, *jobs: Job, advised: tuple[AdvisedPlacement, ...] = ()) -> None:
+def write_jobs(stores: Stores, *jobs: Job, advised: tuple[AdvisedPlacement, ...] = ()) -> None:
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={job.id: job for job in jobs}, advised=list(advised)))
 
 
-def test_an_advice_is_completed_when_its_job_has_succeeded(stores: Stores) -> None:
-    running = ran(1, state=JobState.RUNNING)
-    write(stores, running, advised=(given(1),))
+def test_advice_of_succeeded_job_gets_run_time(stores: Stores) -> None:
+    running = make_completed_job(1, state=JobState.RUNNING)
+    write_jobs(stores, running, advised=(make_advised_placement(1),))
     advice = stores.advice
-    assert advice.record("", 10) == [given(1)]
-    write(stores, ran(1))
-    assert advice.record("", 10) == [replace(given(1), actual=12.5)]
+    assert advice.record("", 10) == [make_advised_placement(1)]
+    write_jobs(stores, make_completed_job(1))
+    assert advice.record("", 10) == [replace(make_advised_placement(1), actual=12.5)]
 
 
-def test_an_advice_whose_attempt_failed_stays_without_an_end(stores: Stores) -> None:
-    first = replace(given(1), generation=1)
-    write(stores, ran(1, state=JobState.RUNNING), advised=(first, given(1)))
-    write(stores, ran(1))
-    actual = {found.generation: found.actual for found in stores.advice.record("", 10)}
+def test_advice_of_failed_attempt_has_no_run_time(stores: Stores) -> None:
+    first = replace(make_advised_placement(1), generation=1)
+    write_jobs(stores, make_completed_job(1, state=JobState.RUNNING), advised=(first, make_advised_placement(1)))
+    write_jobs(stores, make_completed_job(1))
+    actual = {placement.generation: placement.actual for placement in stores.advice.record("", 10)}
     assert actual == {1: None, 2: 12.5}
-    write(stores, ran(2, state=JobState.RUNNING), advised=(given(2, at=200.0),))
-    write(stores, ran(2, state=JobState.FAILED))
-    assert stores.advice.record("", 1) == [given(2, at=200.0)]
+    write_jobs(
+        stores, make_completed_job(2, state=JobState.RUNNING), advised=(make_advised_placement(2, advised_at=200.0),)
+    )
+    write_jobs(stores, make_completed_job(2, state=JobState.FAILED))
+    assert stores.advice.record("", 1) == [make_advised_placement(2, advised_at=200.0)]
 
 
-def test_the_record_is_told_newest_first_by_application_and_not_without_end(stores: Stores) -> None:
-    advised = [given(ident, "wave" if ident % 2 else "prime", 100.0 + ident) for ident in range(1, 7)]
-    write(stores, *(ran(ident) for ident in range(1, 7)), advised=tuple(advised))
+def test_advice_record_is_newest_first_filtered_and_limited(stores: Stores) -> None:
+    advised = [make_advised_placement(ident, "wave" if ident % 2 else "prime", 100.0 + ident) for ident in range(1, 7)]
+    write_jobs(stores, *(make_completed_job(ident) for ident in range(1, 7)), advised=tuple(advised))
     advice = stores.advice
-    assert [found.job for found in advice.record("", 4)] == [6, 5, 4, 3]
-    assert [found.job for found in advice.record("wave", 2)] == [5, 3]
+    assert [placement.job for placement in advice.record("", 4)] == [6, 5, 4, 3]
+    assert [placement.job for placement in advice.record("wave", 2)] == [5, 3]
     assert advice.record("other", 2) == []
 
 
-def test_the_last_runs_are_read_from_the_oldest_on(stores: Stores) -> None:
+def test_runs_returns_last_runs_oldest_first(stores: Stores) -> None:
     many = replace(SPEC, processes_per_node=2, application="ocean")
     nameless = replace(SPEC, command=("sh", "-c", "x"))
-    write(
+    write_jobs(
         stores,
-        *(ran(ident, seconds=float(ident)) for ident in (1, 2)),
-        ran(3, many, 3.0),
-        ran(4, nameless),
-        ran(5, state=JobState.FAILED),
-        ran(6, state=JobState.RUNNING),
+        *(make_completed_job(ident, seconds=float(ident)) for ident in (1, 2)),
+        make_completed_job(3, many, 3.0),
+        make_completed_job(4, nameless),
+        make_completed_job(5, state=JobState.FAILED),
+        make_completed_job(6, state=JobState.RUNNING),
     )
-    found = stores.advice.runs(10)
-    on = ("north", "south")
-    assert found == [Run("wave", Size(4), on, 1.0), Run("wave", Size(4), on, 2.0), Run("ocean", Size(4, 2), on, 3.0)]
-    assert stores.advice.runs(2) == found[1:]
+    runs = stores.advice.runs(10)
+    clusters = ("north", "south")
+    assert runs == [
+        Run("wave", Size(4), clusters, 1.0),
+        Run("wave", Size(4), clusters, 2.0),
+        Run("ocean", Size(4, 2), clusters, 3.0),
+    ]
+    assert stores.advice.runs(2) == runs[1:]
 
 
-def killed(ident: int, spec: JobSpec, lasted: float, exit_code: int | None = None) -> Job:
-    job = ran(ident, spec, state=JobState.FAILED)
+def make_killed_job(ident: int, spec: JobSpec, lasted: float, exit_code: int | None = None) -> Job:
+    job = make_completed_job(ident, spec, state=JobState.FAILED)
     assert job.attempt is not None
     attempt = replace(job.attempt, ended_at=101.5 + lasted, exit_code=exit_code)
     return replace(job, attempt=attempt, exit_code=exit_code)
 
 
-def test_what_was_killed_at_its_walltime_is_read_as_such_and_as_it_was_learned_at_once(stores: Stores) -> None:
+def test_runs_killed_at_walltime_are_marked_as_killed(stores: Stores) -> None:
     limited = replace(SPEC, walltime=30.0)
     jobs = [
-        ran(1, limited),
-        killed(2, limited, 30.0),
-        killed(3, limited, 30.0, exit_code=1),
-        killed(4, limited, 29.0),
-        killed(5, SPEC, 30.0),
-        killed(6, limited, 31.0),
+        make_completed_job(1, limited),
+        make_killed_job(2, limited, 30.0),
+        make_killed_job(3, limited, 30.0, exit_code=1),
+        make_killed_job(4, limited, 29.0),
+        make_killed_job(5, SPEC, 30.0),
+        make_killed_job(6, limited, 31.0),
     ]
-    write(stores, *jobs)
-    found = stores.advice.runs(10)
-    assert [(run.seconds, run.killed) for run in found] == [(12.5, False), (30.5, True), (31.5, True)]
-    assert found == [run for job in jobs if (run := completed_run_of(job)) is not None]
-    assert stores.advice.runs(1) == found[2:]
+    write_jobs(stores, *jobs)
+    runs = stores.advice.runs(10)
+    assert [(run.seconds, run.killed) for run in runs] == [(12.5, False), (30.5, True), (31.5, True)]
+    assert runs == [run for job in jobs if (run := completed_run_of(job)) is not None]
+    assert stores.advice.runs(1) == runs[2:]
     stores.history.remove([1, 2, 3, 4, 5])
-    assert stores.advice.runs(10) == found, "also when its job is not kept any more"
+    assert stores.advice.runs(10) == runs, "also when its job is not kept any more"

@@ -19,7 +19,7 @@ def files(open_stores: OpenAll) -> FileStore:
     return open_stores().files
 
 
-def test_replicas_come_back_as_they_were(files: FileStore) -> None:
+def test_replicas_are_read_as_written(files: FileStore) -> None:
     second = replace(MESH, cluster="south", state=ReplicaState.CHANGED, reason="it has 1 byte, not 2")
     files.save_replicas([FIELDS, second, MESH])
     assert files.replicas() == [MESH, second, FIELDS]
@@ -30,12 +30,12 @@ def test_replicas_come_back_as_they_were(files: FileStore) -> None:
     assert [(r.name, r.cluster) for r in files.replicas()] == [("climate/mesh.nc", "south"), ("fields", "south")]
 
 
-def test_an_empty_folder_is_not_taken_for_a_file(files: FileStore) -> None:
+def test_replica_of_empty_folder_has_no_parts(files: FileStore) -> None:
     files.save_replicas([replace(FIELDS, parts=())])
     assert files.replicas()[0].parts == ()
 
 
-def test_bundles_are_kept_under_their_ids(files: FileStore) -> None:
+def test_bundles_are_replaced_and_removed_by_id(files: FileStore) -> None:
     bundle = StoredBundle("a" * 64, 2**33, 3, 5.0)
     files.save_bundles([bundle, StoredBundle("b" * 64, 1, 1, 6.0)])
     files.save_bundles([replace(bundle, used_at=7.0)])
@@ -44,7 +44,7 @@ def test_bundles_are_kept_under_their_ids(files: FileStore) -> None:
     assert files.bundles() == [replace(bundle, used_at=7.0)]
 
 
-def test_results_are_those_of_one_attempt(open_stores: OpenAll) -> None:
+def test_results_of_new_attempt_replace_old_ones(open_stores: OpenAll) -> None:
     stores = open_stores()
     files = stores.files
     jobs = {i: Job(i, JobSpec(FlexibleRequest(2), ("true",)), 1.0) for i in (1, 2, 3)}
@@ -61,7 +61,7 @@ def test_results_are_those_of_one_attempt(open_stores: OpenAll) -> None:
     assert (files.results(1, 1), sum(files.results_sizes().values())) == ([], 30 + 2**40)
 
 
-def test_results_go_by_the_age_of_their_jobs(open_stores: OpenAll) -> None:
+def test_old_results_are_ordered_by_job_end(open_stores: OpenAll) -> None:
     stores = open_stores()
     files = stores.files
     jobs = {i: Job(i, JobSpec(FlexibleRequest(2), ("true",)), 1.0) for i in range(1, 6)}
@@ -79,7 +79,7 @@ def test_results_go_by_the_age_of_their_jobs(open_stores: OpenAll) -> None:
     assert sum(files.results_sizes().values()) == 60
 
 
-def test_results_are_their_jobs_owners(open_stores: OpenAll) -> None:
+def test_results_are_counted_by_job_owner(open_stores: OpenAll) -> None:
     stores = open_stores()
     files, owners = stores.files, ("alice", "bob", "alice", "alice")
     jobs = {

@@ -14,14 +14,16 @@ from koalapy.store import tables
 from koalapy.store.history import SqlHistory
 from koalapy.store.opening import Stores
 from tests.store.conftest import OpenAll
-from tests.store.test_advice import SPEC, ran
+from tests.store.test_advice import SPEC, make_completed_job
 
 OF_JOBS = [table for table in tables.metadata.sorted_tables if "job_id" in table.c and table.name != "measurements"]
 
 
-def write(stores: Stores, first: int, last: int, spec: JobSpec = SPEC, ended: float = 0.0) -> None:
+def write_ended_jobs(stores: Stores, first: int, last: int, spec: JobSpec = SPEC, ended: float = 0.0) -> None:
     """Jobs that succeeded one second after the other, with something in every table."""
-    jobs = {ident: ran(ident, spec, float(ident), ended_at=ended + ident) for ident in range(first, last + 1)}
+    jobs = {
+        ident: make_completed_job(ident, spec, float(ident), ended_at=ended + ident) for ident in range(first, last + 1)
+    }
     running = {ident: replace(job, state=JobState.RUNNING, ended_at=None) for ident, job in jobs.items()}
     stores.jobs.write(
         Batch(
@@ -36,11 +38,11 @@ def write(stores: Stores, first: int, last: int, spec: JobSpec = SPEC, ended: fl
     stores.jobs.write(Batch(at=2.0, epoch=stores.jobs.epoch, jobs=dict(jobs)))
     for ident in jobs:
         stores.files.save_result(StoredResult(ident, 2, 0, "north", 7, 1, 1.0))
-    told = (PredictionKind.START, 1.0, PredictionSource.DAEMON, 1, 1.0, 2.0, 3.0)
-    stores.predictions.add_predictions([Prediction(ident, *told) for ident in jobs])
+    values = (PredictionKind.START, 1.0, PredictionSource.DAEMON, 1, 1.0, 2.0, 3.0)
+    stores.predictions.add_predictions([Prediction(ident, *values) for ident in jobs])
 
 
-def rows_of(stores: Stores, job: int) -> dict[str, int]:
+def count_rows(stores: Stores, job: int) -> dict[str, int]:
     with stores.jobs.database.engine.connect() as connection:
         return {
             table.name: connection.execute(select(func.count()).where(table.c.job_id == job)).scalar_one()
@@ -48,57 +50,59 @@ def rows_of(stores: Stores, job: int) -> dict[str, int]:
         }
 
 
-def test_nothing_of_a_job_is_left_but_what_it_taught(open_stores: OpenAll) -> None:
+def test_removed_job_leaves_only_its_run(open_stores: OpenAll) -> None:
     stores = open_stores()
-    write(stores, 1, 3)
-    whole = rows_of(stores, 3)
-    assert all(count for name, count in whole.items() if name not in ("runs", "plans")), "plans go with their commands"
-    taught = stores.advice.runs(10)
-    assert [run.seconds for run in taught] == [1.0, 2.0, 3.0]
+    write_ended_jobs(stores, 1, 3)
+    row_counts = count_rows(stores, 3)
+    assert all(count for name, count in row_counts.items() if name not in ("runs", "plans")), (
+        "plans go with their commands"
+    )
+    runs = stores.advice.runs(10)
+    assert [run.seconds for run in runs] == [1.0, 2.0, 3.0]
     stores.history.remove([2, 1])
     assert [stores.jobs.job(ident) is None for ident in (1, 2, 3)] == [True, True, False]
-    nothing = dict.fromkeys(whole, 0)
-    assert rows_of(stores, 1) == rows_of(stores, 2) == nothing | {"runs": 1}
-    assert rows_of(stores, 3) == whole
+    no_rows = dict.fromkeys(row_counts, 0)
+    assert count_rows(stores, 1) == count_rows(stores, 2) == no_rows | {"runs": 1}
+    assert count_rows(stores, 3) == row_counts
     assert stores.jobs.submitted(["key 1"]) == {}, "and what it was submitted with may be used for another"
-    assert stores.advice.runs(10) == taught
-    assert stores.advice.runs(2) == taught[1:]
+    assert stores.advice.runs(10) == runs
+    assert stores.advice.runs(2) == runs[1:]
     stores.history.remove([1, 2])
-    assert open_stores().advice.runs(10) == taught
+    assert open_stores().advice.runs(10) == runs
 
 
-def test_no_number_is_given_twice(open_stores: OpenAll) -> None:
+def test_next_job_after_removal_is_unchanged(open_stores: OpenAll) -> None:
     stores = open_stores()
-    write(stores, 1, 5)
-    for gone, there in (([2], 6), ([5, 4], 6), ([3, 1], 6)):
-        stores.history.remove(gone)
-        assert stores.jobs.load().next_job == there
+    write_ended_jobs(stores, 1, 5)
+    for removed, next_job in (([2], 6), ([5, 4], 6), ([3, 1], 6)):
+        stores.history.remove(removed)
+        assert stores.jobs.load().next_job == next_job
     assert open_stores().jobs.load().next_job == 6
 
 
-def test_those_come_first_that_ended_first(stores: Stores) -> None:
-    write(stores, 1, 3, ended=100.0)
-    write(stores, 4, 6, replace(SPEC, internal=True))
-    write(stores, 7, 9)
-    stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={10: ran(10, state=JobState.RUNNING)}))
-    over = stores.history.over
-    assert over(1000.0, 10, internal=False) == [7, 8, 9, 1, 2, 3]
-    assert over(1000.0, 4, internal=False) == [7, 8, 9, 1]
-    assert over(8.0, 10, internal=False) == [7]
-    assert over(1000.0, 10, internal=True) == [4, 5, 6]
+def test_over_returns_jobs_ordered_by_end(stores: Stores) -> None:
+    write_ended_jobs(stores, 1, 3, ended=100.0)
+    write_ended_jobs(stores, 4, 6, replace(SPEC, internal=True))
+    write_ended_jobs(stores, 7, 9)
+    stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={10: make_completed_job(10, state=JobState.RUNNING)}))
+    expired_jobs = stores.history.over
+    assert expired_jobs(1000.0, 10, internal=False) == [7, 8, 9, 1, 2, 3]
+    assert expired_jobs(1000.0, 4, internal=False) == [7, 8, 9, 1]
+    assert expired_jobs(8.0, 10, internal=False) == [7]
+    assert expired_jobs(1000.0, 10, internal=True) == [4, 5, 6]
 
 
-def test_what_jobs_taught_is_not_kept_for_ever_either(stores: Stores) -> None:
+def test_retained_runs_are_limited_in_number(stores: Stores) -> None:
     history = SqlHistory(stores.jobs.database, max_runs=3)
-    write(stores, 1, 8)
+    write_ended_jobs(stores, 1, 8)
     for job in range(1, 7):
         history.remove([job])
     assert [run.seconds for run in stores.advice.runs(10)] == [4.0, 5.0, 6.0, 7.0, 8.0]
     assert [run.seconds for run in stores.advice.runs(3)] == [6.0, 7.0, 8.0]
 
 
-def test_a_job_that_taught_nothing_goes_as_well(stores: Stores) -> None:
-    jobs = {ident: ran(ident, replace(SPEC, application="-"), ended_at=1.0) for ident in range(1, 4)}
+def test_remove_of_job_without_run_succeeds(stores: Stores) -> None:
+    jobs = {ident: make_completed_job(ident, replace(SPEC, application="-"), ended_at=1.0) for ident in range(1, 4)}
     queued = replace(jobs[1], id=4, state=JobState.CANCELLED, generation=0, attempt=None)
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={**jobs, 4: queued}))
     stores.history.remove([1, 2, 3, 4])
@@ -106,15 +110,19 @@ def test_a_job_that_taught_nothing_goes_as_well(stores: Stores) -> None:
     assert stores.jobs.load().next_job == 5
 
 
-def test_the_daemons_own_jobs_count_in_no_statistics(stores: Stores) -> None:
-    own = replace(SPEC, internal=True)
-    for ident, spec in ((1, own), (2, SPEC)):
-        attempt = ran(ident, spec).attempt
+def test_usage_excludes_internal_jobs(stores: Stores) -> None:
+    internal_spec = replace(SPEC, internal=True)
+    for ident, spec in ((1, internal_spec), (2, SPEC)):
+        attempt = make_completed_job(ident, spec).attempt
         assert attempt is not None
-        held = tuple(replace(c, claimed_at=10.0, ended_at=20.0) for c in attempt.components)
-        job = ran(ident, spec, attempt=replace(attempt, components=held), placed_at=95.0, started_at=101.0)
-        going = tuple(replace(c, index=0, ended_at=None) for c in held[:1])
-        running = replace(job, id=ident + 2, state=JobState.RUNNING, attempt=replace(attempt, components=going))
+        ended_components = tuple(replace(c, claimed_at=10.0, ended_at=20.0) for c in attempt.components)
+        job = make_completed_job(
+            ident, spec, attempt=replace(attempt, components=ended_components), placed_at=95.0, started_at=101.0
+        )
+        running_components = tuple(replace(c, index=0, ended_at=None) for c in ended_components[:1])
+        running = replace(
+            job, id=ident + 2, state=JobState.RUNNING, attempt=replace(attempt, components=running_components)
+        )
         stores.jobs.write(
             Batch(at=1.0, epoch=stores.jobs.epoch, jobs={ident: replace(job, ended_at=113.5), ident + 2: running})
         )
@@ -125,9 +133,9 @@ def test_the_daemons_own_jobs_count_in_no_statistics(stores: Stores) -> None:
     assert usage.node_seconds == {"north": 20.0 + 2 * 190.0, "west": 20.0, "south": 20.0}
 
 
-def test_room_is_given_back_to_the_disk(stores: Stores) -> None:
+def test_shrink_returns_unused_pages_in_steps(stores: Stores) -> None:
     spec = JobSpec(FlexibleRequest(1), ("true", "x" * 9000), application="-")
-    jobs = {ident: ran(ident, spec, ended_at=1.0) for ident in range(1, 1001)}
+    jobs = {ident: make_completed_job(ident, spec, ended_at=1.0) for ident in range(1, 1001)}
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs=dict(jobs)))
     database = stores.jobs.database
     sqlite, history = database.is_sqlite, SqlHistory(database, max_freed_pages=500)
@@ -136,34 +144,34 @@ def test_room_is_given_back_to_the_disk(stores: Stores) -> None:
         with database.engine.connect() as connection:
             return int(connection.exec_driver_sql("PRAGMA page_count").scalar_one())
 
-    before = pages() if sqlite else 0
+    first_size = pages() if sqlite else 0
     for first in range(1, 1001, 100):
         stores.history.remove(range(first, first + 100))
-    sizes = [before]
+    sizes = [first_size]
     while history.shrink():
         sizes.append(pages())
     if sqlite:
-        assert all(500 <= one - other < 510 for one, other in pairwise(sizes)), (
+        assert all(500 <= larger - smaller < 510 for larger, smaller in pairwise(sizes)), (
             "no step keeps others from writing for long"
         )
-        assert pages() < before / 10
+        assert pages() < first_size / 10
 
 
-def test_a_kill_teaches_the_same_when_its_job_is_gone(stores: Stores) -> None:
-    attempt = ran(1).attempt
+def test_killed_run_is_kept_after_job_removal(stores: Stores) -> None:
+    attempt = make_completed_job(1).attempt
     assert attempt is not None
     killed = replace(attempt, ended_at=attempt.launched_at + 60.0, exit_code=None)  # type: ignore[operator]
-    job = ran(1, replace(SPEC, walltime=60.0), state=JobState.FAILED, attempt=killed, ended_at=200.0)
+    job = make_completed_job(1, replace(SPEC, walltime=60.0), state=JobState.FAILED, attempt=killed, ended_at=200.0)
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={1: job}))
-    taught = stores.advice.runs(10)
-    assert [run.killed for run in taught] == [True]
+    runs = stores.advice.runs(10)
+    assert [run.killed for run in runs] == [True]
     stores.history.remove([1])
-    assert stores.advice.runs(10) == taught
+    assert stores.advice.runs(10) == runs
 
 
-def test_first_submission_is_that_of_oldest_job_that_is_kept(stores: Stores) -> None:
+def test_first_submission_is_of_oldest_stored_job(stores: Stores) -> None:
     assert stores.history.first_submission() is None
-    write(stores, 1, 3)
+    write_ended_jobs(stores, 1, 3)
     first, second = (stores.jobs.job(ident).submitted_at for ident in (1, 2))
     assert stores.history.first_submission() == first
     stores.history.remove([1])

@@ -12,10 +12,12 @@ from koalapy.store.engine import make_engine
 from koalapy.store.lease import LEASE_SECONDS
 from koalapy.store.sql import SqlStore
 from tests.store.conftest import Open
-from tests.store.jobs import a_job, batch
+from tests.store.jobs import make_batch, make_job
 
 
-def watching(url: str, now: float, look: Callable[[], None] = lambda: None) -> tuple[SqlStore | None, list[float]]:
+def start_watching_daemon(
+    url: str, now: float, look: Callable[[], None] = lambda: None
+) -> tuple[SqlStore | None, list[float]]:
     """A daemon that starts while another may hold the lease, and the pauses in which it watched."""
     waited: list[float] = []
 
@@ -29,26 +31,26 @@ def watching(url: str, now: float, look: Callable[[], None] = lambda: None) -> t
         return None, waited
 
 
-def test_a_lease_from_a_clock_that_was_ahead_holds_for_as_long_as_any_other(store: SqlStore, url: str) -> None:
+def test_lease_of_clock_ahead_expires_after_watching(store: SqlStore, url: str) -> None:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1', expires_at = 5000.0")
-    successor, waited = watching(url, now=1000.0)
+    successor, waited = start_watching_daemon(url, now=1000.0)
     assert successor is not None
     assert successor.epoch == store.epoch + 1
     assert sum(waited) == LEASE_SECONDS
-    assert watching(url, now=1001.0 + LEASE_SECONDS) == (None, []), "it has a lease as good as any"
+    assert start_watching_daemon(url, now=1001.0 + LEASE_SECONDS) == (None, []), "it has a lease as good as any"
 
 
-def test_who_watched_holds_the_lease_from_when_it_has_it(store: SqlStore, url: str) -> None:
+def test_lease_after_watching_begins_at_acquisition(store: SqlStore, url: str) -> None:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1', expires_at = 5000.0")
-    assert watching(url, now=1000.0)[0] is not None
+    assert start_watching_daemon(url, now=1000.0)[0] is not None
     with store.database.engine.connect() as connection:
         expires = connection.exec_driver_sql("select expires_at from lease").scalar_one()
     assert expires == 1000.0 + 2 * LEASE_SECONDS
 
 
-def test_a_lease_that_is_renewed_while_another_daemon_starts_is_no_odd_one(url: str, open_store: Open) -> None:
+def test_lease_renewed_during_start_is_not_watched(url: str, open_store: Open) -> None:
     """As when it migrates, or waits for the row: its clock is looked at when it has the row, and not before."""
     store = open_store()
     beginning = make_engine(url)
@@ -65,38 +67,44 @@ def test_a_lease_that_is_renewed_while_another_daemon_starts_is_no_odd_one(url: 
     assert now == [1020.0]
 
 
-def test_a_daemon_whose_clock_is_ahead_is_not_pushed_aside_while_it_renews(store: SqlStore, url: str) -> None:
+def test_lease_of_clock_ahead_is_kept_while_renewed(store: SqlStore, url: str) -> None:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1', expires_at = 5000.0")
     looks = iter(range(100))
-    successor, waited = watching(url, 1000.0, lambda: store.renew_lease(5000.0) if next(looks) == 9 else None)
+    successor, waited = start_watching_daemon(
+        url, 1000.0, lambda: store.renew_lease(5000.0) if next(looks) == 9 else None
+    )
     assert successor is None
     assert len(waited) == 10
-    released, waited = watching(url, 1000.0, store.release_lease)
+    released, waited = start_watching_daemon(url, 1000.0, store.release_lease)
     assert released is not None
     assert len(waited) == 1
 
 
-def test_the_holder_may_take_a_higher_epoch(store: SqlStore, open_store: Open) -> None:
+def test_raise_epoch_by_holder_may_be_repeated(store: SqlStore, open_store: Open) -> None:
     store.raise_epoch(7)
     assert store.epoch == 7
-    store.write(batch(a_job(1)))
+    store.write(make_batch(make_job(1)))
     store.renew_lease(1001.0)
     store.raise_epoch(9)
     store.database.lease.epoch = 7  # as when it was committed, and nobody was told
     store.renew_lease(1002.0)
     store.raise_epoch(9)
-    store.write(batch(a_job(2)))
+    store.write(make_batch(make_job(2)))
     successor = open_store()
     assert successor.epoch == 10
     with successor.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1'")
-    for change in (lambda: store.raise_epoch(10), lambda: store.raise_epoch(11), lambda: store.write(batch(a_job(3)))):
+    for change in (
+        lambda: store.raise_epoch(10),
+        lambda: store.raise_epoch(11),
+        lambda: store.write(make_batch(make_job(3))),
+    ):
         with pytest.raises(LeaseLost):
             change()
 
 
-def test_what_is_committed_is_on_the_disk(tmp_path: Path) -> None:
+def test_sqlite_commits_are_synchronous(tmp_path: Path) -> None:
     engine = make_engine(f"sqlite:///{tmp_path / 'koala.db'}")
     with engine.connect() as connection:
         assert connection.exec_driver_sql("pragma synchronous").scalar() == 2, "FULL"

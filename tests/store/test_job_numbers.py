@@ -14,28 +14,28 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.store.job_numbers import BLOCK, NUMBERS_FILE, UNKNOWN_PAST, JobNumbers, recorded_numbers
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
-from tests.store.jobs import a_job, batch
+from tests.store.jobs import make_batch, make_job
 
 BOOT, LATER_BOOT = "b" * 36, "c" * 36
 
 
-def numbers(folder: Path, boot: str = BOOT, folders: Sequence[Path] = ()) -> JobNumbers:
+def make_job_numbers(folder: Path, boot: str = BOOT, folders: Sequence[Path] = ()) -> JobNumbers:
     return JobNumbers(folder / NUMBERS_FILE, folders, boot)
 
 
-def opened(folder: Path) -> Stores:
+def open_in_folder(folder: Path) -> Stores:
     output = FileOutput(folder / "output", 1000)
-    return open_stores(f"sqlite:///{folder / 'koala.db'}", output, job_numbers=numbers(folder))
+    return open_stores(f"sqlite:///{folder / 'koala.db'}", output, job_numbers=make_job_numbers(folder))
 
 
-def test_next_job_after_a_copy_is_put_back_is_above_jobs_it_does_not_know(tmp_path: Path) -> None:
-    stores = opened(tmp_path)
+def test_next_job_after_restored_copy_exceeds_used_numbers(tmp_path: Path) -> None:
+    stores = open_in_folder(tmp_path)
     assert stores.saved.next_job == 1
-    stores.jobs.write(batch(a_job(1)))
+    stores.jobs.write(make_batch(make_job(1)))
     with sqlite3.connect(tmp_path / "koala.db") as source, sqlite3.connect(tmp_path / "copy") as target:
         source.backup(target)
-    stores.jobs.write(batch(a_job(2)))
-    stores.jobs.write(batch(a_job(7)))
+    stores.jobs.write(make_batch(make_job(2)))
+    stores.jobs.write(make_batch(make_job(7)))
     stores.jobs.release_lease()
     stores.jobs.close()
     for file in tmp_path.glob("koala.db*"):
@@ -43,50 +43,46 @@ def test_next_job_after_a_copy_is_put_back_is_above_jobs_it_does_not_know(tmp_pa
     shutil.copy(tmp_path / "copy", tmp_path / "koala.db")
     with sqlite3.connect(tmp_path / "koala.db") as copy:
         copy.execute("update lease set expires_at = 0")
-    assert opened(tmp_path).saved.next_job == 8
+    assert open_in_folder(tmp_path).saved.next_job == 8
 
 
-def test_last_given_after_a_kill_has_no_gap(tmp_path: Path) -> None:
-    first = numbers(tmp_path)
+def test_last_given_after_kill_has_no_gap(tmp_path: Path) -> None:
+    first = make_job_numbers(tmp_path)
     assert first.last_given(0) == 0
     first.give(3)
-    assert numbers(tmp_path).last_given(3) == 3
+    assert make_job_numbers(tmp_path).last_given(3) == 3
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_last_given_after_another_boot_is_behind_the_block_unless_it_was_closed(
-    tmp_path: Path, is_closed: bool
-) -> None:
-    first = numbers(tmp_path)
+def test_last_given_after_reboot_skips_block_unless_closed(tmp_path: Path, is_closed: bool) -> None:
+    first = make_job_numbers(tmp_path)
     first.last_given(0)
     first.give(3)
     if is_closed:
         first.close()
-    assert numbers(tmp_path, LATER_BOOT).last_given(1) == (3 if is_closed else 3 + BLOCK)
+    assert make_job_numbers(tmp_path, LATER_BOOT).last_given(1) == (3 if is_closed else 3 + BLOCK)
 
 
-def test_last_given_counts_what_output_and_results_have(tmp_path: Path) -> None:
+def test_last_given_includes_output_and_result_folders(tmp_path: Path) -> None:
     for name in ("12", "x13", "014", "9" * 30):
         (tmp_path / "output" / name).mkdir(parents=True)
-    assert numbers(tmp_path, folders=(tmp_path / "output", tmp_path / "results")).last_given(0) == 12
+    assert make_job_numbers(tmp_path, folders=(tmp_path / "output", tmp_path / "results")).last_given(0) == 12
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 80, b"1 2 3"])
-def test_last_given_without_readable_file_beside_used_database_leaves_numbers_out(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_last_given_without_readable_file_skips_numbers(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / NUMBERS_FILE).write_bytes(content)
-    assert numbers(tmp_path).last_given(5) == 5 + UNKNOWN_PAST
-    assert numbers(tmp_path).last_given(0) == 0
+    assert make_job_numbers(tmp_path).last_given(5) == 5 + UNKNOWN_PAST
+    assert make_job_numbers(tmp_path).last_given(0) == 0
 
 
 @given(st.lists(st.one_of(st.integers(1, 3 * BLOCK), st.sampled_from(["kill", "close", "fail"]))))
-def test_numbers_over_any_ends_never_fall_below_what_was_given(
+def test_job_numbers_after_any_end_never_decrease(
     tmp_path_factory: pytest.TempPathFactory, events: list[int | str]
 ) -> None:
     folder, boot, highest = tmp_path_factory.mktemp("data"), 0, 0
-    current = numbers(folder, f"{boot:036x}")
+    current = make_job_numbers(folder, f"{boot:036x}")
     current.last_given(0)
     for event in events:
         if isinstance(event, int):
@@ -96,24 +92,24 @@ def test_numbers_over_any_ends_never_fall_below_what_was_given(
         if event == "close":
             current.close()
         boot += event == "fail"
-        current = numbers(folder, f"{boot:036x}")
+        current = make_job_numbers(folder, f"{boot:036x}")
         assert current.last_given(0) >= highest
         highest = current.last_given(0)
 
 
-def test_give_where_nothing_can_be_written_raises_store_unavailable(tmp_path: Path) -> None:
+def test_give_without_writable_file_raises_store_unavailable(tmp_path: Path) -> None:
     (tmp_path / NUMBERS_FILE).mkdir()
     with pytest.raises(StoreUnavailable, match="cannot be used"):
-        numbers(tmp_path).give(1)
+        make_job_numbers(tmp_path).give(1)
     with pytest.raises(StoreUnavailable, match="cannot be used"):
-        numbers(tmp_path).last_given(1)
+        make_job_numbers(tmp_path).last_given(1)
 
 
-def test_give_after_the_file_was_removed_writes_it_again(tmp_path: Path) -> None:
-    current = numbers(tmp_path)
+def test_give_after_file_removal_writes_new_file(tmp_path: Path) -> None:
+    current = make_job_numbers(tmp_path)
     current.give(1)
     os.unlink(tmp_path / NUMBERS_FILE)
     current.give(2)
-    assert numbers(tmp_path).last_given(0) == 2
+    assert make_job_numbers(tmp_path).last_given(0) == 2
     assert recorded_numbers(tmp_path / NUMBERS_FILE) >= 2
     assert recorded_numbers(tmp_path / "none") == 0

@@ -20,8 +20,10 @@ def measurements(stores: Stores) -> MeasurementStore:
     return SqlMeasurements(stores.jobs.database, max_retained=3)
 
 
-def test_a_line_is_as_it_was_written(measurements: MeasurementStore) -> None:
-    lines = [replace(each, at=float(at)) for at, each in enumerate((GOOD, FAILED, MOVED, VAIN))]
+def test_measurements_are_read_as_written(measurements: MeasurementStore) -> None:
+    lines = [
+        replace(measurement, at=float(timestamp)) for timestamp, measurement in enumerate((GOOD, FAILED, MOVED, VAIN))
+    ]
     for line in lines:
         measurements.add(line)
     assert measurements.history("north", "south", 10) == lines[::-1]
@@ -30,28 +32,28 @@ def test_a_line_is_as_it_was_written(measurements: MeasurementStore) -> None:
     assert measurements.latest() == lines
 
 
-def test_the_latest_are_those_of_each_pair_and_sort(stores: Stores) -> None:
+def test_latest_returns_newest_of_each_pair_and_kind(stores: Stores) -> None:
     measurements = stores.measurements
-    others = [replace(GOOD, one="north", other=other, at=50.0) for other in ("north", "west")]
-    good = [replace(GOOD, at=200.0 + at, back=2e6) for at in range(MAX_PINGPONGS)]
-    back = replace(MOVED, one="south", other="north")
-    older = [replace(MOVED, at=1.0), replace(back, at=1.0), GOOD, FAILED]
-    for line in (*older, *others, *good, replace(FAILED, at=150.0, error="x"), MOVED, back):
+    other_pairs = [replace(GOOD, one="north", other=cluster, at=50.0) for cluster in ("north", "west")]
+    good = [replace(GOOD, at=200.0 + offset, back=2e6) for offset in range(MAX_PINGPONGS)]
+    reverse = replace(MOVED, one="south", other="north")
+    older = [replace(MOVED, at=1.0), replace(reverse, at=1.0), GOOD, FAILED]
+    for line in (*older, *other_pairs, *good, replace(FAILED, at=150.0, error="x"), MOVED, reverse):
         measurements.add(line)
-    assert measurements.latest() == [*others, *good, replace(FAILED, at=150.0, error="x"), MOVED, back]
-    assert measurements.history("north", "south", 2) == measurements.history("south", "north", 2) == [back, MOVED]
+    assert measurements.latest() == [*other_pairs, *good, replace(FAILED, at=150.0, error="x"), MOVED, reverse]
+    assert measurements.history("north", "south", 2) == measurements.history("south", "north", 2) == [reverse, MOVED]
 
 
-def test_old_lines_go_but_never_for_another_sort(measurements: MeasurementStore) -> None:
+def test_add_removes_oldest_of_same_pair_and_kind(measurements: MeasurementStore) -> None:
     measurements.add(GOOD)
     measurements.add(replace(GOOD, other="west"))
-    for at in range(5):
-        measurements.add(replace(MOVED, at=200.0 + at))
+    for offset in range(5):
+        measurements.add(replace(MOVED, at=200.0 + offset))
     assert [line.at for line in measurements.history("north", "south", 10)] == [204.0, 203.0, 202.0, 100.0]
     assert len(measurements.history("north", "west", 10)) == 1
 
 
-def test_a_line_that_comes_again_is_kept_once(measurements: MeasurementStore) -> None:
+def test_measurement_added_again_is_stored_once(measurements: MeasurementStore) -> None:
     """The answer to the first try may have been lost."""
     measurements.add(GOOD)
     measurements.add(GOOD)

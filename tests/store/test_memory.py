@@ -10,23 +10,23 @@ from koalapy.ports import StoredBundle
 from koalapy.store.opening import open_stores
 from koalapy.store.output import FileOutput
 from tests.memory_stores import memory_stores
-from tests.store.jobs import a_job, batch
+from tests.store.jobs import make_batch, make_job
 
 
-def test_stores_in_memory_share_nothing() -> None:
+def test_memory_stores_share_no_data() -> None:
     first, second = memory_stores(), memory_stores()
-    first.jobs.write(batch(a_job(1)))
+    first.jobs.write(make_batch(make_job(1)))
     assert second.jobs.job(1) is None
     assert first.jobs.instance != second.jobs.instance
 
 
-def test_unknown_url_is_refused_with_the_urls_that_exist(tmp_path: Path) -> None:
+def test_open_stores_with_unknown_url_hints_valid_urls(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         open_stores("mysql://localhost/koala", FileOutput(tmp_path, 100))
     assert "memory:" in (error.value.hint or "")
 
 
-def test_threads_use_stores_in_memory_in_turn() -> None:
+def test_memory_stores_are_usable_from_threads() -> None:
     stores = memory_stores()
 
     def write_and_read(ident: int) -> bool:

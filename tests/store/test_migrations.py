@@ -20,18 +20,18 @@ from koalapy.store.opening import alembic_config, migrate, open_stores
 from koalapy.store.output import FileOutput
 from koalapy.store.tables import metadata
 from tests.memory_stores import memory_stores
-from tests.store.answers import answers, history, statistics
-from tests.store.former import REVISIONS, statements, world, write
+from tests.store.answers import read_contents, read_history, read_statistics
+from tests.store.former import REVISIONS, make_world, read_statements, write_world
 
 
-def test_migrations_make_exactly_the_tables(url: str) -> None:
+def test_migrations_create_exactly_the_tables(url: str) -> None:
     engine = make_engine(url)
     migrate(engine)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
 
-def test_migrations_can_be_taken_back(url: str) -> None:
+def test_downgrade_to_base_removes_tables(url: str) -> None:
     engine = make_engine(url)
     migrate(engine)
     config = alembic_config()
@@ -42,31 +42,31 @@ def test_migrations_can_be_taken_back(url: str) -> None:
         assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
 
 
-def test_databases_of_every_earlier_revision_are_here() -> None:
+def test_every_earlier_revision_has_test_data() -> None:
     """One that was made by the code of the revision before a new one; see ``tests.store.former``."""
     earlier = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][1:]
     assert {path.stem for path in REVISIONS.iterdir()} >= set(earlier)
 
 
-def fill(engine: Engine, revision: str) -> None:
+def fill_database(engine: Engine, revision: str) -> None:
     migrate(engine, revision)
     with engine.begin() as connection:
-        for statement in statements(revision, connection.dialect.name):
+        for statement in read_statements(revision, connection.dialect.name):
             connection.exec_driver_sql(statement)
 
 
 @pytest.mark.parametrize("revision", sorted(path.stem for path in REVISIONS.glob("*.sql")))
-def test_data_of_revision_is_read_as_written_and_written_on(url: str, tmp_path: Path, revision: str) -> None:
+def test_migrated_revision_equals_new_database(url: str, tmp_path: Path, revision: str) -> None:
     engine = make_engine(url)
-    fill(engine, revision)
+    fill_database(engine, revision)
     engine.dispose()
     migrated = open_stores(url, FileOutput(tmp_path / "output", 1000))
-    expected = write(memory_stores(), world())
-    assert answers(migrated) == answers(expected)
-    assert statistics(migrated) == statistics(expected)
-    assert history(migrated) == history(expected)
+    expected = write_world(memory_stores(), make_world())
+    assert read_contents(migrated) == read_contents(expected)
+    assert read_statistics(migrated) == read_statistics(expected)
+    assert read_history(migrated) == read_history(expected)
     assert (migrated.jobs.instance, migrated.jobs.epoch) == ("0123abcd", 2)
-    going_on = Batch(
+    next_batch = Batch(
         at=1000.0,
         epoch=2,
         jobs={job.id: replace(job, reason="goes on") for job in migrated.jobs.load().jobs},
@@ -74,16 +74,16 @@ def test_data_of_revision_is_read_as_written_and_written_on(url: str, tmp_path: 
         acknowledged=[11],
     )
     for stores in (migrated, expected):
-        stores.jobs.write(replace(going_on))
+        stores.jobs.write(replace(next_batch))
         stores.measurements.add(Measurement("north", "west", MeasurementKind.TRANSFER, 1000.0, bandwidth=1e6))
-    assert answers(migrated) == answers(expected)
+    assert read_contents(migrated) == read_contents(expected)
     migrated.jobs.close()
 
 
 @pytest.mark.parametrize("table", ["jobs", "components", "queues"])
-def test_database_refuses_unknown_states_and_priorities(url: str, table: str) -> None:
+def test_database_rejects_unknown_states_and_priorities(url: str, table: str) -> None:
     engine = make_engine(url)
-    fill(engine, "0001_schema")
+    fill_database(engine, "0001_schema")
     column = "priority" if table == "queues" else "state"
     with pytest.raises(IntegrityError), engine.begin() as connection:
         connection.exec_driver_sql(f"update {table} set {column} = 'odd'")
@@ -96,7 +96,7 @@ def test_database_refuses_unknown_states_and_priorities(url: str, table: str) ->
         ("0017", "has the revision 0017, of a version of koalapy before the first release"),
     ],
 )
-def test_database_of_unknown_revision_is_refused_and_unchanged(tmp_path: Path, revision: str, message: str) -> None:
+def test_migrate_of_unknown_revision_is_rejected(tmp_path: Path, revision: str, message: str) -> None:
     engine = make_engine(f"sqlite:///{tmp_path}/koala.db")
     migrate(engine)
     with engine.begin() as connection:

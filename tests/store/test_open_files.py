@@ -16,7 +16,7 @@ from koalapy.store.engine import make_engine, unavailable_is_known
 from koalapy.store.opening import migrate
 from koalapy.store.output import FileOutput
 from koalapy.store.sql import SqlStore
-from tests.store.jobs import a_job, batch
+from tests.store.jobs import make_batch, make_job
 
 
 @pytest.fixture
@@ -32,15 +32,15 @@ def store(path: Path) -> SqlStore:
     return SqlStore(Database(engine))
 
 
-def copy_of(path: Path) -> Path:
+def copy_database(path: Path) -> Path:
     with sqlite3.connect(path) as source, sqlite3.connect(copy := path.with_name("copy.db")) as target:
         source.backup(target)
     return copy
 
 
 def remove_all(path: Path) -> None:
-    for each in path.parent.glob("koala.db*"):
-        each.unlink()
+    for file in path.parent.glob("koala.db*"):
+        file.unlink()
 
 
 def remove_log(path: Path) -> None:
@@ -57,13 +57,13 @@ def move_directory(path: Path) -> None:
 
 
 def replace_by_copy(path: Path) -> None:
-    copy = copy_of(path)
+    copy = copy_database(path)
     remove_all(path)
     shutil.copy(copy, path)
 
 
 def replace_by_hard_link(path: Path) -> None:
-    copy = copy_of(path)
+    copy = copy_database(path)
     remove_all(path)
     os.link(copy, path)
 
@@ -72,7 +72,7 @@ def truncate(path: Path) -> None:
     os.truncate(path, 0)
 
 
-HARMS = [
+DAMAGES = [
     (remove_all, "removed"),
     (remove_log, "removed"),
     (replace_log, "replaced"),
@@ -83,66 +83,64 @@ HARMS = [
 ]
 
 
-@pytest.mark.parametrize(("harm", "words"), HARMS)
-def test_store_with_harmed_files_acknowledges_nothing(
-    store: SqlStore, path: Path, harm: Callable[[Path], None], words: str
+@pytest.mark.parametrize(("damage", "change"), DAMAGES)
+def test_store_with_damaged_files_is_unavailable(
+    store: SqlStore, path: Path, damage: Callable[[Path], None], change: str
 ) -> None:
-    store.write(batch(a_job(1)))
-    harm(path)
-    with pytest.raises(StoreUnavailable, match=f"was {words} while the daemon uses it"):
-        store.write(batch(a_job(2)))
-    with pytest.raises(StoreUnavailable, match=words):
+    store.write(make_batch(make_job(1)))
+    damage(path)
+    with pytest.raises(StoreUnavailable, match=f"was {change} while the daemon uses it"):
+        store.write(make_batch(make_job(2)))
+    with pytest.raises(StoreUnavailable, match=change):
         store.renew_lease(1.0)
-    with pytest.raises(StoreUnavailable, match=words):
+    with pytest.raises(StoreUnavailable, match=change):
         store.load()
-    with pytest.raises(StoreUnavailable, match=words):
+    with pytest.raises(StoreUnavailable, match=change):
         store.release_lease()
 
 
-def test_store_whose_file_is_removed_during_the_commit_does_not_acknowledge_it(store: SqlStore, path: Path) -> None:
+def test_commit_with_removed_file_raises_store_unavailable(store: SqlStore, path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="removed"), store.database.writing():
         remove_all(path)
 
 
-def test_store_whose_files_are_back_goes_on(store: SqlStore, path: Path) -> None:
-    store.write(batch(a_job(1)))
+def test_store_with_restored_files_continues(store: SqlStore, path: Path) -> None:
+    store.write(make_batch(make_job(1)))
     moved = path.parent.with_name("moved")
     move_directory(path)
     with pytest.raises(StoreUnavailable):
-        store.write(batch(a_job(2)))
+        store.write(make_batch(make_job(2)))
     moved.rename(path.parent)
-    store.write(batch(a_job(2)))
+    store.write(make_batch(make_job(2)))
     assert len(store.load().jobs) == 2
 
 
-def test_store_with_log_kept_while_no_connection_is_used_goes_on(store: SqlStore) -> None:
-    store.write(batch(a_job(1)))
+def test_store_without_used_connection_keeps_log(store: SqlStore) -> None:
+    store.write(make_batch(make_job(1)))
     store.database.engine.dispose()  # its connections are closed; SQLite would remove the log with the last
-    store.write(batch(a_job(2)))
+    store.write(make_batch(make_job(2)))
 
 
 @pytest.mark.parametrize("change", ["update lease set epoch = epoch - 1", "update lease set batch = 0"])
-def test_store_with_older_content_in_the_same_file_acknowledges_nothing(
-    store: SqlStore, path: Path, change: str
-) -> None:
-    store.write(batch(a_job(1)))
-    with sqlite3.connect(path) as other:
-        other.execute(change)
+def test_store_with_older_content_is_unavailable(store: SqlStore, path: Path, change: str) -> None:
+    store.write(make_batch(make_job(1)))
+    with sqlite3.connect(path) as connection:
+        connection.execute(change)
     with pytest.raises(StoreUnavailable, match="an older copy was put in the database's place"):
-        store.write(batch(a_job(2)))
+        store.write(make_batch(make_job(2)))
 
 
-def test_store_with_damaged_content_is_unavailable(store: SqlStore, path: Path) -> None:
-    store.write(batch(a_job(1)))
-    with sqlite3.connect(path) as other:
-        other.execute("pragma wal_checkpoint(truncate)")
+def test_store_with_damaged_content_raises_store_unavailable(store: SqlStore, path: Path) -> None:
+    store.write(make_batch(make_job(1)))
+    with sqlite3.connect(path) as connection:
+        connection.execute("pragma wal_checkpoint(truncate)")
     path.write_bytes(b"x" * path.stat().st_size)
     store.database.engine.dispose()
     with pytest.raises(StoreUnavailable, match="damaged"):
         store.load()
 
 
-def test_output_in_replaced_folder_is_not_acknowledged(tmp_path: Path) -> None:
+def test_output_in_replaced_folder_raises_error(tmp_path: Path) -> None:
     output = FileOutput(tmp_path / "output", 1000)
     output.append("1.1.0", [OutputPiece(0, b"one")])
     (tmp_path / "output").rename(tmp_path / "before")
@@ -155,7 +153,7 @@ def test_output_in_replaced_folder_is_not_acknowledged(tmp_path: Path) -> None:
     assert output.append("1.1.0", [OutputPiece(3, b"two")]) == 6
 
 
-def test_unavailable_is_known_with_damaged_file_names_koala_restore(path: Path) -> None:
+def test_damaged_file_error_hints_koala_restore(path: Path) -> None:
     path.write_bytes(b"not a database at all" * 100)
     engine = create_engine(f"sqlite:///{path}")
     with pytest.raises(DatabaseDamaged) as refusal, unavailable_is_known(), engine.connect() as connection:

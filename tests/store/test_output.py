@@ -15,38 +15,40 @@ from koalapy.ports import OutputPiece
 from koalapy.store import output as output_module
 from koalapy.store.output import FileOutput
 
-T = "7.1.0.abc"
+TOKEN = "7.1.0.abc"
 SEGMENT = 32
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quick_disk() -> Iterator[None]:
+def _skip_sync() -> Iterator[None]:
     """Thousands of small pieces need not reach the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output_module.os, "fsync", lambda descriptor: None)
         yield
 
 
-def whole(kept: FileOutput, token: str = T, after: int = 0, *, to_the_end: bool = True) -> list[tuple[int, int, bytes]]:
+def read_all(
+    output: FileOutput, token: str = TOKEN, start: int = 0, *, to_the_end: bool = True
+) -> list[tuple[int, int, bytes]]:
     """What there is, as (missing before, offset, bytes), pieces that follow on each other as one."""
-    found: list[tuple[int, int, bytes]] = []
-    while pieces := kept.read(token, after, to_the_end=to_the_end):
+    ranges: list[tuple[int, int, bytes]] = []
+    while pieces := output.read(token, start, to_the_end=to_the_end):
         for piece in pieces:
-            after = piece.offset + len(piece.data)
-            if found and not piece.missing:
-                found[-1] = (*found[-1][:2], found[-1][2] + piece.data)
+            start = piece.offset + len(piece.data)
+            if ranges and not piece.missing:
+                ranges[-1] = (*ranges[-1][:2], ranges[-1][2] + piece.data)
             else:
-                found.append((piece.missing, piece.offset, piece.data))
-    return found
+                ranges.append((piece.missing, piece.offset, piece.data))
+    return ranges
 
 
 @given(st.integers(0, 300), st.integers(0, 2**32))
-def test_head_and_tail_are_kept_to_the_byte(limit: int, seed: int) -> None:
+def test_output_keeps_head_and_tail_exactly(limit: int, seed: int) -> None:
     """Chunks of any size, some twice, the store opened anew in between."""
     chance = random.Random(seed)
     written = bytes(chance.randrange(256) for _ in range(chance.randrange(900)))
     with TemporaryDirectory() as folder:
-        kept = FileOutput(Path(folder), limit, SEGMENT)
+        output = FileOutput(Path(folder), limit, SEGMENT)
         end = 0
         while end < len(written):
             offset = max(0, end - chance.choice((0, 0, 0, 7, 200)))
@@ -56,125 +58,130 @@ def test_head_and_tail_are_kept_to_the_byte(limit: int, seed: int) -> None:
                 pieces.append(OutputPiece(offset, written[offset : offset + size]))
                 offset += len(pieces[-1].data)
             end = max(end, offset)
-            assert kept.append(T, pieces) == end
+            assert output.append(TOKEN, pieces) == end
             if chance.random() < 0.2:
-                kept = FileOutput(Path(folder), limit, SEGMENT)
-                assert kept.size(T) == end, "the files know"
+                output = FileOutput(Path(folder), limit, SEGMENT)
+                assert output.size(TOKEN) == end, "the files know"
         head, tail = limit // 2, limit - limit // 2
         if len(written) <= limit:
-            assert whole(kept) == ([(0, 0, written)] if written else [])
+            assert read_all(output) == ([(0, 0, written)] if written else [])
         else:
-            after = len(written) - tail
-            assert whole(kept) == [*([(0, 0, written[:head])] if head else []), (after - head, after, written[after:])]
+            tail_start = len(written) - tail
+            assert read_all(output) == [
+                *([(0, 0, written[:head])] if head else []),
+                (tail_start - head, tail_start, written[tail_start:]),
+            ]
         assert sum(path.stat().st_size for path in Path(folder).rglob("*@*")) <= limit + 2 * SEGMENT
 
 
 @given(st.integers(0, 2**32))
-def test_who_follows_sees_every_byte_once_or_is_told_how_many_are_missing(seed: int) -> None:
+def test_output_follower_gets_all_bytes_or_gaps(seed: int) -> None:
     chance = random.Random(seed)
     written = bytes(chance.randrange(256) for _ in range(chance.randrange(600)))
-    seen: dict[int, int] = {}
-    missing = at = end = 0
+    received: dict[int, int] = {}
+    missing = position = end = 0
     with TemporaryDirectory() as folder:
-        kept = FileOutput(Path(folder), 100, SEGMENT)
+        output = FileOutput(Path(folder), 100, SEGMENT)
         while end < len(written):
             size = chance.randrange(1, 60)
-            end = kept.append(T, [OutputPiece(end, written[end : end + size])])
-            over = end == len(written)
-            while (over or chance.random() < 0.3) and (pieces := kept.read(T, at, to_the_end=over)):
+            end = output.append(TOKEN, [OutputPiece(end, written[end : end + size])])
+            is_complete = end == len(written)
+            while (is_complete or chance.random() < 0.3) and (
+                pieces := output.read(TOKEN, position, to_the_end=is_complete)
+            ):
                 for piece in pieces:
-                    assert piece.offset == at + piece.missing
+                    assert piece.offset == position + piece.missing
                     missing += piece.missing
-                    seen |= dict(enumerate(piece.data, piece.offset))
-                    at = piece.offset + len(piece.data)
-        assert (at, len(seen) + missing) == (len(written), len(written))
-        assert all(written[place] == byte for place, byte in seen.items())
+                    received |= dict(enumerate(piece.data, piece.offset))
+                    position = piece.offset + len(piece.data)
+        assert (position, len(received) + missing) == (len(written), len(written))
+        assert all(written[place] == byte for place, byte in received.items())
 
 
-def test_what_its_sender_has_not_any_more_is_skipped_and_told(tmp_path: Path) -> None:
-    kept = FileOutput(tmp_path, 1000)
-    assert kept.append(T, [OutputPiece(0, b"one")]) == 3
-    assert kept.append(T, [OutputPiece(10, b"late")]) == 3, "what lies between will come first"
-    assert kept.append(T, [OutputPiece(10, b"late", missing=5)]) == 3
-    assert kept.append(T, [OutputPiece(10, b"late", missing=10)]) == 14
-    assert whole(kept) == [(0, 0, b"one"), (7, 10, b"late")]
-    assert whole(FileOutput(tmp_path, 1000)) == whole(kept)
+def test_output_with_missing_bytes_reports_gap(tmp_path: Path) -> None:
+    output = FileOutput(tmp_path, 1000)
+    assert output.append(TOKEN, [OutputPiece(0, b"one")]) == 3
+    assert output.append(TOKEN, [OutputPiece(10, b"late")]) == 3, "what lies between will come first"
+    assert output.append(TOKEN, [OutputPiece(10, b"late", missing=5)]) == 3
+    assert output.append(TOKEN, [OutputPiece(10, b"late", missing=10)]) == 14
+    assert read_all(output) == [(0, 0, b"one"), (7, 10, b"late")]
+    assert read_all(FileOutput(tmp_path, 1000)) == read_all(output)
 
 
-def test_components_and_jobs_are_apart(tmp_path: Path) -> None:
-    kept = FileOutput(tmp_path, 1000)
+def test_output_is_stored_by_token(tmp_path: Path) -> None:
+    output = FileOutput(tmp_path, 1000)
     for token in ("7.1.0", "7.1.0.abc", "7.1.1.abc", "7.11.0.abc", "71.1.0.abc"):
-        kept.append(token, [OutputPiece(0, token.encode())])
-    again = FileOutput(tmp_path, 1000)
+        output.append(token, [OutputPiece(0, token.encode())])
+    reopened = FileOutput(tmp_path, 1000)
     for token in ("7.1.0", "7.1.0.abc", "7.1.1.abc", "7.11.0.abc", "71.1.0.abc"):
-        assert whole(again, token) == [(0, 0, token.encode())]
-    assert whole(again, "7.2.0") == []
+        assert read_all(reopened, token) == [(0, 0, token.encode())]
+    assert read_all(reopened, "7.2.0") == []
 
 
-def test_nothing_is_acknowledged_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_with_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever could be written of it before the end of the room does no harm, now or after a restart."""
-    kept = FileOutput(tmp_path, 10_000, SEGMENT)
-    kept.append(T, [OutputPiece(0, b"x" * 40)])
+    output = FileOutput(tmp_path, 10_000, SEGMENT)
+    output.append(TOKEN, [OutputPiece(0, b"x" * 40)])
     text = bytes(range(100))
     real = output_module.os.pwrite
-    for room in (0, 10, 24, 30, 99):
-        left = room
+    for free in (0, 10, 24, 30, 99):
+        capacity = free
 
         def full(descriptor: int, data: bytes, offset: int) -> int:
-            nonlocal left
-            if not left:
+            nonlocal capacity
+            if not capacity:
                 raise OSError(28, "No space left on device")
-            data, left = data[:left], left - len(data[:left])
+            data, capacity = data[:capacity], capacity - len(data[:capacity])
             return real(descriptor, data, offset)
 
         monkeypatch.setattr(output_module.os, "pwrite", full)
         with pytest.raises(OSError, match="No space"):
-            kept.append(T, [OutputPiece(40, text)])
+            output.append(TOKEN, [OutputPiece(40, text)])
         monkeypatch.setattr(output_module.os, "pwrite", real)
-        assert kept.size(T) == FileOutput(tmp_path, 10_000, SEGMENT).size(T) == 40
-    assert kept.append(T, [OutputPiece(40, text)]) == 140
-    assert whole(kept) == [(0, 0, b"x" * 40 + text)]
+        assert output.size(TOKEN) == FileOutput(tmp_path, 10_000, SEGMENT).size(TOKEN) == 40
+    assert output.append(TOKEN, [OutputPiece(40, text)]) == 140
+    assert read_all(output) == [(0, 0, b"x" * 40 + text)]
 
 
-def test_it_is_on_the_disk_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_syncs_file_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(output_module.os, "fsync", lambda d: synced.append(os.readlink(f"/proc/self/fd/{d}")))
-    kept = FileOutput(tmp_path, 1000)
-    kept.append(T, [OutputPiece(0, b"one")])
-    assert synced == [str(tmp_path), str(tmp_path / "7" / f"{T}@0"), str(tmp_path / "7")]
-    kept.append(T, [OutputPiece(3, b"two")])
-    assert synced[3:] == [str(tmp_path / "7" / f"{T}@0")]
+    output = FileOutput(tmp_path, 1000)
+    output.append(TOKEN, [OutputPiece(0, b"one")])
+    assert synced == [str(tmp_path), str(tmp_path / "7" / f"{TOKEN}@0"), str(tmp_path / "7")]
+    output.append(TOKEN, [OutputPiece(3, b"two")])
+    assert synced[3:] == [str(tmp_path / "7" / f"{TOKEN}@0")]
 
 
-def test_a_reader_beside_a_writer_never_sees_wrong_bytes(tmp_path: Path) -> None:
-    kept = FileOutput(tmp_path, 4000, 64)
+def test_output_read_during_writes_is_consistent(tmp_path: Path) -> None:
+    output = FileOutput(tmp_path, 4000, 64)
     written = bytes(i * 7 % 256 for i in range(40_000))
-    over = threading.Event()
+    is_written = threading.Event()
 
     def write() -> None:
         for start in range(0, len(written), 100):
-            kept.append(T, [OutputPiece(start, written[start : start + 100])])
-        over.set()
+            output.append(TOKEN, [OutputPiece(start, written[start : start + 100])])
+        is_written.set()
 
     writer = threading.Thread(target=write)
     writer.start()
-    at, last = 0, False
+    position, last = 0, False
     while not last:
-        last = over.is_set()
-        for missing, offset, data in whole(kept, after=at, to_the_end=last):
-            assert offset == at + missing
+        last = is_written.is_set()
+        for missing, offset, data in read_all(output, start=position, to_the_end=last):
+            assert offset == position + missing
             assert data == written[offset : offset + len(data)]
-            at = offset + len(data)
+            position = offset + len(data)
     writer.join()
-    assert at == len(written)
+    assert position == len(written)
 
 
-def test_what_is_forgotten_for_lack_of_room_in_memory_is_found_again(tmp_path: Path) -> None:
-    kept = FileOutput(tmp_path, 100, SEGMENT, max_streams=3)
+def test_output_of_evicted_stream_is_found_again(tmp_path: Path) -> None:
+    output = FileOutput(tmp_path, 100, SEGMENT, max_streams=3)
     tokens = [f"{job}.1.0.abc" for job in range(10)]
     for end in range(0, 300, 50):
         for token in tokens:
-            assert kept.append(token, [OutputPiece(end, token[0].encode() * 50)]) == end + 50
+            assert output.append(token, [OutputPiece(end, token[0].encode() * 50)]) == end + 50
     for token in tokens:
-        own = token[0].encode() * 50
-        assert whole(kept, token) == [(0, 0, own), (200, 250, own)]
+        expected = token[0].encode() * 50
+        assert read_all(output, token) == [(0, 0, expected), (200, 250, expected)]

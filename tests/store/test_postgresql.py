@@ -21,7 +21,7 @@ from koalapy.store.engine import make_engine, writing
 from koalapy.store.opening import migrate
 from koalapy.store.service_tables import SqlMeasurements
 from koalapy.store.sql import SqlStore
-from tests.store.jobs import a_job, batch, running
+from tests.store.jobs import make_batch, make_job, make_running_job
 from tests.store.postgresql import Server
 
 pytestmark = pytest.mark.processes
@@ -33,7 +33,7 @@ def url(server: Server) -> str:
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"])
-def test_every_name_of_the_driver_is_understood(url: str, scheme: str) -> None:
+def test_make_engine_accepts_every_driver_name(url: str, scheme: str) -> None:
     engine = make_engine(url.replace("postgresql", scheme, 1))
     assert engine.dialect.driver == "psycopg"
     with engine.connect() as connection:
@@ -42,25 +42,25 @@ def test_every_name_of_the_driver_is_understood(url: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
-def test_migrate_of_database_with_another_encoding_names_it_and_the_remedy(server: Server, encoding: str) -> None:
+def test_migrate_with_other_encoding_is_rejected(server: Server, encoding: str) -> None:
     admin = make_engine(server.new_database())
     with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         options = f"encoding '{encoding}' template template0 lc_collate 'C' lc_ctype 'C'"
         connection.execute(text(f"create database in_{encoding.lower()} {options}"))
     engine = make_engine(admin.url.set(database=f"in_{encoding.lower()}").render_as_string(hide_password=False))
-    with pytest.raises(UsageError, match=f"has the encoding {encoding}, .* must be UTF8") as refused:
+    with pytest.raises(UsageError, match=f"has the encoding {encoding}, .* must be UTF8") as rejection:
         migrate(engine)
-    assert refused.value.field == "database"
-    assert "createdb --encoding=UTF8 --template=template0" in refused.value.hint
-    for each in (engine, admin):
-        each.dispose()
+    assert rejection.value.field == "database"
+    assert "createdb --encoding=UTF8 --template=template0" in rejection.value.hint
+    for opened_engine in (engine, admin):
+        opened_engine.dispose()
 
 
-def test_a_restart_under_a_running_store(store: SqlStore, server: Server) -> None:
-    store.write(batch(a_job(1)))
+def test_store_after_server_restart_continues(store: SqlStore, server: Server) -> None:
+    store.write(make_batch(make_job(1)))
     server.stop()
-    questions = (
-        lambda: store.write(batch(a_job(1, reason="changed"), a_job(2))),
+    operations = (
+        lambda: store.write(make_batch(make_job(1, reason="changed"), make_job(2))),
         lambda: store.renew_lease(1.0),
         lambda: store.release_lease(),
         lambda: store.load(),
@@ -70,23 +70,23 @@ def test_a_restart_under_a_running_store(store: SqlStore, server: Server) -> Non
         lambda: store.submitted(["key"]),
     )
     try:
-        for question in questions:
+        for operation in operations:
             with pytest.raises(StoreUnavailable, match="does not answer") as error:
-                question()
+                operation()
             assert "\n" not in error.value.message
     finally:
         server.start()
-    store.write(batch(a_job(1, reason="changed"), a_job(2)))
+    store.write(make_batch(make_job(1, reason="changed"), make_job(2)))
     assert [job.id for job in store.page(JobFilter()).jobs] == [2, 1]
     store.renew_lease(1.0)
     server.stop()
     server.start()
-    assert store.job(1) == a_job(1, reason="changed"), "nobody asked while it was away"
-    store.write(batch(running(2)))
-    assert store.job(2) == running(2)
+    assert store.job(1) == make_job(1, reason="changed"), "nobody asked while it was away"
+    store.write(make_batch(make_running_job(2)))
+    assert store.job(2) == make_running_job(2)
 
 
-def test_a_daemon_that_finds_no_server_says_so(url: str, server: Server) -> None:
+def test_migrate_without_server_raises_store_unavailable(url: str, server: Server) -> None:
     server.stop()
     try:
         with pytest.raises(StoreUnavailable, match="does not answer"):
@@ -95,7 +95,7 @@ def test_a_daemon_that_finds_no_server_says_so(url: str, server: Server) -> None
         server.start()
 
 
-def test_nobody_takes_over_while_a_transaction_is_written(store: SqlStore, url: str) -> None:
+def test_lease_takeover_waits_for_open_transaction(store: SqlStore, url: str) -> None:
     """The successor waits for it, and finds it written."""
     successor: list[SqlStore] = []
     with writing(store.database.engine).begin() as connection:
@@ -117,11 +117,11 @@ def test_nobody_takes_over_while_a_transaction_is_written(store: SqlStore, url: 
     taking_over.join(60)
     assert [entry.id for entry in successor[0].load().outbox] == [77]
     with pytest.raises(LeaseLost):
-        store.write(batch(outbox=[OutboxEntry(78, "north", {})]))
+        store.write(make_batch(outbox=[OutboxEntry(78, "north", {})]))
     successor[0].close()
 
 
-class Cut(threading.Thread):
+class CuttingProxy(threading.Thread):
     """Passes bytes on to a server's socket; once it is told to, it cuts the line when a commit was carried out."""
 
     def __init__(self, server: Path) -> None:
@@ -160,16 +160,18 @@ class Cut(threading.Thread):
 
 
 @pytest.fixture
-def cut(server: Server) -> Iterator[Cut]:
-    cut = Cut(server.home)
+def cutting_proxy(server: Server) -> Iterator[CuttingProxy]:
+    cut = CuttingProxy(server.home)
     cut.start()
     yield cut
     cut.close()
 
 
-def test_a_commit_whose_answer_is_lost_is_not_written_twice(store: SqlStore, url: str, cut: Cut) -> None:
+def test_commit_with_lost_response_is_written_once(store: SqlStore, url: str, cutting_proxy: CuttingProxy) -> None:
     """New rows, and lines of a timeline, which nothing else would keep from being there twice."""
-    through = re.sub(r"@/(\w+)\?host=.*", rf"@127.0.0.1:{cut.port}/\1?sslmode=disable&gssencmode=disable", url)
+    through = re.sub(
+        r"@/(\w+)\?host=.*", rf"@127.0.0.1:{cutting_proxy.port}/\1?sslmode=disable&gssencmode=disable", url
+    )
     store.release_lease()
     engine = make_engine(through)
     daemon = SqlStore(Database(engine, lambda: 2000.0))
@@ -177,25 +179,25 @@ def test_a_commit_whose_answer_is_lost_is_not_written_twice(store: SqlStore, url
     measured = Measurement("north", "south", MeasurementKind.PINGPONG, 1.0, 1.0, 1.0)
     timeline = [TimelineEntry(1, 5.0, "error", JobState.QUEUED)]
     writes: list[Callable[[], None]] = [
-        partial(daemon.write, batch(a_job(1), submitted=[Submitted("key", 1, "d")])),
-        partial(daemon.write, batch(timeline=timeline)),
+        partial(daemon.write, make_batch(make_job(1), submitted=[Submitted("key", 1, "d")])),
+        partial(daemon.write, make_batch(timeline=timeline)),
         partial(measurements.add, measured),
     ]
     for write in writes:
-        cut.armed.set()
+        cutting_proxy.armed.set()
         with pytest.raises(StoreUnavailable):
             write()
-        assert not cut.armed.is_set(), "the answer was lost, and not the commit"
+        assert not cutting_proxy.armed.is_set(), "the answer was lost, and not the commit"
         write()
     assert daemon.submitted(["key"]) == {"key": Submitted("key", 1, "d")}
     assert daemon.timeline(1) == timeline
     assert measurements.history("north", "south", 10) == [measured]
-    daemon.write(batch(a_job(1, reason="known since"), a_job(2)))
+    daemon.write(make_batch(make_job(1, reason="known since"), make_job(2)))
     assert [job.id for job in daemon.page(JobFilter()).jobs] == [2, 1]
     daemon.close()
 
 
-def test_what_holds_the_lease_row_for_too_long_makes_the_database_unavailable(store: SqlStore, url: str) -> None:
+def test_lease_row_locked_too_long_raises_store_unavailable(store: SqlStore, url: str) -> None:
     """Such as a transaction of ours that was cut off, until the server has found that out."""
     with store.database.engine.connect() as connection:
         assert connection.execute(text("show lock_timeout")).scalar() == "5s"

@@ -12,7 +12,7 @@ from tests.model.specs import specs
 
 
 @given(specs)
-def test_a_spec_comes_back_as_it_was(spec: JobSpec) -> None:
+def test_spec_json_roundtrip_is_lossless(spec: JobSpec) -> None:
     back = spec_from_json(json.loads(json.dumps(spec_to_json(spec))))
     assert back == spec
     assert hash(back) == hash(spec)
@@ -20,19 +20,19 @@ def test_a_spec_comes_back_as_it_was(spec: JobSpec) -> None:
     assert spec_to_json(back) == spec_to_json(spec)
 
 
-def test_the_spec_of_an_older_daemon_is_read() -> None:
+def test_spec_from_json_reads_first_revision() -> None:
     """Version 0001 of the tables knew neither inputs nor policy options."""
     component = {"size": 2, "cluster": None, "command": None, "environment": [], "output": None}
     spec = spec_from_json({"request": {"type": "nonfixed", "components": [component]}, "command": ["true"]})
     assert spec == JobSpec(NonFixedRequest((ComponentRequest(2),)), ("true",))
 
 
-def test_a_plain_spec_is_a_short_row() -> None:
+def test_spec_to_json_omits_defaults() -> None:
     spec = JobSpec(FlexibleRequest(6), ("true",))
     assert set(spec_to_json(spec)) == {"request", "command"}
 
 
-def test_what_is_stored_is_as_it_was_in_every_version() -> None:
+def test_spec_to_json_format_is_stable() -> None:
     """A later version that goes back to this one finds what it knows."""
     file = InputFile("f", 3, ("north",))
     spec = JobSpec(
@@ -58,7 +58,7 @@ def test_what_is_stored_is_as_it_was_in_every_version() -> None:
     assert spec_to_json(spec) == stored
 
 
-def test_what_is_stored_is_held_against_no_bound() -> None:
+def test_spec_from_json_checks_no_bounds() -> None:
     """A version with tighter bounds must read what another took."""
     spec = JobSpec(FlexibleRequest(0), ("a\ud800",), name="x" * 1000, max_restarts=-1, retry_on_exit=(300,))
     assert spec_from_json({**spec_to_json(replace(spec, command=())), "command": ["a\ud800"]}) == spec

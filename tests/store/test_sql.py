@@ -23,12 +23,12 @@ from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.opening import migrate
 from koalapy.store.sql import SqlStore
-from tests.store.jobs import a_job, batch, running
+from tests.store.jobs import make_batch, make_job, make_running_job
 
 Open = Callable[[], SqlStore]
 
 
-def test_a_job_whose_batch_failed_can_be_written_again(tmp_path: Path) -> None:
+def test_write_after_busy_database_succeeds(tmp_path: Path) -> None:
     """SQLite: while another process writes. For PostgreSQL see there."""
     path = tmp_path / "koala.db"
     engine = make_engine(f"sqlite:///{path}")
@@ -36,30 +36,30 @@ def test_a_job_whose_batch_failed_can_be_written_again(tmp_path: Path) -> None:
     store = SqlStore(Database(engine))
     with store.database.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA busy_timeout=1")
-    store.write(batch(a_job(1)))
-    other = sqlite3.connect(path, timeout=0)
-    other.execute("BEGIN IMMEDIATE")
+    store.write(make_batch(make_job(1)))
+    blocker = sqlite3.connect(path, timeout=0)
+    blocker.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailable, match="does not answer"):
-        store.write(batch(a_job(1, reason="changed"), a_job(2)))
-    other.rollback()
-    other.close()
-    store.write(batch(a_job(1, reason="changed"), a_job(2)))
-    assert store.job(2) == a_job(2)
-    assert store.job(1) == a_job(1, reason="changed")
+        store.write(make_batch(make_job(1, reason="changed"), make_job(2)))
+    blocker.rollback()
+    blocker.close()
+    store.write(make_batch(make_job(1, reason="changed"), make_job(2)))
+    assert store.job(2) == make_job(2)
+    assert store.job(1) == make_job(1, reason="changed")
     store.close()
 
 
-def test_lone_surrogates_are_replaced_before_they_are_stored(store: SqlStore) -> None:
-    store.write(batch(a_job(1), outbox=[OutboxEntry(1, "north", {"reason": "odd \ud800 😀"})]))
+def test_write_replaces_lone_surrogates(store: SqlStore) -> None:
+    store.write(make_batch(make_job(1), outbox=[OutboxEntry(1, "north", {"reason": "odd \ud800 😀"})]))
     assert store.load().outbox[0].payload == {"reason": "odd ? 😀"}
 
 
-def test_only_one_daemon_at_a_time(store: SqlStore, url: str) -> None:
+def test_store_with_held_lease_is_rejected(store: SqlStore, url: str) -> None:
     with pytest.raises(ConflictError, match="another daemon"):
         SqlStore(Database(make_engine(url), lambda: 1001.0))
 
 
-def test_a_daemon_that_died_is_followed_at_once(store: SqlStore, url: str) -> None:
+def test_lease_of_dead_process_is_taken_at_once(store: SqlStore, url: str) -> None:
     dead = store.database.lease.holder.rsplit(":", 1)[0] + ":0"
     with store.database.engine.begin() as connection:
         connection.execute(text("update lease set holder = :dead"), {"dead": dead})
@@ -67,7 +67,7 @@ def test_a_daemon_that_died_is_followed_at_once(store: SqlStore, url: str) -> No
     assert (successor.epoch, successor.instance) == (store.epoch + 1, store.instance)
 
 
-def test_a_daemon_of_another_machine_is_followed_when_its_lease_has_run_out(store: SqlStore, url: str) -> None:
+def test_lease_of_other_host_is_taken_after_expiry(store: SqlStore, url: str) -> None:
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1'")
     with pytest.raises(ConflictError, match="elsewhere"):
@@ -78,54 +78,58 @@ def test_a_daemon_of_another_machine_is_followed_when_its_lease_has_run_out(stor
     assert SqlStore(Database(make_engine(url), lambda: 1051.0)).epoch == store.epoch + 1
 
 
-def test_whatever_text_comes_in_is_kept_as_far_as_can_be(store: SqlStore) -> None:
-    nasty = "a\0b\ud800 ü€😀\n"
-    components = (Component(0, "north", 1, error=nasty, hosts=(nasty,), lrm_job="9" * 300),)
-    attempt = Attempt(1, components, placed_at=1.0, end_reason=nasty)
-    spec = JobSpec(FlexibleRequest(1), ("sh", nasty), workdir=nasty)
-    job = replace(a_job(1, JobState.RUNNING, generation=1, attempt=attempt, reason=nasty), spec=spec)
-    entry = TimelineEntry(1, 5.0, "ending", JobState.RUNNING, nasty)
-    command = OutboxEntry(1, "north", {"type": "stop", "token": "1.1.0", "reason": nasty})
-    store.write(batch(job, timeline=[entry], outbox=[command]))
-    kept = "a�b? ü€😀\n"
-    found = store.job(1)
-    assert found is not None
-    assert found.attempt is not None
-    assert (found.reason, found.attempt.end_reason, found.attempt.components[0].error) == (kept, kept, kept)
-    assert found.attempt.components[0].lrm_job == "9" * 100
-    sendable = nasty.replace("\ud800", "?")
-    assert found.spec == replace(spec, command=("sh", sendable), workdir=sendable)
-    assert found.attempt.components[0].hosts == (sendable,)
-    assert store.timeline(1)[0].reason == kept
+def test_write_stores_invalid_text_as_far_as_possible(store: SqlStore) -> None:
+    text = "a\0b\ud800 ü€😀\n"
+    components = (Component(0, "north", 1, error=text, hosts=(text,), lrm_job="9" * 300),)
+    attempt = Attempt(1, components, placed_at=1.0, end_reason=text)
+    spec = JobSpec(FlexibleRequest(1), ("sh", text), workdir=text)
+    job = replace(make_job(1, JobState.RUNNING, generation=1, attempt=attempt, reason=text), spec=spec)
+    entry = TimelineEntry(1, 5.0, "ending", JobState.RUNNING, text)
+    command = OutboxEntry(1, "north", {"type": "stop", "token": "1.1.0", "reason": text})
+    store.write(make_batch(job, timeline=[entry], outbox=[command]))
+    stored_text = "a�b? ü€😀\n"
+    job_read = store.job(1)
+    assert job_read is not None
+    assert job_read.attempt is not None
+    assert (job_read.reason, job_read.attempt.end_reason, job_read.attempt.components[0].error) == (
+        stored_text,
+        stored_text,
+        stored_text,
+    )
+    assert job_read.attempt.components[0].lrm_job == "9" * 100
+    sendable = text.replace("\ud800", "?")
+    assert job_read.spec == replace(spec, command=("sh", sendable), workdir=sendable)
+    assert job_read.attempt.components[0].hosts == (sendable,)
+    assert store.timeline(1)[0].reason == stored_text
     assert store.load().outbox == (replace(command, payload=command.payload | {"reason": sendable}),)
     assert store.page(JobFilter(name="\0", owner="\ud800", states=("\0",), cluster="\0")).jobs == []
 
 
-def test_two_daemons_that_start_at_the_same_moment(url: str) -> None:
+def test_store_started_twice_at_once_rejects_one(url: str) -> None:
     """One of them serves; the other is told."""
-    at_once = threading.Barrier(2)
+    barrier = threading.Barrier(2)
     stores: list[SqlStore] = []
-    refused: list[KoalaError] = []
+    errors: list[KoalaError] = []
 
     def start() -> None:
         engine = make_engine(url)
-        at_once.wait(60)
+        barrier.wait(60)
         try:
             migrate(engine)
             stores.append(SqlStore(Database(engine, lambda: 1000.0)))
         except (ConflictError, StoreUnavailable) as error:  # SQLite may be busy becoming what it is to be
-            refused.append(error)
+            errors.append(error)
 
     daemons = [threading.Thread(target=start) for _ in range(2)]
     for daemon in daemons:
         daemon.start()
     for daemon in daemons:
         daemon.join(60)
-    assert (len(stores), len(refused)) == (1, 1)
+    assert (len(stores), len(errors)) == (1, 1)
     stores[0].close()
 
 
-def test_what_is_no_database_is_said_in_one_line() -> None:
+def test_make_engine_with_invalid_url_is_rejected() -> None:
     for url in ("mysql://localhost/koala", "oracle:x", "nonsense", ""):
         with pytest.raises(UsageError) as error:
             make_engine(url)
@@ -134,75 +138,75 @@ def test_what_is_no_database_is_said_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("code", [2**31, -(2**31) - 1, 2**32 - 1, 2**63, -(2**80)])
-def test_an_exit_code_of_any_size_is_kept_as_far_as_can_be(store: SqlStore, code: int) -> None:
+def test_write_limits_large_exit_codes(store: SqlStore, code: int) -> None:
     """Windows' 0xC0000005 and what a hostile agent says; the database's own limit is what is beyond it."""
-    kept = max(-(2**63) + 1, min(2**63 - 1, code))
+    stored_code = max(-(2**63) + 1, min(2**63 - 1, code))
     components = (Component(0, "north", 1, exit_code=code, staged=code, stage_size=code),)
     attempt = Attempt(1, components, placed_at=1.0, exit_code=code)
-    store.write(batch(a_job(1, generation=1, attempt=attempt, exit_code=code)))
+    store.write(make_batch(make_job(1, generation=1, attempt=attempt, exit_code=code)))
     job = store.job(1)
     assert job is not None
     assert job.attempt is not None
-    found = job.attempt.components[0]
-    assert (job.exit_code, job.attempt.exit_code, found.exit_code) == (kept, kept, kept)
-    assert (found.staged, found.stage_size) == (kept, kept)
+    component = job.attempt.components[0]
+    assert (job.exit_code, job.attempt.exit_code, component.exit_code) == (stored_code, stored_code, stored_code)
+    assert (component.staged, component.stage_size) == (stored_code, stored_code)
 
 
-def test_a_cluster_of_more_nodes_than_a_column_holds_is_kept(store: SqlStore) -> None:
+def test_write_limits_large_node_counts(store: SqlStore) -> None:
     record = ClusterRecord("north", "local", "usable", 2**63, 0, 0, 0, 0, 0, "", None, 1, 1.0)
-    store.write(batch(clusters=[record]))
+    store.write(make_batch(clusters=[record]))
     assert store.load().clusters[0].total == 2**31 - 1
 
 
 @pytest.mark.parametrize("window", [1, 3, 1000])
-def test_pages_of_whatever_is_asked_for_together_cover_it_once(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch, window: int
-) -> None:
+def test_pages_of_any_filter_cover_jobs_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     """However many jobs are held against it in one query, and of however many a page tells."""
     for name, value in (("FIRST_WINDOW", window), ("WINDOW", window), ("MAX_LOOKED_AT", 2 * window)):
         monkeypatch.setattr(listing, name, value)
     states = (JobState.QUEUED, JobState.FAILED, JobState.SUCCEEDED)
-    made = [running(n) if n % 5 == 0 else a_job(n, states[n % 7 % 3]) for n in range(1, 41)]
-    made = [replace(job, spec=replace(job.spec, home_site=("", "north", "south")[job.id % 11 % 3])) for job in made]
-    store.write(batch(*made))
+    jobs = [make_running_job(n) if n % 5 == 0 else make_job(n, states[n % 7 % 3]) for n in range(1, 41)]
+    jobs = [replace(job, spec=replace(job.spec, home_site=("", "north", "south")[job.id % 11 % 3])) for job in jobs]
+    store.write(make_batch(*jobs))
 
-    def ids(**which: Any) -> list[int]:
-        found: list[int] = []
-        page = store.page(JobFilter(limit=4, **which))
+    def ids(**filters: Any) -> list[int]:
+        job_ids: list[int] = []
+        page = store.page(JobFilter(limit=4, **filters))
         while page.before is not None:
-            found += [job.id for job in page.jobs]
-            page = store.page(JobFilter(limit=4, before=page.before, **which))
-        return found + [job.id for job in page.jobs]
+            job_ids += [job.id for job in page.jobs]
+            page = store.page(JobFilter(limit=4, before=page.before, **filters))
+        return job_ids + [job.id for job in page.jobs]
 
     def is_on(job: Job, cluster: str) -> bool:
         return not cluster or (job.attempt is not None and any(c.cluster == cluster for c in job.attempt.gang))
 
-    those = ((), ("failed",), ("queued", "running"))
-    asked = product(("", "ada", "cyd"), ("", "n0"), those, ("", "west"), ("", "north"))
-    for owner, name, some, cluster, home in asked:
+    state_filters = ((), ("failed",), ("queued", "running"))
+    combinations = product(("", "ada", "cyd"), ("", "n0"), state_filters, ("", "west"), ("", "north"))
+    for owner, name, state_filter, cluster, home in combinations:
         expected = [
             job.id
-            for job in reversed(made)
-            if owner in ("", job.spec.owner) and name in ("", job.spec.name) and (not some or job.state in some)
+            for job in reversed(jobs)
+            if owner in ("", job.spec.owner)
+            and name in ("", job.spec.name)
+            and (not state_filter or job.state in state_filter)
             if is_on(job, cluster) and home in ("", job.spec.home_site)
         ]
-        wanted = {"owner": owner, "name": name, "states": some, "cluster": cluster, "home_site": home}
-        assert ids(**wanted) == expected, wanted
+        filters = {"owner": owner, "name": name, "states": state_filter, "cluster": cluster, "home_site": home}
+        assert ids(**filters) == expected, filters
 
 
-def test_page_of_large_jobs_is_cut_by_bytes_and_pages_cover_all(store: SqlStore) -> None:
+def test_pages_of_large_jobs_are_limited_by_bytes(store: SqlStore) -> None:
     large = tuple((f"V{n}", "x" * 1000) for n in range(20))
-    jobs = [a_job(n, spec=replace(a_job(n).spec, environment=large if n % 2 else ())) for n in range(1, 12)]
-    store.write(batch(*jobs))
+    jobs = [make_job(n, spec=replace(make_job(n).spec, environment=large if n % 2 else ())) for n in range(1, 12)]
+    store.write(make_batch(*jobs))
     store = SqlStore(store.database, max_page_bytes=50_000)
-    lengths, seen, before = [], [], None
+    lengths, job_ids, next_before = [], [], None
     while True:
-        page = store.page(JobFilter(before=before, limit=10))
+        page = store.page(JobFilter(before=next_before, limit=10))
         lengths.append(len(page.jobs))
-        seen += [job.id for job in page.jobs]
-        if (before := page.before) is None:
+        job_ids += [job.id for job in page.jobs]
+        if (next_before := page.before) is None:
             break
-    assert seen == list(range(11, 0, -1))
+    assert job_ids == list(range(11, 0, -1))
     assert lengths == [4, 4, 3]  # two large jobs in each, and small ones
     ids = tuple(range(1, 12))
     first = store.page(JobFilter(limit=11, ids=ids))
@@ -210,16 +214,16 @@ def test_page_of_large_jobs_is_cut_by_bytes_and_pages_cover_all(store: SqlStore)
     assert first.before == 8
 
 
-def test_page_with_a_job_above_its_bytes_has_that_job(store: SqlStore) -> None:
-    store.write(batch(running(1), running(2)))
+def test_page_with_too_large_job_has_that_job(store: SqlStore) -> None:
+    store.write(make_batch(make_running_job(1), make_running_job(2)))
     page = SqlStore(store.database, max_page_bytes=1).page(JobFilter())
     assert [job.id for job in page.jobs] == [2]
     assert page.before == 2
 
 
-def test_write_with_one_changed_component_writes_its_row_only(store: SqlStore) -> None:
-    job = running(1)
-    store.write(batch(job))
+def test_write_with_changed_component_writes_only_its_row(store: SqlStore) -> None:
+    job = make_running_job(1)
+    store.write(make_batch(job))
     written: list[tuple[int, ...]] = []
 
     def note(_c: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
@@ -228,35 +232,35 @@ def test_write_with_one_changed_component_writes_its_row_only(store: SqlStore) -
 
     event.listen(store.database.engine, "before_cursor_execute", note)
     assert job.attempt is not None
-    first, *others = job.attempt.components
-    changed = replace(job, attempt=replace(job.attempt, components=(replace(first, lrm_job="8"), *others)))
-    store.write(batch(changed))
-    store.write(batch(replace(changed, reason="only the job")))
+    first, *unchanged = job.attempt.components
+    changed = replace(job, attempt=replace(job.attempt, components=(replace(first, lrm_job="8"), *unchanged)))
+    store.write(make_batch(changed))
+    store.write(make_batch(replace(changed, reason="only the job")))
     event.remove(store.database.engine, "before_cursor_execute", note)
     assert written == [1]
     assert store.job(1) == replace(changed, reason="only the job")
 
 
-def test_write_after_a_failed_one_writes_all_that_changed(store: SqlStore) -> None:
-    job = running(1)
-    store.write(batch(job))
+def test_write_after_failed_write_stores_all_changes(store: SqlStore) -> None:
+    job = make_running_job(1)
+    store.write(make_batch(job))
     assert job.attempt is not None
-    first, *others = job.attempt.components
-    changed = replace(job, attempt=replace(job.attempt, components=(replace(first, lrm_job="8"), *others)))
+    first, *unchanged = job.attempt.components
+    changed = replace(job, attempt=replace(job.attempt, components=(replace(first, lrm_job="8"), *unchanged)))
     entry = OutboxEntry(1, "north", {"type": "stop", "token": "1.1.0"})
     with pytest.raises(IntegrityError):
-        store.write(batch(changed, outbox=[entry, entry]))
-    store.write(batch(changed))
+        store.write(make_batch(changed, outbox=[entry, entry]))
+    store.write(make_batch(changed))
     assert store.job(1) == changed
 
 
-def test_write_with_a_new_attempt_writes_the_end_of_the_old_one(store: SqlStore) -> None:
-    job = running(1)
-    store.write(batch(job))
+def test_write_with_new_attempt_stores_end_of_old(store: SqlStore) -> None:
+    job = make_running_job(1)
+    store.write(make_batch(job))
     assert job.attempt is not None
     ended = replace(job.attempt, components=tuple(replace(c, ended_at=9.0) for c in job.attempt.components))
-    again = running(1, generation=2)
-    store.write(batch(again, attempts=[(1, ended)]))
+    again = make_running_job(1, generation=2)
+    store.write(make_batch(again, attempts=[(1, ended)]))
     assert again.attempt is not None
     assert store.attempts(1) == [ended, again.attempt]
 
@@ -268,30 +272,30 @@ def open_commands(plan: Plan, *idents: int) -> list[OutboxEntry]:
     ]
 
 
-def test_plan_of_many_commands_is_stored_once_until_all_are_acknowledged(open_store: Open) -> None:
+def test_plan_is_stored_once_until_commands_are_acknowledged(open_store: Open) -> None:
     store = open_store()
     content = {"job": 7, "generation": 1, "head": "7.1.1", "nodes": [{"host": "ä"}], "contexts": []}
-    plan, other = Plan.of(content), Plan.of(content | {"generation": 2})
+    plan, other_plan = Plan.of(content), Plan.of(content | {"generation": 2})
     entries = open_commands(plan, *range(1, 101))
-    store.write(batch(outbox=[*entries, *open_commands(other, 200)]))
+    store.write(make_batch(outbox=[*entries, *open_commands(other_plan, 200)]))
 
-    def count(what: str) -> int:
+    def count(expression: str) -> int:
         with store.database.engine.connect() as connection:
-            return int(connection.execute(text(f"select {what}")).scalar_one())
+            return int(connection.execute(text(f"select {expression}")).scalar_one())
 
     assert count("count(*) from plans") == 2
     assert count("max(length(cast(payload as text))) from outbox") < 100
     loaded = store.load().outbox
-    assert loaded == (*entries, *open_commands(other, 200))
+    assert loaded == (*entries, *open_commands(other_plan, 200))
     assert [message["head"] for message in json.loads(next(command_frames(e.payload for e in loaded)))] == [
         "7.1.1"
     ] * 101
-    store.write(batch(acknowledged=list(range(1, 100))))
+    store.write(make_batch(acknowledged=list(range(1, 100))))
     assert count("count(*) from plans") == 2
-    store.write(batch(acknowledged=[100]))
+    store.write(make_batch(acknowledged=[100]))
     assert count("count(*) from plans where generation = 1") == 0
     store.release_lease()
     store = open_store()
-    assert store.load().outbox == tuple(open_commands(other, 200))
-    store.write(batch(acknowledged=[200]))
+    assert store.load().outbox == tuple(open_commands(other_plan, 200))
+    store.write(make_batch(acknowledged=[200]))
     assert count("count(*) from plans") == 0

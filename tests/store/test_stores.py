@@ -14,12 +14,12 @@ from koalapy.model.replica import Replica
 from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry, StoredBundle, StoredResult, Submitted
 from koalapy.store.opening import Stores
 from tests.store.conftest import OpenAll
-from tests.store.jobs import a_job, batch, running
+from tests.store.jobs import make_batch, make_job, make_running_job
 
 
-def test_a_new_daemon_finds_what_is_not_over(open_stores: OpenAll) -> None:
+def test_load_returns_unfinished_state(open_stores: OpenAll) -> None:
     store = open_stores().jobs
-    over = a_job(3, JobState.SUCCEEDED, ended_at=5.0, exit_code=0)
+    ended_job = make_job(3, JobState.SUCCEEDED, ended_at=5.0, exit_code=0)
     entry = OutboxEntry(11, "north", {"type": "submit", "token": "2.1.0"})
     north = ClusterRecord(
         "north",
@@ -40,100 +40,104 @@ def test_a_new_daemon_finds_what_is_not_over(open_stores: OpenAll) -> None:
         trials=2,
         drained=Drain(7.0, "ops", "new switch"),
     )
-    waits = a_job(1, placement_tries=2, counted_scan=5)
-    store.write(batch(waits, running(2), over, outbox=[entry], clusters=[north], scans={Priority.LOW: 7}))
-    store.write(batch(scans={Priority.LOW: 8, Priority.HIGH: 16}))
+    queued_job = make_job(1, placement_tries=2, counted_scan=5)
+    store.write(
+        make_batch(
+            queued_job, make_running_job(2), ended_job, outbox=[entry], clusters=[north], scans={Priority.LOW: 7}
+        )
+    )
+    store.write(make_batch(scans={Priority.LOW: 8, Priority.HIGH: 16}))
     saved = open_stores().jobs.load()
-    assert {job.id: job for job in saved.jobs} == {1: waits, 2: running(2)}
+    assert {job.id: job for job in saved.jobs} == {1: queued_job, 2: make_running_job(2)}
     assert saved.scans == {Priority.LOW: 8, Priority.HIGH: 16}
     assert saved.outbox == (entry,)
     assert saved.clusters == (replace(north, idle=0),)
     assert saved.next_job == 4
 
 
-def test_a_job_is_updated_and_a_new_attempt_leaves_the_old_one_alone(stores: Stores) -> None:
-    stores.jobs.write(batch(a_job(1)))
-    stores.jobs.write(batch(running(1)))
-    assert stores.jobs.job(1) == running(1)
-    second = running(1, generation=2)
-    stores.jobs.write(batch(second))
+def test_write_of_new_attempt_keeps_old_attempt(stores: Stores) -> None:
+    stores.jobs.write(make_batch(make_job(1)))
+    stores.jobs.write(make_batch(make_running_job(1)))
+    assert stores.jobs.job(1) == make_running_job(1)
+    second = make_running_job(1, generation=2)
+    stores.jobs.write(make_batch(second))
     assert stores.jobs.job(1) == second
-    assert stores.jobs.attempts(1) == [running(1).attempt, second.attempt]
+    assert stores.jobs.attempts(1) == [make_running_job(1).attempt, second.attempt]
     assert stores.jobs.attempts(1, last=1) == [second.attempt]
     assert stores.jobs.attempts(2) == []
 
 
-def test_a_jobs_other_priority_is_kept(stores: Stores) -> None:
-    job = a_job(1)
-    stores.jobs.write(batch(job))
-    other = next(priority for priority in Priority if priority is not job.spec.priority)
-    stores.jobs.write(batch(raised := replace(job, spec=replace(job.spec, priority=other))))
+def test_write_stores_changed_priority(stores: Stores) -> None:
+    job = make_job(1)
+    stores.jobs.write(make_batch(job))
+    new_priority = next(priority for priority in Priority if priority is not job.spec.priority)
+    stores.jobs.write(make_batch(raised := replace(job, spec=replace(job.spec, priority=new_priority))))
     assert stores.jobs.job(1) == raised
     assert stores.jobs.load().jobs == (raised,)
 
 
-def test_an_attempt_that_ended_as_the_next_began_is_kept_as_it_ended(stores: Stores) -> None:
-    stores.jobs.write(batch(running(1)))
-    first = running(1).attempt
+def test_write_of_ended_attempt_with_next_keeps_end(stores: Stores) -> None:
+    stores.jobs.write(make_batch(make_running_job(1)))
+    first = make_running_job(1).attempt
     assert first is not None
     ended = replace(first, ended_at=9.0, components=tuple(replace(c, ended_at=9.0) for c in first.components))
-    second = running(1, generation=2)
-    stores.jobs.write(batch(second, attempts=[(1, ended)]))
+    second = make_running_job(1, generation=2)
+    stores.jobs.write(make_batch(second, attempts=[(1, ended)]))
     assert stores.jobs.attempts(1) == [ended, second.attempt]
     assert stores.jobs.job(1) == second
 
 
-def test_a_batch_is_written_whole_or_not_at_all(stores: Stores) -> None:
-    stores.jobs.write(batch(a_job(1), outbox=[OutboxEntry(1, "north", {})]))
-    twice = batch(a_job(2), submitted=[Submitted("key", 2, "digest")], outbox=[OutboxEntry(1, "north", {})])
+def test_write_of_failed_batch_stores_nothing(stores: Stores) -> None:
+    stores.jobs.write(make_batch(make_job(1), outbox=[OutboxEntry(1, "north", {})]))
+    twice = make_batch(make_job(2), submitted=[Submitted("key", 2, "digest")], outbox=[OutboxEntry(1, "north", {})])
     with pytest.raises((IntegrityError, ValueError)):
         stores.jobs.write(twice)
     assert stores.jobs.job(2) is None
     assert stores.jobs.submitted(["key"]) == {}
 
 
-def test_a_key_stays_the_first_jobs_and_stops_nothing(stores: Stores) -> None:
+def test_submission_key_belongs_to_first_job(stores: Stores) -> None:
     """A daemon that let two through must not end by it."""
-    stores.jobs.write(batch(a_job(1), submitted=[Submitted("key", 1, "digest")]))
+    stores.jobs.write(make_batch(make_job(1), submitted=[Submitted("key", 1, "digest")]))
     stores.jobs.write(
-        batch(a_job(2), a_job(3), submitted=[Submitted("key", 2, "other"), Submitted("new", 3, "digest")])
+        make_batch(make_job(2), make_job(3), submitted=[Submitted("key", 2, "other"), Submitted("new", 3, "digest")])
     )
     assert stores.jobs.submitted({"key", "other"}) == {"key": Submitted("key", 1, "digest")}
     assert set(stores.jobs.submitted(["new", *(f"n{number}" for number in range(1200)), "key"])) == {"new", "key"}
-    assert stores.jobs.job(2) == a_job(2)
+    assert stores.jobs.job(2) == make_job(2)
 
 
-def test_a_job_is_new_until_its_transaction_is_through(stores: Stores) -> None:
-    clash = batch(a_job(1), outbox=[OutboxEntry(1, "north", {}), OutboxEntry(1, "north", {})])
+def test_write_of_new_job_after_failure_inserts_it(stores: Stores) -> None:
+    clash = make_batch(make_job(1), outbox=[OutboxEntry(1, "north", {}), OutboxEntry(1, "north", {})])
     with pytest.raises((IntegrityError, ValueError)):
         stores.jobs.write(clash)
-    stores.jobs.write(batch(a_job(1)))
-    assert stores.jobs.job(1) == a_job(1)
+    stores.jobs.write(make_batch(make_job(1)))
+    assert stores.jobs.job(1) == make_job(1)
 
 
-def test_acknowledged_commands_leave_the_outbox(stores: Stores) -> None:
+def test_write_removes_acknowledged_commands(stores: Stores) -> None:
     entries = [OutboxEntry(n, "north", {"type": "stop", "token": f"{n}.1.0"}) for n in (1, 2, 3)]
-    stores.jobs.write(batch(outbox=entries))
-    stores.jobs.write(batch(acknowledged=[1, 3, 99]))
+    stores.jobs.write(make_batch(outbox=entries))
+    stores.jobs.write(make_batch(acknowledged=[1, 3, 99]))
     assert [entry.id for entry in stores.jobs.load().outbox] == [2]
 
 
-def test_pages_cover_everything_once_newest_first(stores: Stores) -> None:
-    stores.jobs.write(batch(*(a_job(n) for n in range(1, 26))))
-    seen: list[int] = []
-    before = None
-    while page := stores.jobs.page(JobFilter(before=before, limit=10)).jobs:
-        seen += [job.id for job in page]
-        before = page[-1].id
-    assert seen == list(range(25, 0, -1))
+def test_pages_cover_all_jobs_newest_first(stores: Stores) -> None:
+    stores.jobs.write(make_batch(*(make_job(n) for n in range(1, 26))))
+    job_ids: list[int] = []
+    next_before = None
+    while page := stores.jobs.page(JobFilter(before=next_before, limit=10)).jobs:
+        job_ids += [job.id for job in page]
+        next_before = page[-1].id
+    assert job_ids == list(range(25, 0, -1))
 
 
-def test_filters(stores: Stores) -> None:
-    of_south = a_job(3, spec=replace(a_job(3).spec, home_site="south"))
-    stores.jobs.write(batch(a_job(1), a_job(2, JobState.FAILED), of_south, running(4)))
+def test_page_is_filtered_by_each_field(stores: Stores) -> None:
+    of_south = make_job(3, spec=replace(make_job(3).spec, home_site="south"))
+    stores.jobs.write(make_batch(make_job(1), make_job(2, JobState.FAILED), of_south, make_running_job(4)))
 
-    def ids(**which: object) -> list[int]:
-        return [job.id for job in stores.jobs.page(JobFilter(**which)).jobs]  # type: ignore[arg-type]
+    def ids(**filters: object) -> list[int]:
+        return [job.id for job in stores.jobs.page(JobFilter(**filters)).jobs]  # type: ignore[arg-type]
 
     assert ids(states=("failed", "running")) == [4, 2]
     assert ids(owner="bob") == [3]
@@ -143,63 +147,65 @@ def test_filters(stores: Stores) -> None:
     assert ids(cluster="south") == ids(cluster="east") == []
 
 
-def test_page_by_application_priority_and_restarts_finds_exactly_these(stores: Stores) -> None:
+def test_page_by_application_priority_and_restarts_is_exact(stores: Stores) -> None:
     jobs = []
     for number in range(1, 31):
-        plain = a_job(number, JobState.SUCCEEDED if number % 3 else JobState.QUEUED, restarts=number % 5)
+        plain = make_job(number, JobState.SUCCEEDED if number % 3 else JobState.QUEUED, restarts=number % 5)
         priority = Priority.HIGH if number % 4 == 0 else Priority.LOW
         jobs.append(replace(plain, spec=replace(plain.spec, application=f"app{number % 2}", priority=priority)))
-    stores.jobs.write(batch(*jobs))
+    stores.jobs.write(make_batch(*jobs))
 
-    def ids(**which: object) -> list[int]:
-        return [job.id for job in stores.jobs.page(JobFilter(**which)).jobs]  # type: ignore[arg-type]
+    def ids(**filters: object) -> list[int]:
+        return [job.id for job in stores.jobs.page(JobFilter(**filters)).jobs]  # type: ignore[arg-type]
 
     for states in ((), ("succeeded",)):
-        over = [number for number in range(30, 0, -1) if not states or number % 3]
-        assert ids(application="app1", states=states) == [number for number in over if number % 2]
-        assert ids(priority="high", states=states) == [number for number in over if number % 4 == 0]
-        assert ids(min_restarts=3, states=states) == [number for number in over if number % 5 >= 3]
-        both = [number for number in over if number % 2 == 0 and number % 5 >= 1]
+        numbers = [number for number in range(30, 0, -1) if not states or number % 3]
+        assert ids(application="app1", states=states) == [number for number in numbers if number % 2]
+        assert ids(priority="high", states=states) == [number for number in numbers if number % 4 == 0]
+        assert ids(min_restarts=3, states=states) == [number for number in numbers if number % 5 >= 3]
+        both = [number for number in numbers if number % 2 == 0 and number % 5 >= 1]
         assert ids(min_restarts=1, application="app0", states=states) == both
-        exactly = [number for number in over if number % 5 == 3]
+        exactly = [number for number in numbers if number % 5 == 3]
         assert ids(min_restarts=3, max_restarts=3, states=states) == exactly
-        assert ids(max_restarts=1, states=states) == [number for number in over if number % 5 <= 1]
+        assert ids(max_restarts=1, states=states) == [number for number in numbers if number % 5 <= 1]
     assert ids(min_restarts=2, max_restarts=1) == []
     assert ids(min_restarts=5) == ids(application="app2") == []
     assert ids(min_restarts=3, limit=2) == [29, 28]
     assert ids(min_restarts=3, limit=2, before=28) == [24, 23]
 
 
-def test_the_timeline_keeps_its_order(stores: Stores) -> None:
+def test_timeline_keeps_entry_order(stores: Stores) -> None:
     entries = [
         TimelineEntry(1, 5.0, "submitted", JobState.QUEUED),
         TimelineEntry(1, 5.0, "claimed", JobState.CLAIMING, "2 nodes", 1, 0, "north"),
     ]
-    stores.jobs.write(batch(a_job(1), timeline=entries))
+    stores.jobs.write(make_batch(make_job(1), timeline=entries))
     assert stores.jobs.timeline(1) == entries
 
 
-def test_large_numbers(stores: Stores) -> None:
+def test_write_stores_large_job_and_command_ids(stores: Stores) -> None:
     ident = 2**40
-    stores.jobs.write(batch(a_job(ident), outbox=[OutboxEntry(2**50, "north", {"type": "stop", "token": "1.1.0"})]))
+    stores.jobs.write(
+        make_batch(make_job(ident), outbox=[OutboxEntry(2**50, "north", {"type": "stop", "token": "1.1.0"})])
+    )
     assert stores.jobs.load().next_job == ident + 1
 
 
-def test_a_page_is_of_one_moment_while_jobs_are_started_anew(open_stores: OpenAll) -> None:
+def test_page_during_writes_is_consistent(open_stores: OpenAll) -> None:
     """A job is never shown without the attempt that its state speaks of."""
     store = open_stores().jobs
-    store.write(batch(*(running(n, 1) for n in range(1, 20))))
-    going_on = threading.Event()
+    store.write(make_batch(*(make_running_job(n, 1) for n in range(1, 20))))
+    is_written = threading.Event()
 
-    def start_anew() -> None:
+    def write_new_attempts() -> None:
         for generation in range(2, 60):
-            store.write(batch(*(running(n, generation) for n in range(1, 20))))
-        going_on.set()
+            store.write(make_batch(*(make_running_job(n, generation) for n in range(1, 20))))
+        is_written.set()
 
-    writer = threading.Thread(target=start_anew)
+    writer = threading.Thread(target=write_new_attempts)
     writer.start()
     try:
-        while not going_on.is_set():
+        while not is_written.is_set():
             for job in store.page(JobFilter(limit=50)).jobs:
                 assert job.attempt is not None
                 assert job.attempt.generation == job.generation
@@ -207,39 +213,39 @@ def test_a_page_is_of_one_moment_while_jobs_are_started_anew(open_stores: OpenAl
         writer.join(60)
 
 
-def test_a_daemon_that_was_followed_writes_no_more(stores: Stores, open_stores: OpenAll) -> None:
+def test_write_after_takeover_raises_lease_lost(stores: Stores, open_stores: OpenAll) -> None:
     successor = open_stores().jobs
     with pytest.raises(LeaseLost):
-        stores.jobs.write(batch(a_job(1)))
+        stores.jobs.write(make_batch(make_job(1)))
     assert successor.job(1) is None
     with pytest.raises(LeaseLost):
         stores.jobs.renew_lease(1.0)
 
 
-def test_a_batch_is_stored_once_however_often_it_comes(stores: Stores) -> None:
-    first = batch(timeline=[TimelineEntry(1, 5.0, "error", JobState.QUEUED)])
-    stores.jobs.write(batch(a_job(1)))
+def test_write_of_repeated_batch_is_stored_once(stores: Stores) -> None:
+    first = make_batch(timeline=[TimelineEntry(1, 5.0, "error", JobState.QUEUED)])
+    stores.jobs.write(make_batch(make_job(1)))
     stores.jobs.write(first)
     stores.jobs.write(first)
     assert len(stores.jobs.timeline(1)) == 1
-    second = batch(timeline=[TimelineEntry(1, 5.0, "error", JobState.QUEUED)])
+    second = make_batch(timeline=[TimelineEntry(1, 5.0, "error", JobState.QUEUED)])
     stores.jobs.write(second)
     assert len(stores.jobs.timeline(1)) == 2, "the same words in another batch are another thing"
 
 
-def test_the_batches_of_the_next_daemon_are_not_taken_for_those_of_the_last(open_stores: OpenAll) -> None:
+def test_batch_numbers_restart_with_each_daemon(open_stores: OpenAll) -> None:
     first = open_stores().jobs
     for ident in range(1, 5):
-        first.write(batch(a_job(ident)))
+        first.write(make_batch(make_job(ident)))
     second = open_stores().jobs
     second.load()
-    second.write(batch(a_job(5)))
+    second.write(make_batch(make_job(5)))
     assert second.load().next_job == 6
 
 
-def test_what_is_beside_the_jobs_is_written_by_the_holder_only(stores: Stores, open_stores: OpenAll) -> None:
+def test_other_stores_after_takeover_raise_lease_lost(stores: Stores, open_stores: OpenAll) -> None:
     files, measurements = stores.files, stores.measurements
-    stores.jobs.write(batch(a_job(1)))
+    stores.jobs.write(make_batch(make_job(1)))
     result = StoredResult(1, 1, 0, "north", 5, 1, 1.0)
     open_stores()
     for write in (

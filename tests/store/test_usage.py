@@ -17,7 +17,7 @@ LOW, HIGH = (JobSpec(FlexibleRequest(3), ("true",), priority=priority) for prior
 NOTHING = {Priority.HIGH: MeanTimes(), Priority.LOW: MeanTimes()}
 
 
-def write(stores: Stores, *jobs: Job) -> None:
+def write_jobs(stores: Stores, *jobs: Job) -> None:
     stores.jobs.write(Batch(at=1.0, epoch=1, jobs={job.id: job for job in jobs}))
 
 
@@ -26,7 +26,7 @@ def with_attempt(job: Job, *components: Component, **times: float) -> Job:
     return replace(job, generation=attempt.generation, attempt=attempt)
 
 
-def over(ident: int, spec: JobSpec, submitted: float, placed: float, started: float, ended: float) -> Job:
+def make_ended_job(ident: int, spec: JobSpec, submitted: float, placed: float, started: float, ended: float) -> Job:
     job = Job(ident, spec, submitted, JobState.SUCCEEDED, placed_at=placed, started_at=started, ended_at=ended)
     component = Component(0, "north", 2, ComponentState.ENDED, claimed_at=placed, ended_at=ended)
     times = {"start_estimate": placed + 5, "barrier_at": started, "launched_at": started + 1}
@@ -34,7 +34,7 @@ def over(ident: int, spec: JobSpec, submitted: float, placed: float, started: fl
     return replace(job, first_start_estimate=placed + 2, restarts=2)
 
 
-def test_an_empty_grid_has_used_nothing(stores: Stores) -> None:
+def test_usage_of_empty_grid_is_zero(stores: Stores) -> None:
     assert stores.jobs.usage(0.0, 100.0) == Usage({}, NOTHING, {}, 0)
 
 
@@ -55,35 +55,41 @@ def test_an_empty_grid_has_used_nothing(stores: Stores) -> None:
         (10, 100, 90),
     ],
 )
-def test_only_what_lies_in_the_span_counts(
+def test_usage_counts_only_time_within_span(
     stores: Stores, claimed: float | None, ended: float | None, seconds: float
 ) -> None:
     component = Component(0, "north", 3, ComponentState.RUNNING, claimed_at=claimed, ended_at=ended)
-    write(stores, with_attempt(Job(1, LOW, 0.0, JobState.RUNNING), component))
+    write_jobs(stores, with_attempt(Job(1, LOW, 0.0, JobState.RUNNING), component))
     assert stores.jobs.usage(10.0, 100.0).node_seconds.get("north", 0.0) == pytest.approx(3 * seconds)
 
 
-def test_earlier_attempts_and_replaced_components_count_and_lost_ones_do_not(stores: Stores) -> None:
+def test_usage_counts_replaced_but_not_lost_components(stores: Stores) -> None:
     ended = Component(0, "north", 1, ComponentState.ENDED, claimed_at=10.0, ended_at=15.0)
     job = with_attempt(Job(1, LOW, 0.0, JobState.RUNNING), replace(ended, superseded=True), replace(ended, index=1))
-    write(stores, job)
-    never_heard_of_again = Component(0, "north", 1, ComponentState.RUNNING, claimed_at=20.0)
-    write(stores, job := with_attempt(job, never_heard_of_again))
-    write(stores, with_attempt(job, replace(ended, claimed_at=30.0, ended_at=None, cluster="south")))
+    write_jobs(stores, job)
+    lost_component = Component(0, "north", 1, ComponentState.RUNNING, claimed_at=20.0)
+    write_jobs(stores, job := with_attempt(job, lost_component))
+    write_jobs(stores, with_attempt(job, replace(ended, claimed_at=30.0, ended_at=None, cluster="south")))
     assert stores.jobs.usage(0.0, 100.0).node_seconds == pytest.approx({"north": 10.0, "south": 70.0})
-    write(stores, replace(job, state=JobState.CANCELLED, ended_at=40.0))
+    write_jobs(stores, replace(job, state=JobState.CANCELLED, ended_at=40.0))
     assert stores.jobs.usage(0.0, 100.0).node_seconds == pytest.approx({"north": 10.0})
 
 
-def test_means_by_priority(stores: Stores) -> None:
-    write(
+def test_usage_means_are_by_priority(stores: Stores) -> None:
+    write_jobs(
         stores,
-        over(1, LOW, 0.0, 10.0, 12.0, 50.0),
-        over(2, LOW, 0.0, 30.0, 36.0, 90.0),
-        over(3, HIGH, 40.0, 41.0, 44.0, 60.0),
-        over(4, LOW, 0.0, 1.0, 2.0, 3.0),
-        replace(over(5, LOW, 0.0, 1.0, 2.0, 70.0), state=JobState.CANCELLED),
-        replace(over(6, HIGH, 0.0, 1.0, 2.0, 70.0), state=JobState.FAILED, started_at=None, attempt=None, generation=0),
+        make_ended_job(1, LOW, 0.0, 10.0, 12.0, 50.0),
+        make_ended_job(2, LOW, 0.0, 30.0, 36.0, 90.0),
+        make_ended_job(3, HIGH, 40.0, 41.0, 44.0, 60.0),
+        make_ended_job(4, LOW, 0.0, 1.0, 2.0, 3.0),
+        replace(make_ended_job(5, LOW, 0.0, 1.0, 2.0, 70.0), state=JobState.CANCELLED),
+        replace(
+            make_ended_job(6, HIGH, 0.0, 1.0, 2.0, 70.0),
+            state=JobState.FAILED,
+            started_at=None,
+            attempt=None,
+            generation=0,
+        ),
         Job(7, HIGH, 0.0),
     )
     usage = stores.jobs.usage(20.0, 100.0)
@@ -97,31 +103,31 @@ def test_means_by_priority(stores: Stores) -> None:
 
 NUMBERS = count(1)
 times = st.none() | st.floats(0, 100)
-spans = st.tuples(st.integers(1, 5), times, times)
+component_spans = st.tuples(st.integers(1, 5), times, times)
 
 
-@given(st.lists(spans, max_size=5), st.floats(1, 99))
+@given(st.lists(component_spans, max_size=5), st.floats(1, 99))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_two_spans_together_use_what_the_whole_uses(
-    stores: Stores, found: list[tuple[int, float | None, float | None]], cut: float
+def test_usage_of_adjacent_spans_adds_up(
+    stores: Stores, spans: list[tuple[int, float | None, float | None]], cut: float
 ) -> None:
     job = Job(next(NUMBERS), LOW, 0.0, JobState.RUNNING)
-    own = f"cluster {job.id}"
+    cluster = f"cluster {job.id}"
     components = [
-        Component(n, own, size, ComponentState.RUNNING, claimed_at=claimed, ended_at=ended)
-        for n, (size, claimed, ended) in enumerate(found)
+        Component(n, cluster, size, ComponentState.RUNNING, claimed_at=claimed, ended_at=ended)
+        for n, (size, claimed, ended) in enumerate(spans)
     ]
-    write(stores, with_attempt(job, *components))
+    write_jobs(stores, with_attempt(job, *components))
 
     def used(start: float, end: float) -> float:
-        return stores.jobs.usage(start, end).node_seconds.get(own, 0.0)
+        return stores.jobs.usage(start, end).node_seconds.get(cluster, 0.0)
 
-    held = [(s, c, 100.0 if e is None else e) for s, c, e in found if c is not None and (e is None or e >= c)]
-    assert used(0.0, 100.0) == pytest.approx(sum(size * (end - start) for size, start, end in held))
+    valid_spans = [(s, c, 100.0 if e is None else e) for s, c, e in spans if c is not None and (e is None or e >= c)]
+    assert used(0.0, 100.0) == pytest.approx(sum(size * (end - start) for size, start, end in valid_spans))
     assert used(0.0, cut) + used(cut, 100.0) == pytest.approx(used(0.0, 100.0))
 
 
-def test_who_had_nodes_in_attempts_that_are_over(stores: Stores) -> None:
+def test_node_use_counts_ended_attempts_by_owner(stores: Stores) -> None:
     """What is under way is told by the jobs that are not over; a measurement of the daemon's own is nobody's."""
 
     def part(index: int, claimed: float | None, ended: float | None) -> Component:
@@ -131,13 +137,13 @@ def test_who_had_nodes_in_attempts_that_are_over(stores: Stores) -> None:
         return with_attempt(Job(ident, replace(LOW, owner=owner, internal=internal), 0.0, state), *parts)
 
     ended = job(1, JobState.SUCCEEDED, part(0, 10.0, 20.0), part(1, None, 20.0), part(2, 20.0, None), part(3, 5.0, 9.0))
-    own = job(2, JobState.SUCCEEDED, part(0, 10.0, 20.0), owner="koala", internal=True)
-    tried = job(3, JobState.RUNNING, part(0, 11.0, 21.0), owner="bob")
-    write(stores, ended, own, tried)
-    again = with_attempt(tried, part(0, 30.0, 31.0))
-    assert tried.attempt is not None
-    stores.jobs.write(Batch(at=1.0, epoch=1, jobs={3: again}, attempts=[(3, tried.attempt)]))
-    found = sorted(stores.history.node_use(9.5), key=lambda use: use.owner)
-    assert found == [NodeUse("alice", 2, 10.0, 20.0), NodeUse("bob", 2, 11.0, 21.0)]
+    internal_job = job(2, JobState.SUCCEEDED, part(0, 10.0, 20.0), owner="koala", internal=True)
+    restarted_job = job(3, JobState.RUNNING, part(0, 11.0, 21.0), owner="bob")
+    write_jobs(stores, ended, internal_job, restarted_job)
+    next_attempt = with_attempt(restarted_job, part(0, 30.0, 31.0))
+    assert restarted_job.attempt is not None
+    stores.jobs.write(Batch(at=1.0, epoch=1, jobs={3: next_attempt}, attempts=[(3, restarted_job.attempt)]))
+    uses = sorted(stores.history.node_use(9.5), key=lambda use: use.owner)
+    assert uses == [NodeUse("alice", 2, 10.0, 20.0), NodeUse("bob", 2, 11.0, 21.0)]
     assert len(stores.history.node_use(8.5)) == 3
     assert stores.history.node_use(100.0) == []
