@@ -1,4 +1,4 @@
-"""The ``koala`` command in this process, against a real server on a port of its own."""
+"""The ``koala`` command in this process, against a server with fake services on a free port."""
 
 import asyncio
 import io
@@ -36,23 +36,23 @@ from tests.identities import administrators
 from tests.memory_stores import memory_stores
 
 TOKEN = "a-token-for-tests"
-"""Shown by commands whose test is not about tokens."""
+"""The token that commands send by default."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     code: int
     out: str
     err: str
 
 
 FAST = ClientTimeouts(wait_report_delay_s=0.01, sleep=lambda _: None)
-"""For commands that print at once what they wait for."""
+"""Timeouts for commands that print the cause of a wait at once."""
 PATIENT = ClientTimeouts(completion_s=60.0, last_report_s=60.0, wait_report_delay_s=60.0, sleep=lambda _: None)
-"""For commands whose test is not about time: a busy machine ends none of their waits too early."""
+"""Timeouts that a slow machine does not reach."""
 
 
-class NoHub:
+class RejectingHub:
     def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
         pass
 
@@ -62,7 +62,7 @@ class NoHub:
 
 @dataclass
 class Server:
-    """A daemon's face on a free port, in a thread; it may be ended and started again on the same port."""
+    """The API with fake services, served in a thread. After ``end``, ``start`` serves on the same port again."""
 
     service: MemoryService = field(default_factory=MemoryService)
     bundles: MemoryBundles = field(default_factory=MemoryBundles)
@@ -71,11 +71,11 @@ class Server:
     advisor: MemoryAdvisor = field(default_factory=MemoryAdvisor)
     tokens: tuple[str, ...] = (TOKEN,)
     limits: Any = None
-    """What is told of limits, if anything is."""
+    """The limits served; without them the API has no route for limits."""
     identities: Identities | None = None
-    """Who may come in; by default as administrators who shows one of the tokens."""
+    """Accepted callers; by default each of the tokens is an administrator's."""
     agents: dict[str, str | None] = field(default_factory=dict)
-    """What each cluster's agent must show."""
+    """The expected token of each cluster's agent."""
     audit: Audit = field(default_factory=lambda: Audit(memory_stores().audit, time.time))
     port: int = 0
 
@@ -87,7 +87,7 @@ class Server:
         listener = socket.create_server(("127.0.0.1", self.port))
         self.port = listener.getsockname()[1]
         routers = [
-            agents_router(NoHub(), self.agents),
+            agents_router(RejectingHub(), self.agents),
             network_router(self.network),
             advisor_router(self.advisor.advisor),
             forecasts_router(self.service, self.service),
@@ -99,7 +99,7 @@ class Server:
         app = create_app(self.service, self.service, identities, routers, audit=self.audit)
         config = uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
         self._uvicorn = uvicorn.Server(config)
-        # Connections that come before the server is ready wait in the listener's queue.
+        # Earlier connections wait in the listener's queue.
         self._thread = threading.Thread(target=asyncio.run, args=(self._uvicorn.serve([listener]),))
         self._thread.start()
 
@@ -117,44 +117,44 @@ def server() -> Iterator[Server]:
     server.end()
 
 
-Koala = Callable[..., Ended]
+Koala = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def koala(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Koala:
-    """Runs a command; gives its exit code and what it printed."""
+    """Return a function that runs a command and returns its exit code and output."""
     monkeypatch.setenv("KOALA_URL", server.url)
     monkeypatch.setenv("KOALA_TOKEN", TOKEN)
     monkeypatch.setenv("USER", "ada")
     monkeypatch.setenv("LOGNAME", "ada")
 
-    def run(*arguments: str, timeouts: ClientTimeouts = PATIENT) -> Ended:
+    def run(*arguments: str, timeouts: ClientTimeouts = PATIENT) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["koala", *arguments])
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
             main(timeouts)
         out, err = capsys.readouterr()
         assert isinstance(exit_.value.code, int)
-        return Ended(exit_.value.code, out, err)
+        return CommandResult(exit_.value.code, out, err)
 
     return run
 
 
 @pytest.fixture
 def interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a command that waits is said of that; it is interrupted then."""
-    said: list[str] = []
+    """Interrupt a command at its first message about the wait; return the messages."""
+    messages: list[str] = []
 
     def report(line: str) -> None:
-        said.append(line)
+        messages.append(line)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     monkeypatch.setattr(job_progress, "_report_line", report)
-    return said
+    return messages
 
 
 class StandardError:
-    """Replaces standard error by a text, as a terminal of this size or none."""
+    """Replaces standard error by a string stream, which is a terminal of the given size or none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch

@@ -1,4 +1,4 @@
-"""A daemon's service in memory: a job's command says what becomes of it."""
+"""The services of a daemon in memory. The command of a job decides its end."""
 
 import asyncio
 import threading
@@ -26,93 +26,95 @@ SOUTH = replace(NORTH, name="south", state="unusable", unusable=True, errors=3, 
 
 
 class MemoryActions:
-    """What is done to many jobs of a service in memory."""
+    """Bulk actions on the jobs of ``MemoryService``."""
 
     def __init__(self, service: "MemoryService") -> None:
         self._service = service
 
     async def cancel_jobs(
-        self, jobs: Sequence[JobId], by: Identity, reason: str, *, warn: bool = False
+        self, jobs: Sequence[JobId], caller: Identity, reason: str, *, warn: bool = False
     ) -> Sequence[ActionResult]:
-        done = []
+        results = []
         for job in dict.fromkeys(jobs):
             try:
-                done.append(ActionResult(job, await self._service.cancel(job, by, reason, warn=warn)))
+                results.append(ActionResult(job, await self._service.cancel(job, caller, reason, warn=warn)))
             except ConflictError as error:
-                known = self._service.make_record(job)
-                done.append(
-                    ActionResult(job, known)
-                    if known.job.state is JobState.CANCELLED
+                record = self._service.make_record(job)
+                results.append(
+                    ActionResult(job, record)
+                    if record.job.state is JobState.CANCELLED
                     else ActionResult(job, error=error)
                 )
             except NotFoundError as error:
-                done.append(ActionResult(job, error=error))
-        return done
+                results.append(ActionResult(job, error=error))
+        return results
 
-    async def hold_jobs(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
-        return [await self._changed(job, self._service.hold(job, by, reason)) for job in jobs]
+    async def hold_jobs(self, jobs: Sequence[JobId], caller: Identity, reason: str) -> Sequence[ActionResult]:
+        return [await self._action_result(job, self._service.hold(job, caller, reason)) for job in jobs]
 
-    async def release_jobs(self, jobs: Sequence[JobId], by: Identity) -> Sequence[ActionResult]:
-        return [await self._changed(job, self._service.release(job, by)) for job in jobs]
+    async def release_jobs(self, jobs: Sequence[JobId], caller: Identity) -> Sequence[ActionResult]:
+        return [await self._action_result(job, self._service.release(job, caller)) for job in jobs]
 
-    async def _changed(self, job: JobId, change: Awaitable[JobRecord]) -> ActionResult:
+    async def _action_result(self, job: JobId, change: Awaitable[JobRecord]) -> ActionResult:
         try:
             return ActionResult(job, await change)
         except NotFoundError as error:
             return ActionResult(job, error=error)
 
     async def set_priority(
-        self, jobs: Sequence[JobId], priority: Priority, by: Identity, reason: str
+        self, jobs: Sequence[JobId], priority: Priority, caller: Identity, reason: str
     ) -> Sequence[ActionResult]:
         return [ActionResult(job, await self._service.set_priority(job, priority)) for job in jobs]
 
 
 class MemoryService:
-    """``echo TEXT`` succeeds, ``exit CODE`` fails, ``lost`` fails without a code, anything else goes on."""
+    """``echo TEXT`` succeeds, ``exit CODE`` fails, ``lost`` fails without a code, other commands do not end."""
 
     def __init__(self) -> None:
         self.bulk = MemoryActions(self)
         self.records: dict[JobId, Job] = {}
         self.keys: dict[str, JobId] = {}
-        self.printed: dict[JobId, bytes] = {}
+        self.output: dict[JobId, bytes] = {}
         self.south = SOUTH
         self.warned: set[JobId] = set()
         """Jobs that were cancelled with a warning."""
         self.explanation: Explanation | None = None
-        self.told = IfSubmitted(at_once=True)
-        """What "why?" is answered with, if not by the job's reason."""
-        self.asked: JobSpec | None = None
-        """The last submission that was only asked about."""
+        self.forecast = IfSubmitted(at_once=True)
+        """The answer to requests for a forecast of a submission."""
+        self.explained_spec: JobSpec | None = None
+        """The last submission that was explained."""
         self.changed = asyncio.Condition()
-        self.unanswered = 0
-        """How many questions for a job the database does not answer any more."""
-        self.story: list[tuple[int, TimelineEntry]] = []
-        """What is told of every job that is followed, with the restarts that it has had by then."""
-        self.waited_for = threading.Event()
-        """Set once somebody waits for a job that is not over."""
-        self.followed = threading.Event()
-        """Set once somebody has the output of such a job."""
+        self.failing_reads = 0
+        """Number of further reads of a job that fail."""
+        self.timeline_entries: list[tuple[int, TimelineEntry]] = []
+        """Timeline entries of every followed job, each with the number of restarts."""
+        self.wait_started = threading.Event()
+        """Set when a client waits for an unfinished job."""
+        self.output_followed = threading.Event()
+        """Set when a client follows the output of an unfinished job."""
 
-    async def submit(self, spec: JobSpec, by: Identity, idempotency_key: str | None = None) -> tuple[JobRecord, bool]:
+    async def submit(
+        self, spec: JobSpec, caller: Identity, idempotency_key: str | None = None
+    ) -> tuple[JobRecord, bool]:
         if idempotency_key in self.keys:
             return self.make_record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
-        spec = SubmissionRules(HighPriority(Role.USER)).with_owner(spec, by)
+        spec = SubmissionRules(HighPriority(Role.USER)).with_owner(spec, caller)
         check_submission(replace(spec, policy="", policy_options=()), LIMITS)
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
-        self.records[job.id], self.printed[job.id] = self._become(job)
+        self.records[job.id], self.output[job.id] = self._run_command(job)
         return self.make_record(job.id), True
 
-    def _become(self, job: Job) -> tuple[Job, bytes]:
+    def _run_command(self, job: Job) -> tuple[Job, bytes]:
         match job.spec.command:
             case ("echo", text):
-                return _over(job, JobState.SUCCEEDED, 0), text.encode() + b"\n"
+                return _end_job(job, JobState.SUCCEEDED, 0), text.encode() + b"\n"
             case ("exit", code):
-                return _over(job, JobState.FAILED, int(code)), b"so far\n"
+                return _end_job(job, JobState.FAILED, int(code)), b"so far\n"
             case ("lost",):
-                return _over(job, JobState.FAILED, None), b""
+                return _end_job(job, JobState.FAILED, None), b""
             case ("start", *words):
                 component = Component(0, "north", 2, ComponentState.RUNNING, hosts=("127.0.1.1", "127.0.1.2"))
                 attempt = Attempt(1, (component,), 1000.5, barrier_at=1001.0, launched_at=1001.5)
@@ -120,34 +122,34 @@ class MemoryService:
                 return replace(running, placed_at=1000.5, started_at=1001.0), " ".join(words).encode()
         return job, b""
 
-    async def _change(self, job: JobId, **fields: object) -> JobRecord:
+    async def _update_job(self, job: JobId, **fields: object) -> JobRecord:
         async with self.changed:
             self.records[job] = replace(self.records[job], **fields)  # type: ignore[arg-type]
             self.changed.notify_all()
         return await self.get(job)
 
-    async def cancel(self, job: JobId, by: Identity, reason: str, *, warn: bool = False) -> JobRecord:
+    async def cancel(self, job: JobId, caller: Identity, reason: str, *, warn: bool = False) -> JobRecord:
         self.warned |= {job} if warn else set()
         if (await self.get(job)).job.state.is_final:
             raise ConflictError(f"job {job} is over already", field="job", value=job)
-        return await self._change(job, state=JobState.CANCELLED, reason=reason or "cancelled", ended_at=1009.0)
+        return await self._update_job(job, state=JobState.CANCELLED, reason=reason or "cancelled", ended_at=1009.0)
 
-    async def hold(self, job: JobId, by: Identity, reason: str) -> JobRecord:
+    async def hold(self, job: JobId, caller: Identity, reason: str) -> JobRecord:
         await self.get(job)
-        return await self._change(job, state=JobState.HELD, reason=reason)
+        return await self._update_job(job, state=JobState.HELD, reason=reason)
 
-    async def release(self, job: JobId, by: Identity) -> JobRecord:
+    async def release(self, job: JobId, caller: Identity) -> JobRecord:
         await self.get(job)
-        return await self._change(job, state=JobState.QUEUED)
+        return await self._update_job(job, state=JobState.QUEUED)
 
     async def set_priority(self, job: JobId, priority: Priority) -> JobRecord:
-        known = (await self.get(job)).job
-        return await self._change(job, spec=replace(known.spec, priority=priority))
+        job_before = (await self.get(job)).job
+        return await self._update_job(job, spec=replace(job_before.spec, priority=priority))
 
     def get_cluster(self, name: ClusterName) -> ClusterRecord:
-        known = {record.name: record for record in self.list_clusters()}
-        check_cluster(name, known)
-        return known[name]
+        records = {record.name: record for record in self.list_clusters()}
+        check_cluster(name, records)
+        return records[name]
 
     async def clear_cluster(self, cluster: ClusterName) -> ClusterRecord:
         self.get_cluster(cluster)
@@ -155,12 +157,12 @@ class MemoryService:
         return self.south
 
     async def drain_cluster(
-        self, cluster: ClusterName, by: Identity, reason: str, *, requeue: bool = False
+        self, cluster: ClusterName, caller: Identity, reason: str, *, requeue: bool = False
     ) -> ClusterRecord:
         self.get_cluster(cluster)
         if reason or self.south.drained is None:
             used = 0 if requeue else 2
-            self.south = replace(self.south, state="drained", drained=Drain(1000.0, by.user, reason), used=used)
+            self.south = replace(self.south, state="drained", drained=Drain(1000.0, caller.user, reason), used=used)
         return self.south
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
@@ -170,54 +172,54 @@ class MemoryService:
         self.south = replace(self.south, state="unusable", drained=None)
         return self.south
 
-    async def declare_cluster_lost(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
+    async def declare_cluster_lost(self, cluster: ClusterName, caller: Identity, reason: str) -> ClusterRecord:
         self.get_cluster(cluster)
         return self.south
 
     async def get(self, job: JobId) -> JobRecord:
-        if self.unanswered:
-            self.unanswered -= 1
+        if self.failing_reads:
+            self.failing_reads -= 1
             raise StoreUnavailable("the database does not answer")
         if job not in self.records:
             raise NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
         return self.make_record(job)
 
-    async def get_owned(self, job: JobId, by: Identity) -> JobRecord:
+    async def get_owned(self, job: JobId, caller: Identity) -> JobRecord:
         record = await self.get(job)
-        check_job_access(by, record.job)
+        check_job_access(caller, record.job)
         return record
 
     def make_record(self, job: JobId) -> JobRecord:
         return JobRecord(self.records[job], self.records[job].reason)
 
-    async def list_page(self, which: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
-        found = [
+    async def list_page(self, job_filter: JobFilter) -> tuple[Sequence[JobRecord], JobId | None]:
+        matching = [
             JobRecord(job, job.reason)
             for job in sorted(self.records.values(), key=lambda job: -job.id)
-            if (not which.states or job.state in which.states)
-            and which.owner in ("", job.spec.owner)
-            and which.name in ("", job.spec.name)
-            and which.home_site in ("", job.spec.home_site)
-            and (which.before is None or job.id < which.before)
+            if (not job_filter.states or job.state in job_filter.states)
+            and job_filter.owner in ("", job.spec.owner)
+            and job_filter.name in ("", job.spec.name)
+            and job_filter.home_site in ("", job.spec.home_site)
+            and (job_filter.before is None or job.id < job_filter.before)
         ]
-        before = found[which.limit - 1].job.id if len(found) > which.limit else None
-        return found[: which.limit], before
+        next_before = matching[job_filter.limit - 1].job.id if len(matching) > job_filter.limit else None
+        return matching[: job_filter.limit], next_before
 
-    async def explain_job(self, job: JobId, by: Identity) -> Explanation:
-        found = (await self.get(job)).job
-        explanation = self.explanation or Explanation(None, found.state, found.reason or str(found.state))
+    async def explain_job(self, job: JobId, caller: Identity) -> Explanation:
+        record = (await self.get(job)).job
+        explanation = self.explanation or Explanation(None, record.state, record.reason or str(record.state))
         return replace(explanation, job=job)
 
-    async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
+    async def explain_submission(self, spec: JobSpec, caller: Identity) -> Explanation:
         check_submission(replace(spec, policy="", policy_options=()), LIMITS)
-        self.asked = spec
+        self.explained_spec = spec
         return self.explanation or Explanation(None, JobState.PLACED, "would be placed at once on north (4 nodes)")
 
-    async def complete_spec(self, spec: JobSpec, by: Identity) -> JobSpec:
+    async def complete_spec(self, spec: JobSpec, caller: Identity) -> JobSpec:
         return spec
 
     async def forecast_submission(self, spec: JobSpec, patience: float) -> IfSubmitted:
-        return self.told
+        return self.forecast
 
     async def read_timeline(self, job: JobId) -> Sequence[TimelineEntry]:
         entries = [TimelineEntry(job, 1000.25, "submitted", JobState.QUEUED)]
@@ -238,7 +240,7 @@ class MemoryService:
         record = await self.get(job)
         if record.job.state.is_final:
             return record
-        self.waited_for.set()
+        self.wait_started.set()
         try:
             async with asyncio.timeout(timeout), self.changed:
                 await self.changed.wait_for(lambda: self.records[job].state.is_final)
@@ -248,15 +250,15 @@ class MemoryService:
 
     async def follow_output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
         record = await self.get(job)
-        if self.printed[job]:
-            yield self.printed[job]
+        if self.output[job]:
+            yield self.output[job]
         if follow and not record.job.state.is_final:
-            self.followed.set()
+            self.output_followed.set()
             async with self.changed:
                 await self.changed.wait_for(lambda: self.records[job].state.is_final)
 
     async def follow_job(self, job: JobId, last: int) -> AsyncIterator[JobChange]:
-        for number, (restarts, entry) in enumerate(self.story, 1):
+        for number, (restarts, entry) in enumerate(self.timeline_entries, 1):
             if number > last:
                 record = await self.get(job)
                 now = replace(record, job=replace(record.job, restarts=restarts))
@@ -272,5 +274,5 @@ class MemoryService:
         return HealthReport("ok", True, [], [], "0", 1, 0, 0, {})
 
 
-def _over(job: Job, state: JobState, code: int | None) -> Job:
+def _end_job(job: Job, state: JobState, code: int | None) -> Job:
     return replace(job, state=state, reason="" if code == 0 else "the program failed", exit_code=code, ended_at=1002.0)

@@ -1,4 +1,4 @@
-"""An advisor in memory: the test says what ran, and what was advised."""
+"""An advisor with runs, placements and predictions in lists."""
 
 from collections.abc import Sequence
 
@@ -10,28 +10,26 @@ from koalapy.scheduler.advisor.experience import Experience
 
 
 class MemoryAdvisor:
-    """The real advisor, with a store that is a list."""
-
     def __init__(self) -> None:
         self.experience = Experience()
         self.advised: list[AdvisedPlacement] = []
-        self.told: list[tuple[Prediction, Course]] = []
+        self.outcomes: list[tuple[Prediction, Course]] = []
         self.now = 1000.0
         self.advisor = Advisor(self.experience, self, TrackRecord(self, self, lambda: self.now))
 
     def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
-        return [given for given in self.advised if application in ("", given.application)][:limit]
+        return [placement for placement in self.advised if application in ("", placement.application)][:limit]
 
     def applications_of(self, owner: str) -> set[str]:
         raise AssertionError("for users only")
 
-    def add_predictions(self, made: Sequence[Prediction]) -> None:
+    def add_predictions(self, predictions: Sequence[Prediction]) -> None:
         raise AssertionError("nothing is foretold here")
 
     def predictions(
         self, since: float, limit: int, owner: str | None = None, application: str = ""
     ) -> list[tuple[Prediction, Course]]:
-        return self.told
+        return self.outcomes
 
     def runs(self, limit: int) -> list[Run]:
         return []

@@ -12,7 +12,7 @@ from koalapy.ports import StoredBundle, StoredResult
 
 class MemoryBundles:
     def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
+        self.contents: dict[str, bytes] = {}
         self.uploads = 0
 
     async def add_bundle(
@@ -21,15 +21,15 @@ class MemoryBundles:
         data = b"".join([piece async for piece in content])
         ident = hashlib.sha256(data).hexdigest()
         self.uploads += 1
-        self.kept[ident] = data
+        self.contents[ident] = data
         return self.get_bundle(ident), True
 
     def get_bundle(self, bundle: str) -> StoredBundle:
-        if bundle not in self.kept:
+        if bundle not in self.contents:
             raise NotFoundError(f"there is no bundle {bundle}", field="bundle")
-        return StoredBundle(bundle, len(self.kept[bundle]), 1, 0.0)
+        return StoredBundle(bundle, len(self.contents[bundle]), 1, 0.0)
 
-    def touch_visible(self, by: Identity, bundle: str) -> StoredBundle:
+    def touch_visible(self, caller: Identity, bundle: str) -> StoredBundle:
         return self.get_bundle(bundle)
 
     def path_of(self, bundle: str) -> Path:

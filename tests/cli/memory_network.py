@@ -1,4 +1,4 @@
-"""A network in memory: the test says what is known of it, and what measuring finds."""
+"""A network in memory with given measurements."""
 
 from collections.abc import Sequence
 
@@ -12,42 +12,42 @@ NOW = 1000.0
 
 
 class MemoryNetwork:
-    """Each look at the links finds one more measurement over."""
+    """Each request for the links completes one measurement."""
 
     def __init__(self) -> None:
         self.table = LinkTable(("north", "south"), {})
-        self.lines: list[Measurement] = []
-        self.finds: dict[ClusterPair, Measurement | None] = {}
-        """What measuring finds; of other links that they cannot be measured, and None that it is lost."""
+        self.measurements: list[Measurement] = []
+        self.results: dict[ClusterPair, Measurement | None] = {}
+        """Result of each link that can be measured; None for a lost result."""
         self.under_way: list[ClusterPair] = []
-        self.stands_still = False
-        self.job = 7
-        """That measures the first link that is under way."""
+        self.is_stalled = False
+        self.measuring_job = 7
+        """Id of the job that measures the first pending link."""
         self.stale_after = 3600.0
 
-    def knows(self, *lines: Measurement, configured: dict[ClusterPair, Link] | None = None) -> None:
-        self.lines = list(lines)
-        self.table = LinkTable(("north", "south"), configured or {}, lines)
+    def set_measurements(self, *measurements: Measurement, configured: dict[ClusterPair, Link] | None = None) -> None:
+        self.measurements = list(measurements)
+        self.table = LinkTable(("north", "south"), configured or {}, measurements)
 
     def current_time(self) -> float:
         return NOW
 
     def list_links(self) -> list[LinkRecord]:
-        if self.under_way and not self.stands_still:
-            found = self.finds[self.under_way.pop(0)]
-            if found is not None:
-                self.lines.insert(0, found)
-                self.table.add_measurement(found)
+        if self.under_way and not self.is_stalled:
+            measurement = self.results[self.under_way.pop(0)]
+            if measurement is not None:
+                self.measurements.insert(0, measurement)
+                self.table.add_measurement(measurement)
         return [self._record(pair) for pair in self.table.list_pairs()]
 
     def _record(self, pair: ClusterPair) -> LinkRecord:
         under_way = (
-            PendingMeasurement(self.job if self.under_way.index(pair) == 0 else None)
+            PendingMeasurement(self.measuring_job if self.under_way.index(pair) == 0 else None)
             if pair in self.under_way
             else None
         )
-        known = self.table[pair]
-        return LinkRecord(pair, known.state_at(NOW, self.stale_after), known.link, known, under_way)
+        estimate = self.table[pair]
+        return LinkRecord(pair, estimate.state_at(NOW, self.stale_after), estimate.link, estimate, under_way)
 
     async def wait_for_agents(self) -> None:
         pass
@@ -58,11 +58,13 @@ class MemoryNetwork:
         for index, name in enumerate(clusters or ()):
             if name not in ("north", "south"):
                 raise UsageError(f"clusters[{index}] is {name}", field=f"clusters[{index}]", hint="known: north, south")
-        wanted = [p for p in self.table.list_pairs() if clusters is None or set(p) <= set(clusters)]
-        self.under_way = [pair for pair in wanted if pair in self.finds]
-        return [MeasureReply(pair, reason="" if pair in self.finds else f"{pair[0]} has 1 node") for pair in wanted]
+        requested = [p for p in self.table.list_pairs() if clusters is None or set(p) <= set(clusters)]
+        self.under_way = [pair for pair in requested if pair in self.results]
+        return [
+            MeasureReply(pair, reason="" if pair in self.results else f"{pair[0]} has 1 node") for pair in requested
+        ]
 
-    async def read_history(self, one: str, other: str, limit: int) -> list[Measurement]:
-        if other not in ("north", "south"):
-            raise NotFoundError(f"there is no cluster {other}", field="cluster", hint="known: north, south")
-        return [line for line in self.lines if (line.one, line.other) == pair_of(one, other)][:limit]
+    async def read_history(self, cluster: str, peer: str, limit: int) -> list[Measurement]:
+        if peer not in ("north", "south"):
+            raise NotFoundError(f"there is no cluster {peer}", field="cluster", hint="known: north, south")
+        return [m for m in self.measurements if (m.one, m.other) == pair_of(cluster, peer)][:limit]

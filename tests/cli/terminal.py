@@ -1,4 +1,4 @@
-"""A pseudo-terminal, and what somebody types and sees there."""
+"""A command on a pseudo-terminal, with its input and output."""
 
 import contextlib
 import fcntl
@@ -19,18 +19,16 @@ FAST_KOALA = [
     "from koalapy.cli.main import main; from koalapy.client.timeouts import ClientTimeouts; "
     "main(ClientTimeouts(min_look_pause_s=0.05, min_live_look_pause_s=0.05))",
 ]
-"""The command with short pauses between two looks at the daemon."""
-DEADLINE = 60.0
-"""Seconds."""
+"""The command with short pauses between two requests to the daemon."""
+DEADLINE_S = 60.0
 
 
 class Terminal:
-    """A command in a session of its own on a terminal of that size, until the ``with`` ends."""
+    """A command in a new session on a terminal of the given size. It is killed at the end of the ``with`` block."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], columns: int = 80, rows: int = 24):
         without = {k: v for k, v in environment.items() if k not in ("COLUMNS", "LINES")}
-        self.printed = ""
-        """All of it, as it came."""
+        self.output = ""
         self._read = 0
         self._status: int | None = None
         self.pid, self._master = pty.fork()
@@ -50,33 +48,33 @@ class Terminal:
     def resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def type(self, text: str) -> None:
+    def send_text(self, text: str) -> None:
         os.write(self._master, text.encode())
 
     def expect(self, pattern: str) -> str:
-        """What came since the last that was expected, up to and with what looks like this."""
-        end = time.monotonic() + DEADLINE
-        while (found := re.search(pattern, self.printed[self._read :])) is None:
-            assert time.monotonic() < end, f"waited for {pattern!r} in {self.printed[self._read :]!r}"
-            assert self._more(end), f"it ended before {pattern!r}: {self.printed[self._read :]!r}"
-        came = self.printed[self._read : self._read + found.end()]
-        self._read += found.end()
-        return came
+        """Wait for output that matches ``pattern``; return the output from the previous match to its end."""
+        end = time.monotonic() + DEADLINE_S
+        while (match := re.search(pattern, self.output[self._read :])) is None:
+            assert time.monotonic() < end, f"waited for {pattern!r} in {self.output[self._read :]!r}"
+            assert self._read_output(end), f"it ended before {pattern!r}: {self.output[self._read :]!r}"
+        text = self.output[self._read : self._read + match.end()]
+        self._read += match.end()
+        return text
 
-    def end(self) -> int:
-        """Its exit code, or less than 0 for a signal, once it has ended by itself."""
-        end = time.monotonic() + DEADLINE
-        while self._more(end):
-            assert time.monotonic() < end, f"it goes on: {self.printed[-500:]!r}"
+    def wait_for_exit(self) -> int:
+        """Wait until the command has ended; return its exit code, or a negative signal number."""
+        end = time.monotonic() + DEADLINE_S
+        while self._read_output(end):
+            assert time.monotonic() < end, f"it goes on: {self.output[-500:]!r}"
         self._status = os.waitpid(self.pid, 0)[1]
         return os.waitstatus_to_exitcode(self._status)
 
-    def _more(self, until: float) -> bool:
-        """Whether it is still there; with what it has printed."""
-        with contextlib.suppress(OSError):  # nobody has it open any more
+    def _read_output(self, until: float) -> bool:
+        """Read output until the monotonic time ``until``; return whether the command still runs."""
+        with contextlib.suppress(OSError):  # no process has the terminal open
             if not select.select([self._master], [], [], max(0.0, until - time.monotonic()))[0]:
                 return True
             if piece := os.read(self._master, 65536):
-                self.printed += piece.decode(errors="replace")
+                self.output += piece.decode(errors="replace")
                 return True
         return False

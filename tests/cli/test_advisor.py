@@ -1,4 +1,4 @@
-"""``koala advisor``: what it has learned, and its record, as people read them."""
+"""``koala advisor``: the tables of run times and of predictions."""
 
 import json
 from dataclasses import replace
@@ -12,13 +12,13 @@ OPTIONS = (Option(("north", "south"), 1.5, 0.0, 0.0, 15.0), Option(("north",), 1
 ADVISED = AdvisedPlacement(7, 1, 1000.0, "wave", 2, OPTIONS, "no cluster holds it alone", 15.0, 12.0)
 
 
-def test_an_advisor_that_knows_nothing_says_so(koala: Koala) -> None:
+def test_advisor_without_runs_prints_no_table(koala: Koala) -> None:
     assert koala("advisor").out == "nothing is known yet: no job whose program has a name has run to its end\n"
     assert koala("advisor", "record").out == "the policy auto has placed no job yet\n"
     assert json.loads(koala("advisor", "--json").out) == {"applications": []}
 
 
-def test_each_application_is_told_with_its_times_and_what_is_decided_for_it(koala: Koala, server: Server) -> None:
+def test_advisor_lists_applications_with_times_and_verdict(koala: Koala, server: Server) -> None:
     for seconds in (10.0, 10.0, 10.0, 10.0):
         server.advisor.experience.add(Run("prime", Size(4), ("north",), seconds))
         server.advisor.experience.add(Run("prime", Size(4), ("north", "south"), seconds))
@@ -42,7 +42,7 @@ def test_each_application_is_told_with_its_times_and_what_is_decided_for_it(koal
     assert [runs["processes_per_node"] for runs in wave["runs"]] == [2, 2]
 
 
-def test_the_record_holds_predictions_against_what_came(koala: Koala, server: Server) -> None:
+def test_advisor_record_compares_predictions_with_outcomes(koala: Koala, server: Server) -> None:
     server.advisor.advised = [replace(ADVISED, job=8, predicted=None, actual=None), ADVISED]
     assert koala("advisor", "record").out.splitlines() == [
         "JOB  PLACED                    APPLICATION  CLUSTERS  PREDICTED  ACTUAL  ERROR  REASON",
@@ -55,8 +55,8 @@ def test_the_record_holds_predictions_against_what_came(koala: Koala, server: Se
         "run time by auto  1 d   1        1     -       -      -     0:03          -0:03  0     0",
     ]
     assert koala("advisor", "record", "--application", "prime").out == "the policy auto has placed no job yet\n"
-    (given,) = json.loads(koala("advisor", "record", "--limit", "1", "--json").out)["record"]
-    assert given["options"][1] == {
+    (prediction,) = json.loads(koala("advisor", "record", "--limit", "1", "--json").out)["record"]
+    assert prediction["options"][1] == {
         "clusters": ["north"],
         "slowdown": 1.0,
         "wait": None,
@@ -66,11 +66,11 @@ def test_the_record_holds_predictions_against_what_came(koala: Koala, server: Se
     }
 
 
-def test_what_was_foretold_is_told_by_kind_and_period(koala: Koala, server: Server) -> None:
+def test_advisor_record_shows_accuracy_by_kind_and_period(koala: Koala, server: Server) -> None:
     server.advisor.now = 1e6
-    told = [
-        (Prediction(job, PredictionKind.START, at, PredictionSource.DAEMON, 0, 60.0, 90.0, 120.0), course)
-        for job, at, course in (
+    predictions = [
+        (Prediction(job, PredictionKind.START, made_at, PredictionSource.DAEMON, 0, 60.0, 90.0, 120.0), course)
+        for job, made_at, course in (
             (1, 1e6 - 500.0, Course(JobState.RUNNING, started_at=1e6 - 400.0)),
             (2, 1e6 - 500.0, Course(JobState.QUEUED)),
             (3, 1e6 - 50.0, Course(JobState.QUEUED)),
@@ -78,7 +78,7 @@ def test_what_was_foretold_is_told_by_kind_and_period(koala: Koala, server: Serv
             (5, 1e6 - 2 * 86400.0, Course(JobState.RUNNING, started_at=1e6 - 2 * 86400.0 + 10.0)),
         )
     ]
-    server.advisor.told = told
+    server.advisor.outcomes = predictions
     assert koala("advisor", "record").out.splitlines() == [
         "the policy auto has placed no job yet",
         "",
@@ -88,7 +88,7 @@ def test_what_was_foretold_is_told_by_kind_and_period(koala: Koala, server: Serv
     ]
 
 
-def test_a_limit_out_of_range_is_refused(koala: Koala) -> None:
+def test_advisor_record_with_limit_0_is_rejected(koala: Koala) -> None:
     ended = koala("advisor", "record", "--limit", "0")
     assert ended.code == 2
     assert "--limit" in ended.err

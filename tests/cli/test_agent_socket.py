@@ -1,4 +1,4 @@
-"""Which sockets a command believes, and what it does with one that hangs or lies."""
+"""Logins by sockets of agents: which are trusted, and errors."""
 
 import json
 import os
@@ -27,15 +27,15 @@ ANSWER = {"token": TOKEN, "user": "ann", "role": "user", "lifetime": 600.0}
 
 
 @pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv(agent_socket.VARIABLE, raising=False)
 
 
 @contextmanager
-def listening(path: Path, *lines: object) -> Iterator[list[bytes]]:
-    """Something that says these lines to everybody, one after each that it hears; what it heard."""
+def serve_agent(path: Path, *lines: object) -> Iterator[list[bytes]]:
+    """Serve a socket that answers each request with the next line; yield the requests."""
     heard: list[bytes] = []
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
@@ -49,10 +49,10 @@ def listening(path: Path, *lines: object) -> Iterator[list[bytes]]:
                 return
             with suppress(OSError), connection, connection.makefile("rwb") as file:
                 for index, line in enumerate(lines):
-                    if index and not (said := file.readline()):
+                    if index and not (request := file.readline()):
                         break
                     if index:
-                        heard.append(said)
+                        heard.append(request)
                     file.write((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n")
                     file.flush()
 
@@ -66,94 +66,94 @@ def listening(path: Path, *lines: object) -> Iterator[list[bytes]]:
         thread.join(30)
 
 
-def found(url: str | None, well_known: Path = DIRECTORY) -> Login:
+def find_login(url: str | None, well_known: Path = DIRECTORY) -> Login:
     login = logins.find_login(url, well_known=well_known)
     assert login is not None
     return login
 
 
-def refusal(path: Path, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> CliError:
-    found, wrong = agent_socket.contact_agents([path], timeouts, well_known)
-    assert not found
+def request_rejected_login(
+    path: Path, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY
+) -> CliError:
+    agents, wrong = agent_socket.contact_agents([path], timeouts, well_known)
+    assert not agents
     with pytest.raises(CliError) as refused:
         agent_socket.log_in(agent_socket.Agent(path, "north", str(GREETING["url"]), ""), timeouts, well_known)
     assert wrong == [str(refused.value)]
     return refused.value
 
 
-def test_a_login_is_got_and_kept_for_the_daemon_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_is_saved_for_its_daemon_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))
-    with listening(path, GREETING, ANSWER) as heard:
+    with serve_agent(path, GREETING, ANSWER) as heard:
         login = logins.find_login(None)
         assert login is not None
         assert (login.url, login.token, login.user, login.cluster) == (GREETING["url"], TOKEN, "ann", "north")
         assert logins.find_login("http://127.0.0.1:9999") == login
         assert logins.find_login("http://127.0.0.1:9998") is None
     assert [json.loads(line) for line in heard] == [{"ask": "login"}]
-    assert logins.find_login(None) == login, "nobody is asked while it holds"
+    assert logins.find_login(None) == login, "a valid login needs no agent"
     assert TOKEN not in repr(login)
-    (kept,) = (tmp_path / "state" / "koala").glob("logins-*/[!.]*")
-    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    (file,) = (tmp_path / "state" / "koala").glob("logins-*/[!.]*")
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 @pytest.mark.processes
-def test_commands_that_come_together_share_one_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_commands_share_one_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))
-    with listening(path, GREETING, ANSWER) as heard, ThreadPoolExecutor(16) as together:
+    with serve_agent(path, GREETING, ANSWER) as heard, ThreadPoolExecutor(16) as together:
         logins_found = list(together.map(lambda _: logins.find_login(None), range(16)))
     assert len(heard) == 1
     assert len(set(logins_found)) == 1
 
 
-def test_what_others_may_read_or_is_damaged_is_no_login(tmp_path: Path) -> None:
+def test_saved_login_readable_by_others_or_damaged_is_ignored(tmp_path: Path) -> None:
     login = Login("http://a:1", TOKEN, "ann", "user", "north", "/s", 0.0, 1e12)
     logins.save_login(login)
-    (kept,) = (tmp_path / "state" / "koala").glob("logins-*/[!.]*")
+    (file,) = (tmp_path / "state" / "koala").glob("logins-*/[!.]*")
     assert logins.of_url("http://a:1") == login
-    kept.chmod(0o644)
+    file.chmod(0o644)
     assert logins.of_url("http://a:1") is None
-    kept.chmod(0o600)
-    whole = json.loads(kept.read_text())
+    file.chmod(0o600)
+    fields = json.loads(file.read_text())
     for damaged in (
         "",
         "[]",
         "{}",
         "x",
-        json.dumps({**whole, "token": "x"}),
-        json.dumps({**whole, "url": 1}),
+        json.dumps({**fields, "token": "x"}),
+        json.dumps({**fields, "url": 1}),
         "[" * 9999,
     ):
-        kept.write_text(damaged)
+        file.write_text(damaged)
         assert logins.list_valid() == []
-    kept.write_text(json.dumps({**whole, "url": "http://b:1"}))
+    file.write_text(json.dumps({**fields, "url": "http://b:1"}))
     assert logins.of_url("http://a:1") is None, "an entry is for the daemon that it names"
-    kept.parent.chmod(0o777)
-    kept.write_text(json.dumps(whole))
+    file.parent.chmod(0o777)
+    file.write_text(json.dumps(fields))
     assert logins.list_valid() == []
 
 
-def test_a_login_is_renewed_before_it_ends_and_kept_where_that_cannot_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_login_is_renewed_before_expiry_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, now = tmp_path / "a.sock", [1000.0]
     monkeypatch.setattr(logins.time, "time", lambda: now[0])
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))
-    with listening(path, GREETING, ANSWER) as heard:
+    with serve_agent(path, GREETING, ANSWER) as heard:
         logins.find_login(None)
         now[0] += 500
         logins.find_login(None)
         assert len(heard) == 1
         now[0] += 60
-        assert found(None).made_at == 1560.0
+        assert find_login(None).made_at == 1560.0
         assert len(heard) == 2
     now[0] += 560
-    assert found(None).made_at == 1560.0, "the agent is away, and the login holds"
+    assert find_login(None).made_at == 1560.0, "a valid login is kept without an agent"
     now[0] += 60
     with pytest.raises(CliError, match="does not answer"):
         logins.find_login(None)
-    now[0] = 1000.0  # a clock that was set back says nothing of how long it holds
+    now[0] = 1000.0  # setting the clock back expires a login
     with pytest.raises(CliError, match="does not answer"):
         logins.find_login(None)
 
@@ -171,10 +171,10 @@ def test_a_login_is_renewed_before_it_ends_and_kept_where_that_cannot_be(
         (),
     ],
 )
-def test_what_is_no_agent_is_told(tmp_path: Path, lines: tuple[object, ...]) -> None:
+def test_socket_of_another_program_is_reported(tmp_path: Path, lines: tuple[object, ...]) -> None:
     path = tmp_path / "a.sock"
-    with listening(path, *lines):
-        error = refusal(path)
+    with serve_agent(path, *lines):
+        error = request_rejected_login(path)
     assert (error.code, "is not an agent" in error.message or "does not answer" in error.message) == (
         Exit.UNREACHABLE,
         True,
@@ -190,104 +190,104 @@ def test_what_is_no_agent_is_told(tmp_path: Path, lines: tuple[object, ...]) -> 
         {name: value for name, value in ANSWER.items() if name != "user"},
     ],
 )
-def test_an_answer_that_is_none_is_no_login(tmp_path: Path, answer: object) -> None:
+def test_login_with_invalid_answer_is_rejected(tmp_path: Path, answer: object) -> None:
     path = tmp_path / "a.sock"
-    with listening(path, GREETING, answer), pytest.raises(CliError, match="is not an agent") as refused:
+    with serve_agent(path, GREETING, answer), pytest.raises(CliError, match="is not an agent") as refused:
         agent_socket.log_in(agent_socket.Agent(path, "north", "http://x", ""))
     assert TOKEN not in str(refused.value)
 
 
-def test_agent_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_agent_that_hangs_times_out(tmp_path: Path) -> None:
     short = replace(FAST, agent_greeting_s=0.05, agent_login_s=0.05)
     path = tmp_path / "a.sock"
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen(0)
-    for _ in range(3):  # also when nobody takes any more connections
-        assert "does not answer" in refusal(path, short).message
+    for _ in range(3):  # also when the queue of connections is full
+        assert "does not answer" in request_rejected_login(path, short).message
     server.close()
-    assert "connection refused" in refusal(path).message
+    assert "connection refused" in request_rejected_login(path).message
 
 
 @pytest.mark.evidence("A11")
-def test_who_listens_must_be_root_or_whose_folder_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_socket_owner_must_be_root_or_folder_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
     monkeypatch.setattr(agent_socket, "get_peer", lambda _: Peer(1, 4711))
-    with listening(path, GREETING, ANSWER) as heard:
-        error = refusal(path)
+    with serve_agent(path, GREETING, ANSWER) as heard:
+        error = request_rejected_login(path)
     assert (error.code, "(uid 4711)" in error.message) == (Exit.NOT_ALLOWED, True)
     assert heard == []
 
 
-def writable(folder: Path) -> None:
+def make_writable(folder: Path) -> None:
     folder.chmod(0o777)
 
 
-def group_writable(folder: Path) -> None:
+def make_group_writable(folder: Path) -> None:
     folder.chmod(0o770)
 
 
-def link(folder: Path) -> None:
+def replace_by_link(folder: Path) -> None:
     folder.rename(folder.with_name("there"))
     folder.symlink_to(folder.with_name("there"))
 
 
 @pytest.mark.evidence("A11")
-@pytest.mark.parametrize("spoil", [writable, group_writable, link])
-def test_a_folder_where_others_may_put_theirs_is_not_believed(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("spoil", [make_writable, make_group_writable, replace_by_link])
+def test_login_socket_in_folder_writable_by_others_is_rejected(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    with listening(folder / "a.sock", GREETING, ANSWER) as heard:
+    with serve_agent(folder / "a.sock", GREETING, ANSWER) as heard:
         spoil(folder)
-        assert refusal(folder / "a.sock").code == Exit.NOT_ALLOWED
+        assert request_rejected_login(folder / "a.sock").code == Exit.NOT_ALLOWED
     assert heard == []
 
 
 @pytest.mark.evidence("A11")
 @needs(ROOT)
-def test_another_accounts_folder_is_not_believed(tmp_path: Path) -> None:
-    """But for the well-known one, which only root can have given it."""
+def test_login_socket_in_folder_of_another_account_is_rejected(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     os.chown(folder, 4711, 4711)
-    with listening(folder / "a.sock", GREETING, ANSWER) as heard:
-        assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock").message
+    with serve_agent(folder / "a.sock", GREETING, ANSWER) as heard:
+        assert "belongs to another account (uid 4711)" in request_rejected_login(folder / "a.sock").message
         assert heard == []
         assert (
             agent_socket.contact_agents(agent_socket.find_sockets(folder), well_known=folder)[0][0].cluster == "north"
         )
         tmp_path.chmod(0o777)
-        assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock", well_known=folder).message
+        assert (
+            "belongs to another account (uid 4711)"
+            in request_rejected_login(folder / "a.sock", well_known=folder).message
+        )
 
 
-def test_agents_of_several_daemons_are_not_chosen_between(tmp_path: Path) -> None:
-    other = {**GREETING, "cluster": "east", "url": "http://127.0.0.1:7777"}
-    with listening(tmp_path / "a.sock", GREETING, ANSWER), listening(tmp_path / "b.sock", other, ANSWER):
+def test_login_with_agents_of_several_daemons_needs_url(tmp_path: Path) -> None:
+    second_greeting = {**GREETING, "cluster": "east", "url": "http://127.0.0.1:7777"}
+    with serve_agent(tmp_path / "a.sock", GREETING, ANSWER), serve_agent(tmp_path / "b.sock", second_greeting, ANSWER):
         with pytest.raises(CliError, match="set KOALA_URL") as error:
             logins.find_login(None, well_known=tmp_path)
         assert "http://127.0.0.1:7777 and http://127.0.0.1:9999" in error.value.message
-        assert found("http://127.0.0.1:7777", tmp_path).cluster == "east"
+        assert find_login("http://127.0.0.1:7777", tmp_path).cluster == "east"
 
 
-def test_a_refusal_is_the_answer_unless_another_agent_gives_a_login(tmp_path: Path) -> None:
+def test_rejected_login_is_requested_from_next_agent(tmp_path: Path) -> None:
     no = {"error": "the account ann of north belongs to nobody", "hint": "ask the grid's administrators"}
-    with listening(tmp_path / "a.sock", GREETING, no):
+    with serve_agent(tmp_path / "a.sock", GREETING, no):
         with pytest.raises(CliError, match="rejects the login: the account ann of north belongs to nobody; ask"):
             logins.find_login(None, well_known=tmp_path)
-        with listening(tmp_path / "b.sock", {**GREETING, "cluster": "east"}, ANSWER):
-            assert found(None, tmp_path).cluster == "east"
+        with serve_agent(tmp_path / "b.sock", {**GREETING, "cluster": "east"}, ANSWER):
+            assert find_login(None, tmp_path).cluster == "east"
 
 
-def test_the_socket_of_an_agent_that_was_killed_keeps_nobody_from_the_daemon_he_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_access_with_socket_of_killed_agent_names_it_in_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))
-    named = Access("http://127.0.0.1:1", None)
-    assert (named.token, named.headers) == ("", {})
-    assert f"the agent at {path} does not answer (connection refused)" in named.hint
-    assert "set KOALA_TOKEN" in named.hint
+    access = Access("http://127.0.0.1:1", None)
+    assert (access.token, access.headers) == ("", {})
+    assert f"the agent at {path} does not answer (connection refused)" in access.hint
+    assert "set KOALA_TOKEN" in access.hint
     with pytest.raises(CliError, match="does not answer"):
-        logins.log_in("http://127.0.0.1:1")  # who asks for nothing but a login is told why there is none
+        logins.log_in("http://127.0.0.1:1")

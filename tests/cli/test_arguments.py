@@ -1,4 +1,4 @@
-"""Command lines as they are read: by signatures, with errors in plain words."""
+"""Parsing of command lines by signatures, and usage errors."""
 
 import string
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ class Paint:
     layers: Annotated[int | None, Option(min=1, max=9)] = None
 
 
-def draw(
+def draw_shape(
     paint: Paint,
-    what: Annotated[str, Argument()],
-    words: Annotated[list[str] | None, Argument(takes_rest=True)] = None,
+    subject: Annotated[str, Argument()],
+    arguments: Annotated[list[str] | None, Argument(takes_rest=True)] = None,
     size: Annotated[float, Option("-s", "--size")] = 1.0,
     shape: Annotated[list[Shape] | None, Option(envvar="TEST_SHAPE")] = None,
     fill: Annotated[bool, Option("--fill/--no-fill", help="inside")] = True,
@@ -46,66 +46,70 @@ def draw(
     return 7
 
 
-def show(size: Annotated[float, Option("-s", "--size")] = 1.0, all_: Annotated[bool, Option("--all")] = False) -> None:
+def show_things(
+    size: Annotated[float, Option("-s", "--size")] = 1.0, all_: Annotated[bool, Option("--all")] = False
+) -> None:
     CALLS.append(locals())
 
 
-def add(numbers: Annotated[list[int], Argument()], size: Annotated[float, Option("-s", "--size")] = 2.0) -> None:
+def add_numbers(
+    numbers: Annotated[list[int], Argument()], size: Annotated[float, Option("-s", "--size")] = 2.0
+) -> None:
     CALLS.append(locals())
 
 
-GROUP = Group("Things.", {"add": add}, default=show)
-ROOT = Group("A test.", {"draw": draw, "things": GROUP})
+GROUP = Group("Things.", {"add": add_numbers}, default=show_things)
+ROOT = Group("A test.", {"draw": draw_shape, "things": GROUP})
 
 
-def called(*words: str) -> dict[str, Any]:
+def call_command(*arguments: str) -> dict[str, Any]:
     CALLS.clear()
-    run_command("t", ROOT, words, "1")
-    (found,) = CALLS
-    return found
+    run_command("t", ROOT, arguments, "1")
+    (call,) = CALLS
+    return call
 
 
-def refused(*words: str) -> str:
+def run_invalid(*arguments: str) -> str:
     CALLS.clear()
     with pytest.raises(CliError) as error:
-        run_command("t", ROOT, words, "1")
+        run_command("t", ROOT, arguments, "1")
     assert error.value.code is Exit.USAGE
     assert not CALLS
     return str(error.value)
 
 
-def test_options_come_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = called(
+def test_options_are_parsed_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = call_command(
         "draw", "--colour=blue", "-s2.5", "-qo", "x", "--no-fill", "--shape", "SQUARE", "--shape", "round", "cat"
     )
-    assert (found["paint"], found["what"], found["words"]) == (Paint("blue"), "cat", None)
-    assert (found["size"], found["quiet"], found["fill"], found["target"]) == (2.5, True, False, Path("x"))
-    assert found["shape"] == [Shape.SQUARE, Shape.ROUND]
+    assert (call["paint"], call["subject"], call["arguments"]) == (Paint("blue"), "cat", None)
+    assert (call["size"], call["quiet"], call["fill"], call["target"]) == (2.5, True, False, Path("x"))
+    assert call["shape"] == [Shape.SQUARE, Shape.ROUND]
     monkeypatch.setenv("TEST_SHAPE", "square")
-    assert called("draw", "cat")["shape"] == [Shape.SQUARE]
-    assert called("draw", "cat", "-s", "-1", "--x")["words"] == ["-s", "-1", "--x"], "the program's own words"
-    assert called("draw", "-s", "-1", "--", "--size", "--", "-q")["words"] == ["--", "-q"]
+    assert call_command("draw", "cat")["shape"] == [Shape.SQUARE]
+    assert call_command("draw", "cat", "-s", "-1", "--x")["arguments"] == ["-s", "-1", "--x"], "the program's own words"
+    assert call_command("draw", "-s", "-1", "--", "--size", "--", "-q")["arguments"] == ["--", "-q"]
     assert run_command("t", ROOT, ["draw", "x"], "1") == 7
 
 
-def test_an_option_may_be_empty_only_where_that_means_something() -> None:
-    assert called("draw", "--note", "", "cat")["note"] == ""
-    assert called("draw", "--", "cat", "")["words"] == [""], "a word of the program's"
+def test_empty_option_is_accepted_if_declared() -> None:
+    assert call_command("draw", "--note", "", "cat")["note"] == ""
+    assert call_command("draw", "--", "cat", "")["arguments"] == [""], "an argument of the program"
 
 
-def test_options_before_a_subcommand_are_its_own_by_default() -> None:
-    assert called("things", "-s", "3", "add", "1", "2")["size"] == 3.0
-    assert called("things", "-s", "3", "add", "-s", "4", "1")["size"] == 4.0
-    assert called("things", "add", "1", "-s", "5", "2") == {"numbers": [1, 2], "size": 5.0}
-    assert called("things", "--size", "3")["size"] == 3.0
+def test_options_before_subcommand_are_passed_to_it() -> None:
+    assert call_command("things", "-s", "3", "add", "1", "2")["size"] == 3.0
+    assert call_command("things", "-s", "3", "add", "-s", "4", "1")["size"] == 4.0
+    assert call_command("things", "add", "1", "-s", "5", "2") == {"numbers": [1, 2], "size": 5.0}
+    assert call_command("things", "--size", "3")["size"] == 3.0
 
 
 @pytest.mark.parametrize(
-    ("words", "says", "way_out"),
+    ("arguments", "says", "help_path"),
     [
         (("drew",), "No such command 'drew'. Did you mean 'draw'?", "t"),
         (("things", "ad"), "No such command 'ad'. Did you mean 'add'?", "t things"),
-        (("draw",), "Missing argument 'WHAT'", "t draw"),
+        (("draw",), "Missing argument 'SUBJECT'", "t draw"),
         (("draw", "--layers", "x", "y"), "Invalid value for '--layers': 'x' is not a valid whole number", "t draw"),
         (("draw", "--layers", "10", "y"), "'--layers': 10 is not in the range 1<=x<=9", "t draw"),
         (("draw", "--layers=0", "y"), "'--layers': 0 is not in the range 1<=x<=9", "t draw"),
@@ -125,11 +129,11 @@ def test_options_before_a_subcommand_are_its_own_by_default() -> None:
         (("draw", "-o", "", "y"), "Invalid value for '-o' / '--output': it is empty", "t draw"),
     ],
 )
-def test_an_error_names_the_word_and_the_commands_own_help(words: tuple[str, ...], says: str, way_out: str) -> None:
-    said = refused(*words)
-    assert says in said
-    assert said.lower().endswith(f"see {way_out} --help")
-    assert len(said) < 600
+def test_usage_error_names_argument_and_help_page(arguments: tuple[str, ...], says: str, help_path: str) -> None:
+    message = run_invalid(*arguments)
+    assert says in message
+    assert message.lower().endswith(f"see {help_path} --help")
+    assert len(message) < 600
 
 
 WORDS = st.text(string.printable, max_size=8) | st.sampled_from(
@@ -138,23 +142,23 @@ WORDS = st.text(string.printable, max_size=8) | st.sampled_from(
 
 
 @given(st.lists(WORDS, max_size=6))
-def test_whatever_is_written_runs_or_is_refused_in_one_line(words: list[str]) -> None:
+def test_any_command_line_runs_or_prints_one_line(arguments: list[str]) -> None:
     CALLS.clear()
-    said, code = "", 0
+    message, code = "", 0
     try:
-        code = run_command("t", ROOT, words, "1")
+        code = run_command("t", ROOT, arguments, "1")
     except CliError as error:
-        said, code = str(error), error.code
-    assert "\n" not in said
-    assert code in ((Exit.USAGE,) if said else (0, 7))
+        message, code = str(error), error.code
+    assert "\n" not in message
+    assert code in ((Exit.USAGE,) if message else (0, 7))
 
 
 @given(st.lists(st.text(max_size=9), max_size=5))
-def test_what_follows_two_dashes_is_the_programs_word_for_word(words: list[str]) -> None:
-    assert called("draw", "--", "cat", *words)["words"] == (words or None)
+def test_arguments_after_two_dashes_reach_program_unchanged(arguments: list[str]) -> None:
+    assert call_command("draw", "--", "cat", *arguments)["arguments"] == (arguments or None)
 
 
-def test_help_pages_name_every_option_and_fit(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_pages_fit_80_columns(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command in [()] + [(name,) for name in KOALA.commands] + [("clusters", "drain"), ("network", "measure")]:
         page = koala(*command, "--help")
@@ -165,30 +169,30 @@ def test_help_pages_name_every_option_and_fit(koala: Koala, monkeypatch: pytest.
     assert koala().out == koala("--help").out
 
 
-def test_the_version(koala: Koala) -> None:
+def test_version_option_prints_version(koala: Koala) -> None:
     from koalapy import __version__
 
     assert (koala("--version").code, koala("--version").out) == (0, f"koala {__version__}\n")
 
 
-def test_what_a_shell_may_complete(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    def after(*words: str) -> list[str]:
+def test_bash_completion_offers_commands_and_options(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    def complete(*arguments: str) -> list[str]:
         monkeypatch.setenv("_KOALA_COMPLETE", "bash_complete")
-        monkeypatch.setenv("COMP_WORDS", " ".join(("koala", *words)))
-        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        monkeypatch.setenv("COMP_WORDS", " ".join(("koala", *arguments)))
+        monkeypatch.setenv("COMP_CWORD", str(len(arguments)))
         offered = [line.split(",") for line in koala().out.split()]
-        return [word if kind == "plain" else kind for kind, word in offered]
+        return [argument if kind == "plain" else kind for kind, argument in offered]
 
-    assert after("su") == ["submit"]
-    assert after("clusters", "d") == ["drain"]
-    assert after("--v") == ["--version"]
-    assert after("queue", "--state", "run") == ["running"]
-    assert after("network", "measure", "--no") == ["--no-wait"]
-    assert after("submit", "--flex") == ["--flexible"]
-    assert after("submit", "--", "--flex") == ["file"], "the program's own, and no option"
+    assert complete("su") == ["submit"]
+    assert complete("clusters", "d") == ["drain"]
+    assert complete("--v") == ["--version"]
+    assert complete("queue", "--state", "run") == ["running"]
+    assert complete("network", "measure", "--no") == ["--no-wait"]
+    assert complete("submit", "--flex") == ["--flexible"]
+    assert complete("submit", "--", "--flex") == ["file"], "the program's own, and no option"
 
 
 @pytest.mark.parametrize("shell", [pytest.param("bash", marks=pytest.mark.processes), "zsh", "fish"])
-def test_the_script_for_a_shell_is_printed(koala: Koala, shell: str) -> None:
+def test_show_completion_prints_script_for_shell(koala: Koala, shell: str) -> None:
     assert f"_KOALA_COMPLETE={shell}_complete" in koala("--show-completion", shell).out
     assert "'tcsh' is not one of" in koala("--show-completion", "tcsh").err

@@ -1,4 +1,4 @@
-"""``koala check`` on an embedded cluster's head, which is this machine."""
+"""``koala check`` on this machine, for embedded clusters."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -34,14 +34,14 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def check(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
+def check_cluster(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
     config = tmp_path / "koala.yaml"
     config.write_text(CONFIG)
     monkeypatch.setenv("KOALA_AGENT_TOKEN", "")
 
-    def run(cluster: str, token: str = "", *more: str) -> tuple[int, list[str]]:
+    def run(cluster: str, token: str = "", *options: str) -> tuple[int, list[str]]:
         monkeypatch.setenv("KOALA_AGENT_TOKEN", token)
-        ended = koala("check", cluster, "--config", str(config), "--directory", str(tmp_path / cluster), *more)
+        ended = koala("check", cluster, "--config", str(config), "--directory", str(tmp_path / cluster), *options)
         assert ended.err == ""
         return ended.code, ended.out.splitlines()
 
@@ -52,8 +52,8 @@ def check(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.mark.processes
 @needs(RSYNC)
-def test_all_is_well(check: Check, server: Server) -> None:
-    code, lines = check("north", "the-secret-of-north")
+def test_check_of_complete_host_exits_with_0(check_cluster: Check, server: Server) -> None:
+    code, lines = check_cluster("north", "the-secret-of-north")
     assert lines[0].startswith("ok    configuration: /")
     assert lines[0].endswith("/koala.yaml")
     assert lines[1] == "ok    resource manager: embedded, 2 nodes, 2 idle"
@@ -65,14 +65,14 @@ def test_all_is_well(check: Check, server: Server) -> None:
 
 @pytest.mark.processes
 @needs(RSYNC)
-def test_an_embedded_cluster_needs_no_token(check: Check) -> None:
-    code, lines = check("south")
+def test_check_of_embedded_cluster_needs_no_token(check_cluster: Check) -> None:
+    code, lines = check_cluster("south")
     assert (code, lines[-1]) == (0, "ok    agent's token: the daemon starts this agent itself")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("cluster", "token", "said", "hint"),
+    ("cluster", "token", "message", "hint"),
     [
         (
             "north",
@@ -94,15 +94,17 @@ def test_an_embedded_cluster_needs_no_token(check: Check) -> None:
         ),
     ],
 )
-def test_a_token_that_lets_nobody_in(check: Check, cluster: str, token: str, said: str, hint: str) -> None:
-    code, lines = check(cluster, token)
-    assert (code, lines[-2:]) == (1, [f"FAIL  agent's token: {said}", f"      {hint}"])
+def test_check_with_wrong_token_fails_with_hint(
+    check_cluster: Check, cluster: str, token: str, message: str, hint: str
+) -> None:
+    code, lines = check_cluster(cluster, token)
+    assert (code, lines[-2:]) == (1, [f"FAIL  agent's token: {message}", f"      {hint}"])
 
 
 @pytest.mark.processes
-def test_a_cluster_that_the_daemon_does_not_know(check: Check, server: Server) -> None:
+def test_check_of_cluster_unknown_to_daemon_fails(check_cluster: Check, server: Server) -> None:
     server.agents.clear()
-    code, lines = check("north", "the-secret-of-north")
+    code, lines = check_cluster("north", "the-secret-of-north")
     assert (code, lines[-2:]) == (
         1,
         ["FAIL  agent's token: there is no cluster north", "      add it to the daemon's configuration"],
@@ -110,12 +112,12 @@ def test_a_cluster_that_the_daemon_does_not_know(check: Check, server: Server) -
 
 
 @pytest.mark.processes
-def test_failures_for_programs(check: Check) -> None:
-    code, lines = check("west", "the-secret-of-west", "--json")
-    told = json.loads("\n".join(lines))
+def test_check_json_has_failures_with_hints(check_cluster: Check) -> None:
+    code, lines = check_cluster("west", "the-secret-of-west", "--json")
+    answer = json.loads("\n".join(lines))
     assert code == 1
-    assert (told["cluster"], told["ok"]) == ("west", False)
-    wrong = {finding["what"]: finding for finding in told["findings"] if not finding["ok"]}
+    assert (answer["cluster"], answer["ok"]) == ("west", False)
+    wrong = {finding["what"]: finding for finding in answer["findings"] if not finding["ok"]}
     assert wrong["scratch folder"] == {
         "what": "scratch folder",
         "ok": False,
@@ -124,7 +126,7 @@ def test_failures_for_programs(check: Check) -> None:
     }
 
 
-def test_a_wrong_configuration_is_one_line(koala: Koala, tmp_path: Path) -> None:
+def test_check_with_invalid_configuration_prints_one_line(koala: Koala, tmp_path: Path) -> None:
     config = tmp_path / "koala.yaml"
     config.write_text("clusters: {north: {nodes: many}}")
     ended = koala("check", "north", "--config", str(config))
@@ -136,60 +138,70 @@ def test_a_wrong_configuration_is_one_line(koala: Koala, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without anything installed."""
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Set an empty home; return it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("KOALA_AGENT_DIRECTORY", str(tmp_path / "agent"))
     return tmp_path
 
 
 @pytest.fixture
-def places(home: Path) -> tuple[str, str]:
-    """Where the configuration of this account and that of a site are looked for."""
-    return "~/.config/koala/koala.yaml", f"{home}/etc/koala.yaml"
+def configuration_paths(empty_home: Path) -> tuple[str, str]:
+    """Return the paths of the account's and of the site's configuration."""
+    return "~/.config/koala/koala.yaml", f"{empty_home}/etc/koala.yaml"
 
 
 @pytest.mark.processes
-def test_check_without_config_option_reads_installed_configuration(koala: Koala, home: Path) -> None:
-    path = home / ".config/koala/koala.yaml"
+def test_check_without_config_option_reads_installed_configuration(koala: Koala, empty_home: Path) -> None:
+    path = empty_home / ".config/koala/koala.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("clusters: {north: {kind: slurm, token: the-secret-of-north}}")
     ended = koala("check", "north", "--json")
     configuration, resource_manager, *_ = json.loads(ended.out)["findings"]
     assert (configuration["ok"], configuration["found"]) == (True, str(path))
     assert "embedded" not in resource_manager["found"]
-    found = [
+    directories = [
         finding["found"] for finding in json.loads(ended.out)["findings"] if finding["what"] == "agent's directory"
     ]
-    assert found[0].startswith(str(home / "agent" / "spool"))
+    assert directories[0].startswith(str(empty_home / "agent" / "spool"))
     elsewhere = koala("check", "nowhere")
     assert elsewhere.err == (
         f"koala: there is no cluster nowhere in {path}; give one of north, or another configuration with --config\n"
     )
 
 
-def test_installed_configuration_is_of_account_then_of_site(home: Path, places: tuple[str, str]) -> None:
-    assert agents.installed_configuration(places) is None
-    for place in reversed(places):
+def test_installed_configuration_is_of_account_then_of_site(
+    empty_home: Path, configuration_paths: tuple[str, str]
+) -> None:
+    assert agents.installed_configuration(configuration_paths) is None
+    for place in reversed(configuration_paths):
         path = Path(place).expanduser()
         path.parent.mkdir(parents=True)
         path.touch()
-        assert agents.installed_configuration(places) == path
+        assert agents.installed_configuration(configuration_paths) == path
 
 
-def test_check_with_unreadable_installed_configuration_is_refused(home: Path, places: tuple[str, str]) -> None:
-    (home / "etc/koala.yaml").mkdir(parents=True)
-    with pytest.raises(UsageError, match=f"^cannot read {home}/etc/koala.yaml"):
-        agents.check_host("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
+def test_check_with_unreadable_installed_configuration_is_rejected(
+    empty_home: Path, configuration_paths: tuple[str, str]
+) -> None:
+    (empty_home / "etc/koala.yaml").mkdir(parents=True)
+    with pytest.raises(UsageError, match=f"^cannot read {empty_home}/etc/koala.yaml"):
+        agents.check_host(
+            "north", "http://127.0.0.1:1", None, empty_home / "agent", "", None, installed=configuration_paths
+        )
 
 
 @pytest.mark.processes
-def test_check_without_any_configuration_says_it_checks_built_in_cluster(home: Path, places: tuple[str, str]) -> None:
-    first, *_ = agents.check_host("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
+def test_check_without_any_configuration_says_it_checks_built_in_cluster(
+    empty_home: Path, configuration_paths: tuple[str, str]
+) -> None:
+    first, *_ = agents.check_host(
+        "north", "http://127.0.0.1:1", None, empty_home / "agent", "", None, installed=configuration_paths
+    )
     assert (first.ok, first.subject) == (True, "configuration")
     assert first.result == (
-        f"none was given, and neither ~/.config/koala/koala.yaml nor {home}/etc/koala.yaml exists: "
+        f"none was given, and neither ~/.config/koala/koala.yaml nor {empty_home}/etc/koala.yaml exists: "
         "this checks the built-in embedded cluster north"
     )
     assert first.hint == "give the cluster's configuration with --config or KOALA_CONFIG"
-    LocalCluster(home / "agent" / "lrm", "north", 4).stop()
+    LocalCluster(empty_home / "agent" / "lrm", "north", 4).stop()

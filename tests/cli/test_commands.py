@@ -1,4 +1,4 @@
-"""What each command prints and exits with, against a real server."""
+"""Output and exit codes of commands, against a server in this process."""
 
 import io
 import json
@@ -19,19 +19,19 @@ from tests.cli.conftest import Koala, Server
 FLEXIBLE = ("submit", "--flexible", "6")
 
 
-def test_submit_says_what_was_submitted(koala: Koala) -> None:
-    done = koala(*FLEXIBLE, "--", "program", "--flag")
-    assert (done.code, done.out, done.err) == (0, "Submitted job 1: flexible, 6 nodes, low priority\n", "")
+def test_submit_prints_job_id_and_request(koala: Koala) -> None:
+    result = koala(*FLEXIBLE, "--", "program", "--flag")
+    assert (result.code, result.out, result.err) == (0, "Submitted job 1: flexible, 6 nodes, low priority\n", "")
     assert koala(*FLEXIBLE, "-q", "--", "program").out == "2\n"
     job = json.loads(koala(*FLEXIBLE, "--json", "--priority", "high", "--", "program", "--flag").out)
     assert (job["id"], job["owner"], job["priority"], job["command"]) == (3, "ada", "high", ["program", "--flag"])
-    assert (job["workdir"], job["workdir_optional"]) == (str(Path.cwd()), True), "nobody asked for it"
-    asked = json.loads(koala(*FLEXIBLE, "--json", "--chdir", str(Path.cwd()), "--", "program").out)
-    assert (asked["workdir"], asked["workdir_optional"]) == (str(Path.cwd()), False)
+    assert (job["workdir"], job["workdir_optional"]) == (str(Path.cwd()), True), "no folder was requested"
+    with_folder = json.loads(koala(*FLEXIBLE, "--json", "--chdir", str(Path.cwd()), "--", "program").out)
+    assert (with_folder["workdir"], with_folder["workdir_optional"]) == (str(Path.cwd()), False)
     assert [entry["event"] for entry in job["timeline"]] == ["submitted"]
 
 
-def test_every_option_arrives(koala: Koala, server: Server) -> None:
+def test_submit_sends_every_option(koala: Koala, server: Server) -> None:
     options = (
         "submit --flexible 6 --min-component 2 --max-components 2 --split 4,2 --split 3,3 --policy p "
         "--ppn 1 --name n --env A=1 --env B=2 --launcher processes --walltime 90m --output o --chdir /d "
@@ -39,8 +39,8 @@ def test_every_option_arrives(koala: Koala, server: Server) -> None:
         "--speed-ratio-min 0.5 --claiming incremental --claim-threshold 0 --max-placement-tries 6 "
         "--max-claiming-tries 7 --retry-on-exit 75 --retry-on-exit 1 --json program "
     )
-    done = koala(*options.split())
-    job = json.loads(done.out)
+    result = koala(*options.split())
+    job = json.loads(result.out)
     assert job["request"] == {
         "type": "flexible",
         "total_size": 6,
@@ -48,18 +48,18 @@ def test_every_option_arrives(koala: Koala, server: Server) -> None:
         "max_components": 2,
         "split_options": [[4, 2], [3, 3]],
     }
-    shown = ("policy", "processes_per_node", "name", "environment", "launcher", "walltime", "output", "workdir")
-    assert [job[name] for name in shown] == ["p", 1, "n", {"A": "1", "B": "2"}, "processes", 5400, "o", "/d"]
-    assert [job[f"max_{what}"] for what in ("restarts", "placement_tries", "claiming_tries")] == [5, 6, 7]
+    names = ("policy", "processes_per_node", "name", "environment", "launcher", "walltime", "output", "workdir")
+    assert [job[name] for name in names] == ["p", 1, "n", {"A": "1", "B": "2"}, "processes", 5400, "o", "/d"]
+    assert [job[f"max_{limit}"] for limit in ("restarts", "placement_tries", "claiming_tries")] == [5, 6, 7]
     assert job["policy_options"] == {"a": "b=c", "metric": "bandwidth"}
-    shown = ("coallocation", "speed_ratio_min", "claiming", "claim_threshold", "retry_on_exit")
-    assert [job[name] for name in shown] == [2, 0.5, "incremental", 0.0, [75, 1]]
+    names = ("coallocation", "speed_ratio_min", "claiming", "claim_threshold", "retry_on_exit")
+    assert [job[name] for name in names] == [2, 0.5, "incremental", 0.0, [75, 1]]
     alone = koala("submit", "--flexible", "4", "--coallocation", "never", "--json", "program").out
     assert json.loads(alone)["coallocation"] == "never"
 
 
-def test_every_field_of_a_file_arrives(koala: Koala, tmp_path: Path) -> None:
-    told = {
+def test_submit_sends_every_field_of_job_file(koala: Koala, tmp_path: Path) -> None:
+    fields = {
         "policy_options": {"metric": "latency", "group": "a"},
         "coallocation": 2,
         "speed_ratio_min": 0.5,
@@ -69,9 +69,9 @@ def test_every_field_of_a_file_arrives(koala: Koala, tmp_path: Path) -> None:
         "retry_on_exit": [75],
     }
     file = tmp_path / "job.yaml"
-    file.write_text(json.dumps({"request": {"type": "flexible", "total_size": 6}, "command": ["x"], **told}))
+    file.write_text(json.dumps({"request": {"type": "flexible", "total_size": 6}, "command": ["x"], **fields}))
     job = json.loads(koala("submit", "-f", str(file), "--json").out)
-    assert {name: job[name] for name in told} == told
+    assert {name: job[name] for name in fields} == fields
     changed = json.loads(
         koala("submit", "-f", str(file), "--policy-option", "metric=bandwidth", "--retry-on-exit", "9", "--json").out
     )
@@ -79,21 +79,21 @@ def test_every_field_of_a_file_arrives(koala: Koala, tmp_path: Path) -> None:
     assert changed["retry_on_exit"] == [9]
 
 
-def test_a_job_comes_from_standard_input(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = b"request: {type: flexible, total_size: 6}\ncommand: [x]\n"
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(told)))
+def test_submit_reads_job_file_from_standard_input(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_file = b"request: {type: flexible, total_size: 6}\ncommand: [x]\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(job_file)))
     assert json.loads(koala("submit", "-f", "-", "--name", "piped", "--json").out)["name"] == "piped"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert koala("submit", "-f", "-").err.startswith("koala: standard input contains no job")
 
 
-def test_a_full_queue_tells_when_to_come_back(koala: Koala) -> None:
-    done = koala(*FLEXIBLE, "--name", "too many", "program")
-    assert (done.code, done.out) == (4, "")
-    assert done.err == "koala: 2 jobs wait already; submit again later (in 30 s)\n"
+def test_submit_to_full_queue_prints_retry_time(koala: Koala) -> None:
+    result = koala(*FLEXIBLE, "--name", "too many", "program")
+    assert (result.code, result.out) == (4, "")
+    assert result.err == "koala: 2 jobs wait already; submit again later (in 30 s)\n"
 
 
-def test_the_same_key_makes_one_job(koala: Koala) -> None:
+def test_submit_twice_with_same_key_creates_one_job(koala: Koala) -> None:
     again = [koala(*FLEXIBLE, "-q", "--idempotency-key", "k", "--", "program").out for _ in range(2)]
     assert again == ["1\n", "1\n"]
 
@@ -101,97 +101,97 @@ def test_the_same_key_makes_one_job(koala: Koala) -> None:
 @pytest.mark.parametrize(
     ("command", "code", "out"), [(("echo", "hello"), 0, "hello\n"), (("exit", "3"), 3, "so far\n"), (("lost",), 1, "")]
 )
-def test_waiting_ends_with_the_jobs_code(koala: Koala, command: tuple[str, ...], code: int, out: str) -> None:
-    done = koala(*FLEXIBLE, "--wait", "--", *command)
-    assert (done.code, done.out) == (code, out)
-    assert ("koala: job 1 failed: the program failed\n" in done.err) == (code != 0)
+def test_wait_exits_with_code_of_job(koala: Koala, command: tuple[str, ...], code: int, out: str) -> None:
+    result = koala(*FLEXIBLE, "--wait", "--", *command)
+    assert (result.code, result.out) == (code, out)
+    assert ("koala: job 1 failed: the program failed\n" in result.err) == (code != 0)
     assert koala("wait", "1").code == code
     assert json.loads(koala("wait", "1", "--json").out)["id"] == 1
 
 
-def test_waiting_in_json_prints_nothing_but_json(koala: Koala) -> None:
-    done = koala(*FLEXIBLE, "--wait", "--json", "--", "exit", "3")
-    assert (done.code, json.loads(done.out)["exit_code"], done.err) == (3, 3, "")
+def test_submit_wait_json_prints_json_only(koala: Koala) -> None:
+    result = koala(*FLEXIBLE, "--wait", "--json", "--", "exit", "3")
+    assert (result.code, json.loads(result.out)["exit_code"], result.err) == (3, 3, "")
 
 
-def test_the_first_that_failed_gives_the_code_of_several(koala: Koala) -> None:
+def test_wait_for_jobs_exits_with_first_failure(koala: Koala) -> None:
     for command in (("echo", "x"), ("exit", "4"), ("exit", "5")):
         koala(*FLEXIBLE, "--", *command)
-    done = koala("wait", "1", "2", "3")
-    assert (done.code, len(done.out.splitlines())) == (4, 3)
+    result = koala("wait", "1", "2", "3")
+    assert (result.code, len(result.out.splitlines())) == (4, 3)
 
 
-def test_a_timeout_is_told_and_the_output_before_it_shown(koala: Koala) -> None:
-    done = koala(*FLEXIBLE, "--wait", "--timeout", "2", "--", "start", "early")
-    assert (done.code, done.out) == (6, "early")
-    assert "koala: job 1 is still running; the job continues: koala wait 1" in done.err
+def test_wait_timeout_prints_output_and_exits_with_6(koala: Koala) -> None:
+    result = koala(*FLEXIBLE, "--wait", "--timeout", "2", "--", "start", "early")
+    assert (result.code, result.out) == (6, "early")
+    assert "koala: job 1 is still running; the job continues: koala wait 1" in result.err
     assert koala("wait", "1", "--timeout", "0.1").code == 6
 
 
-def test_waiting_survives_the_daemon(koala: Koala, server: Server) -> None:
+def test_wait_continues_after_daemon_restart(koala: Koala, server: Server) -> None:
     koala(*FLEXIBLE, "-q", "--", "start", "early")
 
     def restart() -> None:
-        assert server.service.waited_for.wait(30)
+        assert server.service.wait_started.wait(30)
         server.end()
         server.service.records[1] = replace(server.service.records[1], state=JobState.SUCCEEDED, exit_code=0)
         server.start()
 
     restarting = threading.Thread(target=restart)
     restarting.start()
-    done = koala("wait", "1")
+    result = koala("wait", "1")
     restarting.join()
-    assert (done.code, done.out) == (0, "job 1 succeeded\n")
+    assert (result.code, result.out) == (0, "job 1 succeeded\n")
 
 
 AWAY = "koala: the database does not answer; still waiting\n"
 
 
 @pytest.mark.parametrize("arguments", [("wait", "1"), ("wait", "1", "--timeout", "60"), ("logs", "-f", "1")])
-def test_a_database_that_is_away_is_waited_for_and_told_once(
+def test_unreachable_database_is_reported_once_while_waiting(
     koala: Koala, server: Server, arguments: tuple[str, ...]
 ) -> None:
     koala(*FLEXIBLE, "-q", "--", "echo", "hello")
-    server.service.unanswered = 3
-    done = koala(*arguments)
-    assert (done.code, done.err) == (0, AWAY)
-    assert done.out == ("hello\n" if arguments[0] == "logs" else "job 1 succeeded\n")
+    server.service.failing_reads = 3
+    result = koala(*arguments)
+    assert (result.code, result.err) == (0, AWAY)
+    assert result.out == ("hello\n" if arguments[0] == "logs" else "job 1 succeeded\n")
 
 
-def test_who_waits_for_a_submitted_job_bears_a_database_that_is_away(koala: Koala, server: Server) -> None:
-    server.service.unanswered = 3
-    done = koala(*FLEXIBLE, "--wait", "--", "exit", "3")
-    assert done.code == 3
-    assert AWAY in done.err
+def test_submit_wait_continues_while_database_is_unreachable(koala: Koala, server: Server) -> None:
+    server.service.failing_reads = 3
+    result = koala(*FLEXIBLE, "--wait", "--", "exit", "3")
+    assert result.code == 3
+    assert AWAY in result.err
 
 
-def test_a_timeout_holds_while_the_database_is_away(koala: Koala, server: Server) -> None:
+def test_wait_timeout_applies_while_database_is_unreachable(koala: Koala, server: Server) -> None:
     koala(*FLEXIBLE, "-q", "--", "echo", "hello")
-    server.service.unanswered = 10**6
-    done = koala("wait", "1", "--timeout", "0.5")
-    assert (done.code, "job 1 is still unknown" in done.err) == (6, True)
+    server.service.failing_reads = 10**6
+    result = koala("wait", "1", "--timeout", "0.5")
+    assert (result.code, "job 1 is still unknown" in result.err) == (6, True)
 
 
-def test_what_is_followed_is_waited_for_when_its_daemon_went_away(koala: Koala, server: Server) -> None:
+def test_logs_follow_waits_for_job_after_daemon_restart(koala: Koala, server: Server) -> None:
     koala(*FLEXIBLE, "-q", "--", "start", "early")
 
     def restart() -> None:
-        assert server.service.followed.wait(30)
+        assert server.service.output_followed.wait(30)
         server.end()
         server.service.records[1] = replace(server.service.records[1], state=JobState.SUCCEEDED, exit_code=0)
         server.start()
 
     restarting = threading.Thread(target=restart)
     restarting.start()
-    done = koala("logs", "-f", "1")
+    result = koala("logs", "-f", "1")
     restarting.join()
-    assert (done.code, done.out) == (0, "early")
-    assert "still waiting" in done.err
-    assert done.err.endswith("koala: the daemon was unreachable for a while; koala logs 1 shows all of the output\n")
+    assert (result.code, result.out) == (0, "early")
+    assert "still waiting" in result.err
+    assert result.err.endswith("koala: the daemon was unreachable for a while; koala logs 1 shows all of the output\n")
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])
-def test_logs_of_component_that_is_not_there_is_refused(koala: Koala, follow: tuple[str, ...]) -> None:
+def test_logs_of_missing_component_is_rejected(koala: Koala, follow: tuple[str, ...]) -> None:
     koala(*FLEXIBLE, "start", "hello")
     assert koala("logs", "1", "--component", "0").out == "hello"
     if not follow:
@@ -202,7 +202,7 @@ def test_logs_of_component_that_is_not_there_is_refused(koala: Koala, follow: tu
 
 
 @pytest.mark.parametrize(
-    ("words", "refused"),
+    ("arguments", "refused"),
     [
         (("submit", "--flexible", "1", "--timeout", "5", "x"), "--timeout needs --wait"),
         (("submit", "--flexible", "1", "-q", "--json", "x"), "--quiet and --json cannot be given together"),
@@ -214,27 +214,27 @@ def test_logs_of_component_that_is_not_there_is_refused(koala: Koala, follow: tu
         (("token", "create", "-q", "--json"), "--quiet and --json cannot be given together"),
     ],
 )
-def test_option_that_would_be_ignored_is_refused(koala: Koala, words: tuple[str, ...], refused: str) -> None:
-    ended = koala(*words)
+def test_option_that_would_be_ignored_is_rejected(koala: Koala, arguments: tuple[str, ...], refused: str) -> None:
+    ended = koala(*arguments)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith(f"koala: {refused}")
 
 
 def test_submit_with_relative_chdir_runs_below_current_directory(koala: Koala) -> None:
-    def workdir(given: str) -> str:
-        return str(json.loads(koala(*FLEXIBLE, "--json", "--chdir", given, "x").out)["workdir"])
+    def workdir(folder: str) -> str:
+        return str(json.loads(koala(*FLEXIBLE, "--json", "--chdir", folder, "x").out)["workdir"])
 
     assert workdir("sub/folder") == str(Path.cwd() / "sub/folder")
     assert workdir(".") == str(Path.cwd())
 
 
-def test_logs(koala: Koala) -> None:
+def test_logs_prints_output_of_job(koala: Koala) -> None:
     koala(*FLEXIBLE, "--", "echo", "hello")
     assert koala("logs", "1").out == koala("logs", "-f", "1").out == "hello\n"
     assert koala("logs", "7").code == 3
 
 
-def test_the_queue(koala: Koala) -> None:
+def test_queue_lists_and_filters_jobs(koala: Koala) -> None:
     assert (koala("queue", "-q").out, koala("queue", "-o", "ndjson").out) == ("", "")
     for arguments in (("--name", "a", "program"), ("--name", "b", "start"), ("--name", "c", "echo", "x")):
         koala(*FLEXIBLE, *arguments)
@@ -273,15 +273,15 @@ def test_queue_with_more_newer_waiting_jobs_than_the_limit_shows_all_running_job
     listed = koala("queue", "-q", "--all", "--limit", "3")
     assert listed.out.split() == ["5", "4", "3", "2", "1", "9", "8", "7"]
     assert "only the newest 3 that wait are shown" in listed.err
-    whole = koala("queue", "-q")
-    assert (whole.out.split(), whole.err) == (["5", "4", "3", "2", "1", "9", "8", "7", "6"], "")
+    unlimited = koala("queue", "-q")
+    assert (unlimited.out.split(), unlimited.err) == (["5", "4", "3", "2", "1", "9", "8", "7", "6"], "")
 
 
-def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala) -> None:
+def test_queue_without_matching_jobs_names_filters(koala: Koala) -> None:
     assert koala("queue").err == "koala: there are no jobs of yours that are not over\n"
-    found = koala("queue", "--user", "nobody", "--state", "FAILED", "--name", "x")
-    assert found.err == "koala: there are no jobs of nobody named x in the state failed\n"
-    assert (found.code, len(found.out.splitlines())) == (0, 1)
+    result = koala("queue", "--user", "nobody", "--state", "FAILED", "--name", "x")
+    assert result.err == "koala: there are no jobs of nobody named x in the state failed\n"
+    assert (result.code, len(result.out.splitlines())) == (0, 1)
     nowhere = koala("queue", "--cluster", "nroth", "--all", "-q")
     assert (nowhere.code, nowhere.out) == (3, "")
     assert nowhere.err.startswith("koala: there is no cluster nroth; did you mean north?")
@@ -292,7 +292,7 @@ def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala
     assert koala("queue", "--json").err == ""
 
 
-def test_a_long_reason_is_folded_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_folds_long_reason_on_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     header, reason = ["ID", "NAME", "REASON"], "local users of north were faster than this job three times in a row"
     monkeypatch.setattr(tables, "terminal_size", lambda _: (50, 24))
     assert tables.format_table(header, [["1", "short", reason], ["2", "x", "-"]]).splitlines() == [
@@ -314,13 +314,13 @@ def test_a_long_reason_is_folded_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
 
 
 @given(st.text(st.sampled_from("ab 東\u0301"), max_size=40), st.integers(2, 9))
-def test_folding_loses_nothing_and_fits(text: str, columns: int) -> None:
+def test_fold_text_fits_and_keeps_text(text: str, columns: int) -> None:
     lines = fold_text(text, columns)
     assert all(cell_len(line) <= columns for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
-def test_show(koala: Koala) -> None:
+def test_show_prints_page_of_job(koala: Koala) -> None:
     koala(*FLEXIBLE, "--name", "mine", "--", "start", "x")
     page = koala("show", "1").out
     for text in ("1 (mine)", "flexible, 6 nodes", "127.0.1.1,127.0.1.2", "+0.250s", "submitted"):
@@ -328,36 +328,36 @@ def test_show(koala: Koala) -> None:
     assert json.loads(koala("show", "1", "--json").out)["components"][0]["size"] == 2
 
 
-def test_jobs_are_given_another_priority(koala: Koala) -> None:
+def test_priority_changes_queued_jobs(koala: Koala) -> None:
     for _ in range(2):
         koala("submit", "--flexible", "6", "program")
-    done = koala("priority", "high", "1", "2", "--reason", "a deadline")
-    assert done.out == "job 1 queued, high priority\njob 2 queued, high priority\n"
+    result = koala("priority", "high", "1", "2", "--reason", "a deadline")
+    assert result.out == "job 1 queued, high priority\njob 2 queued, high priority\n"
     assert json.loads(koala("show", "1", "--json").out)["priority"] == "high"
     assert koala("priority", "higher", "1").code == 2
 
 
-def test_acting_goes_on_after_errors_and_exits_with_the_worst(koala: Koala, server: Server) -> None:
+def test_cancel_continues_after_errors_and_exits_with_worst(koala: Koala, server: Server) -> None:
     for _ in range(2):
         koala(*FLEXIBLE, "program")
     koala(*FLEXIBLE, "echo", "done")
     assert koala("hold", "1", "--reason", "later").out == "job 1 held\n"
     assert koala("release", "1").out == "job 1 queued\n"
-    done = koala("cancel", "1", "3", "1", "9", "2")
-    assert (done.code, done.out) == (4, "job 1 cancelled\njob 2 cancelled\n")
-    assert [line.split(";")[0] for line in done.err.splitlines()] == [
+    result = koala("cancel", "1", "3", "1", "9", "2")
+    assert (result.code, result.out) == (4, "job 1 cancelled\njob 2 cancelled\n")
+    assert [line.split(";")[0] for line in result.err.splitlines()] == [
         "koala: job 3 is over already",
         "koala: there is no job 9",
     ]
     assert not server.service.warned
     again = koala("cancel", "--warn", "1", "2")
     assert server.service.warned == {1, 2}
-    assert (again.code, again.out, again.err) == (0, done.out, "")
-    done = koala("hold", "1", "9")
-    assert (done.code, done.err.splitlines()[0].split(";")[0]) == (3, "koala: there is no job 9")
+    assert (again.code, again.out, again.err) == (0, result.out, "")
+    result = koala("hold", "1", "9")
+    assert (result.code, result.err.splitlines()[0].split(";")[0]) == (3, "koala: there is no job 9")
 
 
-def test_clusters(koala: Koala, server: Server) -> None:
+def test_clusters_lists_and_clears_errors(koala: Koala, server: Server) -> None:
     lines = koala("clusters").out.splitlines()
     assert " ".join(lines[0].split()) == "NAME KIND STATE TOTAL IDLE USED BACKGROUND DOWN ERRORS REASON"
     assert lines[2].endswith("3 errors in a row")
@@ -374,9 +374,9 @@ def test_clusters_lost_without_confirmation_changes_nothing(koala: Koala) -> Non
     assert koala("clusters", "lost", "nroth", "--yes").code == 3
 
 
-def test_a_cluster_is_drained_and_resumed(koala: Koala, server: Server) -> None:
-    done = koala("clusters", "drain", "south", "--reason", "new switches")
-    assert done.out == "cluster south is drained; jobs still have 2 nodes there\n"
+def test_clusters_drain_and_resume_change_state(koala: Koala, server: Server) -> None:
+    result = koala("clusters", "drain", "south", "--reason", "new switches")
+    assert result.out == "cluster south is drained; jobs still have 2 nodes there\n"
     line = koala("clusters").out.splitlines()[2]
     assert line.split()[:3] == ["south", "local", "drained"]
     assert line.endswith("since 1970-01-01 00:16 UTC by ada: new switches; also unusable after 3 errors")
@@ -408,13 +408,13 @@ Jobs that ended: 2 succeeded, 1 failed, 0 cancelled; 4 restarts. Now: 5 queued, 
 """
 
 
-def test_metrics(koala: Koala) -> None:
+def test_metrics_prints_use_and_wait_times(koala: Koala) -> None:
     assert koala("metrics").out == METRICS
     assert json.loads(koala("metrics", "--since", "1800", "--json").out)["clusters"][0]["utilisation"] == 1.0
     assert koala("metrics", "--since", "0").code == 2
 
 
-def test_where_no_cluster_is(koala: Koala) -> None:
+def test_local_run_on_unknown_cluster_exits_with_3(koala: Koala) -> None:
     assert koala("local-run", "nroth", "1", "true").code == 3
 
 
@@ -455,28 +455,28 @@ def test_where_no_cluster_is(koala: Koala) -> None:
         (("show", "1", "--url", "http://127.0.0.1:1"), 5, "koala: no daemon answers at http://127.0.0.1:1"),
     ],
 )
-def test_an_error_is_one_line_with_the_way_out(koala: Koala, arguments: tuple[str, ...], code: int, says: str) -> None:
-    done = koala(*arguments)
-    assert (done.code, done.out) == (code, ""), done.err
-    assert done.err.startswith(says), done.err
-    assert done.err.count("\n") == 1
-    assert ";" in done.err
+def test_error_is_one_line_with_hint(koala: Koala, arguments: tuple[str, ...], code: int, says: str) -> None:
+    result = koala(*arguments)
+    assert (result.code, result.out) == (code, ""), result.err
+    assert result.err.startswith(says), result.err
+    assert result.err.count("\n") == 1
+    assert ";" in result.err
 
 
-def test_a_field_of_the_file_is_named_as_the_file_has_it(koala: Koala, tmp_path: Path) -> None:
+def test_error_in_job_file_names_its_field(koala: Koala, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 20}\ncommand: [x]\n")
     assert koala("submit", "-f", str(file)).err.startswith("koala: request.total_size is 20")
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [x]\nnmae: x\n")
-    done = koala("submit", "-f", str(file))
-    assert done.err.startswith("koala: unknown field nmae; did you mean name?")
+    result = koala("submit", "-f", str(file))
+    assert result.err.startswith("koala: unknown field nmae; did you mean name?")
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [x]\nname: 2026-01-01\n")
     assert koala("submit", "-f", str(file)).code == 2
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [x]\nenvironment: [A]\n")
     assert koala("submit", "-f", str(file), "--env", "B=1").code == 2
 
 
-def test_a_token_is_shown(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_token_is_rejected_with_hint(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(tokens=("another-long-secret",))
     server.start()
     try:
@@ -489,7 +489,7 @@ def test_a_token_is_shown(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None
         server.end()
 
 
-def test_what_people_write_cannot_play_with_the_terminal(koala: Koala, server: Server) -> None:
+def test_show_replaces_control_codes(koala: Koala, server: Server) -> None:
     koala(*FLEXIBLE, "--", "program", "\x1b[2J\nsecond line")
     page = koala("show", "1").out
     assert "\x1b" not in page

@@ -1,4 +1,4 @@
-"""``koala dashboard``: an address that logs a browser in, for nobody else to see."""
+"""``koala dashboard``: the address that logs a browser in."""
 
 import os
 import re
@@ -13,30 +13,32 @@ import pytest
 from tests.cli.conftest import Koala, Server
 
 
-def test_an_address_is_printed(koala: Koala, server: Server) -> None:
-    told = koala("dashboard")
-    assert (told.code, told.out.count("\n")) == (0, 1)
-    assert "/login?" in told.out
+def test_dashboard_prints_one_login_address(koala: Koala, server: Server) -> None:
+    result = koala("dashboard")
+    assert (result.code, result.out.count("\n")) == (0, 1)
+    assert "/login?" in result.out
 
 
 @pytest.mark.evidence("A7")
-def test_no_command_line_tells_others_the_code(koala: Koala, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_dashboard_open_hides_code_from_command_lines(
+    koala: Koala, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     started: list[str] = []
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(webbrowser, "open", lambda url: not started.append(url))
     assert koala("dashboard", "--open").code == 0
-    (shown,) = started
-    page = Path(unquote(urlsplit(shown).path))
-    assert (urlsplit(shown).scheme, httpx2.URL(shown).query) == ("file", b"")
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (page, page.parent)] == [0o600, 0o700]
+    (address,) = started
+    page = Path(unquote(urlsplit(address).path))
+    assert (urlsplit(address).scheme, httpx2.URL(address).query) == ("file", b"")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (page, page.parent)] == [0o600, 0o700]
     leads_to = re.search(r"url=([^\"]+)", page.read_text())
     assert leads_to is not None
     code = leads_to[1].rpartition("=")[2]
     assert len(code) > 20
-    assert code not in shown
+    assert code not in address
 
 
-def test_where_others_may_write_no_browser_is_started(
+def test_dashboard_open_with_folder_writable_by_others_is_rejected(
     koala: Koala, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -47,6 +49,6 @@ def test_where_others_may_write_no_browser_is_started(
     folder = tmp_path / "state" / "koala"
     folder.mkdir(parents=True)
     (folder / f"browser-{os.uname().nodename.replace('/', '_')}").symlink_to(elsewhere)
-    told = koala("dashboard", "--open")
-    assert (told.code, "run it without --open" in told.err) == (1, True)
+    result = koala("dashboard", "--open")
+    assert (result.code, "run it without --open" in result.err) == (1, True)
     assert list(elsewhere.iterdir()) == []

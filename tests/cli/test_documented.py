@@ -54,17 +54,17 @@ HEAVY = (
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "words", [["queue"], ["submit", "--flexible", "2", "--", "x"], ["--version"], ["clusters"], ["cancel", "1"]]
+    "arguments", [["queue"], ["submit", "--flexible", "2", "--", "x"], ["--version"], ["clusters"], ["cancel", "1"]]
 )
-def test_the_commands_of_every_day_load_no_large_library(server: Server, words: list[str]) -> None:
+def test_common_commands_import_no_large_library(server: Server, arguments: list[str]) -> None:
     code = (
-        f"import sys; sys.argv = ['koala', *{words!r}]\n"
+        f"import sys; sys.argv = ['koala', *{arguments!r}]\n"
         "from koalapy.cli.main import main\n"
         "try: main()\n"
         f"except SystemExit: print([m for m in {HEAVY!r} if m in sys.modules])"
     )
     environment = {**os.environ, "KOALA_URL": server.url, "KOALA_TOKEN": TOKEN}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=environment
     )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert result.stdout.splitlines()[-1] == "[]"

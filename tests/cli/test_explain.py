@@ -1,4 +1,4 @@
-"""``koala explain`` and ``koala submit --dry-run``: the page that is printed, and the command that it offers."""
+"""``koala explain`` and ``koala submit --dry-run``: their pages, and the offered command."""
 
 import json
 import shlex
@@ -36,12 +36,12 @@ WAITS = Explanation(
 )
 
 
-def test_the_page_of_a_waiting_job(koala: Koala, server: Server) -> None:
+def test_explain_prints_page_of_waiting_job(koala: Koala, server: Server) -> None:
     koala("submit", "--flexible", "6", "--", "program")
     server.service.explanation = WAITS
-    done = koala("explain", "1")
-    assert (done.code, done.err) == (0, "")
-    assert done.out == (
+    result = koala("explain", "1")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == (
         "job 1 waits: needs 6 nodes on one cluster; 4 are idle on the largest\n"
         "\n"
         "CLUSTER  STATE    IDLE  LACKS  WHY\n"
@@ -63,14 +63,14 @@ def test_the_page_of_a_waiting_job(koala: Koala, server: Server) -> None:
     )
 
 
-def test_the_json_of_a_waiting_job(koala: Koala, server: Server) -> None:
+def test_explain_json_has_reasons_and_smallest_change(koala: Koala, server: Server) -> None:
     koala("submit", "--flexible", "6", "--", "program")
     server.service.explanation = WAITS
-    found = json.loads(koala("explain", "1", "--json").out)
-    assert (found["job"], found["state"], found["position"], found["tries"]) == (1, "queued", 3, 5)
-    assert found["clusters"][0]["missing"] == 2
-    assert found["reasons"][1] == {"at": "1970-01-01T14:02:10.000Z", "event": "requeued", "reason": "preempted"}
-    change = found["smallest_change"]
+    answer = json.loads(koala("explain", "1", "--json").out)
+    assert (answer["job"], answer["state"], answer["position"], answer["tries"]) == (1, "queued", 3, 5)
+    assert answer["clusters"][0]["missing"] == 2
+    assert answer["reasons"][1] == {"at": "1970-01-01T14:02:10.000Z", "event": "requeued", "reason": "preempted"}
+    change = answer["smallest_change"]
     assert (change["field"], change["value"], change["text"]) == ("request.max_components", 2, "allow 2 components")
     assert change["submission"] == {
         "request": {"type": "flexible", "total_size": 6, "max_components": 2},
@@ -80,27 +80,27 @@ def test_the_json_of_a_waiting_job(koala: Koala, server: Server) -> None:
     }
 
 
-def test_an_unknown_job(koala: Koala) -> None:
-    done = koala("explain", "7")
-    assert (done.code, done.out) == (3, "")
+def test_explain_unknown_job_exits_with_3(koala: Koala) -> None:
+    result = koala("explain", "7")
+    assert (result.code, result.out) == (3, "")
 
 
-def test_a_dry_run_submits_nothing(koala: Koala, server: Server) -> None:
-    done = koala("submit", "--flexible", "4", "--dry-run", "--", "program")
-    assert done.code == 0
-    assert done.out == "would be placed at once on north (4 nodes)\n\nstarts  at once\n"
+def test_dry_run_shows_placement_and_submits_nothing(koala: Koala, server: Server) -> None:
+    result = koala("submit", "--flexible", "4", "--dry-run", "--", "program")
+    assert result.code == 0
+    assert result.out == "would be placed at once on north (4 nodes)\n\nstarts  at once\n"
     assert server.service.records == {}
-    assert server.service.asked is not None
-    assert server.service.asked.request == FlexibleRequest(4)
-    found = json.loads(koala("submit", "--flexible", "4", "--dry-run", "--json", "program").out)
-    assert (found["job"], found["expected"]["at_once"]) == (None, True)
+    assert server.service.explained_spec is not None
+    assert server.service.explained_spec.request == FlexibleRequest(4)
+    answer = json.loads(koala("submit", "--flexible", "4", "--dry-run", "--json", "program").out)
+    assert (answer["job"], answer["expected"]["at_once"]) == (None, True)
 
 
 SPAN = Interval(60.0, 90.0, 300.0)
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("forecast", "says"),
     [
         (
             IfSubmitted(False, Expected(9, JobState.QUEUED, SPAN, SPAN, SPAN, 0.0, "4 runs of wave")),
@@ -113,20 +113,20 @@ SPAN = Interval(60.0, 90.0, 300.0)
         (IfSubmitted(False, reason="it takes longer than 10 s"), "not known: it takes longer than 10 s"),
     ],
 )
-def test_a_dry_run_says_when_the_job_would_start(koala: Koala, server: Server, told: IfSubmitted, says: str) -> None:
-    server.service.told = told
+def test_dry_run_shows_expected_start(koala: Koala, server: Server, forecast: IfSubmitted, says: str) -> None:
+    server.service.forecast = forecast
     server.service.explanation = replace(WAITS, job=None, reasons=(), notes=())
-    done = koala("submit", "--flexible", "6", "--dry-run", "--", "program")
-    assert f"  starts  {says}\n" in done.out, done.err
+    result = koala("submit", "--flexible", "6", "--dry-run", "--", "program")
+    assert f"  starts  {says}\n" in result.out, result.err
 
 
-def test_a_dry_run_of_what_would_wait(koala: Koala, server: Server) -> None:
+def test_dry_run_of_waiting_job_offers_command(koala: Koala, server: Server) -> None:
     server.service.explanation = replace(WAITS, job=None, reasons=(), notes=())
-    done = koala("submit", "--flexible", "6", "--dry-run", "--", "program")
-    assert done.code == 0
-    assert done.out.startswith("would wait: needs 6 nodes on one cluster;")
-    assert "\n  koala submit --flexible 6 --max-components 2 " in done.out
-    assert "tries" not in done.out
+    result = koala("submit", "--flexible", "6", "--dry-run", "--", "program")
+    assert result.code == 0
+    assert result.out.startswith("would wait: needs 6 nodes on one cluster;")
+    assert "\n  koala submit --flexible 6 --max-components 2 " in result.out
+    assert "tries" not in result.out
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_a_dry_run_of_what_would_wait(koala: Koala, server: Server) -> None:
         (("--flexible", "2", "--dry-run", "--wait", "--", "program"), "--wait and --dry-run"),
     ],
 )
-def test_a_wrong_dry_run_is_wrong_usage(koala: Koala, arguments: tuple[str, ...], says: str) -> None:
-    done = koala("submit", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert says in done.err
+def test_dry_run_with_invalid_options_is_rejected(koala: Koala, arguments: tuple[str, ...], says: str) -> None:
+    result = koala("submit", *arguments)
+    assert (result.code, result.out) == (2, "")
+    assert says in result.err
 
 
 @pytest.mark.parametrize(
@@ -160,16 +160,16 @@ def test_a_wrong_dry_run_is_wrong_usage(koala: Koala, arguments: tuple[str, ...]
         JobSpec(FlexibleRequest(2), ("p",), policy="communication-aware", policy_options=(("metric", "bandwidth"),)),
     ],
 )
-def test_the_offered_command_makes_the_job(koala: Koala, server: Server, spec: JobSpec) -> None:
+def test_offered_command_submits_same_job(koala: Koala, server: Server, spec: JobSpec) -> None:
     spec = replace(spec, owner="ada", workdir="/work")
     placement = Placement((PlacedComponent(2, "north"),))
     change = Change("", None, "submit it again", spec, placement)
     server.service.explanation = replace(WAITS, job=None, smallest_change=change)
     page = koala("submit", "--flexible", "1", "--dry-run", "p").out
     command = next(line for line in page.splitlines() if line.startswith("  koala submit"))
-    words = shlex.split(command)[1:]
-    assert koala(words[0], "--dry-run", *words[1:]).code == 0
-    assert server.service.asked == spec
+    arguments = shlex.split(command)[1:]
+    assert koala(arguments[0], "--dry-run", *arguments[1:]).code == 0
+    assert server.service.explained_spec == spec
 
 
 @pytest.mark.parametrize(
@@ -179,13 +179,13 @@ def test_the_offered_command_makes_the_job(koala: Koala, server: Server, spec: J
         {"request": {"type": "flexible", "total_size": 1}, "command": ["sh", "-c", "a\nb"]},
     ],
 )
-def test_what_takes_a_file_is_not_offered_as_a_command(body: dict[str, object]) -> None:
+def test_command_for_job_that_needs_file_is_none(body: dict[str, object]) -> None:
     assert command_for(body, "/") is None
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(1e9, "1000000000"), (1234567.5, "1234567.5"), (90.0, "90"), (0.5, "0.5")]
+    ("seconds", "text"), [(1e9, "1000000000"), (1234567.5, "1234567.5"), (90.0, "90"), (0.5, "0.5")]
 )
-def test_a_command_says_a_walltime_exactly(seconds: float, said: str) -> None:
+def test_command_for_job_has_exact_walltime(seconds: float, text: str) -> None:
     body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"], "walltime": seconds}
-    assert f"--walltime {said} " in str(command_for(body, "/"))
+    assert f"--walltime {text} " in str(command_for(body, "/"))

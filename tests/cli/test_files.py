@@ -1,4 +1,4 @@
-"""Input files, files that are sent along, and files that come back, by command."""
+"""Input files, staged files and results of jobs."""
 
 import io
 import json
@@ -30,7 +30,7 @@ from tests.daemon.archives import archive, archive_of, special, unpacked
 SIX = ("--flexible", "6")
 
 
-def test_a_file_whose_name_is_no_utf8_is_not_sent(koala: Koala, tmp_path: Path) -> None:
+def test_stage_of_name_that_is_not_utf8_is_rejected(koala: Koala, tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9")).touch()
     ended = koala("submit", "--flexible", "2", "--stage", str(tmp_path), "--", "true")
     assert (ended.code, "the name 'caf\\udce9' is not valid UTF-8; rename it" in ended.err) == (2, True), ended.err
@@ -40,7 +40,7 @@ def test_a_file_whose_name_is_no_utf8_is_not_sent(koala: Koala, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "given"),
+    ("text", "fields"),
     [
         ("m", {"file": "m"}),
         ("climate/mesh.nc:as=mesh", {"file": "climate/mesh.nc", "as": "mesh"}),
@@ -51,17 +51,17 @@ def test_a_file_whose_name_is_no_utf8_is_not_sent(koala: Koala, tmp_path: Path) 
         ("-rf:as=a=b", {"file": "-rf", "as": "a=b"}),
     ],
 )
-def test_an_input_says_how_it_comes(text: str, given: dict[str, str]) -> None:
-    assert inputs_of([text]) == [given]
+def test_input_option_is_parsed(text: str, fields: dict[str, str]) -> None:
+    assert inputs_of([text]) == [fields]
 
 
 @pytest.mark.parametrize("text", ["", ":partitioned", "f:as=a:as=b", "f:whole:partitioned"])
-def test_an_input_without_sense_is_refused(text: str) -> None:
+def test_invalid_input_option_is_rejected(text: str) -> None:
     with pytest.raises(CliError, match="--input"):
         inputs_of([text])
 
 
-def test_where_files_come_the_program_does_not_start_here(koala: Koala, server: Server) -> None:
+def test_submit_with_transferred_files_omits_workdir(koala: Koala, server: Server) -> None:
     for options in (("--input", "m:as=x"), ("--collect", "*.csv", "--collect", "out/**")):
         assert koala("submit", *SIX, *options, "--", "true").code == 0
         assert server.service.records[len(server.service.records)].spec.workdir is None
@@ -76,7 +76,7 @@ def test_where_files_come_the_program_does_not_start_here(koala: Koala, server: 
     assert (fifth.memory, fifth.per_node_bandwidth) == (None, 125e6)
 
 
-def test_a_job_file_may_have_them_too(koala: Koala, server: Server, tmp_path: Path) -> None:
+def test_job_file_may_list_inputs_and_staged_files(koala: Koala, server: Server, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("echo hello")
     (tmp_path / "job.yaml").write_text(
         "request: {type: nonfixed, components: [{size: 1, inputs: [{file: f, part: a}]}]}\n"
@@ -87,13 +87,13 @@ def test_a_job_file_may_have_them_too(koala: Koala, server: Server, tmp_path: Pa
     assert spec.inputs == (InputFile("m", target="x"),)
     assert spec.inputs_of(0) == (InputFile("f", distribution="partitioned", part="a"),)
     assert spec.bundle is not None
-    assert unpacked(server.bundles.kept[spec.bundle.id]) == {"run.sh": b"echo hello"}
+    assert unpacked(server.bundles.contents[spec.bundle.id]) == {"run.sh": b"echo hello"}
     (tmp_path / "job.yaml").write_text("request: {type: flexible, total_size: 1}\nstage: run.sh\n")
     assert "stage in the job file is not a list of paths" in koala("submit", "-f", str(tmp_path / "job.yaml")).err
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--collect", "/etc/*"), "koala: --collect is '/etc/*', which is not below the component's folder"),
         (("--memory", "16"), "koala: --memory is 16 bytes, and policy cluster-minimization does not go by what nodes"),
@@ -101,15 +101,15 @@ def test_a_job_file_may_have_them_too(koala: Koala, server: Server, tmp_path: Pa
         (("--communication", "2"), "koala: --communication is 2; give a fraction of the run time from 0 to 1"),
     ],
 )
-def test_a_refusal_is_said_of_the_option(koala: Koala, options: tuple[str, ...], said: str) -> None:
+def test_rejection_of_field_names_its_option(koala: Koala, options: tuple[str, ...], message: str) -> None:
     ended = koala("submit", *SIX, *options, "--", "true")
     assert ended.code == 2
-    assert ended.err.startswith(said)
+    assert ended.err.startswith(message)
 
 
 @pytest.fixture
-def code(tmp_path: Path) -> Path:
-    """A folder with a script, a program that can be executed, and a link to a file elsewhere."""
+def code_folder(tmp_path: Path) -> Path:
+    """Create a folder with an executable script, a file in a subfolder, and a link to a file outside."""
     folder = tmp_path / "code"
     (folder / "sub dir").mkdir(parents=True)
     (folder / "-run.sh").write_text("#!/bin/sh\n")
@@ -121,14 +121,14 @@ def code(tmp_path: Path) -> Path:
     return folder
 
 
-def test_files_are_sent_along_once(koala: Koala, server: Server, code: Path) -> None:
+def test_stage_uploads_equal_files_once(koala: Koala, server: Server, code_folder: Path) -> None:
     for _ in range(2):
-        assert koala("submit", *SIX, "--stage", str(code), "--", "code/-run.sh").code == 0
+        assert koala("submit", *SIX, "--stage", str(code_folder), "--", "code/-run.sh").code == 0
     assert server.bundles.uploads == 1
     spec = server.service.records[2].spec
     assert spec.workdir is None
     assert spec.bundle is not None
-    data = server.bundles.kept[spec.bundle.id]
+    data = server.bundles.contents[spec.bundle.id]
     assert unpacked(data) == {
         "code": None,
         "code/-run.sh": b"#!/bin/sh\n",
@@ -142,29 +142,29 @@ def test_files_are_sent_along_once(koala: Koala, server: Server, code: Path) -> 
     assert executable == ["code/-run.sh"]
 
 
-def test_of_the_folder_one_is_in_comes_what_it_holds(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(code)
+def test_archive_of_current_folder_has_its_contents(code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(code_folder)
     with pack_archive(["."]) as archived:
         assert sorted(unpacked(archived.file.read())) == ["-run.sh", "empty", "link", "sub dir", "sub dir/ä.py"]
         assert archived.files == 3
-    monkeypatch.chdir(code / "empty")
+    monkeypatch.chdir(code_folder / "empty")
     with pack_archive(["../-run.sh", ".."]) as archived:
         assert "-run.sh" in unpacked(archived.file.read())
 
 
-def test_a_file_that_changed_makes_another_archive(code: Path) -> None:
+def test_archive_id_changes_with_content_only(code_folder: Path) -> None:
     idents = []
     for text in ("1", "1", "2"):
-        (code / "x").write_text(text)
-        os.utime(code / "x", (1000, 1000))
-        (code / "editing~").touch()
-        (code / "editing~").unlink()
-        with pack_archive([str(code)]) as archived:
+        (code_folder / "x").write_text(text)
+        os.utime(code_folder / "x", (1000, 1000))
+        (code_folder / "editing~").touch()
+        (code_folder / "editing~").unlink()
+        with pack_archive([str(code_folder)]) as archived:
             idents.append(archived.id)
     assert idents[0] == idents[1] != idents[2]
 
 
-def _bad(tmp_path: Path) -> Iterator[tuple[list[str], str]]:
+def _invalid_paths(tmp_path: Path) -> Iterator[tuple[list[str], str]]:
     yield [str(tmp_path / "none")], "no such file or directory"
     (tmp_path / "a").mkdir()
     yield [str(tmp_path / "a")], "there are no files"
@@ -183,24 +183,24 @@ def _bad(tmp_path: Path) -> Iterator[tuple[list[str], str]]:
     yield [str(tmp_path / "x"), str(tmp_path / "b" / "x")], "would both be x"
 
 
-def test_what_cannot_be_sent_is_said_before_anything_is_submitted(koala: Koala, server: Server, tmp_path: Path) -> None:
-    for paths, said in _bad(tmp_path):
-        options = [word for path in paths for word in ("--stage", path)]
-        for more in ((), ("--dry-run",)):
-            ended = koala("submit", *SIX, *options, *more, "--", "true")
-            assert (ended.code, said in ended.err) == (2, True), ended.err
+def test_stage_of_invalid_path_submits_nothing(koala: Koala, server: Server, tmp_path: Path) -> None:
+    for paths, message in _invalid_paths(tmp_path):
+        options = [argument for path in paths for argument in ("--stage", path)]
+        for dry_run in ((), ("--dry-run",)):
+            ended = koala("submit", *SIX, *options, *dry_run, "--", "true")
+            assert (ended.code, message in ended.err) == (2, True), ended.err
     assert (server.service.records, server.bundles.uploads) == ({}, 0)
 
 
 @pytest.mark.parametrize("kind", ["one large file", "many folders"])
-def test_an_archive_for_which_there_is_no_room_is_no_fault_of_the_files(tmp_path: Path, kind: str) -> None:
+def test_archive_on_full_disk_suggests_tmpdir(tmp_path: Path, kind: str) -> None:
     if kind == "many folders":
         for i in range(100):
             (tmp_path / f"{i}").mkdir()
     (tmp_path / "x").write_bytes(b"x" * (50_000 if kind == "one large file" else 1))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
     try:
         with (
             pytest.raises(CliError, match="cannot be written: file too large") as refused,
@@ -208,36 +208,36 @@ def test_an_archive_for_which_there_is_no_room_is_no_fault_of_the_files(tmp_path
         ):
             raise AssertionError("it was written")
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert "TMPDIR" in refused.value.hint
 
 
-def test_a_dry_run_sends_nothing(koala: Koala, server: Server, code: Path) -> None:
-    assert koala("submit", *SIX, "--stage", str(code), "--input", "m", "--dry-run", "--", "true").code == 0
+def test_dry_run_with_staged_files_uploads_nothing(koala: Koala, server: Server, code_folder: Path) -> None:
+    assert koala("submit", *SIX, "--stage", str(code_folder), "--input", "m", "--dry-run", "--", "true").code == 0
     assert server.bundles.uploads == 0
-    assert server.service.asked is not None
-    assert (server.service.asked.bundle, server.service.asked.workdir) == (None, None)
+    assert server.service.explained_spec is not None
+    assert (server.service.explained_spec.bundle, server.service.explained_spec.workdir) == (None, None)
 
 
-def test_a_submission_with_files_is_said_as_a_command() -> None:
+def test_command_for_job_with_files_has_their_options() -> None:
     inputs = [{"file": "a b"}, {"file": "f", "distribution": "partitioned", "as": "x"}]
     body = {"request": {"type": "nonfixed", "components": [{"size": 1}]}, "command": ["true"], "inputs": inputs}
     command = "koala submit --nonfixed 1 --input 'a b' --input f:partitioned:as=x --collect 'o/*' -- true"
     assert command_for(body | {"collect": ["o/*"]}, "/here") == command
-    there = body | {"workdir": "/here", "inputs": []}
-    assert command_for(there | {"workdir_optional": True}, "/here") == "koala submit --nonfixed 1 -- true"
-    assert command_for(there, "/here") == "koala submit --nonfixed 1 --chdir /here -- true", "it was asked for"
-    told = command_for(body | {"workdir": "/here", "application": "sea", "communication": 0.5}, "/here")
-    assert told is not None
-    assert "--application sea --communication 0.5 --chdir /here --input" in told
-    assert command_for(body | {"bundle": "a" * 64}, "/here") is None, "nobody knows the files that are in it"
+    in_folder = body | {"workdir": "/here", "inputs": []}
+    assert command_for(in_folder | {"workdir_optional": True}, "/here") == "koala submit --nonfixed 1 -- true"
+    assert command_for(in_folder, "/here") == "koala submit --nonfixed 1 --chdir /here -- true", "--chdir was given"
+    command_in_folder = command_for(body | {"workdir": "/here", "application": "sea", "communication": 0.5}, "/here")
+    assert command_in_folder is not None
+    assert "--application sea --communication 0.5 --chdir /here --input" in command_in_folder
+    assert command_for(body | {"bundle": "a" * 64}, "/here") is None, "the files of a bundle are unknown"
 
 
 # Fetching
 
 
-def brought(server: Server, pieces: list[bytes], *clusters: str) -> None:
+def add_results(server: Server, pieces: list[bytes], *clusters: str) -> None:
     components = tuple(Component(index, cluster, 1, ComponentState.ENDED) for index, cluster in enumerate(clusters))
     spec = JobSpec(FlexibleRequest(2), ("true",), collect=("*",))
     job = Job(7, spec, 1000.0, JobState.SUCCEEDED, generation=1, attempt=Attempt(1, components, 1000.0))
@@ -249,8 +249,8 @@ FILES = {"0-north": None, "0-north/out/-a b": b"a" * 3000, "0-north/run.sh": b"#
 DATA = archive_of(FILES)
 
 
-def test_what_came_is_said_and_there(koala: Koala, server: Server, tmp_path: Path) -> None:
-    brought(server, [DATA[i : i + 100] for i in range(0, len(DATA), 100)], "north", "south")
+def test_fetch_unpacks_results_and_prints_sizes(koala: Koala, server: Server, tmp_path: Path) -> None:
+    add_results(server, [DATA[i : i + 100] for i in range(0, len(DATA), 100)], "north", "south")
     to = tmp_path / "new" / "folder"
     ended = koala("fetch", "7", "--to", str(to))
     assert (ended.code, ended.err) == (0, "")
@@ -261,11 +261,11 @@ def test_what_came_is_said_and_there(koala: Koala, server: Server, tmp_path: Pat
     assert (to / "1-south").is_dir()
 
 
-def test_nothing_is_overwritten_unless_forced(
+def test_fetch_overwrites_files_only_with_force(
     koala: Koala, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    brought(server, [DATA], "north", "south")
+    add_results(server, [DATA], "north", "south")
     assert koala("fetch", "7").code == 0
     (tmp_path / "job-7/0-north/run.sh").write_text("mine")
     again = koala("fetch", "7")
@@ -275,15 +275,15 @@ def test_nothing_is_overwritten_unless_forced(
     assert (tmp_path / "job-7/0-north/run.sh").read_text() == "#!/bin/sh"
 
 
-def test_a_component_of_which_nothing_came_is_named(koala: Koala, server: Server, tmp_path: Path) -> None:
-    brought(server, [archive_of({"0-north/a": b"1"})], "north", "south")
+def test_fetch_names_component_without_results(koala: Koala, server: Server, tmp_path: Path) -> None:
+    add_results(server, [archive_of({"0-north/a": b"1"})], "north", "south")
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
     assert (ended.code, ended.err) == (1, "koala: there are no results of 1-south; see koala show 7\n")
     assert (tmp_path / "x/0-north/a").read_bytes() == b"1"
 
 
-def test_a_job_that_brought_nothing_leaves_no_folder(koala: Koala, server: Server, tmp_path: Path) -> None:
-    brought(server, [], "north")
+def test_fetch_without_results_creates_no_folder(koala: Koala, server: Server, tmp_path: Path) -> None:
+    add_results(server, [], "north")
     del server.results.archives[7]
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
     assert (ended.code, ended.err) == (3, "koala: nothing is collected of job 7; koala submit --collect PATTERN\n")
@@ -305,7 +305,7 @@ def test_a_job_that_brought_nothing_leaves_no_folder(koala: Koala, server: Serve
         b"",
     ],
 )
-def test_an_archive_of_somebody_else_does_no_harm(data: bytes, tmp_path: Path) -> None:
+def test_unpack_of_hostile_archive_writes_nothing_outside(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(CliError):
         unpack_results(iter([data]), tmp_path / "to", force=True)
     assert not (tmp_path / "x").exists()
@@ -313,7 +313,7 @@ def test_an_archive_of_somebody_else_does_no_harm(data: bytes, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("facts", [{"path": "0-north/a\0b"}, {"mtime": "1e300"}, {"mtime": "nan"}])
-def test_what_no_file_can_have_is_said_in_a_line(facts: dict[str, str], tmp_path: Path) -> None:
+def test_unpack_of_invalid_member_is_rejected(facts: dict[str, str], tmp_path: Path) -> None:
     member = tarfile.TarInfo("0-north/a")
     member.pax_headers = facts
     with pytest.raises(CliError, match="the archive is invalid"):
@@ -321,16 +321,16 @@ def test_what_no_file_can_have_is_said_in_a_line(facts: dict[str, str], tmp_path
     assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
 
 
-class Breaking(list[bytes]):
-    """What is sent until the daemon cannot go on."""
+class BreakingStream(list[bytes]):
+    """Pieces of an archive, followed by an error of the daemon."""
 
     def __iter__(self) -> Iterator[bytes]:
         yield from super().__iter__()
         raise OSError(5, "Input/output error")
 
 
-def test_a_daemon_that_breaks_off_is_not_said_to_be_away(koala: Koala, server: Server, tmp_path: Path) -> None:
-    brought(server, Breaking([DATA[:4000]]), "north", "south")
+def test_fetch_with_broken_stream_reports_broken_connection(koala: Koala, server: Server, tmp_path: Path) -> None:
+    add_results(server, BreakingStream([DATA[:4000]]), "north", "south")
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
     assert (ended.code, ended.out) == (5, "")
     assert ended.err.startswith(f"koala: the daemon at {server.url} broke off (")
@@ -340,10 +340,10 @@ def test_a_daemon_that_breaks_off_is_not_said_to_be_away(koala: Koala, server: S
 @pytest.mark.parametrize(
     "end", [KeyboardInterrupt, OSError(28, "No space left on device"), CliError("away", Exit.UNREACHABLE)]
 )
-def test_of_a_file_that_does_not_come_to_its_end_nothing_is_left(
+def test_fetch_removes_incomplete_file(
     koala: Koala, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
-    brought(server, [DATA], "north", "south")
+    add_results(server, [DATA], "north", "south")
 
     def breaks(content: object, file: io.BufferedWriter) -> None:
         if file.write(b"some") and "run.sh" in os.readlink(f"/proc/self/fd/{file.fileno()}"):
@@ -356,7 +356,7 @@ def test_of_a_file_that_does_not_come_to_its_end_nothing_is_left(
     assert {130: "get the rest with koala fetch 7 --force --to", 1: "No space left", 5: "away"}[ended.code] in ended.err
 
 
-def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+def test_unpack_does_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "away").mkdir()
     (tmp_path / "file").write_text("mine")
     to = tmp_path / "to"
@@ -373,10 +373,10 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert list((tmp_path / "away").iterdir()) == []
 
 
-# How far files are
+# Transfer progress
 
 
-def staging(**changes: Any) -> dict[str, Any]:
+def make_component(**changes: Any) -> dict[str, Any]:
     component = {
         "index": 0,
         "cluster": "north",
@@ -390,30 +390,30 @@ def staging(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("component", "said"),
+    ("component", "expected"),
     [
-        (staging(), ["0 north  waits for its files from south"]),
+        (make_component(), ["0 north  waits for its files from south"]),
         (
-            staging(stage_size=200_000_000, staged=120_000_000),
+            make_component(stage_size=200_000_000, staged=120_000_000),
             ["0 north  [############........] 120 of 200 MB from south, 60 MB/s"],
         ),
         (
-            staging(stage_size=2_000_000_000, staged=120_000_000),
+            make_component(stage_size=2_000_000_000, staged=120_000_000),
             ["0 north  [#...................] 120 MB of 2 GB from south, 60 MB/s"],
         ),
         (
-            staging(stage_size=200, staged=200, staged_at="1970-01-01T00:16:44.000Z"),
+            make_component(stage_size=200, staged=200, staged_at="1970-01-01T00:16:44.000Z"),
             ["0 north  200 bytes from south in 4 s, 50 bytes/s"],
         ),
         (
-            staging(stage_size=7, staged=7, sources=[], staged_at="1970-01-01T00:16:44.000Z"),
+            make_component(stage_size=7, staged=7, sources=[], staged_at="1970-01-01T00:16:44.000Z"),
             ["0 north  7 bytes in 4 s, 1.75 bytes/s"],
         ),
-        (staging(sources=["north"], staged_at="1970-01-01T00:16:44.000Z"), []),
-        (staging(staging_since=None), []),
+        (make_component(sources=["north"], staged_at="1970-01-01T00:16:44.000Z"), []),
+        (make_component(staging_since=None), []),
     ],
 )
-def test_a_line_tells_how_far_a_components_files_are(component: dict[str, Any], said: list[str]) -> None:
+def test_transfer_lines_show_progress_of_component(component: dict[str, Any], expected: list[str]) -> None:
     job = {
         "components": [component],
         "placed_at": "1970-01-01T00:16:40.000Z",
@@ -422,10 +422,10 @@ def test_a_line_tells_how_far_a_components_files_are(component: dict[str, Any], 
         "generation": 1,
         "ended_at": "1970-01-01T00:16:42.000Z",
     }
-    assert transfers.transfer_lines(job, unicode=False) == said
+    assert transfers.transfer_lines(job, unicode=False) == expected
 
 
-def test_the_page_of_a_job_shows_how_far_its_files_are(koala: Koala, server: Server) -> None:
+def test_show_prints_transfer_progress(koala: Koala, server: Server) -> None:
     component = Component(
         0,
         "north",
@@ -443,15 +443,15 @@ def test_the_page_of_a_job_shows_how_far_its_files_are(koala: Koala, server: Ser
     server.service.records[1] = job
     assert "500 MB of 1 GB from south" in koala("show", "1").out
     assert json.loads(koala("show", "1", "--json").out)["components"][0]["staged"] == 5 * 10**8
-    there = replace(component, staged=10**9, staged_at=1004.0)
-    server.service.records[1] = replace(job, attempt=replace(attempt, components=(there,)))
+    staged = replace(component, staged=10**9, staged_at=1004.0)
+    server.service.records[1] = replace(job, attempt=replace(attempt, components=(staged,)))
     followed = koala("show", "1", "--follow")
     assert followed.code == 0
     assert followed.err == "0 north  1 GB from south in 4 s, 250 MB/s\n"
 
 
-def test_lines_that_are_drawn_again_have_room_on_the_terminal(standard_error: StandardError) -> None:
-    many = [staging(cluster="南" * 10, stage_size=2 * 10**8, staged=10**8, index=i) for i in range(9)]
+def test_follow_transfers_fits_lines_to_terminal(standard_error: StandardError) -> None:
+    many = [make_component(cluster="南" * 10, stage_size=2 * 10**8, staged=10**8, index=i) for i in range(9)]
     job = {
         "state": "queued",
         "reason": "no replica of m is good",
@@ -461,25 +461,25 @@ def test_lines_that_are_drawn_again_have_room_on_the_terminal(standard_error: St
         "components": [],
         "ended_at": "1970-01-01T00:16:42.000Z",
     }
-    client = Told(
+    client = FakeClient(
         job,
         job | {"state": "claiming", "components": many},
         job | {"state": "claiming", "components": [c | {"staged_at": "1970-01-01T00:16:44.000Z"} for c in many]},
     )
     stream = standard_error(columns=41, lines=7)
     transfers.follow_transfers(client, 1)  # type: ignore[arg-type]
-    waits, under_way, there = stream.getvalue().split("\x1b[J")
+    waits, under_way, finished = stream.getvalue().split("\x1b[J")
     assert waits == "queued: no replica of m is good\r"
     assert under_way.endswith("and 4 more lines\r\x1b[5A")
-    assert there.endswith("and 4 more lines\n")
-    for page in (under_way, there):
+    assert finished.endswith("and 4 more lines\n")
+    for page in (under_way, finished):
         lines = page.rstrip("\n").split("\n")
         assert len(lines) == 6
         assert all(cell_len(line.split("\r")[0]) <= 40 for line in lines)
 
 
-class Told:
-    """A daemon that tells one thing after the other of a job."""
+class FakeClient:
+    """A client that returns the given states of a job in turn."""
 
     timeouts = FAST
 
@@ -490,7 +490,7 @@ class Told:
         return next(self._jobs)
 
 
-def test_what_is_reported_meanwhile_stands_above_the_lines_that_are_drawn(standard_error: StandardError) -> None:
+def test_report_is_printed_above_drawn_lines(standard_error: StandardError) -> None:
     stream = standard_error(columns=41, lines=7)
     with Block() as block:
         block.draw(["one", "two"])
@@ -500,7 +500,7 @@ def test_what_is_reported_meanwhile_stands_above_the_lines_that_are_drawn(standa
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_how_files_come_is_followed_until_they_are_there(standard_error: StandardError, terminal: bool) -> None:
+def test_follow_transfers_ends_when_files_are_complete(standard_error: StandardError, terminal: bool) -> None:
     job = {
         "state": "queued",
         "request": {"type": "flexible"},
@@ -513,14 +513,14 @@ def test_how_files_come_is_followed_until_they_are_there(standard_error: Standar
         "ended_at": "1970-01-01T00:16:42.000Z",
         "reason": "0 are idle",
     }
-    halfway = staging(stage_size=200_000_000, staged=120_000_000)
-    there = staging(stage_size=200_000_000, staged=200_000_000, staged_at="1970-01-01T00:16:44.000Z")
-    client = Told(
+    halfway = make_component(stage_size=200_000_000, staged=120_000_000)
+    finished = make_component(stage_size=200_000_000, staged=200_000_000, staged_at="1970-01-01T00:16:44.000Z")
+    client = FakeClient(
         job,
-        job | {"state": "placed", "components": [staging()]},
+        job | {"state": "placed", "components": [make_component()]},
         job | {"state": "claiming", "components": [halfway]},
         job | {"state": "claiming", "components": [halfway]},
-        job | {"state": "claiming", "components": [there]},
+        job | {"state": "claiming", "components": [finished]},
     )
     stream = standard_error(terminal, columns=80)
     transfers.follow_transfers(client, 1)  # type: ignore[arg-type]

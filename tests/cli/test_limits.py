@@ -13,28 +13,26 @@ from koalapy.model.limits import Limits
 from tests.cli.conftest import Koala, Server
 
 
-class InUse:
-    """Of whom something is limited."""
-
+class FakeLimits:
     limits = Limits(contact="write to grid@example.org")
 
     async def read_limits(self, user: str) -> Sequence[ScopeInUse]:
         if user != "ada":
             return []
-        own = [LimitInUse("nodes", 64, 12), LimitInUse("bundle_bytes", 10**9, 2048.0)]
+        user_limits = [LimitInUse("nodes", 64, 12), LimitInUse("bundle_bytes", 10**9, 2048.0)]
         shared = [LimitInUse("requests_per_second", 0.5, None), LimitInUse("node_hours_per_day", 100.0, 7.25)]
-        return [ScopeInUse("user", "ada", own), ScopeInUse("group", "physics", shared)]
+        return [ScopeInUse("user", "ada", user_limits), ScopeInUse("group", "physics", shared)]
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server(limits=InUse())
+    server = Server(limits=FakeLimits())
     server.start()
     yield server
     server.end()
 
 
-def test_limits_are_shown_with_what_is_used(koala: Koala) -> None:
+def test_limits_prints_limits_and_use(koala: Koala) -> None:
     lines = koala("limits").out.splitlines()
     assert [line.split() for line in lines[1:5]] == [
         ["ada", "nodes", "12", "64"],
@@ -46,12 +44,12 @@ def test_limits_are_shown_with_what_is_used(koala: Koala) -> None:
     assert json.loads(koala("limits", "--json").out)["scopes"][1]["name"] == "physics"
 
 
-def test_of_whom_nothing_is_limited_that_is_said(koala: Koala) -> None:
+def test_limits_of_unlimited_user_says_so(koala: Koala) -> None:
     assert koala("limits", "--user", "bob").out == "nothing is limited of bob\n"
 
 
 @pytest.mark.parametrize(("code", "is_passing"), [("rate-limit-exceeded", True), ("limit-exceeded", False)])
-def test_refusal_of_too_many_requests_is_passing_but_that_of_a_limit_is_not(code: str, is_passing: bool) -> None:
+def test_rejection_by_rate_limit_is_passing(code: str, is_passing: bool) -> None:
     body = json.dumps({"status": 429, "detail": "the limit requests_per_second of ada is 1", "code": code}).encode()
     headers = HTTPMessage()
     headers["Retry-After"] = "1"

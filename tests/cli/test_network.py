@@ -1,4 +1,4 @@
-"""``koala network``: the matrix as people read it, measuring, and a link's history."""
+"""``koala network``: the matrix, measurements and the history of a link."""
 
 import json
 from dataclasses import replace
@@ -14,15 +14,15 @@ from tests.cli.memory_network import NOW
 NORTH, BOTH, SOUTH = ("north", "north"), ("north", "south"), ("south", "south")
 
 
-def pingpong(pair: tuple[str, str], at: float = NOW, error: str = "") -> Measurement:
+def make_pingpong(pair: tuple[str, str], ended_at: float = NOW, error: str = "") -> Measurement:
     latency, bandwidth = (None, None) if error else (0.4e-3, 185e6)
-    return Measurement(*pair, MeasurementKind.PINGPONG, at, latency, bandwidth, 7, error)
+    return Measurement(*pair, MeasurementKind.PINGPONG, ended_at, latency, bandwidth, 7, error)
 
 
-UNREACHED = "node s cannot reach node n (timed out)"
+UNREACHABLE_ERROR = "node s cannot reach node n (timed out)"
 
 
-def test_a_network_that_nobody_has_measured(koala: Koala) -> None:
+def test_network_without_measurements_shows_dashes(koala: Koala) -> None:
     assert koala("network").out.splitlines() == [
         "MB/s, ms     north     south",
         "north            –         –",
@@ -34,14 +34,14 @@ def test_a_network_that_nobody_has_measured(koala: Koala) -> None:
     ]
 
 
-def unmeasured(clusters: list[str]) -> dict[tuple[str, str], dict[str, object]]:
+def unmeasured_links(clusters: list[str]) -> dict[tuple[str, str], dict[str, object]]:
     link = {"state": "unmeasured", "latency": None, "bandwidth": None}
-    return {(one, other): link for one in clusters for other in clusters if one <= other}
+    return {(cluster, peer): link for cluster in clusters for peer in clusters if cluster <= peer}
 
 
-def test_a_matrix_that_is_wider_than_the_terminal_comes_in_parts() -> None:
+def test_matrix_wider_than_terminal_is_split() -> None:
     clusters = [f"cluster-{i:02}" for i in range(10)]
-    links = unmeasured(clusters)
+    links = unmeasured_links(clusters)
     assert max(len(line) for line in format_matrix(clusters, links).splitlines()) > 80
     parts = format_matrix(clusters, links, 80).split("\n\n")
     assert max(len(line) for part in parts for line in part.splitlines()) <= 80
@@ -50,9 +50,9 @@ def test_a_matrix_that_is_wider_than_the_terminal_comes_in_parts() -> None:
     assert format_matrix(clusters[:2], links, 5).count("MB/s, ms") == 2, "one column at least"
 
 
-def test_a_matrix_of_no_clusters_or_strange_ones() -> None:
+def test_matrix_of_no_clusters_or_wide_names() -> None:
     assert format_matrix([], {}) == format_matrix([], {}, 80) == "MB/s, ms"
-    lines = format_matrix(["delft", "東京"], unmeasured(["delft", "東京"])).splitlines()
+    lines = format_matrix(["delft", "東京"], unmeasured_links(["delft", "東京"])).splitlines()
     assert lines == [
         "MB/s, ms     delft      東京",
         "delft            –         –",
@@ -62,11 +62,11 @@ def test_a_matrix_of_no_clusters_or_strange_ones() -> None:
     ]
 
 
-def test_every_state_of_a_link_has_its_mark_and_its_meaning(koala: Koala, server: Server) -> None:
-    server.network.knows(
-        replace(pingpong(NORTH, at=NOW - 7200.0), latency=3e-5, bandwidth=561.4e6),
-        pingpong(BOTH, at=NOW - 50.0, error=UNREACHED),
-        replace(pingpong(SOUTH, error="no nodes for 300 s"), kind=MeasurementKind.INCONCLUSIVE),
+def test_network_marks_and_explains_link_states(koala: Koala, server: Server) -> None:
+    server.network.set_measurements(
+        replace(make_pingpong(NORTH, ended_at=NOW - 7200.0), latency=3e-5, bandwidth=561.4e6),
+        make_pingpong(BOTH, ended_at=NOW - 50.0, error=UNREACHABLE_ERROR),
+        replace(make_pingpong(SOUTH, error="no nodes for 300 s"), kind=MeasurementKind.INCONCLUSIVE),
         configured={BOTH: Link(1e-3, 1e6), SOUTH: Link(None, 1.25e9)},
     )
     lines = koala("network").out.splitlines()
@@ -82,14 +82,14 @@ def test_every_state_of_a_link_has_its_mark_and_its_meaning(koala: Koala, server
         "*  measured more than 1:00:00 ago; used all the same",
         "unreachable  the nodes do not reach each other: never combined",
     ]
-    assert lines[11] == f"north - south: unreachable, 1970-01-01 00:15:50 UTC: {UNREACHED}"
+    assert lines[11] == f"north - south: unreachable, 1970-01-01 00:15:50 UTC: {UNREACHABLE_ERROR}"
     assert lines[12].startswith("south - south: the last try came to nothing, ")
     assert lines[12].endswith(": no nodes for 300 s")
     assert json.loads(koala("network", "--json").out)["links"][1]["state"] == "unreachable"
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "latency", "said"),
+    ("bandwidth", "latency", "numbers"),
     [
         (561e6, 0.03e-3, ("561", "0.030")),
         (9.996e6, 1.45e-3, ("10.00", "1.45")),
@@ -97,17 +97,17 @@ def test_every_state_of_a_link_has_its_mark_and_its_meaning(koala: Koala, server
         (125e3, 2.0, ("0.125", "2000")),
     ],
 )
-def test_numbers_are_those_of_the_papers_table(bandwidth: float, latency: float, said: tuple[str, str]) -> None:
+def test_matrix_numbers_have_three_digits(bandwidth: float, latency: float, numbers: tuple[str, str]) -> None:
     link = {"state": "measured", "bandwidth": bandwidth, "latency": latency}
     lines = format_matrix(["a"], {("a", "a"): link}).splitlines()
-    assert (lines[1].split()[1], lines[2].split()[0]) == said
+    assert (lines[1].split()[1], lines[2].split()[0]) == numbers
 
 
-def test_measuring_tells_of_each_link_as_it_is_measured(koala: Koala, server: Server) -> None:
-    server.network.finds = {NORTH: pingpong(NORTH), BOTH: pingpong(BOTH)}
-    done = koala("network", "measure")
-    assert (done.code, done.err) == (0, "")
-    assert sorted(done.out.splitlines()) == [
+def test_measure_prints_result_of_each_link(koala: Koala, server: Server) -> None:
+    server.network.results = {NORTH: make_pingpong(NORTH), BOTH: make_pingpong(BOTH)}
+    result = koala("network", "measure")
+    assert (result.code, result.err) == (0, "")
+    assert sorted(result.out.splitlines()) == [
         "north - north: 0.400 ms, 185 MB/s",
         "north - south: 0.400 ms, 185 MB/s",
         "south - south: not measured, south has 1 node",
@@ -117,29 +117,31 @@ def test_measuring_tells_of_each_link_as_it_is_measured(koala: Koala, server: Se
 
 
 @pytest.mark.parametrize("options", [(), ("--no-wait",), ("--json",), ("--json", "--no-wait")])
-def test_where_nothing_can_be_measured_the_command_fails(
-    koala: Koala, server: Server, options: tuple[str, ...]
-) -> None:
-    done = koala("network", "measure", *options)
-    assert (done.code, done.err) == (1, "koala: no link is measured; see the reasons above and koala clusters\n")
-    assert done.out.count("south has 1 node") == 1
+def test_measure_without_measurable_links_exits_with_1(koala: Koala, server: Server, options: tuple[str, ...]) -> None:
+    result = koala("network", "measure", *options)
+    assert (result.code, result.err) == (1, "koala: no link is measured; see the reasons above and koala clusters\n")
+    assert result.out.count("south has 1 node") == 1
 
 
-def test_one_that_fails_fails_the_command(koala: Koala, server: Server) -> None:
-    server.network.finds = {NORTH: pingpong(NORTH), BOTH: pingpong(BOTH, error=UNREACHED), SOUTH: None}
-    done = koala("network", "measure", "north", "south")
-    assert done.code == 1
-    assert sorted(done.out.splitlines()) == [
+def test_measure_with_failed_link_exits_with_1(koala: Koala, server: Server) -> None:
+    server.network.results = {
+        NORTH: make_pingpong(NORTH),
+        BOTH: make_pingpong(BOTH, error=UNREACHABLE_ERROR),
+        SOUTH: None,
+    }
+    result = koala("network", "measure", "north", "south")
+    assert result.code == 1
+    assert sorted(result.out.splitlines()) == [
         "north - north: 0.400 ms, 185 MB/s",
-        f"north - south: unreachable: {UNREACHED}",
+        f"north - south: unreachable: {UNREACHABLE_ERROR}",
         "south - south: the daemon has lost it; measure again",
     ]
-    server.network.finds = {SOUTH: replace(pingpong(SOUTH, error="no nodes"), kind=MeasurementKind.INCONCLUSIVE)}
+    server.network.results = {SOUTH: replace(make_pingpong(SOUTH, error="no nodes"), kind=MeasurementKind.INCONCLUSIVE)}
     assert koala("network", "measure", "south").out == "south - south: not measured: no nodes\n"
 
 
-def test_results_as_json(koala: Koala, server: Server) -> None:
-    server.network.finds = {NORTH: pingpong(NORTH)}
+def test_measure_json_has_results(koala: Koala, server: Server) -> None:
+    server.network.results = {NORTH: make_pingpong(NORTH)}
     (link,) = json.loads(koala("network", "measure", "north", "--json").out)["links"]
     assert (link["one"], link["other"], link["job"], link["reason"]) == (*NORTH, 7, "")
     assert link["result"] == {
@@ -154,11 +156,11 @@ def test_results_as_json(koala: Koala, server: Server) -> None:
     }
 
 
-def test_nobody_has_to_wait(koala: Koala, server: Server) -> None:
-    server.network.finds = {NORTH: pingpong(NORTH), BOTH: pingpong(BOTH)}
-    server.network.stands_still = True
-    done = koala("network", "measure", "--no-wait")
-    assert (done.code, done.out.splitlines()) == (
+def test_measure_no_wait_prints_links_under_way(koala: Koala, server: Server) -> None:
+    server.network.results = {NORTH: make_pingpong(NORTH), BOTH: make_pingpong(BOTH)}
+    server.network.is_stalled = True
+    result = koala("network", "measure", "--no-wait")
+    assert (result.code, result.out.splitlines()) == (
         0,
         ["north - north: under way", "north - south: under way", "south - south: not measured, south has 1 node"],
     )
@@ -171,31 +173,33 @@ def test_nobody_has_to_wait(koala: Koala, server: Server) -> None:
     assert json.loads(koala("network", "measure", "--no-wait", "--json").out)["links"][0]["reason"] == ""
 
 
-def test_who_waits_is_told_what_the_job_waits_for(koala: Koala, server: Server, interrupted_wait: list[str]) -> None:
+def test_measure_prints_cause_of_wait(koala: Koala, server: Server, interrupted_wait: list[str]) -> None:
     koala("submit", "--flexible", "1", "program")
-    server.network.finds = {NORTH: pingpong(NORTH)}
-    server.network.stands_still, server.network.job = True, 1
-    done = koala("network", "measure", "north", timeouts=FAST)
-    assert (done.code, done.err) == (130, "koala: the measurements continue; see koala network\n")
+    server.network.results = {NORTH: make_pingpong(NORTH)}
+    server.network.is_stalled, server.network.measuring_job = True, 1
+    result = koala("network", "measure", "north", timeouts=FAST)
+    assert (result.code, result.err) == (130, "koala: the measurements continue; see koala network\n")
     assert interrupted_wait == ["job 1 is queued: too few idle nodes"]
 
 
-def test_history_newest_first(koala: Koala, server: Server) -> None:
+def test_network_history_lists_newest_first(koala: Koala, server: Server) -> None:
     moved = Measurement(*BOTH, MeasurementKind.TRANSFER, NOW, bandwidth=100e6)
-    server.network.knows(moved, pingpong(BOTH, at=500.0), pingpong(BOTH, at=100.0, error=UNREACHED))
-    done = koala("network", "history", "south", "north")
-    header, first, second, third = done.out.splitlines()
+    server.network.set_measurements(
+        moved, make_pingpong(BOTH, ended_at=500.0), make_pingpong(BOTH, ended_at=100.0, error=UNREACHABLE_ERROR)
+    )
+    result = koala("network", "history", "south", "north")
+    header, first, second, third = result.out.splitlines()
     assert header.split()[:2] == ["UTC", "KIND"]
     assert first.split() == ["1970-01-01", "00:16:40", "transfer", "–", "100", "-", "-"]
     assert second.split()[2:] == ["pingpong", "0.400", "185", "7", "-"]
-    assert third.endswith(UNREACHED)
+    assert third.endswith(UNREACHABLE_ERROR)
     assert len(koala("network", "history", "south", "north", "--limit", "1").out.splitlines()) == 2
-    told = json.loads(koala("network", "history", "south", "north", "--json").out)
-    assert [line["kind"] for line in told["measurements"]] == ["transfer", "pingpong", "pingpong"]
+    history = json.loads(koala("network", "history", "south", "north", "--json").out)
+    assert [line["kind"] for line in history["measurements"]] == ["transfer", "pingpong", "pingpong"]
     assert "there are no measurements" in koala("network", "history", "north", "north").err
 
 
-def test_who_is_not_there(koala: Koala, server: Server) -> None:
+def test_network_with_unknown_cluster_or_daemon_fails(koala: Koala, server: Server) -> None:
     wrong = koala("network", "measure", "nroth")
     assert (wrong.code, wrong.err) == (2, "koala: clusters[0] is nroth; known: north, south\n")
     assert koala("network", "history", "north", "x").code == 3

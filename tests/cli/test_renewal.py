@@ -1,4 +1,4 @@
-"""Commands that come while their daemon's certificate, by which they know it, is being renewed."""
+"""Connections while the daemon's certificate is renewed."""
 
 import os
 import socket
@@ -22,8 +22,8 @@ from tests.cli.conftest import FAST
 from tests.cli.test_http import OK
 
 
-class Served:
-    """A daemon's certificate, and who shows it to all that come; ``refused`` counts those that do not want it."""
+class TlsServer:
+    """A TLS server with a renewable certificate. ``refused`` counts clients that reject the certificate."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = CertificateAuthority(directory / "authority")
@@ -55,7 +55,7 @@ class Served:
                 return
             try:
                 with self.certificate.context.wrap_socket(plain, server_side=True) as secured:
-                    # By TLS 1.3 a client's refusal comes with the first that is read.
+                    # In TLS 1.3 the client's rejection arrives with the first read.
                     if secured.recv(65536):
                         secured.sendall(OK)
             except OSError:
@@ -63,8 +63,8 @@ class Served:
                 self.when_refused()
 
 
-class Renewing(Trust):
-    """The certificate is renewed between the look at the file and the handshake."""
+class RenewingTrust(Trust):
+    """A trust that renews the certificate between reading its file and the handshake."""
 
     between: list[Callable[[], None]] = []  # noqa: RUF012
 
@@ -76,51 +76,53 @@ class Renewing(Trust):
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Served:
-    return Served(tmp_path)
+def tls_server(tmp_path: Path) -> TlsServer:
+    return TlsServer(tmp_path)
 
 
-def answer(url: str, trust: Trust, timeouts: ClientTimeouts = FAST) -> int:
+def request_status(url: str, trust: Trust, timeouts: ClientTimeouts = FAST) -> int:
     return Connection(urlsplit(url), {}, by_proxy=False, trust=trust, timeouts=timeouts).send_request("GET", "/").status
 
 
-def test_who_has_read_the_certificate_before_looks_again(served: Served) -> None:
-    trust = Renewing(pinned=served.certificate.public_path)
-    trust.between.append(served.renew)
-    with served.listening() as url:
-        assert answer(url, trust) == 200
-    assert served.refused == 1
+def test_client_reads_renewed_certificate_again(tls_server: TlsServer) -> None:
+    trust = RenewingTrust(pinned=tls_server.certificate.public_path)
+    trust.between.append(tls_server.renew)
+    with tls_server.listening() as url:
+        assert request_status(url, trust) == 200
+    assert tls_server.refused == 1
 
 
-def test_who_has_read_the_one_that_is_not_shown_yet_comes_again(served: Served) -> None:
-    later = served.authority.issue()
-    served.certificate.public_path.write_bytes(later.certificate.read_bytes())
+def test_client_retries_until_new_certificate_is_served(tls_server: TlsServer) -> None:
+    later = tls_server.authority.issue()
+    tls_server.certificate.public_path.write_bytes(later.certificate.read_bytes())
 
     def show() -> None:
-        served.pair.replace_with(later)
-        served.certificate.reload_if_changed()
+        tls_server.pair.replace_with(later)
+        tls_server.certificate.reload_if_changed()
 
-    served.when_refused = show
-    with served.listening() as url:
+    tls_server.when_refused = show
+    with tls_server.listening() as url:
         assert (
-            answer(url, Trust(pinned=served.certificate.public_path), replace(FAST, certificate_renewal_s=60.0)) == 200
+            request_status(
+                url, Trust(pinned=tls_server.certificate.public_path), replace(FAST, certificate_renewal_s=60.0)
+            )
+            == 200
         )
-    assert served.refused == 1
+    assert tls_server.refused == 1
 
 
-def test_one_that_was_not_renewed_just_now_is_refused_at_once(served: Served) -> None:
-    other = served.authority.issue().certificate
-    for pinned in (other, None):
+def test_wrong_certificate_without_renewal_is_rejected_at_once(tls_server: TlsServer) -> None:
+    other_certificate = tls_server.authority.issue().certificate
+    for pinned in (other_certificate, None):
         long_ago = time.time() - 2 * DEFAULT_TIMEOUTS.certificate_renewal_s
-        os.utime(other, (long_ago, long_ago))
-        before = served.refused
-        with served.listening() as url, pytest.raises(ssl.SSLCertVerificationError):
-            answer(url, Trust(pinned=pinned))
-        assert served.refused == before + 1
+        os.utime(other_certificate, (long_ago, long_ago))
+        refused_before = tls_server.refused
+        with tls_server.listening() as url, pytest.raises(ssl.SSLCertVerificationError):
+            request_status(url, Trust(pinned=pinned))
+        assert tls_server.refused == refused_before + 1
 
 
-def test_one_that_stays_another_is_refused(served: Served) -> None:
-    """As where somebody else listens, whose certificate it never was."""
-    other = served.authority.issue().certificate
-    with served.listening() as url, pytest.raises(ssl.SSLCertVerificationError):
-        answer(url, Trust(pinned=other))
+def test_certificate_that_stays_wrong_is_rejected(tls_server: TlsServer) -> None:
+    other_certificate = tls_server.authority.issue().certificate
+    with tls_server.listening() as url, pytest.raises(ssl.SSLCertVerificationError):
+        request_status(url, Trust(pinned=other_certificate))

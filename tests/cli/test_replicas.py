@@ -1,4 +1,4 @@
-"""``koala replicas`` against the whole daemon, whose clusters' agents are stood in for."""
+"""``koala replicas`` against a real daemon with fake agents."""
 
 import json
 from collections.abc import Iterator
@@ -34,34 +34,34 @@ def server(tmp_path: Path, sites: Sites) -> Iterator[ServedDaemon]:
 
 
 @pytest.fixture
-def replicated(koala: Koala) -> None:
-    """The mesh is on both clusters."""
+def replicated_mesh(koala: Koala) -> None:
+    """Add the mesh on both clusters."""
     for place in ("north:/data/a b:c.nc", "south:/mesh.nc"):
         assert koala("replicas", "add", "climate/mesh.nc", place).code == 0
 
 
-def enter(server: ServedDaemon, *places: tuple[str, str]) -> None:
-    """Enter replicas by name and cluster in the catalogue, without an agent."""
+def add_replicas(server: ServedDaemon, *places: tuple[str, str]) -> None:
+    """Add replicas by name and cluster to the catalogue, without an agent."""
     for name, cluster in places:
         server.engine.catalogue.put(Replica(name, cluster, "/mesh.nc", len(MESH), sha(MESH)))
 
 
-def test_replicas_add_prints_what_the_agent_saw(koala: Koala) -> None:
+def test_replicas_add_prints_size_and_checksum(koala: Koala) -> None:
     added = koala("replicas", "add", "climate/mesh.nc", "north:/data/a b:c.nc")
     assert (added.code, added.err) == (0, "")
     assert added.out == f"north has climate/mesh.nc: 4 bytes, SHA-256 {sha(MESH)}\n"
     assert "a folder of 0 entries" in koala("replicas", "add", "fields", "north:/folder").out
     header, first, _ = koala("replicas", "list").out.splitlines()
     assert header.split() == ["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"]
-    shown = ["climate/mesh.nc", "north", "good", "4", "bytes", "-", sha(MESH)[:8], "/data/a", "b:c.nc", "-"]
-    assert first.split() == shown
+    cells = ["climate/mesh.nc", "north", "good", "4", "bytes", "-", sha(MESH)[:8], "/data/a", "b:c.nc", "-"]
+    assert first.split() == cells
     assert len(koala("replicas", "list", "fields").out.splitlines()) == 2
     assert json.loads(koala("replicas", "list", "fields", "--json").out)["replicas"][0]["parts"] == 0
 
 
 def test_replicas_list_of_several_pages_is_complete(koala: Koala, server: ServedDaemon) -> None:
     expected = [(f"m{i:04}", cluster) for i in range(501) for cluster in ("north", "south")]
-    enter(server, *expected)
+    add_replicas(server, *expected)
     assert len(koala("replicas", "list").out.splitlines()) == 1 + len(expected)
     listed = json.loads(koala("replicas", "list", "--json").out)
     assert [(replica["name"], replica["cluster"]) for replica in listed["replicas"]] == expected
@@ -84,7 +84,7 @@ def test_replicas_list_of_several_pages_is_complete(koala: Koala, server: Served
         (("remove", "n"), 3, "has no n"),
     ],
 )
-@pytest.mark.usefixtures("replicated")
+@pytest.mark.usefixtures("replicated_mesh")
 def test_replicas_with_wrong_argument_prints_one_line(
     koala: Koala, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
@@ -94,14 +94,14 @@ def test_replicas_with_wrong_argument_prints_one_line(
 
 
 def test_replicas_list_with_wide_names_has_aligned_columns(koala: Koala, server: ServedDaemon) -> None:
-    enter(server, *((name, "north") for name in ("climate", "気候/2026", "cafe\u0301", "ünï")))
+    add_replicas(server, *((name, "north") for name in ("climate", "気候/2026", "cafe\u0301", "ünï")))
     lines = koala("replicas", "list").out.splitlines()
     assert {
-        cell_len(line[: line.index(word)]) for line, word in zip(lines, ["CLUSTER", *["north"] * 4], strict=True)
+        cell_len(line[: line.index(cell)]) for line, cell in zip(lines, ["CLUSTER", *["north"] * 4], strict=True)
     } == {11}
 
 
-@pytest.mark.usefixtures("replicated")
+@pytest.mark.usefixtures("replicated_mesh")
 def test_replicas_verify_fails_unless_all_are_good(koala: Koala, sites: Sites) -> None:
     assert koala("replicas", "verify").code == 0
     del sites.content["north", "/data/a b:c.nc"]
@@ -117,9 +117,9 @@ def test_replicas_verify_fails_unless_all_are_good(koala: Koala, sites: Sites) -
     assert koala("replicas", "verify", "--cluster", "south").code == 0
 
 
-@pytest.mark.usefixtures("replicated")
+@pytest.mark.usefixtures("replicated_mesh")
 def test_replicas_remove_says_that_the_file_stays(koala: Koala) -> None:
     ended = koala("replicas", "remove", "climate/mesh.nc", "--cluster", "south")
     assert ended.out == "climate/mesh.nc on south is forgotten; nothing was done to the file itself, /mesh.nc\n"
-    (left,) = json.loads(koala("replicas", "list", "--json").out)["replicas"]
-    assert left["cluster"] == "north"
+    (remaining,) = json.loads(koala("replicas", "list", "--json").out)["replicas"]
+    assert remaining["cluster"] == "north"

@@ -1,4 +1,4 @@
-"""What programs print, as it comes to a terminal and to what is none."""
+"""The output of programs on a terminal and in a pipe."""
 
 import io
 import sys
@@ -16,10 +16,10 @@ SHOWN = "^[]0;title^G^[[2Jred?31m^??\tend\r\n"
 
 
 @given(st.text())
-def test_without_control_codes_leaves_lines_and_nothing_that_moves_a_cursor(text: str) -> None:
-    shown = without_control_codes(text)
-    assert all(c.isprintable() or c in "\n\t\r" for c in shown)
-    assert text.isprintable() <= (shown == text)
+def test_without_control_codes_keeps_lines_and_tabs(text: str) -> None:
+    cleaned = without_control_codes(text)
+    assert all(c.isprintable() or c in "\n\t\r" for c in cleaned)
+    assert text.isprintable() <= (cleaned == text)
 
 
 class Screen(io.TextIOWrapper):
@@ -30,7 +30,7 @@ class Screen(io.TextIOWrapper):
     def isatty(self) -> bool:
         return self._is_terminal
 
-    def shown(self) -> bytes:
+    def written_bytes(self) -> bytes:
         self.flush()
         assert isinstance(self.buffer, io.BytesIO)
         return self.buffer.getvalue()
@@ -42,22 +42,22 @@ def test_program_output_keeps_control_codes_from_terminals_only(
 ) -> None:
     monkeypatch.setattr("sys.stdout", screen := Screen(is_terminal=is_terminal))
     output, data = ProgramOutput(raw=raw), HOSTILE.encode() + "é".encode()
-    for at in range(len(data)):
-        output.write_piece(data[at : at + 1])
+    for start in range(len(data)):
+        output.write_piece(data[start : start + 1])
     output.write_piece(b"\xc3")
     output.finish()
     expected = f"{SHOWN}é\ufffd".encode() if is_terminal and not raw else data + b"\xc3"
-    assert screen.shown() == expected
+    assert screen.written_bytes() == expected
 
 
 @pytest.mark.evidence("J8")
 @pytest.mark.processes
-def test_logs_on_a_terminal_show_control_codes_as_text_unless_raw(koala: Koala, server: Server) -> None:
+def test_logs_on_terminal_show_control_codes_as_text(koala: Koala, server: Server) -> None:
     koala("submit", "--flexible", "2", "--", "echo", "\x1b[31mred")
     environment = {"PATH": "/usr/bin:/bin", "KOALA_URL": server.url, "KOALA_TOKEN": TOKEN, "LANG": "C.UTF-8"}
-    for more, shown in (((), "^[[31mred"), (("-f",), "^[[31mred"), (("--raw",), "\x1b[31mred")):
-        command = [sys.executable, "-m", "koalapy.cli.main", "logs", "1", *more]
+    for options, text in (((), "^[[31mred"), (("-f",), "^[[31mred"), (("--raw",), "\x1b[31mred")):
+        command = [sys.executable, "-m", "koalapy.cli.main", "logs", "1", *options]
         with Terminal(command, environment) as terminal:
             terminal.expect("red")
-            assert shown in terminal.printed
-            assert terminal.end() == 0
+            assert text in terminal.output
+            assert terminal.wait_for_exit() == 0

@@ -1,4 +1,4 @@
-"""From options to what is sent."""
+"""Conversion of options and job files to submissions."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from koalapy.client.errors import CliError, Exit
 from tests.cli.conftest import Koala
 
 
-def request(**options: Any) -> Any:
+def make_request(**options: Any) -> Any:
     return request_of(RequestOptions(**options))
 
 
@@ -24,13 +24,13 @@ def request(**options: Any) -> Any:
         (["--name", "\udcff", "--", "true"], "--name is '\\udcff'"),
     ],
 )
-def test_what_is_no_utf8_is_refused_by_its_field(koala: Koala, arguments: list[str], says: str) -> None:
+def test_submit_of_text_not_utf8_names_its_field(koala: Koala, arguments: list[str], says: str) -> None:
     ended = koala("submit", "--flexible", "2", *arguments)
     assert ended.code == Exit.USAGE
     assert ended.err.startswith(f"koala: {says}, which is not valid UTF-8")
 
 
-def test_a_job_file_with_a_lone_surrogate_is_refused_by_its_field(koala: Koala, tmp_path: Path) -> None:
+def test_job_file_with_lone_surrogate_names_its_field(koala: Koala, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text('request: {type: flexible, total_size: 2}\ncommand: ["true"]\nworkdir: "/a\\ud800"\n')
     ended = koala("submit", "-f", str(file))
@@ -40,21 +40,21 @@ def test_a_job_file_with_a_lone_surrogate_is_refused_by_its_field(koala: Koala, 
     )
 
 
-def test_each_kind_of_request() -> None:
-    assert request(flexible=6) == {"type": "flexible", "total_size": 6}
-    assert request(flexible=6, min_component=2, max_components=3, split=["4,2", "3,3"]) == {
+def test_request_of_converts_each_kind() -> None:
+    assert make_request(flexible=6) == {"type": "flexible", "total_size": 6}
+    assert make_request(flexible=6, min_component=2, max_components=3, split=["4,2", "3,3"]) == {
         "type": "flexible",
         "total_size": 6,
         "min_component_size": 2,
         "max_components": 3,
         "split_options": [[4, 2], [3, 3]],
     }
-    assert request(nonfixed="2,4") == {"type": "nonfixed", "components": [{"size": 2}, {"size": 4}]}
-    assert request(fixed="north:2,south:4") == {
+    assert make_request(nonfixed="2,4") == {"type": "nonfixed", "components": [{"size": 2}, {"size": 4}]}
+    assert make_request(fixed="north:2,south:4") == {
         "type": "fixed",
         "components": [{"cluster": "north", "size": 2}, {"cluster": "south", "size": 4}],
     }
-    assert request() is None
+    assert make_request() is None
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,15 @@ def test_each_kind_of_request() -> None:
         ({"flexible": 2, "split": ["1;1"]}, "--split is '1;1'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_way_out(options: dict[str, Any], says: str) -> None:
+def test_invalid_request_options_are_rejected_with_hint(options: dict[str, Any], says: str) -> None:
     with pytest.raises(CliError, match=says) as refusal:
-        request(**options)
+        make_request(**options)
     assert refusal.value.code is Exit.USAGE
     assert refusal.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "--2", "²", "some", "1.5"])
-def test_a_coallocation_that_makes_no_sense_is_refused_with_the_way_out(text: str) -> None:
+def test_invalid_coallocation_is_rejected_with_hint(text: str) -> None:
     with pytest.raises(CliError, match="--coallocation is") as refusal:
         coallocation_of(text)
     assert (refusal.value.code, refusal.value.hint) == (
@@ -89,14 +89,14 @@ def test_a_coallocation_that_makes_no_sense_is_refused_with_the_way_out(text: st
     )
 
 
-def test_options_override_the_file(tmp_path: Path) -> None:
+def test_options_override_job_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 2}\nname: mine\ncommand: [a]\nenvironment: {X: 1, Y: 2}\n")
     body = body_of(file, {"name": "other", "command": None}, {"Y": "3"})
     assert (body["name"], body["command"], body["environment"]) == ("other", ["a"], {"X": 1, "Y": "3"})
 
 
-def test_a_folder_that_is_asked_for_is_not_optional_because_the_files_was(tmp_path: Path) -> None:
+def test_chdir_option_overrides_optional_workdir_of_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [a]\nworkdir: /a\nworkdir_optional: true\n")
     assert body_of(file, {}, {})["workdir_optional"] is True
@@ -108,7 +108,7 @@ BOMB = "\n".join(["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}
 
 
 @pytest.mark.parametrize("content", ["- 1", "a: [", "\xff", "a: 2026-13-45", f"a: {'9' * 5000}", "a: !!bool x", BOMB])
-def test_a_bad_file_is_one_clear_error(tmp_path: Path, content: str) -> None:
+def test_invalid_job_file_is_one_line(tmp_path: Path, content: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(CliError) as refusal:
@@ -117,13 +117,13 @@ def test_a_bad_file_is_one_clear_error(tmp_path: Path, content: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_a_file_without_an_end_is_not_read_to_it() -> None:
+def test_job_file_is_read_up_to_its_limit() -> None:
     with pytest.raises(CliError) as refusal:
         body_of(Path("/dev/zero"), {}, {})
     assert str(refusal.value) == "/dev/zero is larger than 1048576 bytes; put large data into files that the job reads"
 
 
-def test_a_file_has_no_aliases(tmp_path: Path) -> None:
+def test_job_file_with_alias_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("request: {type: flexible, total_size: 2}\ncommand: [ls, &a x, *a]\n")
     with pytest.raises(CliError) as refusal:
@@ -136,7 +136,7 @@ def test_a_file_has_no_aliases(tmp_path: Path) -> None:
     )
 
 
-def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_of_reads_values_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERE", "yes")
     monkeypatch.delenv("NOT_HERE", raising=False)
     assert environment_of(["A=1=2", "B=", "HERE"]) == {"A": "1=2", "B": "", "HERE": "yes"}
@@ -144,7 +144,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         environment_of(["NOT_HERE"])
 
 
-def test_one_node_is_one_node(koala: Koala) -> None:
+def test_submit_of_one_node_uses_singular(koala: Koala) -> None:
     assert "flexible, 1 node, low priority" in koala("submit", "--flexible", "1", "--", "true").out
     assert "flexible, 1 node, low priority" in koala("show", "1").out
 
@@ -153,7 +153,7 @@ EMPTY = "walltime policy name owner home-site signal output application per-node
 
 
 @pytest.mark.parametrize("option", [*EMPTY.split(), "chdir", "env", "stage", "collect", "idempotency-key", "file"])
-def test_an_empty_option_is_not_one_that_was_not_given(koala: Koala, option: str) -> None:
+def test_submit_with_empty_option_is_rejected(koala: Koala, option: str) -> None:
     ended = koala("submit", "--flexible", "2", f"--{option}", "", "--", "true")
     assert ended.code == Exit.USAGE
     assert f"--{option}" in ended.err
@@ -162,7 +162,7 @@ def test_an_empty_option_is_not_one_that_was_not_given(koala: Koala, option: str
 
 
 @pytest.mark.parametrize("key", ["a\n", "a\rb", "a\0", "\x7f", "\udcff", " "])
-def test_an_idempotency_key_that_no_header_takes_is_refused(koala: Koala, key: str) -> None:
+def test_idempotency_key_invalid_in_header_is_rejected(koala: Koala, key: str) -> None:
     ended = koala("submit", "--flexible", "2", "--idempotency-key", key, "--", "true")
     assert (ended.code, ended.out) == (Exit.USAGE, "")
     assert ended.err.startswith(
@@ -170,12 +170,12 @@ def test_an_idempotency_key_that_no_header_takes_is_refused(koala: Koala, key: s
     )
 
 
-def test_an_idempotency_key_may_be_of_any_letters(koala: Koala) -> None:
+def test_idempotency_key_may_have_any_letters(koala: Koala) -> None:
     ended = [koala("submit", "--flexible", "2", "-q", "--idempotency-key", "é 鍵", "--", "true") for _ in range(2)]
-    assert [(each.code, each.out) for each in ended] == [(0, "1\n")] * 2
+    assert [(result.code, result.out) for result in ended] == [(0, "1\n")] * 2
 
 
-def test_submit_with_duplicate_key_in_job_file_is_refused(tmp_path: Path) -> None:
+def test_job_file_with_duplicate_key_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
         "request: {type: flexible, total_size: 2}\nrequest: {type: flexible, total_size: 3}\ncommand: [x]\n"

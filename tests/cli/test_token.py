@@ -1,4 +1,4 @@
-"""``koala token``: made and printed, listed, revoked."""
+"""``koala token``: create, list and revoke tokens."""
 
 import json
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ def server() -> Iterator[Server]:
     server.end()
 
 
-def test_a_token_is_made_and_lets_in(koala: Koala, server: Server) -> None:
-    made = koala("token", "create", "--user", "alice", "--role", "user", "--expires", "8h", "--note", "for CI")
-    assert made.code == 0
-    token = made.out.strip()
+def test_token_create_gives_access_until_revoked(koala: Koala, server: Server) -> None:
+    result = koala("token", "create", "--user", "alice", "--role", "user", "--expires", "8h", "--note", "for CI")
+    assert result.code == 0
+    token = result.out.strip()
     assert token.startswith("koala_")
-    assert "token 1 of alice, user, holds until" in made.err
-    assert token not in made.err
+    assert "token 1 of alice, user, holds until" in result.err
+    assert token not in result.err
     assert koala("queue", "--token", token).code == 0
     listed = koala("token", "list")
     assert token not in listed.out
@@ -38,33 +38,33 @@ def test_a_token_is_made_and_lets_in(koala: Koala, server: Server) -> None:
     assert "REVOKED" in koala("token", "list", "--all", "--user", "alice").out
 
 
-def test_quiet_prints_the_token_and_nothing_else(koala: Koala) -> None:
-    made = koala("token", "create", "-q", "--expires", "never")
-    assert (len(made.out.splitlines()), made.err) == (1, "")
+def test_token_create_quiet_prints_token_only(koala: Koala) -> None:
+    result = koala("token", "create", "-q", "--expires", "never")
+    assert (len(result.out.splitlines()), result.err) == (1, "")
     assert json.loads(koala("token", "list", "--json").out)["tokens"][0]["expires_at"] is None
 
 
-def test_programs_are_told_all(koala: Koala) -> None:
-    made = json.loads(koala("token", "create", "--json").out)
-    assert made.keys() == {*TokenView.model_fields, "token"}
+def test_token_create_json_has_all_fields(koala: Koala) -> None:
+    token = json.loads(koala("token", "create", "--json").out)
+    assert token.keys() == {*TokenView.model_fields, "token"}
 
 
-def test_all_are_revoked_only_when_that_is_said(koala: Koala) -> None:
+def test_token_revoke_needs_numbers_or_all(koala: Koala) -> None:
     for _ in range(2):
         koala("token", "create", "-q")
-    for words in ((), ("1", "--all")):
-        assert koala("token", "revoke", *words).code == 2
+    for arguments in ((), ("1", "--all")):
+        assert koala("token", "revoke", *arguments).code == 2
     assert len(koala("token", "revoke", "--all").out.splitlines()) == 2
     assert koala("queue").code == 0
 
 
-def test_what_is_no_role_or_time_is_refused(koala: Koala) -> None:
+def test_token_with_invalid_options_is_rejected(koala: Koala) -> None:
     assert koala("token", "create", "--role", "god").code == 2
     assert koala("token", "create", "--expires", "soon").code == 2
     assert koala("token", "revoke", "7").code == 3
 
 
-def test_that_there_are_none_is_told(koala: Koala) -> None:
+def test_token_list_without_tokens_says_so(koala: Koala) -> None:
     ended = koala("token", "list", "--user", "nobody")
     assert (ended.code, len(ended.out.splitlines()), ended.err) == (0, 1, "koala: there are no tokens of nobody\n")
     assert koala("token", "list", "--json").err == ""

@@ -1,4 +1,4 @@
-"""``--watch``: in place on a terminal, change by change elsewhere, whatever befalls the daemon and the terminal."""
+"""``--watch``: redrawn on a terminal, one page or line for each change elsewhere."""
 
 import json
 import os
@@ -12,59 +12,59 @@ import pytest
 from koalapy.cli.terminal.screen import ENTER, LEAVE, fit_lines
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.cli.terminal import FAST_KOALA, Terminal
-from tests.cli.test_process import environment
+from tests.cli.test_process import make_environment
 from tests.identities import administrators
 
 KOALA = FAST_KOALA
 
 
-def submitted(koala: Koala, name: str, command: str = "program") -> None:
+def submit_job(koala: Koala, name: str, command: str = "program") -> None:
     assert koala("submit", "--flexible", "2", "--name", name, "--", command).code == 0
 
 
-def watching(server: Server, *words: str, **more: str) -> "subprocess.Popen[str]":
+def start_watch(server: Server, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*KOALA, *words],
+        [*KOALA, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(server.url, USER="ada", LOGNAME="ada", **more),
+        env=make_environment(server.url, USER="ada", LOGNAME="ada", **variables),
     )
 
 
-def on_terminal(server: Server, *words: str, columns: int = 80, rows: int = 24, **more: str) -> Terminal:
-    return Terminal([*KOALA, *words], environment(server.url, **more), columns, rows)
+def open_terminal(server: Server, *arguments: str, columns: int = 80, rows: int = 24, **variables: str) -> Terminal:
+    return Terminal([*KOALA, *arguments], make_environment(server.url, **variables), columns, rows)
 
 
 @pytest.mark.processes
-def test_a_terminal_shows_each_change_in_its_place_and_is_given_back(koala: Koala, server: Server) -> None:
-    submitted(koala, "first")
-    with on_terminal(server, "queue", "--watch", "--all") as terminal:
+def test_watch_redraws_page_and_restores_terminal(koala: Koala, server: Server) -> None:
+    submit_job(koala, "first")
+    with open_terminal(server, "queue", "--watch", "--all") as terminal:
         assert terminal.expect("first").startswith(ENTER)
-        submitted(koala, "second")
+        submit_job(koala, "second")
         assert "\x1b[H" in terminal.expect("second")
-        terminal.type("\x03")
-        assert terminal.end() == 130
-        *_, after = terminal.printed.split(LEAVE)
-        assert "second" in after, "what was shown last stays"
-        assert "\x1b" not in after
+        terminal.send_text("\x03")
+        assert terminal.wait_for_exit() == 130
+        *_, remaining_output = terminal.output.split(LEAVE)
+        assert "second" in remaining_output, "the last page stays"
+        assert "\x1b" not in remaining_output
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(koala: Koala, server: Server, number: int) -> None:
-    with on_terminal(server, "clusters", "--watch") as terminal:
+def test_watch_restores_terminal_after_signal(koala: Koala, server: Server, number: int) -> None:
+    with open_terminal(server, "clusters", "--watch") as terminal:
         terminal.expect("north")
         os.kill(terminal.pid, number)
-        assert terminal.end() == -number
-        assert terminal.printed.count(ENTER) == terminal.printed.count(LEAVE) == 1
+        assert terminal.wait_for_exit() == -number
+        assert terminal.output.count(ENTER) == terminal.output.count(LEAVE) == 1
 
 
 @pytest.mark.processes
-def test_lines_are_cut_to_a_terminal_that_becomes_smaller(koala: Koala, server: Server) -> None:
+def test_watch_fits_page_to_resized_terminal(koala: Koala, server: Server) -> None:
     for number in range(9):
-        submitted(koala, f"job-number-{number}")
-    with on_terminal(server, "queue", "--watch", "--all", columns=100) as terminal:
+        submit_job(koala, f"job-number-{number}")
+    with open_terminal(server, "queue", "--watch", "--all", columns=100) as terminal:
         terminal.expect("job-number-0")
         terminal.resize(40, 6)
         page = terminal.expect("\x1b\\[Hand|and \\d+ more lines")
@@ -75,62 +75,62 @@ def test_lines_are_cut_to_a_terminal_that_becomes_smaller(koala: Koala, server: 
 
 
 @pytest.mark.processes
-def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(server: Server) -> None:
-    words = " ".join(f"'{word}'" for word in [*KOALA, "clusters", "--watch"])
-    shell = environment(server.url, PS1="ready> ", HISTFILE="")
+def test_watch_restores_terminal_while_suspended(server: Server) -> None:
+    command = " ".join(f"'{argument}'" for argument in [*KOALA, "clusters", "--watch"])
+    shell = make_environment(server.url, PS1="ready> ", HISTFILE="")
     with Terminal(["bash", "--norc", "-i"], shell) as terminal:
         terminal.expect("ready> ")
-        terminal.type(f"{words}\n")
+        terminal.send_text(f"{command}\n")
         terminal.expect("south")
-        terminal.type("\x1a")
+        terminal.send_text("\x1a")
         terminal.expect(
             f"{LEAVE.replace('[', chr(92) + '[').replace('?', chr(92) + '?')}[^\x00]*Stopped[^\x00]*ready> "
         )
-        terminal.type("fg\n")
+        terminal.send_text("fg\n")
         terminal.expect("49h[^\x00]*south")
-        terminal.type("\x03")
+        terminal.send_text("\x03")
         terminal.expect("ready> ")
-        terminal.type("echo it=$?; exit\n")
+        terminal.send_text("echo it=$?; exit\n")
         terminal.expect("it=130")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_cannot_draw_gets_one_page_after_the_other(koala: Koala, server: Server, term: str) -> None:
-    submitted(koala, "first")
-    with on_terminal(server, "queue", "--watch", "--all", TERM=term) as terminal:
+def test_watch_on_dumb_terminal_prints_pages(koala: Koala, server: Server, term: str) -> None:
+    submit_job(koala, "first")
+    with open_terminal(server, "queue", "--watch", "--all", TERM=term) as terminal:
         terminal.expect("first")
-        submitted(koala, "second")
+        submit_job(koala, "second")
         terminal.expect("second")
-        assert "\x1b" not in terminal.printed
+        assert "\x1b" not in terminal.output
 
 
 @pytest.mark.processes
-def test_a_pipe_gets_a_line_for_each_job_that_has_changed(koala: Koala, server: Server) -> None:
-    submitted(koala, "first")
-    submitted(koala, "second")
-    process = watching(server, "queue", "--watch", "--all", "-o", "ndjson")
+def test_watch_to_pipe_prints_each_changed_job(koala: Koala, server: Server) -> None:
+    submit_job(koala, "first")
+    submit_job(koala, "second")
+    process = start_watch(server, "queue", "--watch", "--all", "-o", "ndjson")
     assert process.stdout is not None
     assert [json.loads(process.stdout.readline())["name"] for _ in range(2)] == ["first", "second"]
     assert koala("hold", "2").code == 0
-    told = json.loads(process.stdout.readline())
-    assert (told["id"], told["state"]) == (2, "held")
+    job = json.loads(process.stdout.readline())
+    assert (job["id"], job["state"]) == (2, "held")
     assert koala("cancel", "1").code == 0
-    told = json.loads(process.stdout.readline())
-    assert (told["id"], told["state"]) == (1, "cancelled"), "its end, though what is over was not asked for"
+    job = json.loads(process.stdout.readline())
+    assert (job["id"], job["state"]) == (1, "cancelled"), "the end of a listed job"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 130
 
 
 @pytest.mark.processes
-def test_a_daemon_that_is_away_is_waited_for_and_what_is_shown_is_told_to_be_old(koala: Koala, server: Server) -> None:
-    piped = watching(server, "clusters", "--watch")
+def test_watch_waits_for_unreachable_daemon_and_shows_age(koala: Koala, server: Server) -> None:
+    piped = start_watch(server, "clusters", "--watch")
     assert piped.stdout is not None
     assert piped.stderr is not None
     while "south" not in piped.stdout.readline():
         pass
-    with on_terminal(server, "clusters", "--watch") as terminal:
+    with open_terminal(server, "clusters", "--watch") as terminal:
         terminal.expect("south")
         server.end()
         assert "still watching" in piped.stderr.readline()
@@ -147,37 +147,37 @@ def test_a_daemon_that_is_away_is_waited_for_and_what_is_shown_is_told_to_be_old
 
 
 @pytest.mark.processes
-def test_a_token_that_is_revoked_ends_it_with_its_error(koala: Koala, server: Server) -> None:
-    with on_terminal(server, "clusters", "--watch") as terminal:
+def test_watch_with_revoked_token_ends_with_error(koala: Koala, server: Server) -> None:
+    with open_terminal(server, "clusters", "--watch") as terminal:
         terminal.expect("south")
         server.end()
         server.identities = administrators("another")
         server.start()
-        assert terminal.end() == 4
-        assert terminal.printed.split(LEAVE)[-1].rstrip().splitlines()[-1].startswith("koala: no valid token was sent")
+        assert terminal.wait_for_exit() == 4
+        assert terminal.output.split(LEAVE)[-1].rstrip().splitlines()[-1].startswith("koala: no valid token was sent")
 
 
 @pytest.mark.processes
-def test_a_daemon_that_never_was_is_told_at_once(tmp_path: Path) -> None:
-    done = subprocess.run(
+def test_watch_without_daemon_exits_with_5(tmp_path: Path) -> None:
+    result = subprocess.run(
         [*KOALA, "queue", "--watch"],
         capture_output=True,
         text=True,
         timeout=60,
-        env=environment("http://127.0.0.1:1", KOALA_TOKEN=TOKEN),
+        env=make_environment("http://127.0.0.1:1", KOALA_TOKEN=TOKEN),
     )
-    assert (done.returncode, done.stdout) == (5, "")
+    assert (result.returncode, result.stdout) == (5, "")
 
 
 @pytest.mark.parametrize(
-    "words", [("queue", "--json"), ("queue", "-o", "json"), ("queue", "-q"), ("clusters", "--json")]
+    "arguments", [("queue", "--json"), ("queue", "-o", "json"), ("queue", "-q"), ("clusters", "--json")]
 )
-def test_what_ends_nowhere_is_refused(koala: Koala, words: tuple[str, ...]) -> None:
-    done = koala(*words, "--watch")
-    assert (done.code, done.out) == (2, "")
-    assert "and --watch cannot be given together" in done.err
+def test_watch_with_json_or_quiet_is_rejected(koala: Koala, arguments: tuple[str, ...]) -> None:
+    result = koala(*arguments, "--watch")
+    assert (result.code, result.out) == (2, "")
+    assert "and --watch cannot be given together" in result.err
 
 
-def test_what_has_no_room_is_counted() -> None:
+def test_fit_lines_counts_omitted_lines() -> None:
     assert fit_lines(["one", "two", "three"], 80, 2) == ["one", "and 2 more lines"]
     assert fit_lines(["one", "two"], 2, 9) == ["o~", "t~"]

@@ -1,4 +1,4 @@
-"""``koala workload``: what is made, what is run against a server, and what is told of it."""
+"""``koala workload``: generate, run and report workloads against a server."""
 
 import gzip
 import json
@@ -16,31 +16,33 @@ from tests.cli.conftest import Koala, Server
 GRID = ("--clusters", "north:4,south:4")
 
 
-def written(path: Path, *commands: list[str], policy: str = "worst-fit") -> str:
-    """A workload whose jobs arrive at once."""
+def write_workload(path: Path, *commands: list[str], policy: str = "worst-fit") -> str:
+    """Write a workload with jobs that all arrive at time 0; return its path."""
     request = {"type": "nonfixed", "components": [{"size": 1}, {"size": 1}]}
-    jobs = [Arrival(0.0, words[0], {"request": request, "command": words, "policy": policy}) for words in commands]
+    jobs = [
+        Arrival(0.0, command[0], {"request": request, "command": command, "policy": policy}) for command in commands
+    ]
     path.write_text("\n".join(workload_lines(Workload({"seed": 1}, tuple(jobs)))))
     return str(path)
 
 
-def test_the_same_seed_gives_the_same_output(koala: Koala) -> None:
-    made = [koala("workload", "generate", *GRID, "--jobs", "5", "--seed", seed) for seed in ("3", "3", "4")]
-    assert made[0].code == 0
-    assert made[0].out == made[1].out != made[2].out
-    assert len(made[0].out.splitlines()) == 6
-    assert "5 jobs over" in made[0].err
+def test_generate_with_same_seed_gives_same_workload(koala: Koala) -> None:
+    results = [koala("workload", "generate", *GRID, "--jobs", "5", "--seed", seed) for seed in ("3", "3", "4")]
+    assert results[0].code == 0
+    assert results[0].out == results[1].out != results[2].out
+    assert len(results[0].out.splitlines()) == 6
+    assert "5 jobs over" in results[0].err
 
 
-def test_the_grid_is_the_daemons_where_none_is_given(koala: Koala) -> None:
+def test_generate_without_clusters_uses_grid_of_daemon(koala: Koala) -> None:
     header = json.loads(koala("workload", "generate", "--preset", "s10-vi", "--jobs", "3").out.splitlines()[0])
     assert header["grid"] == {"north": 4, "south": 4}
     assert header["preset"] == "s10-vi"
 
 
-def test_every_option_is_heard(koala: Koala, tmp_path: Path) -> None:
+def test_generate_applies_every_option(koala: Koala, tmp_path: Path) -> None:
     file = tmp_path / "w.jsonl"
-    done = koala(
+    result = koala(
         "workload",
         "generate",
         *GRID,
@@ -79,7 +81,7 @@ def test_every_option_is_heard(koala: Koala, tmp_path: Path) -> None:
         "--field",
         "claiming=incremental",
     )
-    assert done.code == 0, done.err
+    assert result.code == 0, result.err
     jobs = [json.loads(line)["job"] for line in file.read_text().splitlines()[1:]]
     assert 20 < len(jobs) < 90
     assert {nodes_of(job) for job in jobs} == {1, 2}
@@ -88,30 +90,30 @@ def test_every_option_is_heard(koala: Koala, tmp_path: Path) -> None:
     assert {job.get("processes_per_node", 2) for job in jobs} == {2}
     assert {job["inputs"][0]["file"] for job in jobs} == {"a", "b"}
     waves = [job["command"] for job in jobs if "sleep" not in job["command"]]
-    assert {tuple(words[-2:]) for words in waves} == {("--steps", "7")}
+    assert {tuple(command[-2:]) for command in waves} == {("--steps", "7")}
     assert all(0.5 <= float(job["command"][1]) <= 1 for job in jobs if job["command"][0] == "sleep")
 
 
-def test_a_trace_is_read(koala: Koala, tmp_path: Path) -> None:
+def test_generate_from_trace_omits_zero_run_times(koala: Koala, tmp_path: Path) -> None:
     trace = tmp_path / "t.swf.gz"
     row = "{} {} -1 60 4 -1 -1 4 -1 -1 1 1 1 -1 1 -1 -1 -1\n"
     zero = row.replace("60", "0").format(3, 900)
     trace.write_bytes(gzip.compress(("; MaxProcs: 8\n" + row.format(1, 0) + row.format(2, 600) + zero).encode()))
     options = ("--swf", str(trace), "--compress", "60", "--policy", "cluster-minimization")
-    done = koala("workload", "generate", *GRID, *options)
-    jobs = [json.loads(line) for line in done.out.splitlines()[1:]]
+    result = koala("workload", "generate", *GRID, *options)
+    jobs = [json.loads(line) for line in result.out.splitlines()[1:]]
     assert [(j["at"], nodes_of(j["job"]), j["job"]["command"]) for j in jobs] == [
         (0.0, 4, ["sleep", "1.000"]),
         (10.0, 4, ["sleep", "1.000"]),
     ]
     left_out = f"koala: of {trace} jobs are left out: 1 of run time 0; --keep-zero keeps those of run time 0\n"
-    assert done.err.endswith(left_out)
-    kept = koala("workload", "generate", *GRID, *options, "--keep-zero")
-    assert (len(kept.out.splitlines()), "left out" in kept.err) == (1 + 3, False)
+    assert result.err.endswith(left_out)
+    with_zero = koala("workload", "generate", *GRID, *options, "--keep-zero")
+    assert (len(with_zero.out.splitlines()), "left out" in with_zero.err) == (1 + 3, False)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--preset", "x"), "known: m05, s10-vi, s10-vii"),
         (("--sizes", "a"), "--sizes is 'a'"),
@@ -134,53 +136,53 @@ def test_a_trace_is_read(koala: Koala, tmp_path: Path) -> None:
         (("-o", "/nowhere/x"), "cannot write /nowhere/x"),
     ],
 )
-def test_a_wrong_option_is_named_with_the_way_out(koala: Koala, options: tuple[str, ...], said: str) -> None:
-    done = koala("workload", "generate", *GRID, *options)
-    assert done.code == 2, done.err
-    assert said in done.err
-    assert len(done.err.splitlines()) == 1
-    assert done.out == ""
+def test_generate_with_invalid_option_is_rejected(koala: Koala, options: tuple[str, ...], message: str) -> None:
+    result = koala("workload", "generate", *GRID, *options)
+    assert result.code == 2, result.err
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
+    assert result.out == ""
 
 
-def test_without_a_daemon_the_grid_has_to_be_given(koala: Koala) -> None:
+def test_generate_without_daemon_needs_clusters(koala: Koala) -> None:
     away = ("--url", "http://127.0.0.1:9")
-    done = koala("workload", "generate", *away)
-    assert (done.code, "--clusters north:4,south:4" in done.err) == (5, True)
+    result = koala("workload", "generate", *away)
+    assert (result.code, "--clusters north:4,south:4" in result.err) == (5, True)
     assert koala("workload", "generate", *away, "--rate", "1", "--scale", "1", "--jobs", "2").code == 0
 
 
-def test_a_run_leaves_a_report_that_agrees_with_the_daemon(koala: Koala, server: Server, tmp_path: Path) -> None:
-    file = written(tmp_path / "w.jsonl", ["echo", "a"], ["echo", "b"])
-    done = koala("workload", "run", file, "--plots", "none")
-    assert done.code == 0, done.err
+def test_run_writes_report_of_submitted_jobs(koala: Koala, server: Server, tmp_path: Path) -> None:
+    file = write_workload(tmp_path / "w.jsonl", ["echo", "a"], ["echo", "b"])
+    result = koala("workload", "run", file, "--plots", "none")
+    assert result.code == 0, result.err
     folder = tmp_path / "w.jsonl.report"
     report = json.loads((folder / "report.json").read_text())
     assert [job["id"] for job in report["jobs"]] == sorted(server.service.records)
     assert report["summary"]["states"] == {"succeeded": 2}
     assert {job.spec.owner for job in server.service.records.values()} == {"ada"}
-    assert done.out == (folder / "report.md").read_text()
+    assert result.out == (folder / "report.md").read_text()
     again = koala("workload", "run", file, "--plots", "none")
     assert (again.code, "already has a report" in again.err) == (2, True)
     as_json = koala("workload", "run", file, "--plots", "none", "--overwrite", "--json")
     assert json.loads(as_json.out)["summary"]["ran"] == 2
 
 
-def test_a_job_that_fails_is_told_by_the_exit_code(koala: Koala, tmp_path: Path) -> None:
-    done = koala("workload", "run", written(tmp_path / "w", ["exit", "3"], ["echo", "a"]), "--plots", "none")
-    assert done.code == 1
-    assert "1 failed, 1 succeeded" in done.out
+def test_run_with_failed_job_exits_with_1(koala: Koala, tmp_path: Path) -> None:
+    result = koala("workload", "run", write_workload(tmp_path / "w", ["exit", "3"], ["echo", "a"]), "--plots", "none")
+    assert result.code == 1
+    assert "1 failed, 1 succeeded" in result.out
 
 
-def test_a_workload_may_say_whose_its_jobs_are(koala: Koala, server: Server, tmp_path: Path) -> None:
-    file = written(tmp_path / "w", ["echo", "a"])
+def test_run_submits_jobs_for_owners_of_workload(koala: Koala, server: Server, tmp_path: Path) -> None:
+    file = write_workload(tmp_path / "w", ["echo", "a"])
     text = Path(file).read_text().replace('"command"', '"owner": "grace", "command"')
     Path(file).write_text(text)
     assert koala("workload", "run", file, "--plots", "none").code == 0
     assert {job.spec.owner for job in server.service.records.values()} == {"grace"}
 
 
-def test_a_run_may_take_another_policy(koala: Koala, server: Server, tmp_path: Path) -> None:
-    file = written(tmp_path / "w", ["echo", "a"])
+def test_run_with_policy_converts_requests(koala: Koala, server: Server, tmp_path: Path) -> None:
+    file = write_workload(tmp_path / "w", ["echo", "a"])
     assert koala("workload", "run", file, "--policy", "cluster-minimization", "--plots", "none").code == 0
     (job,) = server.service.records.values()
     assert (job.spec.policy, job.spec.request.type, job.spec.request.total_size) == (
@@ -190,16 +192,14 @@ def test_a_run_may_take_another_policy(koala: Koala, server: Server, tmp_path: P
     )
 
 
-def test_a_daemon_that_cannot_load_clusters_is_told_before_anything_is_submitted(
-    koala: Koala, server: Server, tmp_path: Path
-) -> None:
-    done = koala("workload", "run", written(tmp_path / "w", ["echo", "a"]), "--background", "0.2")
-    assert done.code in (3, 4)
+def test_run_with_rejected_background_submits_nothing(koala: Koala, server: Server, tmp_path: Path) -> None:
+    result = koala("workload", "run", write_workload(tmp_path / "w", ["echo", "a"]), "--background", "0.2")
+    assert result.code in (3, 4)
     assert server.service.records == {}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("run", "/nowhere"), "cannot read /nowhere"),
         (("run", "/dev/null"), "/dev/null is empty"),
@@ -209,22 +209,24 @@ def test_a_daemon_that_cannot_load_clusters_is_told_before_anything_is_submitted
         (("report", "/nowhere", "--plots", "pdf"), "Invalid value for '--plots': 'pdf'"),
     ],
 )
-def test_wrong_usage_is_one_line(koala: Koala, arguments: tuple[str, ...], said: str) -> None:
-    done = koala("workload", *arguments)
-    assert done.code == 2
-    assert said in done.err
-    assert len(done.err.splitlines()) == 1
+def test_workload_with_invalid_arguments_prints_one_line(
+    koala: Koala, arguments: tuple[str, ...], message: str
+) -> None:
+    result = koala("workload", *arguments)
+    assert result.code == 2
+    assert message in result.err
+    assert len(result.err.splitlines()) == 1
 
 
-def test_runs_are_shown_again_and_compared(koala: Koala, tmp_path: Path) -> None:
+def test_report_shows_run_and_compares_several(koala: Koala, tmp_path: Path) -> None:
     folders = []
     for policy in ("worst-fit", "cluster-minimization"):
         folders.append(str(tmp_path / policy))
-        file = written(tmp_path / f"{policy}.jsonl", ["echo", "a"], policy="worst-fit")
+        file = write_workload(tmp_path / f"{policy}.jsonl", ["echo", "a"], policy="worst-fit")
         options = ("--policy", policy, "--directory", folders[-1], "--plots", "none")
         assert koala("workload", "run", file, *options).code == 0
-    one = koala("workload", "report", folders[0], "--plots", "none")
-    assert one.out.startswith("# Workload run: worst-fit")
+    single = koala("workload", "report", folders[0], "--plots", "none")
+    assert single.out.startswith("# Workload run: worst-fit")
     assert sorted(path.name for path in (tmp_path / "worst-fit").iterdir()) == ["report.json", "report.md"]
     drawn = koala("workload", "report", folders[0], "-o", str(tmp_path / "drawn"), "--plots", "svg")
     assert "![response](response.svg)" in drawn.out
@@ -232,19 +234,19 @@ def test_runs_are_shown_again_and_compared(koala: Koala, tmp_path: Path) -> None
     compared = koala("workload", "report", *folders, "-o", str(tmp_path / "both"), "--plots", "svg")
     assert compared.code == 0, compared.err
     assert "| cluster-minimization |" in compared.out
-    told = json.loads((tmp_path / "both" / "comparison.json").read_text())
-    assert [run["label"] for run in told["runs"]] == ["worst-fit", "cluster-minimization"]
-    assert json.loads(koala("workload", "report", *folders, "--json").out) == told
+    comparison = json.loads((tmp_path / "both" / "comparison.json").read_text())
+    assert [run["label"] for run in comparison["runs"]] == ["worst-fit", "cluster-minimization"]
+    assert json.loads(koala("workload", "report", *folders, "--json").out) == comparison
 
 
-def test_what_is_no_report_is_said_to_be_none(koala: Koala, tmp_path: Path) -> None:
+def test_report_of_invalid_file_is_rejected(koala: Koala, tmp_path: Path) -> None:
     for text in ("{", "[]", "{}"):
         (tmp_path / "report.json").write_text(text)
         assert koala("workload", "report", str(tmp_path)).code == 2
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from(["worst-fit", "cluster-minimization", "x"]))
-def test_another_kind_of_request_asks_for_as_many_nodes(sizes: list[int], policy: str) -> None:
+def test_request_for_policy_keeps_number_of_nodes(sizes: list[int], policy: str) -> None:
     for request in (
         {"type": "nonfixed", "components": [{"size": size} for size in sizes]},
         {"type": "flexible", "total_size": sum(sizes)},
@@ -257,7 +259,7 @@ def test_another_kind_of_request_asks_for_as_many_nodes(sizes: list[int], policy
         assert all(component["size"] >= 1 for component in changed.get("components", ()))
 
 
-def test_the_line_of_progress() -> None:
+def test_line_of_run_progress() -> None:
     progress = Progress(seconds=63.2, jobs=30, submitted=12, total=8, ours=5, background=2, mean_background=0.19)
     progress.states.update(["running", "running", "queued"])
     progress.ended.update(["succeeded", "failed", "succeeded"])

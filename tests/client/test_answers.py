@@ -1,4 +1,4 @@
-"""The types of the client's answers are those of the API's schema."""
+"""The types of the client's answers match the schema of the API."""
 
 import types
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -22,44 +22,44 @@ SCHEMAS = {
 NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
 
-def kinds(schema: Json, schemas: Json) -> set[str]:
+def json_types_of(schema: Json, schemas: Json) -> set[str]:
     """Return the JSON types that a schema allows."""
     if "$ref" in schema:
-        return kinds(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+        return json_types_of(schemas[schema["$ref"].rpartition("/")[2]], schemas)
     options = schema.get("anyOf") or schema.get("oneOf")
-    return set().union(*(kinds(one, schemas) for one in options)) if options else {schema["type"]}
+    return set().union(*(json_types_of(option, schemas) for option in options)) if options else {schema["type"]}
 
 
-def check(kind: Any, schema: Json, schemas: Json, where: str) -> None:
+def compare_fields(kind: Any, schema: Json, schemas: Json, path: str) -> None:
     """Compare each field of a type, and of the types in it, with the schema."""
     if "$ref" in schema:
         schema = schemas[schema["$ref"].rpartition("/")[2]]
     for name, hint in get_type_hints(kind).items():
         declared = schema["properties"][name]
         options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        named = {"null" if one is type(None) else NAMES[_plain(one)] for one in options}
-        assert named == kinds(declared, schemas), f"{where}.{name}"
-        for one in options:
-            inner = (get_args(one) or (one,))[0]
+        json_types = {"null" if option is type(None) else NAMES[_plain_type(option)] for option in options}
+        assert json_types == json_types_of(declared, schemas), f"{path}.{name}"
+        for option in options:
+            inner = (get_args(option) or (option,))[0]
             if is_typeddict(inner):
                 nested = declared.get("items") or next(
-                    (each for each in declared.get("anyOf", []) if "$ref" in each), declared
+                    (schema_option for schema_option in declared.get("anyOf", []) if "$ref" in schema_option), declared
                 )
-                check(inner, nested, schemas, f"{where}.{name}")
+                compare_fields(inner, nested, schemas, f"{path}.{name}")
 
 
-def _plain(hint: Any) -> Any:
+def _plain_type(hint: Any) -> Any:
     return dict if is_typeddict(hint) else get_origin(hint) or hint
 
 
 @pytest.mark.parametrize("kind", SCHEMAS, ids=lambda kind: kind.__name__)
-async def test_type_of_answer_is_that_of_the_schema(open_api: Open, kind: type) -> None:
+async def test_answer_type_matches_api_schema(open_api: Open, kind: type) -> None:
     schemas = (await (await open_api()).get("/openapi.json")).json()["components"]["schemas"]
-    check(kind, schemas[SCHEMAS[kind]], schemas, kind.__name__)
+    compare_fields(kind, schemas[SCHEMAS[kind]], schemas, kind.__name__)
 
 
-def test_type_of_alert_is_that_of_the_schema() -> None:
+def test_alert_type_matches_api_schema() -> None:
     app = FastAPI()
     app.include_router(alerts_router(Alerts((), AlertRules(), float)))
     schemas = app.openapi()["components"]["schemas"]
-    check(answers.Alert, schemas["AlertView"], schemas, "Alert")
+    compare_fields(answers.Alert, schemas["AlertView"], schemas, "Alert")
