@@ -1,6 +1,7 @@
 """The output of a component: its stream, and its delivery to the daemon."""
 
 import asyncio
+import os
 import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.components.outputlog import OutputLog, Piece
-from koalapy.agent.core import segments
 from koalapy.agent.core.reporter import DELIVERY_TIMEOUT
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import claim, run_program
@@ -205,7 +205,7 @@ def test_output_on_full_disk_waits_without_loss(tmp_path: Path, monkeypatch: pyt
     node.write(b"one\ntwo\nthr")
     node.send(log, 4)
     free = 7
-    pwrite = segments.os.pwrite
+    pwrite = os.pwrite
 
     def write_until_full(descriptor: int, data: bytes, offset: int) -> int:
         nonlocal free
@@ -214,7 +214,7 @@ def test_output_on_full_disk_waits_without_loss(tmp_path: Path, monkeypatch: pyt
         data, free = data[:free], free - len(data[:free])
         return pwrite(descriptor, data, offset)
 
-    monkeypatch.setattr(segments.os, "pwrite", write_until_full)
+    monkeypatch.setattr(os, "pwrite", write_until_full)
     node.send(log, 100)
     assert (log.kept_bytes(0), log.total) == (4, 4), "unsaved output is not acknowledged"
     assert log.error == f"cannot write below {tmp_path}: No space left on device"
@@ -222,7 +222,7 @@ def test_output_on_full_disk_waits_without_loss(tmp_path: Path, monkeypatch: pyt
     recovered = OutputLog(tmp_path, 2)
     recovered.recover()
     assert (recovered.total, recovered.missing) == (4, ""), "a killed agent leaves no torn frame"
-    monkeypatch.setattr(segments.os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "pwrite", pwrite)
     assert log.retry_write(0) == 8
     assert (log.finish_node(0), log.error, log.missing) == (True, "", "")
     deliver_all(log, output)
@@ -277,7 +277,7 @@ async def test_output_is_acknowledged_once_disk_has_space(
     async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
         runner = await claim(daemon, tmp_path)
         with monkeypatch.context() as disk:
-            disk.setattr(segments.os, "pwrite", raise_no_space)
+            disk.setattr(os, "pwrite", raise_no_space)
             playing = asyncio.create_task(run_program(daemon, lrm, runner, b"one\n"))
             await daemon.wait_until(lambda: attempts > 1)
             assert not playing.done()

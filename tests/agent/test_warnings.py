@@ -2,11 +2,11 @@
 
 import json
 import signal
+import time
 from typing import Any
 
 import pytest
 
-from koalapy.agent.components import component
 from koalapy.agent.components.component import Grace
 from koalapy.protocol.messages import Open, Stop, from_daemon
 from tests.agent.conftest import FakeDaemon, Site
@@ -134,8 +134,8 @@ def test_stop_and_plan_without_warnings_are_valid() -> None:
 
 def test_remaining_grace_counts_from_boot_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(component.time, "time", lambda: 9e9)
-    monkeypatch.setattr(component.time, "clock_gettime", lambda _: now)
+    monkeypatch.setattr(time, "time", lambda: 9e9)
+    monkeypatch.setattr(time, "clock_gettime", lambda _: now)
     grace = Grace.start_now("TERM", 30.0)
     assert grace is not None
     assert Grace.from_journal(grace.to_journal()) == grace

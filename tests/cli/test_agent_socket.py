@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -14,8 +15,8 @@ import pytest
 
 from koalapy.client import agent_socket, logins
 from koalapy.client.access import Access
+from koalapy.client.agent_socket import Login
 from koalapy.client.errors import CliError, Exit
-from koalapy.client.logins import Login
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.login_socket import DIRECTORY, Peer
 from tests.cli.conftest import FAST
@@ -138,7 +139,7 @@ def test_saved_login_readable_by_others_or_damaged_is_ignored(tmp_path: Path) ->
 
 def test_login_is_renewed_before_expiry_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, now = tmp_path / "a.sock", [1000.0]
-    monkeypatch.setattr(logins.time, "time", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: now[0])
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))
     with serve_agent(path, GREETING, ANSWER) as heard:
         logins.find_login(None)

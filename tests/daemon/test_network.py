@@ -192,7 +192,7 @@ async def test_every_link_is_measured_one_after_the_other(world: World) -> None:
 async def test_who_asks_in_the_first_seconds_waits_for_the_agents(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         daemon = await stack.enter_async_context(running(tmp_path / "koala.db"))
-        world = World(daemon, *2 * [Site(None)], tmp_path / "koala.db")  # type: ignore[arg-type]
+        world = World(daemon, Site(None), Site(None), tmp_path / "koala.db")
         world.network.start()
         chance = asyncio.create_task(world.network.wait_for_agents())
         for name in ("north", "south"):
@@ -208,7 +208,7 @@ async def test_who_asks_in_the_first_seconds_waits_for_the_agents(tmp_path: Path
 
 async def test_who_does_not_come_is_waited_for_no_longer(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
-        world = World(daemon, *2 * [Site(None)], tmp_path / "koala.db")  # type: ignore[arg-type]
+        world = World(daemon, Site(None), Site(None), tmp_path / "koala.db")
         world.network.start()
         async with asyncio.timeout(DEADLINE):
             await world.network.wait_for_agents()

@@ -107,7 +107,7 @@ async def test_who_follows_reads_what_is_new_of_whom_it_is_of(tmp_path: Path, mo
             coming = asyncio.ensure_future(anext(following))
             await says(grid, tokens[0], 900 + number, b"y")
             assert await coming == b"y"
-        await following.aclose()
+        await following.aclose()  # type: ignore[attr-defined]
         assert sum(size for _, size in read) == 920
         assert {token for token, _ in read} == set(tokens)
         assert len([token for token, _ in read if token == tokens[1]]) == 1, "of the silent one nothing was new"

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.experiment import Experiment, Result
-from experiments.huang_2007 import Figure1, Figure2, Figure2Whole, Figure3, Table3
+from experiments.huang_2007 import Figure1, Table3
 from experiments.huang_2007_grid import ENTIRE, PROCESSORS, TRACE, Setting, jobs_of, responses, site_name
+from experiments.huang_2007_orders import Figure2, Figure2Whole, Figure3
 from experiments.huang_2007_plain import mean_response
 from experiments.traces import Traces, default_folder
 from koalapy.model.sharing import SharingMode

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.runner import folders
 from koalapy.runner.folders import MARK, make_folder, remove_stale_folders, remove_tree
 from tests.deep_folders import deep_folder
 from tests.needs import ROOT, needs
@@ -65,10 +65,10 @@ def test_folders_that_are_not_ours_stay(tmp_path: Path, monkeypatch: pytest.Monk
     (markless / MARK).symlink_to(Path(left) / MARK)
     before = sorted(tmp_path.iterdir())
     with monkeypatch.context() as patch:
-        patch.setattr(folders.os, "geteuid", lambda: os.getuid() + 1)
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert remove_stale_folders(str(tmp_path)) == [], "another user's"
     with monkeypatch.context() as patch:
-        patch.setattr(folders.socket, "gethostname", lambda: "elsewhere")
+        patch.setattr(socket, "gethostname", lambda: "elsewhere")
         assert remove_stale_folders(str(tmp_path)) == [], "of another machine that shares the folder"
     assert remove_stale_folders(str(tmp_path)) == [name]
     assert sorted(tmp_path.iterdir()) == [path for path in before if path.name != name]

@@ -1,6 +1,7 @@
 """The runner's store of output on its way to the agent."""
 
 import errno
+import os
 import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner import output as output_module
 from koalapy.runner.output import BLOCK, MEMORY, Output
 from koalapy.runner.session import FILE_TAG_LENGTH
 
@@ -50,7 +50,7 @@ def test_the_program_waits_where_there_is_no_room(tmp_path: Path, monkeypatch: p
     def full(descriptor: int, data: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output_module.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     store, written = Output(f"{tmp_path}/output.0", SECRET), bytearray()
     while not store.full:
         written += b"%09d\n" % len(written) * 6000

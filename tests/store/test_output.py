@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.ports import OutputPiece
-from koalapy.store import output as output_module
 from koalapy.store.output import FileOutput
 
 TOKEN = "7.1.0.abc"
@@ -23,7 +22,7 @@ SEGMENT = 32
 def _skip_sync() -> Iterator[None]:
     """Thousands of small pieces need not reach the disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(output_module.os, "fsync", lambda descriptor: None)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
@@ -123,7 +122,7 @@ def test_append_with_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch:
     output = FileOutput(tmp_path, 10_000, SEGMENT)
     output.append(TOKEN, [OutputPiece(0, b"x" * 40)])
     text = bytes(range(100))
-    real = output_module.os.pwrite
+    real = os.pwrite
     for free in (0, 10, 24, 30, 99):
         capacity = free
 
@@ -134,10 +133,10 @@ def test_append_with_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch:
             data, capacity = data[:capacity], capacity - len(data[:capacity])
             return real(descriptor, data, offset)
 
-        monkeypatch.setattr(output_module.os, "pwrite", full)
+        monkeypatch.setattr(os, "pwrite", full)
         with pytest.raises(OSError, match="No space"):
             output.append(TOKEN, [OutputPiece(40, text)])
-        monkeypatch.setattr(output_module.os, "pwrite", real)
+        monkeypatch.setattr(os, "pwrite", real)
         assert output.size(TOKEN) == FileOutput(tmp_path, 10_000, SEGMENT).size(TOKEN) == 40
     assert output.append(TOKEN, [OutputPiece(40, text)]) == 140
     assert read_all(output) == [(0, 0, b"x" * 40 + text)]
@@ -145,7 +144,7 @@ def test_append_with_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch:
 
 def test_append_syncs_file_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(output_module.os, "fsync", lambda d: synced.append(os.readlink(f"/proc/self/fd/{d}")))
+    monkeypatch.setattr(os, "fsync", lambda d: synced.append(os.readlink(f"/proc/self/fd/{d}")))
     output = FileOutput(tmp_path, 1000)
     output.append(TOKEN, [OutputPiece(0, b"one")])
     assert synced == [str(tmp_path), str(tmp_path / "7" / f"{TOKEN}@0"), str(tmp_path / "7")]

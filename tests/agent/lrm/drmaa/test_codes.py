@@ -82,7 +82,11 @@ def test_every_state_of_the_specification_is_mapped() -> None:
 
 
 def test_every_state_of_the_package_is_mapped() -> None:
-    states = [node.value.value for node in classes_of("const")["JobState"].body if isinstance(node, ast.Assign)]
+    states = [
+        node.value.value
+        for node in classes_of("const")["JobState"].body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    ]
     assert states
     assert set(states) <= STATES.keys()
 
