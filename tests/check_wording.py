@@ -33,11 +33,11 @@ def main() -> None:
     failed = False
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
-        for line, word in findings(path.read_text(encoding="utf-8")):
-            if (name, word) in EXEMPT:
+        for line, text in findings(path.read_text(encoding="utf-8")):
+            if (name, text) in EXEMPT:
                 continue
             failed = True
-            print(f"koalapy/{name}:{line}: {word!r}; name the actor or the action")
+            print(f"koalapy/{name}:{line}: {text!r}; name the actor or the action")
     if failed:
         sys.exit(1)
     print("texts of the package use no forbidden word")

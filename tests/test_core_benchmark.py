@@ -1,4 +1,4 @@
-"""The benchmark of the scheduler's core does what it says, whatever that takes."""
+"""The parts of the benchmark of the scheduler's core run and print their figures."""
 
 import json
 import sys
@@ -9,14 +9,14 @@ from tests.benchmarks import core, trace
 
 pytestmark = pytest.mark.nightly
 
-LEFT_OUT = {"accasim", "accasim_trace"}  # which would be installed
+UNAVAILABLE_PARTS = {"accasim", "accasim_trace"}  # they would be installed from the registry
 if not trace.TRACES.has(trace.TRACE):
-    LEFT_OUT |= {"trace", "trace_memory"}
-PARTS = [name for name in core.PARTS if name not in LEFT_OUT]
+    UNAVAILABLE_PARTS |= {"trace", "trace_memory"}
+PARTS = [name for name in core.PARTS if name not in UNAVAILABLE_PARTS]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_each_part_runs_to_its_end_and_has_its_figures(
+def test_benchmark_part_prints_its_figures(
     part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["core", part, "--rounds", "1", "--scale", "0.01"])
@@ -25,7 +25,7 @@ def test_each_part_runs_to_its_end_and_has_its_figures(
     assert {name for name, value in figures.items() if value is not None} == set(core.PARTS[part][1])
 
 
-def test_all_figures_are_named_whether_they_were_measured_or_not(
+def test_benchmark_output_names_unmeasured_figures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["core", "job_end", "--rounds", "1", "--scale", "0.01"])
@@ -47,7 +47,7 @@ def test_all_figures_are_named_whether_they_were_measured_or_not(
     ]
 
 
-def test_a_part_that_there_is_not_is_told_with_those_that_there_are(
+def test_unknown_benchmark_part_is_rejected_with_known_parts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["core", "lives"])

@@ -1,4 +1,4 @@
-"""The units and examples of ``deploy/`` do what they say."""
+"""The units and example configurations of ``deploy/``."""
 
 import re
 from pathlib import Path
@@ -10,25 +10,25 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 UNIT = (DEPLOY / "systemd" / "koala-serve.service").read_text()
 
 
-def lines(key: str) -> list[str]:
+def read_values(key: str) -> list[str]:
     return re.findall(rf"^{key}=(.*)$", UNIT, re.MULTILINE)
 
 
-def test_the_daemons_unit_is_open_to_nobody_unless_it_is_told() -> None:
-    assert "KOALA_SERVE_HOST=127.0.0.1" in " ".join(lines("Environment")).split()
-    assert "--host ${KOALA_SERVE_HOST} " in lines("ExecStart")[0]
-    # A file that is not there is an error, and what it says counts.
-    assert lines("EnvironmentFile") == ["/etc/koala/serve.env"]
+def test_daemon_unit_listens_on_loopback_by_default() -> None:
+    assert "KOALA_SERVE_HOST=127.0.0.1" in " ".join(read_values("Environment")).split()
+    assert "--host ${KOALA_SERVE_HOST} " in read_values("ExecStart")[0]
+    # A missing file is an error, and its values override those of the unit.
+    assert read_values("EnvironmentFile") == ["/etc/koala/serve.env"]
     assert UNIT.index("\nEnvironment=") < UNIT.index("\nEnvironmentFile=")
-    assert (lines("StateDirectoryMode"), lines("UMask")) == (["0700"], ["0077"])
+    assert (read_values("StateDirectoryMode"), read_values("UMask")) == (["0700"], ["0077"])
 
 
-def test_units_let_many_runners_and_requests_in() -> None:
+def test_units_allow_many_open_files() -> None:
     for unit in (DEPLOY / "systemd").glob("*.service"):
         assert "\nLimitNOFILE=65536\n" in unit.read_text(), unit
 
 
-def test_every_token_of_the_examples_would_be_taken() -> None:
+def test_example_tokens_are_valid() -> None:
     settings = load_settings(DEPLOY / "koala.yaml")
     assert all(check_token(section.token or "") for section in settings.clusters.values())
 

@@ -1,4 +1,4 @@
-"""A field of a job is said once, by ``JobSpec``: whatever takes, keeps or shows jobs has it from there."""
+"""API, command line and store take the fields of jobs from ``JobSpec``."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,46 +21,46 @@ from koalapy.store.rows import spec_from_json, spec_to_json
 from tests.model.specs import specs, values_of
 
 FIELDS = describe_fields(JobSpec)
-GIVEN = {name: each for name, each in FIELDS.items() if each.field.is_settable}
-SAID_OTHERWISE = {"request", "command", "workdir_optional"}
-"""Without an option of its own: several options, the words after ``--``, and what follows from --chdir."""
-PLAIN = JobSpec(FlexibleRequest(1), ("true",))
+SETTABLE_FIELDS = {name: each for name, each in FIELDS.items() if each.field.is_settable}
+FIELDS_WITHOUT_OPTION = {"request", "command", "workdir_optional"}
+"""Fields that several options, the words after ``--``, or --chdir set."""
+DEFAULT_SPEC = JobSpec(FlexibleRequest(1), ("true",))
 
 
-def test_only_some_fields_have_no_option() -> None:
-    assert GIVEN.keys() - JOB_FIELDS.keys() == SAID_OTHERWISE
-    assert FIELDS.keys() - GIVEN.keys() == {"internal"}
+def test_settable_field_has_option_with_exceptions() -> None:
+    assert SETTABLE_FIELDS.keys() - JOB_FIELDS.keys() == FIELDS_WITHOUT_OPTION
+    assert FIELDS.keys() - SETTABLE_FIELDS.keys() == {"internal"}
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", SETTABLE_FIELDS)
 def test_job_field_is_accepted_and_shown_by_the_api(name: str) -> None:
     assert name in JobSubmission.model_fields
     assert name in JobView.model_fields
 
 
 @pytest.mark.parametrize("name", JOB_FIELDS)
-def test_a_field_has_its_option(name: str) -> None:
-    option = next(one for one in click_command("submit", submit_job).params if one.name == name)
+def test_submit_option_has_name_and_help_of_field(name: str) -> None:
+    option = next(parameter for parameter in click_command("submit", submit_job).params if parameter.name == name)
     assert isinstance(option, click.Option)
     assert (option.opts, option.help) == ([FIELDS[name].option], FIELDS[name].field.help)
     assert option.multiple == form_of(FIELDS[name].type).is_repeated
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if FIELDS[name].default == getattr(PLAIN, name)])
+@pytest.mark.parametrize("name", [name for name in FIELDS if FIELDS[name].default == getattr(DEFAULT_SPEC, name)])
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_a_field_is_stored_where_it_differs_from_its_default(name: str, data: Any) -> None:
-    spec = replace(PLAIN, **{name: data.draw(values_of(FIELDS[name].type))})
+def test_spec_stores_only_fields_with_other_values(name: str, data: Any) -> None:
+    spec = replace(DEFAULT_SPEC, **{name: data.draw(values_of(FIELDS[name].type))})
     stored = spec_to_json(spec)
-    assert stored.keys() == {"request", "command"} | ({name} if spec != PLAIN else set())
+    assert stored.keys() == {"request", "command"} | ({name} if spec != DEFAULT_SPEC else set())
     assert spec_from_json(stored) == spec
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(specs)
-def test_everything_that_was_given_is_shown(spec: JobSpec) -> None:
-    shown = as_json(job_view(JobRecord(Job(1, spec, 0.0), "")))
-    assert shown.keys() >= GIVEN.keys()
-    for name, each in GIVEN.items():
-        if split_annotation(each.type)[0] in (str, int, float, bool) and each.type not in (Coallocation, Lease):
-            assert shown[name] == getattr(spec, name)
+def test_job_view_shows_all_settable_fields(spec: JobSpec) -> None:
+    view = as_json(job_view(JobRecord(Job(1, spec, 0.0), "")))
+    assert view.keys() >= SETTABLE_FIELDS.keys()
+    for name, field in SETTABLE_FIELDS.items():
+        if split_annotation(field.type)[0] in (str, int, float, bool) and field.type not in (Coallocation, Lease):
+            assert view[name] == getattr(spec, name)

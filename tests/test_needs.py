@@ -1,4 +1,4 @@
-"""What a machine lacks is told in one line each."""
+"""The summary of unmet needs of the machine."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from tests import needs
 from tests.conftest import list_unmet_needs
 
 
-def test_one_line_for_each_thing_that_is_missing() -> None:
+def test_summary_lists_each_unmet_need_once() -> None:
     missing = [replace(need, is_met=False) for need in needs.ALL]
     reasons = ["Skipped: rsync missing"] * 3 + ["Skipped: network namespaces missing: [Errno 1] setns", "odd"]
     lines = list(list_unmet_needs(reasons, missing))

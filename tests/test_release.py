@@ -1,4 +1,4 @@
-"""What is handed out is the last commit's, the same each time, and says truly what it is made of."""
+"""A release is built from the last commit, reproducibly, with a correct bill of materials."""
 
 import hashlib
 import json
@@ -17,10 +17,10 @@ from tests.needs import RELEASE_TOOLS, needs
 pytestmark = [needs(RELEASE_TOOLS), pytest.mark.processes]
 
 
-def release(folder: Path, **environment: str) -> str:
-    """What it says on standard output."""
+def build_release(folder: Path, **environment: str) -> str:
+    """Build a release in a folder, and return the standard output."""
     python = str(ROOT / ".venv-release" / "bin" / "python")
-    done = subprocess.run(
+    result = subprocess.run(
         [python, "-m", "deploy.release", str(folder)],
         cwd=ROOT,
         env=os.environ | environment,
@@ -28,67 +28,71 @@ def release(folder: Path, **environment: str) -> str:
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def release_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    said = release(folder)
-    assert said == (folder / "SHA256SUMS").read_text()
+    checksums = build_release(folder)
+    assert checksums == (folder / "SHA256SUMS").read_text()
     return folder
 
 
-def files_of(part: dict[str, Any]) -> list[tuple[str, str]]:
+def list_files(part: dict[str, Any]) -> list[tuple[str, str]]:
     return [(file["name"], file["hashes"][0]["content"]) for file in part["components"]]
 
 
-def the_one(folder: Path, pattern: str) -> Path:
-    (found,) = folder.glob(pattern)
-    return found
+def find_file(folder: Path, pattern: str) -> Path:
+    (path,) = folder.glob(pattern)
+    return path
 
 
 @pytest.mark.evidence("S3")
-def test_it_is_the_same_whenever_and_wherever_it_is_made(made: Path, tmp_path: Path) -> None:
-    again = release(tmp_path / "again", TZ="Asia/Tokyo", LC_ALL="C", SOURCE_DATE_EPOCH="7", HOME=str(tmp_path))
-    assert again == (made / "SHA256SUMS").read_text()
-    sums = dict(reversed(line.split("  ")) for line in again.splitlines())
-    files = {path.name: path for path in made.iterdir() if path.name != "SHA256SUMS"}
+def test_release_build_is_reproducible(release_folder: Path, tmp_path: Path) -> None:
+    second_checksums = build_release(
+        tmp_path / "again", TZ="Asia/Tokyo", LC_ALL="C", SOURCE_DATE_EPOCH="7", HOME=str(tmp_path)
+    )
+    assert second_checksums == (release_folder / "SHA256SUMS").read_text()
+    sums = dict(reversed(line.split("  ")) for line in second_checksums.splitlines())
+    files = {path.name: path for path in release_folder.iterdir() if path.name != "SHA256SUMS"}
     assert {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()} == sums
     assert {path.suffix for path in files.values()} == {".whl", ".gz", ".json"}
 
 
-def test_the_packages_hold_what_was_committed_and_nothing_else(made: Path) -> None:
+def test_release_packages_hold_committed_files_only(release_folder: Path) -> None:
     tree = subprocess.check_output(["git", "ls-tree", "-r", "--name-only", "HEAD"], cwd=ROOT, text=True).splitlines()
-    with tarfile.open(the_one(made, "*.tar.gz")) as source:
+    with tarfile.open(find_file(release_folder, "*.tar.gz")) as source:
         inside = {name.partition("/")[2] for name in source.getnames()}
         assert all(member.mode & 0o022 == 0 for member in source.getmembers())
     assert inside - set(tree) <= {"PKG-INFO"}
     assert {"SECURITY.md", "requirements/install.txt", "deploy/systemd/koala-serve.service"} <= inside
-    with zipfile.ZipFile(the_one(made, "*.whl")) as wheel:
+    with zipfile.ZipFile(find_file(release_folder, "*.whl")) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     ours = {name for name in tree if name.startswith(("koalapy/", "migrations/"))}
     assert names == {name.replace("migrations/", "koalapy/store/migrations/", 1) for name in ours}
 
 
 @pytest.mark.evidence("S2", "C18")
-def test_the_list_of_parts_is_the_lock(made: Path) -> None:
-    document: dict[str, Any] = json.loads(the_one(made, "*.cdx.json").read_text())
+def test_bill_of_materials_equals_lock_file(release_folder: Path) -> None:
+    document: dict[str, Any] = json.loads(find_file(release_folder, "*.cdx.json").read_text())
     assert document["bomFormat"] == "CycloneDX"
     locked = {f"pkg:pypi/{pin.name}@{pin.version}": pin for pin in parse_pins(FOLDER / "install.txt")}
-    parts = {part["purl"]: part for part in document["components"]}
-    assert {purl for purl in parts if purl.startswith("pkg:pypi/")} == locked.keys()
-    vendored = {name: digest for purl in parts.keys() - locked.keys() for name, digest in files_of(parts[purl])}
+    components = {part["purl"]: part for part in document["components"]}
+    assert {purl for purl in components if purl.startswith("pkg:pypi/")} == locked.keys()
+    vendored = {
+        name: digest for purl in components.keys() - locked.keys() for name, digest in list_files(components[purl])
+    }
     folder = ROOT / "koalapy" / "dashboard" / "static" / "vendor"
-    brought = {path.name: path for path in folder.iterdir() if path.suffix in (".js", ".css")}
-    assert vendored == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in brought.items()}
-    assert all(parts[purl]["licenses"] for purl in parts.keys() - locked.keys())
+    vendored_files = {path.name: path for path in folder.iterdir() if path.suffix in (".js", ".css")}
+    assert vendored == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in vendored_files.items()}
+    assert all(components[purl]["licenses"] for purl in components.keys() - locked.keys())
     for purl, pin in locked.items():
-        (files,) = parts[purl]["externalReferences"]
-        hashes = {(one["alg"], one["content"]) for one in files["hashes"]}
+        (files,) = components[purl]["externalReferences"]
+        hashes = {(entry["alg"], entry["content"]) for entry in files["hashes"]}
         assert hashes == {("SHA-256", digest) for digest in pin.hashes}, purl
-    needs_of = {one["ref"]: set(one["dependsOn"]) for one in document["dependencies"]}
+    needs_of = {entry["ref"]: set(entry["dependsOn"]) for entry in document["dependencies"]}
     root = document["metadata"]["component"]
     assert root["name"] == "koalapy"
     assert root["purl"] == f"pkg:pypi/koalapy@{root['version']}"
@@ -97,11 +101,11 @@ def test_the_list_of_parts_is_the_lock(made: Path) -> None:
         for pin in locked.values()
         if any(w.startswith(OWN_REQUIREMENT) for w in pin.wanted_by)
     }
-    assert needs_of[root["bom-ref"]] == direct | (parts.keys() - locked.keys())
-    # Each part is there because somebody needs it.
-    reached, ahead = {root["bom-ref"]}, [root["bom-ref"]]
-    while ahead:
-        found = needs_of[ahead.pop()] - reached
-        reached |= found
-        ahead += found
+    assert needs_of[root["bom-ref"]] == direct | (components.keys() - locked.keys())
+    # Each component is a dependency of another one.
+    reached, pending = {root["bom-ref"]}, [root["bom-ref"]]
+    while pending:
+        new_parts = needs_of[pending.pop()] - reached
+        reached |= new_parts
+        pending += new_parts
     assert reached - {root["bom-ref"]} == {part["bom-ref"] for part in document["components"]}

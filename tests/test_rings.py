@@ -12,7 +12,7 @@ RINGS_PLUGIN = ("-p", "tests.rings", "-p", "no:cacheprovider", "-o", "addopts=")
 MARKERS = "[pytest]\nmarkers =\n    promise:\n    processes:\n    testbed:\n    nightly:\nasyncio_mode = auto\n"
 
 
-def run(pytester: pytest.Pytester, source: str, *arguments: str) -> pytest.RunResult:
+def run_pytest(pytester: pytest.Pytester, source: str, *arguments: str) -> pytest.RunResult:
     pytester.makeini(MARKERS)
     pytester.makepyfile(source)
     pytester.syspathinsert(Path(__file__).parents[1])
@@ -42,11 +42,11 @@ def test_rings_option_runs_the_tests_of_these_rings(pytester: pytest.Pytester, r
         @pytest.mark.parametrize("world", ["testbed"])
         def test_long_on_testbed(world): pass
     """
-    run(pytester, source, "--rings", rings).assert_outcomes(passed=passed)
+    run_pytest(pytester, source, "--rings", rings).assert_outcomes(passed=passed)
 
 
 @pytest.mark.processes
-def test_ring_1_fails_a_test_that_starts_a_process_sleeps_or_leaves_the_machine(pytester: pytest.Pytester) -> None:
+def test_ring_1_rejects_processes_sleeps_and_connections(pytester: pytest.Pytester) -> None:
     source = """
         import contextlib, socket, subprocess, time, pytest
 
@@ -61,7 +61,7 @@ def test_ring_1_fails_a_test_that_starts_a_process_sleeps_or_leaves_the_machine(
         @pytest.mark.processes
         def test_marked(): subprocess.run(["true"])
     """
-    result = run(pytester, source)
+    result = run_pytest(pytester, source)
     result.assert_outcomes(passed=5, errors=3)
     result.stdout.fnmatch_lines(["*- starts*true*", "*- sleeps 0.001 s", "*- connects to 198.18.0.1"])
 
@@ -74,7 +74,7 @@ def test_failed_property_prints_the_command_that_repeats_it(pytester: pytest.Pyt
         @given(strategies.integers())
         def test_small(n): assert n < 1000
     """
-    result = run(pytester, source, "--hypothesis-seed", "7")
+    result = run_pytest(pytester, source, "--hypothesis-seed", "7")
     result.stdout.fnmatch_lines(["*-m pytest --hypothesis-seed=7 *::test_small"])
 
 
@@ -93,5 +93,5 @@ def test_failed_property_prints_the_command_that_repeats_it(pytester: pytest.Pyt
         ("pytestmark = needs(ROOT)\ndef test_a():\n    time.sleep(1)", 1),
     ],
 )
-def test_findings_are_sleeps_and_replaced_durations_of_ring_1(source: str, count: int) -> None:
+def test_check_finds_sleeps_and_replaced_durations(source: str, count: int) -> None:
     assert len(list(findings(source))) == count

@@ -12,25 +12,25 @@ from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 async def test_timer_on_virtual_time_takes_no_real_time() -> None:
     clock, began = VirtualClock(asyncio.get_running_loop()), time.monotonic()
-    before = clock.monotonic()
+    started_at = clock.monotonic()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.Event().wait(), 86_400)
-    assert clock.monotonic() == before + 86_400
+    assert clock.monotonic() == started_at + 86_400
     assert time.monotonic() - began < 3_600
 
 
-async def test_time_stands_still_while_a_thread_works() -> None:
+async def test_virtual_time_waits_for_working_thread() -> None:
     loop = asyncio.get_running_loop()
-    before, may_end = loop.time(), threading.Event()
+    started_at, may_end = loop.time(), threading.Event()
     working = asyncio.ensure_future(asyncio.to_thread(may_end.wait))
     late = loop.call_later(1.0, lambda: None)
     threading.Timer(0.05, may_end.set).start()
     await working
     late.cancel()
-    assert loop.time() == before
+    assert loop.time() == started_at
 
 
-async def test_time_passes_a_thread_that_is_declared_to_hang() -> None:
+async def test_virtual_time_ignores_hanging_thread() -> None:
     loop, may_end = asyncio.get_running_loop(), threading.Event()
     assert isinstance(loop, VirtualTimeLoop)
     working = asyncio.ensure_future(asyncio.to_thread(may_end.wait))
@@ -40,20 +40,20 @@ async def test_time_passes_a_thread_that_is_declared_to_hang() -> None:
     await working
 
 
-async def test_time_stands_still_while_data_is_on_a_socket() -> None:
+async def test_virtual_time_waits_for_socket_data() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
         writer.close()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    before = asyncio.get_running_loop().time()
+    started_at = asyncio.get_running_loop().time()
     async with asyncio.timeout(0.001):
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(b"line\n")
         assert await reader.readline() == b"line\n"
     writer.close()
     server.close()
-    assert asyncio.get_running_loop().time() == before
+    assert asyncio.get_running_loop().time() == started_at
 
 
 async def test_until_returns_the_first_true_value() -> None:
