@@ -47,7 +47,7 @@ class Result:
     def number(self, name: str) -> float:
         """A value that is a number."""
         value = self.values[name]
-        assert isinstance(value, int | float), f"{name} is no number"
+        assert isinstance(value, int | float), f"{name} is not a number"
         return value
 
     def has(self, **parameters: Parameter) -> bool:

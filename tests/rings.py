@@ -238,7 +238,7 @@ class _Progress:
     """Print how many tests have ended and when the rest will have, instead of dots."""
 
     STEPS = 20
-    """Lines that a whole run prints where the output is no terminal."""
+    """Lines that a whole run prints where the output is not a terminal."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._plugins = config.pluginmanager

@@ -171,7 +171,7 @@ def build_authorizer(
                 code=ProblemCode.ROLE_REQUIRED,
             )
         if access == "owner" and not identity.has_role(Role.OPERATOR):
-            # The route itself rejects a job id that is no number.
+            # The route itself rejects a job id that is not a number.
             with suppress(ValidationError):
                 await check_owner(_JOB.validate_python(connection.path_params["job"]), identity)
 

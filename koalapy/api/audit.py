@@ -86,7 +86,7 @@ def _check_action(action: str, routes: Iterable[BaseRoute]) -> None:
     if action not in actions:
         similar = get_close_matches(action, actions, 2)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "give an operation, such as submit_job"
-        raise UsageError(f"action is {action!r}, which is no operation", field="action", value=action, hint=hint)
+        raise UsageError(f"action is {action!r}, which is not an operation", field="action", value=action, hint=hint)
 
 
 def audit_router(audit_log: Audit) -> APIRouter:

@@ -50,7 +50,7 @@ def parse_duration(value: object) -> object:
 
 def _parse_seconds(value: object) -> object:
     if isinstance(value, bool):  # pydantic would convert it to a number
-        raise PydanticCustomError("duration", "is no duration")
+        raise PydanticCustomError("duration", "is not a duration")
     return parse_duration(value)
 
 
@@ -87,7 +87,7 @@ Seconds = Annotated[
 def _parse_lease(value: object) -> object:
     length = NO_LEASE if value == "none" else parse_duration(value)
     if isinstance(length, bool) or not isinstance(length, int | float) or (length == NO_LEASE and value != "none"):
-        raise PydanticCustomError("lease", "is no lease")
+        raise PydanticCustomError("lease", "is not a lease")
     return length
 
 
@@ -119,14 +119,14 @@ def _parse_bytes(value: Any) -> int:
     try:
         return parse_bytes(value)
     except ValueError:
-        raise PydanticCustomError("bytes", "is no number of bytes") from None
+        raise PydanticCustomError("bytes", "is not a number of bytes") from None
 
 
 def _parse_bandwidth(value: Any) -> float:
     try:
         return parse_bandwidth(value)
     except ValueError:
-        raise PydanticCustomError("bandwidth", "is no bandwidth") from None
+        raise PydanticCustomError("bandwidth", "is not a bandwidth") from None
 
 
 _UNITS = "(k|M|G|T|Ki|Mi|Gi|Ti)?B"
@@ -249,7 +249,7 @@ def _parse_coallocation(value: object) -> object:
         return 1
     value = _to_integer(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise PydanticCustomError("coallocation", "is no co-allocation")
+        raise PydanticCustomError("coallocation", "is not a valid number of clusters")
     return value
 
 

@@ -164,7 +164,7 @@ def _parse_rule(name: str, text: str) -> object:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         detail = f": {error}" if isinstance(error, DuplicateKey) else ""
         raise UsageError(
-            f"{text!r} is no value of {name}{detail}",
+            f"{text!r} is not a value of {name}{detail}",
             field="rules",
             value=text,
             hint="write it as in the configuration",
@@ -175,7 +175,7 @@ def _parse_number(field: str, text: str, maximum: int) -> int:
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(maximum))
     if not (is_short_number and 1 <= int(text) <= maximum):
         hint = f"give a number from 1 to {maximum}"
-        raise UsageError(f"{text!r} is no number, or out of range", field=field, value=text, hint=hint)
+        raise UsageError(f"{text!r} is not a number, or out of range", field=field, value=text, hint=hint)
     return int(text)
 
 
@@ -185,7 +185,9 @@ def _parse_walltime(text: str) -> float:
     except ValueError:
         walltime = 0.0
     if not 0 < walltime <= MAX_DURATION:
-        raise UsageError(f"{text!r} is no walltime", field="walltimes", value=text, hint="give seconds, 90m or 1:30:00")
+        raise UsageError(
+            f"{text!r} is not a walltime", field="walltimes", value=text, hint="give seconds, 90m or 1:30:00"
+        )
     return walltime
 
 

@@ -186,11 +186,11 @@ _CORRECTIONS = {
     "one_line": ("with control characters", "leave them out"),
     "string_pattern_mismatch": ("with characters that are not allowed", "leave them out"),
     "nul": ("with a NUL character", "leave it out"),
-    "coallocation": ("no co-allocation", "use allowed, never, or the maximum number of clusters"),
-    "duration": ("no duration", "give seconds, or units with each number: 90m, 1h30m, 1:30:00"),
-    "lease": ("no lease", "give more than 0 seconds, 40m, 1h30m, or none"),
-    "bytes": ("no number of bytes", "give bytes, or a number with a unit: 16GB, 512MiB"),
-    "bandwidth": ("no bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),
+    "coallocation": ("not a valid number of clusters", "use allowed, never, or the maximum number of clusters"),
+    "duration": ("not a duration", "give seconds, or units with each number: 90m, 1h30m, 1:30:00"),
+    "lease": ("not a lease", "give more than 0 seconds, 40m, 1h30m, or none"),
+    "bytes": ("not a number of bytes", "give bytes, or a number with a unit: 16GB, 512MiB"),
+    "bandwidth": ("not a bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),
     "warning_scope": ("with a colon", "leave out the prefix: all processes of the program get the signal"),
     "warning_signal": (
         "with no signal that a program can catch",
@@ -213,7 +213,7 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
     if location[-1] == "[key]":
         field, name = _field_at(location[:-2]), error.get("input")
         wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))
-        detail = f"{field} has the name {_shorten_repr(name)}, {wrong or 'which is no name'}"
+        detail = f"{field} has the name {_shorten_repr(name)}, {wrong or 'which is not a name'}"
         return _error(detail, field, name, hint or "use another")
     field, value = _field_at(location), error.get("input")
     if kind == "extra_forbidden":
@@ -227,7 +227,7 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
         return _error(f"{field}.type is {tag!r}", f"{field}.type", tag, f"use {_KINDS}")
     if kind == "model_attributes_type":
         hint = "send JSON with Content-Type: application/json" if field == "body" else "give fields and values"
-        return _error(f"{field} is no object", field, value, hint)
+        return _error(f"{field} is not an object", field, value, hint)
     if field in _DURATIONS and kind == "float_parsing":
         kind = "duration"
     wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, error.get("ctx"))

@@ -147,7 +147,7 @@ def _parse_url(url: str) -> SplitResult:
     try:
         parts.hostname.encode("idna")
     except UnicodeError as error:
-        raise ValueError("its host is no name, of which each part has 1 to 63 characters") from error
+        raise ValueError("its host is not a name, of which each part has 1 to 63 characters") from error
     return parts
 
 

@@ -74,7 +74,7 @@ class Client:
             try:
                 return self._submit_once(body, key)
             except CliError as error:
-                if not error.is_passing:
+                if not error.may_recover:
                     raise
             self.timeouts.sleep(pause)
         return self._submit_once(body, key)
@@ -277,10 +277,11 @@ class Absence:
     def tolerate(self, error: CliError) -> None:
         """Report the absence once, or raise the error if the daemon is not expected to return.
 
-        There is no limit on the wait for a daemon that responds with status 503.
+        A daemon that says when to retry is waited for without limit, one that does not respond for
+        ``ABSENCE_TIMEOUT_S`` seconds.
         """
         now = time.monotonic()
-        if not error.is_passing:
+        if not error.may_recover:
             raise error
         if error.code is Exit.UNREACHABLE:
             self._since = self._since or now

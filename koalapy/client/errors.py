@@ -50,7 +50,7 @@ class CliError(Exception):
         return printable(f"{self.message}; {self.hint}" if self.hint else self.message)
 
     @property
-    def is_passing(self) -> bool:
+    def may_recover(self) -> bool:
         """Return whether a later retry may succeed: the daemon or its database is unreachable, or limits the rate."""
         busy = self.status == HTTPStatus.SERVICE_UNAVAILABLE or self.problem is ProblemCode.RATE_LIMIT_EXCEEDED
         return self.code is Exit.UNREACHABLE or (busy and self.retry_after > 0)

@@ -14,7 +14,7 @@ from koalapy.system.tls import is_this_machine
 
 def _check_address(text: str) -> str:
     if not ADDRESS.fullmatch(text):
-        raise ValueError(f"{text!r} is no mail address: give one as koala@example.org")
+        raise ValueError(f"{text!r} is not a mail address: give one as koala@example.org")
     return text
 
 
@@ -30,14 +30,14 @@ def _check_server(text: str) -> str:
     except ValueError:
         is_valid = None
     if not is_valid:
-        raise ValueError(f"{text!r} is no server: give host and port, as smtp.example.org:587")
+        raise ValueError(f"{text!r} is not a server: give host and port, as smtp.example.org:587")
     return text
 
 
 def _check_host(text: str) -> str:
     url = f"https://{text}"
     if url_problem(url) or host_of(urlsplit(url)) != text or "/" in text or "?" in text:
-        raise ValueError(f"{text!r} is no host: give its name in small letters, with a port unless it is 443")
+        raise ValueError(f"{text!r} is not a host: give its name in small letters, with a port unless it is 443")
     return text
 
 

@@ -421,7 +421,7 @@ class Settings(BaseSettings):
                 if owner != name:
                     field = f"clusters.{name}.network"
                     raise UsageError(
-                        f"{field} is {network}, as is that of cluster {owner}: their nodes would be the same",
+                        f"{field}: {network} is also the network of cluster {owner}",
                         field=field,
                         value=network,
                         hint="give each cluster a network of its own, or leave it out",
@@ -482,7 +482,7 @@ def _default_network(number: int) -> str:
 
 
 def parse_proxies(texts: Sequence[str]) -> list[str]:
-    """Check the proxies of the command line. Raise ``UsageError`` for one that is no address or network."""
+    """Check the proxies of the command line. Raise ``UsageError`` for one that is not an address or network."""
     try:
         return [parse_proxy(text.strip()) for text in texts]
     except ValueError as error:
@@ -573,7 +573,7 @@ def _refuse_misspelt_variables() -> None:
         section, delimiter, suffix = name.upper().removeprefix(PREFIX).partition(DELIMITER)
         if near := get_close_matches(section, settings, 1, MIN_LIKENESS):
             raise UsageError(
-                f"{name} in the environment is no setting",
+                f"{name} in the environment is not a setting",
                 field=name,
                 hint=f"did you mean {PREFIX}{near[0]}{delimiter}{suffix}? Correct it, or unset it",
             )

@@ -15,7 +15,7 @@ Secret = Annotated[str, AfterValidator(check_token)]
 
 def _host_name(name: str) -> str:
     if not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?", name):
-        raise ValueError(f"{name!r} is no host's name: give it without scheme and port, as grid.example.org")
+        raise ValueError(f"{name!r} is not a host's name: give it without scheme and port, as grid.example.org")
     return name
 
 
@@ -65,7 +65,7 @@ AbsolutePath = Annotated[str, AfterValidator(_check_absolute)]
 
 def _user_name(name: str) -> str:
     if not re.fullmatch(r"[\w.+-]{1,100}", name):
-        raise ValueError(f"{name!r} is no user's name: give letters, digits, and . _ + - only")
+        raise ValueError(f"{name!r} is not a user's name: give letters, digits, and . _ + - only")
     return name
 
 
@@ -79,7 +79,7 @@ def _cluster_name(name: str) -> str:
     """
     if not re.fullmatch(rf"[^\W_][\w.-]{{0,{MAX_CLUSTER_NAME_LENGTH - 1}}}", name):
         hint = f"give 1 to {MAX_CLUSTER_NAME_LENGTH} letters, digits, and . _ - only, the first a letter or digit"
-        raise ValueError(f"{name[:MAX_CLUSTER_NAME_LENGTH]!r} is no cluster's name: {hint}")
+        raise ValueError(f"{name[:MAX_CLUSTER_NAME_LENGTH]!r} is not a cluster's name: {hint}")
     return name
 
 
@@ -111,7 +111,7 @@ def _one_group(pattern: str) -> str:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
     if groups != 1:
         raise ValueError(f"{pattern!r} must have one group, which is the user: (.+)@example\\.org")
     return pattern
@@ -124,7 +124,7 @@ UserPattern = Annotated[str, AfterValidator(_one_group)]
 def _check_collector(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url} is no address as http://127.0.0.1:4318/v1/traces")
+        raise ValueError(f"{url} is not an address as http://127.0.0.1:4318/v1/traces")
     if parts.username is not None or parts.password is not None:
         raise ValueError("the address has a password: give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
     return url

@@ -226,7 +226,7 @@ def _read_manifest(source: Path) -> BackupSummary:
         return BackupSummary(**json.loads((source / MANIFEST).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise NotFoundError(
-            f"{source} is no whole backup: it has no readable {MANIFEST}",
+            f"{source} is not a whole backup: it has no readable {MANIFEST}",
             field="DIR",
             value=str(source),
             hint="give a folder that koala backup has made",

@@ -78,7 +78,7 @@ def _total_length_limit(characters: int) -> Predicate:
             len(text) for value in values for name in value.__slots__ if isinstance(text := getattr(value, name), str)
         )
         if sum(lengths) > characters:
-            raise ValueError(f"has more than {characters} characters in all")
+            raise ValueError(f"its texts have more than {characters} characters in total")
         return True
 
     return Predicate(check)

@@ -505,7 +505,7 @@ def parse_token(token: Token) -> TokenParts:
     """Return the parts of a token. Raise ``ValueError`` for another text. The token's attempt may have ended."""
     match = _TOKEN.fullmatch(token)
     if match is None:
-        raise ValueError(f"{token[:60]!r} is no token")
+        raise ValueError(f"{token[:60]!r} is not a token")
     job, generation, index, nonce = match.groups()
     return TokenParts(int(job), int(generation), int(index), nonce or "")
 

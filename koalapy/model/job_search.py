@@ -199,7 +199,7 @@ def _word(piece: str) -> Word:
         plain = piece.replace('"', "")
         _refuse(
             piece,
-            f"{piece} is no word of a filter",
+            f"{piece} is not a word of a filter",
             f"say of what: {_quoted('name:', plain)}, {_quoted('user:', plain)}",
         )
     sign, name, operator, text = match.groups()
@@ -288,7 +288,7 @@ def _number(piece: str, search_kind: _Kind, value: str) -> float:
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([smhdw]?)", value, re.ASCII)
     if match is None or (match[2] and not search_kind.unit) or float(match[1]) > MAX_NUMBER:
         expected = "seconds, or 90m, 2h, 1d" if search_kind.unit else "a number"
-        _refuse(piece, f"{value} in {piece} is no number", f"give {expected}: {search_kind.example}")
+        _refuse(piece, f"{value} in {piece} is not a number", f"give {expected}: {search_kind.example}")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -52,7 +52,10 @@ class Adaptive:
         return self._candidate_policies(request)[1].explain(request, grid)
 
     def _candidate_policies(self, request: Request) -> tuple[Policy, Policy]:
-        """Return the policy that usually leaves more nodes to other jobs, and the one that uses faster clusters."""
+        """Return the policy that lets more waiting jobs start, and the one that uses faster clusters.
+
+        The pair depends on the type of the request. Raise ``TypeError`` for a fixed one.
+        """
         if isinstance(request, FixedRequest):
             raise does_not_serve(self, request)
         return self._split if isinstance(request, FlexibleRequest) else self._single

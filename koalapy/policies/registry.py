@@ -46,7 +46,7 @@ class Registry:
         problem = _find_problem(policy)
         if problem:
             raise UsageError(
-                f"{policy!r} is no placement policy: {problem}",
+                f"{policy!r} is not a placement policy: {problem}",
                 field="policy",
                 hint="koalapy.policies.policy.Policy says what a policy has",
             )

@@ -20,7 +20,7 @@ MAX_LINE = 1024**3
 """Maximum bytes of a line. The initial state is one line with all waiting jobs. A small packed file could expand to
 more."""
 NOT_READ = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""Exceptions from converting a line that is no part of a record."""
+"""Exceptions from converting a line that is not a part of a record."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class RecordFile:
     def _lives(self, file: Lines) -> Iterator[Life]:
         export = self._next(file)
         if export is None or "koala_export" not in export:
-            raise self._fault("is no record of koala's", "koala export writes one")
+            raise self._fault("is not a record of koala's", "koala export writes one")
         self._check_format(export["koala_export"])
         while (head := self._next(file)) is not None:
             if "end" in head:
@@ -105,7 +105,7 @@ class RecordFile:
             try:
                 step = step_from_json(content)
             except NOT_READ as error:
-                raise self._fault(f"is damaged in line {self._number}: that is no step") from error
+                raise self._fault(f"is damaged in line {self._number}: that is not a step") from error
             if step.number != expected:
                 raise self._fault(
                     f"has a gap before line {self._number}: after step {expected - 1} comes {step.number}"
@@ -134,7 +134,7 @@ class RecordFile:
             content = json.loads(line)
         except (ValueError, RecursionError) as error:
             if self._number == 1:
-                raise self._fault("is no record of koala's", "koala export writes one") from error
+                raise self._fault("is not a record of koala's", "koala export writes one") from error
             if not line.endswith(b"\n"):
                 raise self._cut() from error
             raise self._fault(f"is damaged in line {self._number}") from error

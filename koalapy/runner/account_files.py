@@ -82,7 +82,7 @@ class Folders:
             os.mkdir(self._own, 0o700)
         status = os.lstat(self._own)
         if not stat.S_ISDIR(status.st_mode):
-            raise Refused(f"{self._own} is no folder")
+            raise Refused(f"{self._own} is not a folder")
         if status.st_uid != os.geteuid():
             raise Refused(f"{self._own} belongs to another account (uid {status.st_uid})")
         if status.st_mode & 0o077:

@@ -208,7 +208,7 @@ class ExecGuard:
 
 
 def _ptrace(request: int, pid: int, data: int = 0) -> int:
-    """Return 0, or the error's number; a process that is gone is no error."""
+    """Return 0, or the error's number; a process that is gone is not an error."""
     if _libc is None:
         return errno.ENOSYS
     if _libc.ptrace(request, pid, None, data) != -1:

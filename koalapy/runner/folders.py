@@ -143,7 +143,7 @@ def _replace_descriptor(old: int, new: int) -> int:
 
 
 def _open(name: str, folder: int | None = None) -> int:
-    """Open a folder that is no link. If this account owns it, first give the owner all permissions."""
+    """Open a folder that is not a link. If this account owns it, first give the owner all permissions."""
     handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=folder)
     try:
         status = os.fstat(handle)

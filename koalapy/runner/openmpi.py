@@ -348,12 +348,12 @@ class Head(Role):
                 self._preflight.receive(payload)
         elif op == "unfit":
             if not 0 < int(payload["code"]) < 256:
-                raise ValueError(f"{payload['code']} is no exit code")
+                raise ValueError(f"{payload['code']} is not an exit code")
             self._runner.say(str(payload["error"])[:MAX_REASON_LENGTH])
             self._runner.conclude(int(payload["code"]))
         elif op == "daemon_ended":
             if not isinstance(payload["code"], int) or not -128 < payload["code"] < 256:
-                raise ValueError(f"{str(payload['code'])[:100]} is no exit code")
+                raise ValueError(f"{str(payload['code'])[:100]} is not an exit code")
             self._runner.relay(*sender, {"op": "noted"})
             self._daemon_ended(index, payload["code"])
 
@@ -459,8 +459,8 @@ class Head(Role):
     def _infrastructure_error(self) -> str:
         """Return the failure of the infrastructure; empty if mpirun's exit code is the program's.
 
-        An MPI daemon may end with an error after a failed rank, whose exit code mpirun returns: that is no failure. It
-        is one if mpirun has not ended, or its exit code says that it lost a connection.
+        An MPI daemon may end with an error after a failed rank, whose exit code mpirun returns: that is not a failure.
+        It is one if mpirun has not ended, or its exit code says that it lost a connection.
         """
         code, hosts = self._code, [node["host"] for node in self._plan.nodes]
         suspicious = code is None or code in CONNECTION_LOST

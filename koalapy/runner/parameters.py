@@ -85,7 +85,7 @@ def check_parameters(series: int, parameters: object, section: str) -> Mapping[s
             )
         if not isinstance(value, str) or len(value) > MAX_LENGTH or not re.fullmatch(patterns[name], value, re.ASCII):
             raise Failure(
-                f"the job's head node sent {_shorten(value)} as the parameter {name}, which is no value of it"
+                f"the job's head node sent {_shorten(value)} as the parameter {name}, which is not a value of it"
             )
     for name in REQUIRED[series]:
         if name not in parameters:

@@ -65,7 +65,7 @@ class Plan:
         for host, node in zip(hosts, self.nodes):
             is_address = is_ipv4(host) or (":" in host and PLAIN.fullmatch(host))
             if host != node["host"] and not is_address:
-                raise ValueError(f"{host!r} is no address of a node")
+                raise ValueError(f"{host!r} is not an address of a node")
         for node, host in zip(self.nodes, hosts):
             node["host"] = host
 
@@ -123,7 +123,7 @@ class Role:
         raise NotImplementedError
 
     def is_starter(self, pid: int) -> bool:
-        """Return whether a process starts the program and is no part of it."""
+        """Return whether a process starts the program and is not a part of it."""
         return False
 
     def filter_output(self, output: bytes) -> bytes:

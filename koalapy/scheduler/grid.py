@@ -212,7 +212,7 @@ class GridStatus:
         self.missing_files += sum(not clusters for clusters in sites.values())
 
     def forget_files(self, wanted: Collection[str]) -> None:
-        """Remove the files without a replica, except those ``wanted`` by jobs."""
+        """Forget which files have no replica, except those ``wanted`` by jobs."""
         self.missing_files = 0
         self._replicas = self._replicas.without_missing(wanted)
         self.touch(NO_CLUSTER)

@@ -145,7 +145,7 @@ NONE_KNOWN = LrmWait()
 
 
 class LrmWaits:
-    """The reported reasons why components wait, and the times until which a wait is no timeout."""
+    """The reported reasons why components wait, and the times until which a wait is not a timeout."""
 
     def __init__(self) -> None:
         self._waits: dict[Token, LrmWait] = {}

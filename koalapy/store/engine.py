@@ -136,7 +136,7 @@ def file_of(url: str | None) -> Path | None:
 def _no_database(url: str) -> UsageError:
     kind = url.partition(":")[0]
     return UsageError(
-        f"database: {kind}:… is no database that koala knows",
+        f"database: {kind}:… is not a database that koala knows",
         field="database",
         value=kind,
         hint="give sqlite:///PATH, postgresql://USER@HOST/NAME, or memory: for a trial",

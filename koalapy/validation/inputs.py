@@ -123,7 +123,7 @@ def near_names(wrong: str, names: Iterable[str]) -> str:
 def name_problem(name: str) -> str:
     """Return the reason why a text is not a valid file name; empty if it is valid."""
     if not name or name in (".", ".."):
-        return "which is no file name"
+        return "which is not a file name"
     if "/" in name:
         return "with a / in it"
     if not name.isprintable():

@@ -82,7 +82,7 @@ def parse_workload(text: Iterable[str], name: str) -> Workload:
 
 def _parse_header(value: object, location: str) -> Json:
     if not isinstance(value, dict) or "koala_workload" not in value:
-        raise UsageError(f"{location} is no header of a workload", field="FILE", hint=HINT)
+        raise UsageError(f"{location} is not a header of a workload", field="FILE", hint=HINT)
     version = value.pop("koala_workload")
     if version != VERSION:
         raise UsageError(f"{location}: its version is {version!r}, not {VERSION}", field="FILE", hint=HINT)

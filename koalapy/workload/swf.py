@@ -84,7 +84,7 @@ def read_trace(path: Path, *, lenient: bool = False) -> Trace:
 
 
 def parse_trace(text: Iterable[str], name: str, *, lenient: bool = False) -> Trace:
-    """Parse the lines of a trace; ``name`` is used in messages. Errors are those of ``read``."""
+    """Parse the lines of a trace; ``name`` is used in messages. Errors are those of ``read_trace``."""
     trace = Trace()
     for number, line in enumerate(text, 1):
         line = line.removeprefix("\ufeff")  # Some editors write a byte order mark at the beginning of a file.

@@ -421,7 +421,7 @@ async def test_submit_home_site_is_limited_to_sites_of_owner(tmp_path: Path) -> 
             assert (unknown.status_code, unknown.json()["field"]) == (403, "home_site")
             assert "users.bob.home" in unknown.json()["hint"]
             foreign = await api.send_as("bob", "POST", path, json=BODY | {"home_site": "north"})
-            assert (foreign.status_code, foreign.json()["field"]) == (403, "home_site"), "bob is no user of north"
+            assert (foreign.status_code, foreign.json()["field"]) == (403, "home_site"), "bob is not a user of north"
             forbidden = await api.send_as("ada", "POST", path, json=BODY | {"home_site": "west"})
             assert (forbidden.status_code, forbidden.json()["field"]) == (403, "home_site")
 

@@ -58,7 +58,7 @@ SEMANTIC_ERRORS = re.compile(
             "but max_components is",
             "but min_component_size is",
             "which is partitioned|is partitioned, but",
-            "which is no file name",
+            "which is not a file name",
             "would make .* in the component's folder",
             "policy_options",
             # capacity

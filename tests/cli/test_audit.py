@@ -57,7 +57,7 @@ def test_what_is_looked_for_in_vain_is_told(koala: Koala) -> None:
 def test_an_action_that_there_is_not_is_refused(koala: Koala, action: str, hint: str) -> None:
     ended = koala("audit-log", "--action", action)
     assert (ended.code, ended.out) == (Exit.USAGE, "")
-    assert ended.err == f"koala: action is '{action}', which is no operation; {hint}\n"
+    assert ended.err == f"koala: action is '{action}', which is not an operation; {hint}\n"
 
 
 def test_what_is_shown_does_no_harm_to_a_terminal() -> None:

@@ -48,9 +48,9 @@ def test_limits_of_unlimited_user_says_so(koala: Koala) -> None:
     assert koala("limits", "--user", "bob").out == "nothing is limited of bob\n"
 
 
-@pytest.mark.parametrize(("code", "is_passing"), [("rate-limit-exceeded", True), ("limit-exceeded", False)])
-def test_rejection_by_rate_limit_is_passing(code: str, is_passing: bool) -> None:
+@pytest.mark.parametrize(("code", "may_recover"), [("rate-limit-exceeded", True), ("limit-exceeded", False)])
+def test_rejection_by_rate_limit_may_recover(code: str, may_recover: bool) -> None:
     body = json.dumps({"status": 429, "detail": "the limit requests_per_second of ada is 1", "code": code}).encode()
     headers = HTTPMessage()
     headers["Retry-After"] = "1"
-    assert _answer_to_error(Answer(429, headers, body)).is_passing is is_passing
+    assert _answer_to_error(Answer(429, headers, body)).may_recover is may_recover

@@ -262,7 +262,7 @@ def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yam
         load_yaml(users=people | {"bob": {"accounts": {"north": "al"}}}).known_users()
     with pytest.raises(UsageError, match="there is no cluster nort"):
         load_yaml(users={"ada": {"accounts": {"nort": "al"}}}).known_users()
-    with pytest.raises(UsageError, match="is no user's name"):
+    with pytest.raises(UsageError, match="is not a user's name"):
         load_yaml(users={"ada@north": {}})
 
 
@@ -277,7 +277,7 @@ def test_tokens_of_the_environment_are_refused_likewise(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["", "http://grid", "grid:8642", "a b", "*", "grid..org", "/", "[::1]"])
 def test_an_allowed_host_is_a_name_and_nothing_else(load_yaml: Any, name: str) -> None:
-    with pytest.raises(UsageError, match="is no host's name") as refusal:
+    with pytest.raises(UsageError, match="is not a host's name") as refusal:
         load_yaml(allowed_hosts=["grid.example.org", name])
     assert refusal.value.field == "allowed_hosts[1]"
 
@@ -327,7 +327,7 @@ def test_what_the_environment_said_wrong_is_to_be_corrected_there(
 @pytest.mark.parametrize("text", ["1: 2", "_env_prefix: X_", "_env_file: /etc/passwd", "null: 1", "[1, 2]: 3"])
 def test_a_key_that_is_no_fields_name_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "koala.yaml").write_text(f"{text}\n")
-    with pytest.raises(UsageError, match=r"is no field|cannot read"):
+    with pytest.raises(UsageError, match=r"is not a field|cannot read"):
         load_settings(tmp_path / "koala.yaml")
 
 
@@ -371,7 +371,7 @@ def test_a_clusters_name_is_one_plain_word(load_yaml: Any, tmp_path: Path, name:
     with pytest.raises(UsageError) as refusal:
         load_yaml(clusters={name: {}})
     assert refusal.value.field == "clusters"
-    said = f"clusters: {name[:100]!r} is no cluster's name: give 1 to 100 letters"
+    said = f"clusters: {name[:100]!r} is not a cluster's name: give 1 to 100 letters"
     assert refusal.value.message.startswith(f"{tmp_path / 'koala.yaml'}: {said}")
 
 
@@ -445,7 +445,7 @@ def test_local_networks_are_all_different_or_refused(networks: dict[str, str | N
     if len(named) == len(set(named)):
         assert len(set(settings.local_networks().values())) == len(networks)
     else:
-        with pytest.raises(UsageError, match="their nodes would be the same"):
+        with pytest.raises(UsageError, match="is also the network of cluster"):
             settings.local_networks()
 
 
@@ -501,7 +501,7 @@ def test_configuration_with_duplicate_key_is_refused(tmp_path: Path) -> None:
 )
 def test_variable_like_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str, meant: str) -> None:
     monkeypatch.setenv(variable, "operator")
-    with pytest.raises(UsageError, match="is no setting") as refusal:
+    with pytest.raises(UsageError, match="is not a setting") as refusal:
         load_settings(None)
     assert (refusal.value.field, refusal.value.hint) == (variable, f"did you mean {meant}? Correct it, or unset it")
 

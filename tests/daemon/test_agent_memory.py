@@ -76,7 +76,7 @@ async def test_each_cluster_raises_the_epoch_once(tmp_path: Path) -> None:
             async with daemon.agent_of(cluster, known(told)) as agent:
                 assert await welcomed(agent) == epoch
         async with daemon.agent_of("north", known(6, "own")) as agent:
-            assert await welcomed(agent) == 6, "what it has from us is no news"
+            assert await welcomed(agent) == 6, "what it has from us is not a news"
 
 
 async def test_jobs_are_numbered_above_all_that_agents_know(tmp_path: Path) -> None:

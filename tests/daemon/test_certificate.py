@@ -141,7 +141,7 @@ def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(
         (pair.certificate, junk, "--tls-key", "make no certificate with its key"),
         (data_dir / "none", pair.key, "--tls-cert", "cannot be read: No such file"),
         (pair.certificate, data_dir / "none", "--tls-key", "cannot be read: No such file"),
-        (pair.certificate, data_dir / "pipe", "--tls-key", "is no file"),
+        (pair.certificate, data_dir / "pipe", "--tls-key", "is not a file"),
         (data_dir, pair.key, "--tls-cert", "cannot be read: Is a directory"),
     ]:
         with pytest.raises(UsageError, match=why) as refused:

@@ -303,7 +303,7 @@ async def test_submissions_are_filled_in(world: World) -> None:
     assert resolved.inputs == (InputFile("m", 4, ("north",)),)
     assert resolved.bundle == Bundle(bundle.id, bundle.size, 3)
     assert resolved.application == "wave"
-    with pytest.raises(UsageError, match="bundle has a data, and so is an input called"):
+    with pytest.raises(UsageError, match="the bundle contains data, which is also the name of an input"):
         await world.files.resolve_spec(replace(spec, inputs=(InputFile("m", target="data"),)), DIRECTOR)
     with pytest.raises(UsageError, match="there is no bundle") as refused:
         await world.files.resolve_spec(replace(spec, bundle=Bundle("f" * 64, 0, 0)), DIRECTOR)

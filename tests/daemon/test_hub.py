@@ -222,7 +222,7 @@ async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_pat
 async def test_an_agent_that_does_not_say_hello_is_sent_away(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
         await daemon.hub.serve_connection("north", silent := Agent())
-        assert silent.closed == f"no hello came within {hub.HELLO_TIMEOUT:g} s"
+        assert silent.closed == f"the agent sent no hello within {hub.HELLO_TIMEOUT:g} s"
 
 
 odd_texts = st.text(st.characters(), max_size=5) | st.sampled_from(["\ud800", "a\udcff", "\0"])

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 
 def double(values: Iterator[int]) -> list[int]:
-    print("this is no answer")
+    print("this is not an answer")
     return [2 * value for value in values]
 
 

@@ -40,7 +40,7 @@ class Visitor:
             self.log_in(token)
 
     def _note(self, kind: str, text: str) -> None:
-        # That a connection ended is no mistake of a page.
+        # That a connection ended is not a mistake of a page.
         if kind in ("error", "warning") and "ERR_" not in text and "htmx:sse:error" not in text:
             self.complaints.append(text)
 

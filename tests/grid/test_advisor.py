@@ -158,7 +158,7 @@ def check_reported_advice(grid: Grid, plan: Setup, prime: int) -> None:
     table = grid.run_koala("advisor").stdout
     assert any(plan.name("wave") in line and line.endswith("one cluster") for line in table.splitlines())
     record = grid.http.get("/api/v1/advisor/record", params={"application": plan.name("prime")}).json()["record"]
-    assert len(record) == plan.rounds + 1, "what the user has fixed is no advice"
+    assert len(record) == plan.rounds + 1, "what the user has fixed is not an advice"
     (advice,) = [line for line in record if line["job"] == prime]
     assert advice["clusters"] == 2
     assert {1, 2} <= {len(option["clusters"]) for option in advice["options"]}

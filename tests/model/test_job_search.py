@@ -103,13 +103,13 @@ def test_search_finds_matching_jobs(text: str, ids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "says", "way_out"),
     [
-        ("wave", "wave is no word of a filter", "name:wave"),
+        ("wave", "wave is not a word of a filter", "name:wave"),
         ("usr:alice", "there is no usr in filters", "did you mean user?"),
         ("state:waitng", "there is no state waitng", "did you mean waiting?"),
         ("priority:urgent", "there is no priority urgent", "known: high, low"),
-        ("size>big", "big in size>big is no number", "size>32"),
-        ("size>1h", "1h in size>1h is no number", "give a number"),
-        ("age>1y", "1y in age>1y is no number", "2h, 1d"),
+        ("size>big", "big in size>big is not a number", "size>32"),
+        ("size>1h", "1h in size>1h is not a number", "give a number"),
+        ("age>1y", "1y in age>1y is not a number", "2h, 1d"),
         ("user>alice", "user cannot be compared with >", "user:alice"),
         ("size>1,2", "size is compared with 1, 2", "compare it with one"),
         ("user:", "user: has no value", "user:alice"),

@@ -176,7 +176,7 @@ def test_what_is_no_policy_is_refused_with_what_it_lacks(policy: object, problem
     registry = Registry()
     with pytest.raises(UsageError) as refused:
         registry.register(policy)
-    assert f"is no placement policy: {problem}" in refused.value.message
+    assert f"is not a placement policy: {problem}" in refused.value.message
     assert refused.value.field == "policy"
     assert registry.names() == []
 

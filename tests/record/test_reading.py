@@ -52,7 +52,7 @@ def test_replay_of_truncated_record_is_rejected(tmp_path: Path) -> None:
     for position in sorted({0, 1, *list(ends)[:: max(1, len(ends) // 40)], *range(7, len(WHOLE), len(WHOLE) // 40)}):
         if position < len(WHOLE) - 1:
             message = read_error(tmp_path / "day", WHOLE[:position])
-            assert "is cut off after line" in message or "is no record" in message
+            assert "is cut off after line" in message or "is not a record" in message
 
 
 def test_replay_of_damaged_gzip_is_rejected(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_replay_of_record_with_gap_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "instead", "said"),
     [
-        (0, b"a text\n", "is no record of koala's"),
+        (0, b"a text\n", "is not a record of koala's"),
         (0, b"[]\n", "is damaged in line 1"),
         (0, b'{"koala_export":2}\n', "is of format 2, and this version of koala reads format 1"),
         (1, b'{"koala_record":7,"part":1}\n', "is of format 7"),
@@ -81,25 +81,25 @@ def test_replay_of_record_with_gap_is_rejected(tmp_path: Path) -> None:
         (2, b'{"begin":{"rules":{}}}\n', "it begins with nothing that is known"),
         (1, b'{"koala_record":1,"part":1}\n', "it does not say whose life begins there"),
         (2, b'{"begin":[]}\n', "it begins with nothing that is known"),
-        (0, b"[" * 100_000 + b"\n", "is no record of koala's"),
+        (0, b"[" * 100_000 + b"\n", "is not a record of koala's"),
         (5, b"[" * 100_000 + b"\n", "is damaged in line 6"),
         (5, b"{\n", "is damaged in line 6"),
-        (5, b'{"n":3,"at":NaN}\n', "that is no step"),
-        (5, b'{"n":3,"at":Infinity}\n', "that is no step"),
-        (5, b'{"n":3,"at":1e300}\n', "that is no step"),
-        (5, b'{"n":3,"at":"now"}\n', "that is no step"),
-        (5, b'{"n":3,"at":null}\n', "that is no step"),
-        (5, b'{"n":3,"at":9.0,"looks":[["a",1]]}\n', "that is no step"),
-        (5, b'{"n":3,"at":9.0,"looks":[[1,1' + b"0" * 400 + b"]]}\n", "that is no step"),
-        (5, b'{"n":3,"at":9.0,"nonces":[1]}\n', "that is no step"),
+        (5, b'{"n":3,"at":NaN}\n', "that is not a step"),
+        (5, b'{"n":3,"at":Infinity}\n', "that is not a step"),
+        (5, b'{"n":3,"at":1e300}\n', "that is not a step"),
+        (5, b'{"n":3,"at":"now"}\n', "that is not a step"),
+        (5, b'{"n":3,"at":null}\n', "that is not a step"),
+        (5, b'{"n":3,"at":9.0,"looks":[["a",1]]}\n', "that is not a step"),
+        (5, b'{"n":3,"at":9.0,"looks":[[1,1' + b"0" * 400 + b"]]}\n", "that is not a step"),
+        (5, b'{"n":3,"at":9.0,"nonces":[1]}\n', "that is not a step"),
         (
             5,
             b'{"n":3,"at":9.0,"events":[["Reported","nowhere","ClusterReport",{"total":1,"idle":1}]]}\n',
             "tells after step 2 of what there is not: KeyError('nowhere')",
         ),
-        (5, b'{"n":3,"at":1.0,"events":[["NoSuchEvent",{}]]}\n', "that is no step"),
-        (5, b'{"n":3,"at":1.0,"events":[["Reported","north"]]}\n', "that is no step"),
-        (5, b'{"n":3,"at":1.0,"done":[1]}\n', "that is no step"),
+        (5, b'{"n":3,"at":1.0,"events":[["NoSuchEvent",{}]]}\n', "that is not a step"),
+        (5, b'{"n":3,"at":1.0,"events":[["Reported","north"]]}\n', "that is not a step"),
+        (5, b'{"n":3,"at":1.0,"done":[1]}\n', "that is not a step"),
     ],
 )
 def test_replay_of_invalid_line_is_rejected(tmp_path: Path, number: int, instead: bytes, said: str) -> None:

@@ -55,7 +55,7 @@ def test_a_cluster_that_names_its_network_keeps_to_it() -> None:
 def test_nodes_move_to_addresses_only(host: str) -> None:
     plan = plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
     plan.move(["10.9.0.1", "fe80::1%eth0"])
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="is not an address"):
         plan.move(["10.9.0.3", host])
     assert [node["host"] for node in plan.nodes] == ["10.9.0.1", "fe80::1%eth0"]
 

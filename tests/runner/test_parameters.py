@@ -214,7 +214,7 @@ def test_check_parameters_with_another_parameter_names_it(series: int, selected:
 @pytest.mark.parametrize(("series", "selected"), BY_SERIES)
 def test_check_parameters_names_a_value_for_a_shell(series: int, selected: dict[str, str], more: str) -> None:
     for name, value in selected.items():
-        with pytest.raises(Failure, match=rf"as the parameter {name}, which is no value of it"):
+        with pytest.raises(Failure, match=rf"as the parameter {name}, which is not a value of it"):
             check_parameters(series, {**selected, name: value + more}, SECTION)
 
 

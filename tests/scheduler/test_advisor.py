@@ -344,7 +344,7 @@ class Careless(Auto):
 
 @pytest.mark.parametrize(
     ("answer", "description"),
-    [(None, "it raised ValueError('wave')"), ("nonsense", "informed, it was 'nonsense', which is no policy")],
+    [(None, "it raised ValueError('wave')"), ("nonsense", "informed, it was 'nonsense', which is not a policy")],
 )
 def test_advice_broken_policy_is_reported_and_skipped(answer: object, description: str) -> None:
     policies = builtin_policies()

@@ -101,7 +101,7 @@ def test_slowdown_moves_from_prior_to_observed() -> None:
     assert slowdowns[-1] == pytest.approx(3.0, rel=0.05)
     harmless_probability = [experience.slowdowns("wave").harmless_probability(ON[2]) for experience in experiences]
     assert harmless_probability == sorted(harmless_probability, reverse=True)
-    assert harmless_probability[1] > 0.01, "a single run is no proof"
+    assert harmless_probability[1] > 0.01, "a single run is not a proof"
     assert harmless_probability[-1] < 1e-6
 
 

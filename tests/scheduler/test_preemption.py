@@ -43,7 +43,7 @@ def test_preemption_takes_youngest_and_no_more_than_needed() -> None:
     assert [world.state(job) for job in (1, 2)] == [JobState.RUNNING] * 2
     assert [world.state(job) for job in (3, 4)] == [JobState.QUEUED] * 2
     assert world.reasons(4, "requeued") == ["preempted: north is needed for job 5 of high priority"]
-    assert world.job(4).restarts == 0, "a preemption is no failure"
+    assert world.job(4).restarts == 0, "a preemption is not a failure"
     world.advance(3000)
     assert [world.state(job) for job in range(1, 6)] == [JobState.SUCCEEDED] * 5
     check_nothing_remains(world)

@@ -48,7 +48,7 @@ def test_reclaim_frees_nodes_for_own_user() -> None:
         f"reclaimed: north takes back its nodes for job {own_job} of its own users"
     ]
     assert world.reasons(own_job, "reclaims") == [f"your site north reclaimed 6 nodes, of job {guest}"]
-    assert world.job(guest).restarts == 0, "a reclaim is no failure"
+    assert world.job(guest).restarts == 0, "a reclaim is not a failure"
     world.advance(LONG + 100)
     assert [world.state(job) for job in (own_job, guest)] == [JobState.SUCCEEDED] * 2
     check_nothing_remains(world)

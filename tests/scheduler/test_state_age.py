@@ -1,4 +1,4 @@
-"""Age of the known state of a cluster's nodes. Agents report each change, so silence while connected is no age."""
+"""Age of the known state of a cluster's nodes. Agents report each change, so silence while connected is not an age."""
 
 from koalapy.model.reports import ClusterReport
 from koalapy.scheduler.events import Reported

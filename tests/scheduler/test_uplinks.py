@@ -29,7 +29,7 @@ def test_uplinks_without_data_are_omitted() -> None:
     grid = create_grid()
     grid.set_link("east", "east", Link(bandwidth=9e9))
     grid.set_link("east", "west", Link(latency=0.1))
-    assert grid.view().uplinks == {}, "a link within a cluster is no uplink"
+    assert grid.view().uplinks == {}, "a link within a cluster is not an uplink"
 
 
 def test_uplink_bandwidth_is_measured_maximum_or_configured() -> None:

@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path, name: str, content
         ([], "is empty"),
         ([HEAD], "contains no jobs"),
         (["{"], "line 1 is not JSON"),
-        (['{"a": 1}'], "line 1 is no header"),
+        (['{"a": 1}'], "line 1 is not a header"),
         (['{"koala_workload": 2}'], "line 1: its version is 2"),
         ([HEAD, "[]"], "line 2: it is"),
         ([HEAD, JOB % "-1"], "line 2: at is -1"),

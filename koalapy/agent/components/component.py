@@ -350,7 +350,7 @@ class Component:
         self.folder.note_entry(end={**facts, "refused": self.refused, "exceeded": self.exceeded, "hosts": hosts})
 
     def mark_collected(self, problem: str) -> None:
-        """Record that the results were sent or are lost; ``problem`` is reported, but is no failure."""
+        """Record that the results were sent or are lost; ``problem`` is reported, but is not a failure."""
         self.collected = True
         if problem:
             self.output.append_line(f"koala: {problem}\n".encode())

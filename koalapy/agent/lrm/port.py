@@ -186,7 +186,7 @@ class Lrm(Protocol):
         ...
 
     async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
-        """End an account's job and all its processes if its name is ``name``. An ended job is no error.
+        """End an account's job and all its processes if its name is ``name``. An ended job is not an error.
 
         ``by_force``: use a stronger command, for a job that is still there after an earlier cancellation.
         """
@@ -267,7 +267,7 @@ class JobControl(Protocol):
         ...
 
     async def cancel_job(self, job: str, user: str = "") -> None:
-        """End an account's job and all its processes. An ended or unknown job is no error."""
+        """End an account's job and all its processes. An ended or unknown job is not an error."""
 
     async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         """Return what ``koala check`` shows of it, for jobs of so many nodes. Raise nothing."""

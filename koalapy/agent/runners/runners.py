@@ -350,7 +350,10 @@ class RunnerServer:
             )
 
     async def read_pending(self) -> None:
-        """Wait until all data that runners have sent is processed, as after a stop of this process."""
+        """Process the data that runners sent while this process was stopped.
+
+        Runners that are still authenticating are waited for ``INTRODUCTION_TIMEOUT`` seconds.
+        """
         if self._server is not None:
             await accept_waiting(self._server)
         await asyncio.sleep(LOOP_TURN)  # what is accepted becomes a connection

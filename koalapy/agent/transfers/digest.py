@@ -33,8 +33,8 @@ def measure_content(descriptor: int, *, checksum: bool, given_up: Callable[[], b
     """Return size and checksum of an open file or folder.
 
     Raise ``OSError`` if it cannot be read, ``SiteRejected`` if it contains other types of files, ``SiteUnavailable`` if
-    cancelled by ``given_up``. The checksum of a folder is the SHA-256 of a line ``KIND CHECKSUM NAME NUL`` per entry,
-    sorted by name.
+    cancelled by ``given_up``. The checksum of a folder is the SHA-256 of its entries sorted by name: kind,
+    checksum and name of each, with spaces between and a zero byte at the end.
     """
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         return _measure_folder(descriptor, checksum, MAX_DEPTH, given_up)

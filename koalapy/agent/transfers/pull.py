@@ -76,7 +76,7 @@ class RsyncOutcome:
 
     @property
     def reason(self) -> str:
-        """The line of the errors that gives the reason."""
+        """Why rsync failed: its first error line, its signal, or its exit code."""
         lines = [line.strip() for line in self.errors.splitlines() if line.strip()]
         reasons = [line for line in lines if not line.startswith("rsync error:")]
         if self.code < 0:
@@ -294,7 +294,9 @@ class Pull:
                     raise self._error(error.message, "source") from error
                 problem = error.message
             except ValidationError as error:
-                raise self._error(f"{self._file.source} sent an invalid answer", "source") from error
+                raise self._error(
+                    f"the agent of {self._file.source} sent an answer that cannot be read", "source"
+                ) from error
             except (SiteError, TransferCut) as error:
                 problem = str(error)
                 if isinstance(error, SiteUnavailable) and self._questions.is_recently_connected:

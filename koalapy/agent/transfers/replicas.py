@@ -94,7 +94,7 @@ class Replicas:
         parts = None if content.parts is None else [asdict(part) for part in content.parts]
         if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > self._max_answer_size:
             raise SiteRejected(
-                f"{printable(str(path))} has {len(parts):,} entries, which are too many",
+                f"{printable(str(path))} has {len(parts):,} entries, more than allowed",
                 hint="move them into subfolders",
                 fault=SiteFault.IRREGULAR,
             )

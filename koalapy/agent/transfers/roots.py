@@ -97,7 +97,7 @@ def open_entry(folder: int, name: str) -> int:
     """Open a regular file or folder in an open folder. Raise ``OSError``, or ``SiteRejected`` for other types."""
     kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        kind_name = "a symbolic link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
+        kind_name = "a symbolic link, which is not followed" if stat.S_ISLNK(kind) else "neither a file nor a folder"
         raise SiteRejected(f"{printable(name)} is {kind_name}", fault=SiteFault.IRREGULAR)
     return os.open(name, CONTENT, dir_fd=folder)
 

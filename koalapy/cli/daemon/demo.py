@@ -30,7 +30,7 @@ T = TypeVar("T")
 def run_demo(keep: bool) -> int:
     """Run the demonstration; return 0 if the program has verified its result."""
     if os.environ.get("KOALA_CONFIG"):
-        raise CliError("the demo uses its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
+        raise CliError("KOALA_CONFIG is set, but the demo starts its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
     directory = Path(tempfile.mkdtemp(prefix="koala-demo-"))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

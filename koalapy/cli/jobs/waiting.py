@@ -49,7 +49,7 @@ def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
     try:
         transfers.follow_transfers(client, job, deadline)
     except CliError as error:
-        if not error.is_passing:
+        if not error.may_recover:
             raise
 
 
@@ -62,7 +62,7 @@ def _print_output(client: Client, job: int, deadline: float | None) -> bool:
     except TimeIsUp:
         return True
     except CliError as error:
-        if not error.is_passing:
+        if not error.may_recover:
             raise
         return False
 

@@ -80,7 +80,7 @@ class Feed(Generic[T]):
                 self.received_at = time.monotonic()
             except CliError as error:
                 self.trouble = error
-                if not error.is_passing:
+                if not error.may_recover:
                     self.ended = error
             except (KeyError, TypeError, ValueError) as error:
                 message = f"the answer of the daemon at {self._client.url} is not understood ({error!r})"
@@ -107,7 +107,7 @@ class Feed(Generic[T]):
                     if event.get("event") == "changed" and json.loads(event["data"])["topics"]:
                         self._now.set()
             except CliError as error:
-                if not error.is_passing:
+                if not error.may_recover:
                     break  # no stream, or no access to it: the next request reports the reason
             except (KeyError, TypeError, ValueError):
                 break

@@ -65,7 +65,7 @@ def run_workload(
         with file.open(encoding="utf-8") as lines:
             workload = parse_workload(lines, str(file))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text"
         raise CliError(f"cannot read {file}: {reason}", Exit.USAGE, "koala workload generate -o FILE") from error
     make_folder(folder)
     rest_daemon = RestDaemon(client := daemon.client(), policy)

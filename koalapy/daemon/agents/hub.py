@@ -263,7 +263,7 @@ async def _receive_hello(frames: AsyncIterator[str]) -> Hello:
         async with asyncio.timeout(HELLO_TIMEOUT):
             return await _first_hello(frames)
     except TimeoutError as error:
-        raise UsageError(f"no hello came within {HELLO_TIMEOUT:g} s") from error
+        raise UsageError(f"the agent sent no hello within {HELLO_TIMEOUT:g} s") from error
 
 
 async def _first_hello(frames: AsyncIterator[str]) -> Hello:

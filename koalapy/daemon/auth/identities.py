@@ -167,7 +167,7 @@ class Identities:
         return identity
 
     async def verify_token(self, token: str) -> Identity | None:
-        """Verify a token with the OpenID provider's keys and return its identity, or None if it is no provider token.
+        """Verify a token with the OpenID provider's keys and return its identity; None for other tokens.
 
         Raise ``TokenRejected`` for an invalid token, and ``SiteUnavailable`` while the provider's keys are unavailable.
         """
@@ -258,7 +258,7 @@ class Identities:
                 )
             maker = None if made_by is None else self._stored.get(made_by)
             if made_by is not None and (maker is None or not self.is_valid(maker, now)):
-                raise ForbiddenError("the token that was shown holds no longer", hint="show another")
+                raise ForbiddenError("your token has expired or was revoked", hint="log in again")
             token_text = PREFIX + secrets.token_urlsafe(32)
             number = max(self._stored, default=0) + 1
             token = StoredToken(
@@ -281,7 +281,7 @@ class Identities:
                 del self._stored[number]
                 raise
             if self._stored[number].revoked_at is not None:
-                raise ForbiddenError("the token that was shown holds no longer", hint="show another")
+                raise ForbiddenError("your token has expired or was revoked", hint="log in again")
             self._register_token(token)
         return token, token_text
 

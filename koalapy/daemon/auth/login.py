@@ -58,7 +58,7 @@ class LoginRules:
     trusted: frozenset[ClusterName] = frozenset()
     """Clusters from which logins get the user's configured role; logins from other clusters get ``user``."""
     min_uids: Mapping[ClusterName, int] | None = None
-    """Lowest uid that is no system account, by cluster; 1000 for clusters that are missing."""
+    """Lowest uid that is not a system account, by cluster; 1000 for clusters that are missing."""
     refused: Mapping[ClusterName, Collection[str]] = field(default_factory=dict)
     """Accounts that are rejected, by cluster."""
     reserved: Collection[str] = frozenset()

@@ -101,7 +101,7 @@ def parse_signing_keys(content: bytes) -> KeySet:
     document = json.loads(content)
     listed = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(listed, list):
-        raise ValueError("it is no set of keys: there is no list keys")
+        raise ValueError("it is not a set of keys: there is no list keys")
     keys: list[Key] = [key for entry in listed if (key := _parse_signing_key(entry)) is not None]
     if not keys:
         raise ValueError("there is no key that may sign by RS256, ES256 or EdDSA")
@@ -234,7 +234,7 @@ class Oidc:
             raise TokenRejected(error.description or error.error.replace("_", " ")) from error
         # The content is untrusted, and joserfc raises these errors for some malformed tokens.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise TokenRejected("it is no signed token") from error
+            raise TokenRejected("it is not a signed token") from error
         return self._cache_result(token, claims)
 
     def _check_claims(self, claims: dict[str, Any]) -> None:

@@ -167,7 +167,7 @@ def check_archive(path: Path) -> dict[str, bool]:
             if any(file.read(tarfile.BLOCKSIZE)):
                 raise UsageError("the body is a broken tar archive", field="body", hint=ARCHIVE_HINT)
     except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
-        raise UsageError(f"the body is no whole tar archive: {error}", field="body", hint=ARCHIVE_HINT) from error
+        raise UsageError(f"the body is not a whole tar archive: {error}", field="body", hint=ARCHIVE_HINT) from error
     return kinds
 
 
@@ -198,12 +198,12 @@ class _Headers(io.RawIOBase):
 def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
     name = plain_name(member.name)
     if name is None:
-        _reject_member(member, "is no name of a file below a folder")
+        _reject_member(member, "is not a name of a file below a folder")
     if not (member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.isdir()) or member.issparse():
         _reject_member(member, "is neither a regular file nor a folder")
     if not name:
         if not member.isdir():
-            _reject_member(member, "is no name of a file below a folder")
+            _reject_member(member, "is not a name of a file below a folder")
         return
     if len(name) > MAX_NAME_LENGTH:
         _reject_member(member, f"has a name of more than {MAX_NAME_LENGTH} characters")

@@ -322,10 +322,10 @@ class Files:
         if clashes := {file.file_name for file in spec.all_inputs} & tops:
             name = min(clashes)
             raise UsageError(
-                f"bundle has a {name}, and so is an input called",
+                f"the bundle contains {name}, which is also the name of an input",
                 field="bundle",
                 value=bundle.id,
-                hint="give the input another name with as, or rename what is sent along",
+                hint="give the input another name with as, or rename the staged file",
             )
         return replace(spec, bundle=Bundle(bundle.id, bundle.size, bundle.files))
 

@@ -119,14 +119,14 @@ class Results:
             job, generation, rank, nonce = parse_token(token)
         except ValueError:
             raise NotFoundError(
-                f"{token[:60]!r} is no stage", field="token", value=token, code=ProblemCode.COMPONENT_NOT_FOUND
+                f"{token[:60]!r} is not a stage", field="token", value=token, code=ProblemCode.COMPONENT_NOT_FOUND
             ) from None
         record, attempts = await self._attempts(job)
         attempt = next((a for a in attempts if (a.generation, a.nonce) == (generation, nonce)), None)
         gang = attempt.gang if attempt else ()
         if not any((component.rank, component.cluster) == (rank, cluster) for component in gang):
             raise NotFoundError(
-                f"{token} is no component on {cluster}",
+                f"{token} is not a component on {cluster}",
                 field="token",
                 value=token,
                 code=ProblemCode.COMPONENT_NOT_FOUND,

@@ -80,9 +80,10 @@ class Changes:
             follower.wake.set()
 
     async def follow_changes(self, since: str = "") -> AsyncIterator[frozenset[Topic]]:
-        """Yield the changed topics, at once if they changed after version ``since``.
+        """Yield the topics of each change, until ``end_followers`` is called.
 
-        After ``MAX_INTERVAL`` seconds without a change, yield an empty set.
+        If ``since`` is not the current version, first yield all topics at once, since one version counts the changes
+        of all. After ``MAX_INTERVAL`` seconds without a change, yield an empty set.
         """
         follower = _Follower()
         self._followers.add(follower)

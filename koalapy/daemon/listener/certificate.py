@@ -184,7 +184,7 @@ def _read_file(path: Path, field: str) -> bytes:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise _make_error(field, path, "is no file", "give a file in PEM")
+                raise _make_error(field, path, "is not a file", "give a file in PEM")
             is_ours, mode = status.st_uid == os.geteuid(), stat.S_IMODE(status.st_mode)
             if field == "--tls-key" and not is_ours and status.st_uid != 0:
                 problem = f"belongs to another account (uid {status.st_uid})"

@@ -310,9 +310,9 @@ def measurement_spec(pair: ClusterPair, command: Sequence[str], owner: str = OWN
 
 
 def _measured_link(job: Job, command: Sequence[str], owner: Callable[[ClusterPair], str]) -> ClusterPair | None:
-    """Return the link that a job measures; None if the job is no measurement of this daemon.
+    """Return the link that a job measures; None if the job is not a measurement of this daemon.
 
-    The name alone is no proof, since a user may give it to any job.
+    The name alone is not a proof, since a user may give it to any job.
     """
     request = job.spec.request
     if not isinstance(request, FixedRequest) or len(request.components) > 2 or not job.spec.internal:

@@ -47,7 +47,7 @@ def find_matching(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | Non
 
 
 def has_matching(problem: Problem, mode: Mode = Mode.OPTIMAL) -> bool:
-    """Return whether a matching exists that the mode admits; faster than ``match``."""
+    """Return whether a matching exists that the mode admits; faster than ``find_matching``."""
     if mode is Mode.OPTIMAL:
         # In this mode an overloaded link is allowed, unless its capacity is zero.
         open_to_all = (replace(s, capacity=None) if s.capacity is None or s.capacity > 0 else s for s in problem.sites)

@@ -41,7 +41,7 @@ def inform_policy(policy: Policy, knowledge: Knowledge) -> Policy:
     except Exception as error:
         raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
     if type(answer) is not type(policy) and not isinstance(answer, Policy):  # isinstance with a protocol is slow
-        raise BrokenPolicy(policy.name, f"informed, it was {repr(answer)[:80]}, which is no policy")
+        raise BrokenPolicy(policy.name, f"informed, it was {repr(answer)[:80]}, which is not a policy")
     return answer
 
 

@@ -235,5 +235,7 @@ async def test_rejection_of_qsub_has_its_text(engine: FakeGridEngine, grid: SgeL
 
 
 def test_drmaa_library_with_sudo_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(SiteRejected, match="cannot be used for other accounts by rules of sudo"):
+    with pytest.raises(
+        SiteRejected, match="jobs of other accounts that are submitted by sudo cannot use a DRMAA library"
+    ):
         drmaa_control("/x/libdrmaa.so", folders_of(tmp_path).run_as)

@@ -111,7 +111,7 @@ async def test_linked_account_folder_is_not_followed(daemon: FakeDaemon, mapped:
     await run_as(daemon, "7.1.0", ["/bin/sh", "-c", leave], "alice")
     await daemon.submit_component("8.1.0", local_user="alice")
     status = await daemon.wait_for_state("8.1.0", "ended")
-    assert "alice is no folder" in status["error"]
+    assert "alice is not a folder" in status["error"]
     assert status["refused"] == "unknown"
     await daemon.send_command("forget", "7.1.0")
     assert (treasure / "launch").read_text() == "kept"

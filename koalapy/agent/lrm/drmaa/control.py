@@ -33,9 +33,9 @@ def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl | DrmaaAc
         return DrmaaControl(library)
     if run_as.switch_method is SwitchMethod.SUDO:
         raise SiteRejected(
-            "a DRMAA library cannot be used for other accounts by rules of sudo",
+            "jobs of other accounts that are submitted by sudo cannot use a DRMAA library",
             field="library",
-            hint="leave the cluster's library out: commands are used then; see docs/clusters.md, Job accounts",
+            hint="remove the cluster's setting library, so that commands are used; see docs/clusters.md, Job accounts",
             fault=SiteFault.SITE,
         )
     return DrmaaAccounts(library, run_as)
