@@ -2,12 +2,12 @@
 
 import io
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 GOOD = {"run.sh": b"#!/bin/sh\necho hello\n", "data/a": b"a" * 5000, "data/b": b""}
 
 
-def archive_of(files: dict[str, bytes | None], **more: object) -> bytes:
+def archive_of(files: Mapping[str, bytes | None], **more: object) -> bytes:
     """Files and, where there is no content, folders."""
     members = []
     for name, content in files.items():

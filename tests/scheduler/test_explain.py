@@ -14,7 +14,7 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement, Refusal
-from koalapy.model.profile import ClusterProfile, Mpi
+from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.scheduler.events import ClusterDrained, JobSubmitted, ReplicasChanged, Reported
@@ -243,7 +243,7 @@ def the_idle_cluster_lacks_a_folder() -> tuple[World, JobId]:
 
 @add_case("south 4: a job runs under one series", ("request.total_size", 4))
 def clusters_have_different_series() -> tuple[World, JobId]:
-    profiles = {"north": ClusterProfile(mpi=Mpi(5)), "south": ClusterProfile(mpi=Mpi(4))}
+    profiles = {"north": ClusterProfile(mpi=Mpi(MpiSeries.FIVE)), "south": ClusterProfile(mpi=Mpi(MpiSeries.FOUR))}
     world = create_busy_grid({"north": 8, "south": 8}, north=4, south=4, world={"profiles": profiles})
     return world, world.submit(FlexibleRequest(6), launcher=Launcher.OPENMPI)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, NodeClass
 from koalapy.model.job import JobSpec, JobState, Launcher
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
-from koalapy.model.profile import ClusterProfile, Mpi
+from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, Request, RequestType
 from koalapy.model.users import Accounts
@@ -26,7 +26,7 @@ from tests.policies.grids import NAMES, grid, grids, summary, with_state
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
 
-MPI_5, MPI_4 = ClusterProfile(mpi=Mpi(5)), ClusterProfile(mpi=Mpi(4))
+MPI_5, MPI_4 = ClusterProfile(mpi=Mpi(MpiSeries.FIVE)), ClusterProfile(mpi=Mpi(MpiSeries.FOUR))
 SCRATCH = ClusterProfile(scratch="/scratch")
 BARE = ClusterProfile()
 
@@ -152,8 +152,8 @@ def test_placement_combines_folder_and_series_rules() -> None:
     view = grid(east=2, north=5, south=4, west=1)
     profiles = {
         "east": ClusterProfile(scratch="/s"),
-        "north": ClusterProfile(mpi=Mpi(5)),
-        "south": ClusterProfile(scratch="/s", mpi=Mpi(4)),
+        "north": ClusterProfile(mpi=Mpi(MpiSeries.FIVE)),
+        "south": ClusterProfile(scratch="/s", mpi=Mpi(MpiSeries.FOUR)),
         "west": ClusterProfile(scratch="/s"),
     }
     assert clusters_of(evaluate_request(flexible(3), view, profiles, "{scratch}")) == {"south"}
@@ -163,7 +163,7 @@ def test_placement_combines_folder_and_series_rules() -> None:
     )
 
 
-PROFILES = [ClusterProfile(scratch=s, mpi=Mpi(m)) for s, m in product([None, "/s"], [4, 5])]
+PROFILES = [ClusterProfile(scratch=s, mpi=Mpi(m)) for s, m in product([None, "/s"], MpiSeries)]
 drawn_profiles = st.fixed_dictionaries({name: st.sampled_from(PROFILES) for name in NAMES})
 drawn_requests = st.one_of(
     st.builds(flexible, st.integers(1, 8)),
@@ -371,8 +371,8 @@ def test_explanation_covers_folders_and_series() -> None:
     view = with_state(grid(east=(2, 4), north=5, south=(4, 9), west=1), "west", ClusterState.DRAINED, "by ops")
     profiles = {
         "east": ClusterProfile(scratch="/s"),
-        "north": ClusterProfile(mpi=Mpi(5)),
-        "south": ClusterProfile(scratch="/s", mpi=Mpi(4)),
+        "north": ClusterProfile(mpi=Mpi(MpiSeries.FIVE)),
+        "south": ClusterProfile(scratch="/s", mpi=Mpi(MpiSeries.FOUR)),
         "west": ClusterProfile(scratch="/s"),
     }
     assert explain_clusters(flexible(4), view, profiles, "{scratch}") == []

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,7 +55,7 @@ def test_low_patience_must_be_positive_or_none(patience: float) -> None:
 
 # What it is worth
 
-GUARANTEE_RULES = {"scan_interval": 10.0, "aging_tries": 3}
+GUARANTEE_RULES: dict[str, Any] = {"scan_interval": 10.0, "aging_tries": 3}
 MAX_RUN_TIME_S = 30.0
 """Maximum run time of high-priority jobs in seconds."""
 

@@ -132,12 +132,17 @@ def make_world() -> World:
         return Component(index=index, cluster=cluster, size=size, state=state, **fields)
 
     def attempt(generation: int, *components: Component, **fields: Any) -> Attempt:
-        placed = {"placed_at": 110.0, "start_estimate": 116.0, "claim_at": 115.5, "nonce": f"5eed{generation}"}
+        placed: dict[str, Any] = {
+            "placed_at": 110.0,
+            "start_estimate": 116.0,
+            "claim_at": 115.5,
+            "nonce": f"5eed{generation}",
+        }
         return Attempt(generation=generation, components=components, **placed | fields)
 
     def job(ident: int, spec: JobSpec, state: JobState, **fields: Any) -> Job:
         generation = fields["attempt"].generation if fields.get("attempt") else 0
-        common = {"queue_seq": ident + 100, "generation": generation, "submitted_at": 100.0 + ident}
+        common: dict[str, Any] = {"queue_seq": ident + 100, "generation": generation, "submitted_at": 100.0 + ident}
         return Job(**common | {"id": ident, "spec": spec, "state": state} | fields)
 
     claimed_times = {"hosts": ("127.0.1.1", "127.0.1.2"), "lrm_job": "7", "submitted_at": 116.0, "claimed_at": 118.5}
@@ -253,8 +258,8 @@ def make_world() -> World:
         OutboxEntry(12, "south", {"type": "stop", "token": "14.1.0", "id": 12, "reason": "cancelled"}),
         OutboxEntry(13, "west", {"type": "forget", "token": "9.1.0", "id": 13}),
     ]
-    link = {"one": "north", "other": "south", "latency": 0.25, "bandwidth": 1e6, "back": 2e6, "job": 13}
-    ping = {"kind": MeasurementKind.PINGPONG, "error": ""}
+    link: dict[str, Any] = {"one": "north", "other": "south", "latency": 0.25, "bandwidth": 1e6, "back": 2e6, "job": 13}
+    ping: dict[str, Any] = {"kind": MeasurementKind.PINGPONG, "error": ""}
     batches = [
         Batch(at=100.0, epoch=1, jobs={stored_job.id: stored_job for stored_job in begun}, advised=advised[:1]),
         Batch(

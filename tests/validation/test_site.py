@@ -3,7 +3,7 @@
 import pytest
 
 from koalapy.model.job import JobSpec, Launcher
-from koalapy.model.profile import ClusterProfile, Mpi
+from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.validation.limits import ClusterLimits
@@ -13,7 +13,7 @@ from tests.validation.submissions import GRID, UNKNOWN, check, refusal, spec
 MIXED = (
     ClusterLimits("east", 2, ClusterProfile(scratch="/s", home="/h")),
     ClusterLimits("north", 4, ClusterProfile(scratch="/s")),
-    ClusterLimits("south", 3, ClusterProfile(mpi=Mpi(4))),
+    ClusterLimits("south", 3, ClusterProfile(mpi=Mpi(MpiSeries.FOUR))),
 )
 SERIES_HINT = "name clusters of one series, or use the launcher processes"
 

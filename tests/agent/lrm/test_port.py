@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -78,7 +79,7 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
     await lrm.close()
 
 
-def submission(folder: Path, script: str, *, letter: str = "a", nodes: int = 1, **fields: object) -> LrmSubmission:
+def submission(folder: Path, script: str, *, letter: str = "a", nodes: int = 1, **fields: Any) -> LrmSubmission:
     name = job_name(letter)
     argv = ["/bin/sh", "-c", script]
     return LrmSubmission(name, nodes, argv, {"GREETING": "hello"}, folder, folder / f"{name}.out", **fields)

@@ -57,5 +57,11 @@ def make_control(library: FakeLibrary, **changes: Any) -> DrmaaControl:
 
 
 def submission(folder: Path, name: str = "koala-a", **changes: Any) -> LrmSubmission:
-    fields = {"nodes": 1, "argv": ["true"], "environment": {"A": "b"}, "workdir": folder, "output": folder / "out"}
+    fields: dict[str, Any] = {
+        "nodes": 1,
+        "argv": ["true"],
+        "environment": {"A": "b"},
+        "workdir": folder,
+        "output": folder / "out",
+    }
     return LrmSubmission(name, **(fields | changes))
