@@ -1,4 +1,4 @@
-"""Repeats MPI_Allgather and verifies what came, as the communication-bound program of sonmez-2010."""
+"""Repeats MPI_Allgather and verifies the received numbers, as the communication-bound program of sonmez-2010."""
 
 import sys
 import time

@@ -59,7 +59,7 @@ def run_turn(once: Callable[[], Round], max_rounds: int, budget: float) -> list[
 
 
 def sample_rounds(exchange: Callable[[int], Round], max_rounds: int, budget: float) -> dict[int, list[Round]]:
-    """Return the rounds by message size, about ``most`` of each; a size that takes too long gets one."""
+    """Return the rounds by message size, about ``max_rounds`` of each; a size that takes too long gets one."""
     rounds_by_size: dict[int, list[Round]] = {size: [] for size in (0, LATENCY_BYTES, BANDWIDTH_BYTES)}
     turns = min(TURNS, max_rounds)
     for _ in range(turns):

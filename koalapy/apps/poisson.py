@@ -52,7 +52,7 @@ def conjugate_gradients(
 ) -> tuple[Grid, int]:
     """Solve apply(u) = right until the residual has fallen by the factor ``tolerance``.
 
-    Return the solution and the number of iterations, at most ``most``.
+    Return the solution and the number of iterations, at most ``max_iterations``.
     """
     u = np.zeros_like(right)
     residual, direction = right.copy(), right.copy()

@@ -29,7 +29,7 @@ class Access:
     def __init__(
         self, url: str | None, user_token: str | None, ca: str = "", timeouts: ClientTimeouts = DEFAULT_TIMEOUTS
     ) -> None:
-        """``shown``: the token given by the user, if any; ``ca``: trusted certificates of the daemon, in PEM."""
+        """``user_token``: the token given by the user, if any; ``ca``: trusted certificates of the daemon, in PEM."""
         self.parts, self._timeouts, self.ca, self.token = _parse_url(url or DEFAULT_URL), timeouts, ca, ""
         if user_token:
             self.token = check_showable(
@@ -127,7 +127,7 @@ class Access:
 def check_showable(token: str, source: str) -> str:
     """Return a token without its trailing newline. Raise ``CliError``, without the token, if it is invalid.
 
-    ``where``: the option or variable with the token, for the error message.
+    ``source``: the option or variable with the token, for the error message.
     """
     stripped = token.strip()
     if not stripped:

@@ -55,7 +55,7 @@ def find_login(
 
 
 def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
-    """Obtain a new login and save it. Return None and raise errors as ``find`` does."""
+    """Obtain a new login and save it. Return None and raise errors as ``find_login`` does."""
     paths = agent_socket.find_sockets(well_known)
     if not paths:
         return None
@@ -116,7 +116,7 @@ def _open_folder(*, make: bool = False) -> Iterator[int]:
 
 
 def save_login(login: Login) -> None:
-    """Save a login and replace an earlier one. Raise ``OSError`` and ``ValueError`` as ``_opened_folder`` does."""
+    """Save a login and replace an earlier one. Raise ``OSError`` and ``ValueError`` as ``_open_folder`` does."""
     with _open_folder(make=True) as folder:
         os.fchmod(folder, 0o700)
         os.close(write_private_file(_file_name(login.url), folder, json.dumps(asdict(login))))

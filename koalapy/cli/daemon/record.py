@@ -43,10 +43,13 @@ def export_record(
     # Write to a pipe, a terminal or the target of a link in place; replace only regular files.
     is_new = not output.is_symlink() and (output.is_file() or not output.exists())
     incoming = output.with_name(f".{output.name}.incoming") if is_new else output
-    got = Transfer(f"writes {output}")
+    transfer = Transfer(f"writes {output}")
     try:
-        with Progress(lambda: str(got)), _open_output(incoming, is_new=is_new, packed=output.suffix == ".gz") as file:
-            for piece in got.count_bytes(pieces):
+        with (
+            Progress(lambda: str(transfer)),
+            _open_output(incoming, is_new=is_new, packed=output.suffix == ".gz") as file,
+        ):
+            for piece in transfer.count_bytes(pieces):
                 file.write(piece)
         if is_new:
             incoming.rename(output)

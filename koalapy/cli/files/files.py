@@ -113,9 +113,9 @@ def fetch_results(
     client = daemon.client()
     answer = client.job(job)
     try:
-        got = Transfer(f"fetches into {folder}")
-        with Progress(lambda: str(got)):
-            counts = unpacking.unpack_results(got.count_bytes(client.stream_results(job)), folder, force=force)
+        transfer = Transfer(f"fetches into {folder}")
+        with Progress(lambda: str(transfer)):
+            counts = unpacking.unpack_results(transfer.count_bytes(client.stream_results(job)), folder, force=force)
     except KeyboardInterrupt:
         hint = f"get the rest with koala fetch {job} --force" + (f" --to {to}" if to else "")
         raise CliError(f"{folder} is incomplete", Exit.INTERRUPTED, hint) from None

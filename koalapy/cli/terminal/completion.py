@@ -40,7 +40,7 @@ PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+/-]*")
 def complete_word(
     kind: str, context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """Return completions of a word; ``what`` is a key of ``OFFERS``, or ``files``."""
+    """Return completions of a word; ``kind`` is a key of ``OFFERS``, or ``files``."""
     if kind == "files":
         return [CompletionItem(incomplete, type="file")]
     already = context.params.get(parameter.name or "") or ()

@@ -45,7 +45,7 @@ class Progress(Block):
 
 
 def waiting_for(activity: str) -> Progress:
-    """Return a progress line with the text ``what`` and the elapsed time."""
+    """Return a progress line with the text ``activity`` and the elapsed time."""
     began = time.monotonic()
     return Progress(lambda: f"{activity}, {format_duration(time.monotonic() - began)}")
 
