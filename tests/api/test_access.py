@@ -26,7 +26,7 @@ from koalapy.model.users import Accounts, User, Users
 from koalapy.scheduler.rules import Rules
 from koalapy.validation.permissions import SubmissionRules
 from tests.daemon.archives import GOOD, archive_of
-from tests.daemon.sites import Sites, sha
+from tests.daemon.sites import Sites, sha256_hex
 from tests.model.specs import values_of
 from tests.serving import AGENT_TOKENS, CSRF_HEADER, URL, serving
 
@@ -181,7 +181,7 @@ async def test_route_admits_only_callers_of_its_access_table(api: Api, caller: s
     checked_routes = 0
     for operation, method, path in api.list_operations():
         url = path.format(
-            job=1, name="north", one="north", other="south", cluster="north", bundle=sha(BUNDLE), token="1.1.0"
+            job=1, name="north", one="north", other="south", cluster="north", bundle=sha256_hex(BUNDLE), token="1.1.0"
         )
         is_agent_route = path.startswith("/api/v1/agents/")
         access_level = "agents" if is_agent_route else str(ACCESS.get(operation, Role.ADMIN))
@@ -499,11 +499,11 @@ async def test_idempotency_key_is_separate_per_user(api: Api) -> None:
 @pytest.mark.evidence("U3")
 async def test_bundle_of_other_user_is_not_found_by_digest(api: Api) -> None:
     assert (await api.send_as("ada", "POST", "/api/v1/bundles", content=BUNDLE)).status_code == 201
-    path, body = f"/api/v1/bundles/{sha(BUNDLE)}", BODY | {"bundle": sha(BUNDLE)}
+    path, body = f"/api/v1/bundles/{sha256_hex(BUNDLE)}", BODY | {"bundle": sha256_hex(BUNDLE)}
     missing = await api.send_as("bob", "GET", f"/api/v1/bundles/{'0' * 64}")
     foreign = await api.send_as("bob", "GET", path)
     assert foreign.status_code == missing.status_code == 404
-    assert foreign.json()["detail"].replace(sha(BUNDLE), "0" * 64) == missing.json()["detail"]
+    assert foreign.json()["detail"].replace(sha256_hex(BUNDLE), "0" * 64) == missing.json()["detail"]
     assert (await api.send_as("bob", "HEAD", path)).status_code == 404
     for submitting in ("/api/v1/jobs", "/api/v1/explain"):
         refused = await api.send_as("bob", "POST", submitting, json=body)

@@ -21,7 +21,7 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.scheduler.rules import Rules
 from koalapy.store.sql import SqlStore
 from tests.daemon.sites import Sites
-from tests.daemon.test_hub import running
+from tests.daemon.test_hub import running_daemon
 from tests.serving import serving
 from tests.signals import hanging_threads, until
 
@@ -212,7 +212,7 @@ async def test_lease_renewal_failure_rejects_submissions(tmp_path: Path, monkeyp
     def refuse(*_: object) -> None:
         raise StoreUnavailable("the database does not answer: it is locked")
 
-    async with running(tmp_path / "koala.db") as daemon:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
         database, lost = daemon.engine.database, []
         calendar = duties.Duties(daemon.engine, daemon.store, lambda: lost.append(True))
         with monkeypatch.context() as patched:
@@ -231,7 +231,7 @@ async def test_lease_renewal_that_hangs_reports_database_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proceed = threading.Event()
-    async with running(tmp_path / "koala.db") as daemon:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
         monkeypatch.setattr(daemon.store, "renew_lease", lambda *_: proceed.wait())
         renewing = asyncio.create_task(duties.Duties(daemon.engine, daemon.store, lambda: None).renew_lease())
         with hanging_threads():

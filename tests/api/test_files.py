@@ -9,8 +9,8 @@ import pytest
 
 from koalapy.api.job_views import JobSubmission
 from koalapy.model.errors import SiteFault, SiteRejected
-from tests.daemon.archives import GOOD, archive_of, pieces
-from tests.daemon.sites import Sites, sha
+from tests.daemon.archives import GOOD, archive_of, yield_pieces
+from tests.daemon.sites import Sites, sha256_hex
 from tests.serving import BUNDLE_LIMIT, Open
 
 Json = dict[str, Any]
@@ -42,7 +42,7 @@ async def test_add_replica_returns_its_entry(open_api: Open, sites: Sites) -> No
         "cluster": "north",
         "path": "/m",
         "size": 4,
-        "checksum": sha(b"mesh"),
+        "checksum": sha256_hex(b"mesh"),
         "parts": None,
         "state": "good",
     }
@@ -238,12 +238,12 @@ async def test_idempotency_key_survives_removed_replica(open_api: Open, sites: S
 
 async def test_bundle_is_uploaded_once(open_api: Open) -> None:
     api = await open_api()
-    path = f"/api/v1/bundles/{sha(ARCHIVE)}"
+    path = f"/api/v1/bundles/{sha256_hex(ARCHIVE)}"
     missing = await api.get(path)
     assert (missing.status_code, missing.json()["field"]) == (404, "bundle")
-    expected = {"id": sha(ARCHIVE), "size": len(ARCHIVE), "files": 3}
+    expected = {"id": sha256_hex(ARCHIVE), "size": len(ARCHIVE), "files": 3}
     for status in (201, 200):
-        answer = await api.post("/api/v1/bundles", content=pieces(ARCHIVE))
+        answer = await api.post("/api/v1/bundles", content=yield_pieces(ARCHIVE))
         assert (answer.status_code, answer.json()) == (status, expected)
     assert (await api.get(path)).json() == expected
     assert (await api.head(path)).status_code == 200
@@ -282,14 +282,14 @@ async def test_bundle_of_undeclared_size_is_limited(open_api: Open) -> None:
 async def test_upload_bundle_beyond_quota_returns_507(open_api: Open) -> None:
     api = await open_api()
     large = [archive_of({name: bytes(BUNDLE_LIMIT - 20_000)}) for name in "abc"]
-    answers = [await api.post("/api/v1/bundles", content=pieces(data, 100_000)) for data in large]
+    answers = [await api.post("/api/v1/bundles", content=yield_pieces(data, 100_000)) for data in large]
     assert [answer.status_code for answer in answers] == [201, 201, 507]
     problem = answers[-1].json()
     assert (problem["title"], problem["field"]) == ("Insufficient Storage", "body")
     assert "bundles_quota is 4.19 MB" in problem["detail"]
     assert "operator to raise bundles_quota" in problem["hint"]
     assert (await api.post("/api/v1/bundles", content=large[0])).status_code == 507, "an upload reserves space again"
-    assert (await api.get(f"/api/v1/bundles/{sha(large[0])}")).status_code == 200
+    assert (await api.get(f"/api/v1/bundles/{sha256_hex(large[0])}")).status_code == 200
 
 
 async def test_stalled_bundle_upload_returns_408(open_api: Open) -> None:
@@ -307,7 +307,7 @@ async def test_stalled_bundle_upload_returns_408(open_api: Open) -> None:
 async def test_agent_resumes_bundle_download(open_api: Open) -> None:
     api = await open_api(tokens=["secret"])
     await api.post("/api/v1/bundles", content=ARCHIVE, headers={"Authorization": "Bearer secret"})
-    path = f"/api/v1/agents/north/bundles/{sha(ARCHIVE)}"
+    path = f"/api/v1/agents/north/bundles/{sha256_hex(ARCHIVE)}"
     assert (await api.get(path, headers=NORTH)).content == ARCHIVE
     remaining = await api.get(path, headers=NORTH | {"Range": "bytes=1000-"})
     assert (remaining.status_code, remaining.content) == (206, ARCHIVE[1000:])
@@ -328,7 +328,7 @@ async def test_agent_routes_require_token_of_cluster(open_api: Open, cluster: st
     api = await open_api()
     await api.post("/api/v1/bundles", content=ARCHIVE)
     path = f"/api/v1/agents/{cluster}"
-    assert (await api.get(f"{path}/bundles/{sha(ARCHIVE)}", headers=headers)).status_code == status
+    assert (await api.get(f"{path}/bundles/{sha256_hex(ARCHIVE)}", headers=headers)).status_code == status
     assert (await api.put(f"{path}/results/1.1.0", headers=headers, content=ARCHIVE)).status_code == status
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from koalapy.api.fields import Output, Problem
 from tests.daemon.archives import GOOD, archive_of
-from tests.daemon.sites import Sites, sha
+from tests.daemon.sites import Sites, sha256_hex
 from tests.serving import BUNDLE_LIMIT, Open
 
 Json = dict[str, Any]
@@ -211,7 +211,7 @@ async def request_files(api: Any, sites: Sites) -> None:
     for body in (archive_of(GOOD), archive_of(GOOD), b"x" * 1000, b"x" * (BUNDLE_LIMIT + 1)):
         answer = await api.post("/api/v1/bundles", content=body)
     assert answer.status_code == 413
-    assert (await api.get(f"/api/v1/bundles/{sha(archive_of(GOOD))}")).status_code == 200
+    assert (await api.get(f"/api/v1/bundles/{sha256_hex(archive_of(GOOD))}")).status_code == 200
 
 
 async def test_document_references_and_tags_are_complete(open_api: Open) -> None:

@@ -25,7 +25,7 @@ from koalapy.client.errors import CliError, Exit
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from tests.cli.conftest import FAST, Koala, Server, StandardError
-from tests.daemon.archives import archive, archive_of, special, unpacked
+from tests.daemon.archives import archive_of, make_archive, make_special_member, unpack_archive
 
 SIX = ("--flexible", "6")
 
@@ -87,7 +87,7 @@ def test_job_file_may_list_inputs_and_staged_files(koala: Koala, server: Server,
     assert spec.inputs == (InputFile("m", target="x"),)
     assert spec.inputs_of(0) == (InputFile("f", distribution="partitioned", part="a"),)
     assert spec.bundle is not None
-    assert unpacked(server.bundles.contents[spec.bundle.id]) == {"run.sh": b"echo hello"}
+    assert unpack_archive(server.bundles.contents[spec.bundle.id]) == {"run.sh": b"echo hello"}
     (tmp_path / "job.yaml").write_text("request: {type: flexible, total_size: 1}\nstage: run.sh\n")
     assert "stage in the job file is not a list of paths" in koala("submit", "-f", str(tmp_path / "job.yaml")).err
 
@@ -129,7 +129,7 @@ def test_stage_uploads_equal_files_once(koala: Koala, server: Server, code_folde
     assert spec.workdir is None
     assert spec.bundle is not None
     data = server.bundles.contents[spec.bundle.id]
-    assert unpacked(data) == {
+    assert unpack_archive(data) == {
         "code": None,
         "code/-run.sh": b"#!/bin/sh\n",
         "code/empty": None,
@@ -145,11 +145,11 @@ def test_stage_uploads_equal_files_once(koala: Koala, server: Server, code_folde
 def test_archive_of_current_folder_has_its_contents(code_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(code_folder)
     with pack_archive(["."]) as archived:
-        assert sorted(unpacked(archived.file.read())) == ["-run.sh", "empty", "link", "sub dir", "sub dir/ä.py"]
+        assert sorted(unpack_archive(archived.file.read())) == ["-run.sh", "empty", "link", "sub dir", "sub dir/ä.py"]
         assert archived.files == 3
     monkeypatch.chdir(code_folder / "empty")
     with pack_archive(["../-run.sh", ".."]) as archived:
-        assert "-run.sh" in unpacked(archived.file.read())
+        assert "-run.sh" in unpack_archive(archived.file.read())
 
 
 def test_archive_id_changes_with_content_only(code_folder: Path) -> None:
@@ -298,9 +298,9 @@ def test_fetch_without_results_creates_no_folder(koala: Koala, server: Server, t
         archive_of({"/x": b"1"}),
         archive_of({"a/../../x": b"1"}),
         archive_of({"a//b": b""}),
-        archive(special("0-north/a", tarfile.SYMTYPE, "/etc/passwd")),
-        archive(special("a", tarfile.FIFOTYPE)),
-        archive(special("a", tarfile.LNKTYPE, "/etc/passwd")),
+        make_archive(make_special_member("0-north/a", tarfile.SYMTYPE, "/etc/passwd")),
+        make_archive(make_special_member("a", tarfile.FIFOTYPE)),
+        make_archive(make_special_member("a", tarfile.LNKTYPE, "/etc/passwd")),
         DATA[:2000],
         b"",
     ],
@@ -317,7 +317,7 @@ def test_unpack_of_invalid_member_is_rejected(facts: dict[str, str], tmp_path: P
     member = tarfile.TarInfo("0-north/a")
     member.pax_headers = facts
     with pytest.raises(CliError, match="the archive is invalid"):
-        unpack_results(iter([archive((member, b""))]), tmp_path / "to", force=True)
+        unpack_results(iter([make_archive((member, b""))]), tmp_path / "to", force=True)
     assert not [path for path in (tmp_path / "to").rglob("*") if path.is_file()]
 
 

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from koalapy.model.replica import Replica
 from tests.cli.conftest import Koala
-from tests.daemon.sites import Sites, sha
+from tests.daemon.sites import Sites, sha256_hex
 from tests.daemon_in_process import ServedDaemon, daemon_in_thread
 
 MESH = b"mesh"
@@ -43,17 +43,17 @@ def replicated_mesh(koala: Koala) -> None:
 def add_replicas(server: ServedDaemon, *places: tuple[str, str]) -> None:
     """Add replicas by name and cluster to the catalogue, without an agent."""
     for name, cluster in places:
-        server.engine.catalogue.put(Replica(name, cluster, "/mesh.nc", len(MESH), sha(MESH)))
+        server.engine.catalogue.put(Replica(name, cluster, "/mesh.nc", len(MESH), sha256_hex(MESH)))
 
 
 def test_replicas_add_prints_size_and_checksum(koala: Koala) -> None:
     added = koala("replicas", "add", "climate/mesh.nc", "north:/data/a b:c.nc")
     assert (added.code, added.err) == (0, "")
-    assert added.out == f"north has climate/mesh.nc: 4 bytes, SHA-256 {sha(MESH)}\n"
+    assert added.out == f"north has climate/mesh.nc: 4 bytes, SHA-256 {sha256_hex(MESH)}\n"
     assert "a folder of 0 entries" in koala("replicas", "add", "fields", "north:/folder").out
     header, first, _ = koala("replicas", "list").out.splitlines()
     assert header.split() == ["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"]
-    cells = ["climate/mesh.nc", "north", "good", "4", "bytes", "-", sha(MESH)[:8], "/data/a", "b:c.nc", "-"]
+    cells = ["climate/mesh.nc", "north", "good", "4", "bytes", "-", sha256_hex(MESH)[:8], "/data/a", "b:c.nc", "-"]
     assert first.split() == cells
     assert len(koala("replicas", "list", "fields").out.splitlines()) == 2
     assert json.loads(koala("replicas", "list", "fields", "--json").out)["replicas"][0]["parts"] == 0

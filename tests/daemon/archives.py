@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 GOOD = {"run.sh": b"#!/bin/sh\necho hello\n", "data/a": b"a" * 5000, "data/b": b""}
 
 
-def archive_of(files: Mapping[str, bytes | None], **more: object) -> bytes:
+def archive_of(files: Mapping[str, bytes | None], **options: object) -> bytes:
     """Files and, where there is no content, folders."""
     members = []
     for name, content in files.items():
@@ -16,10 +16,10 @@ def archive_of(files: Mapping[str, bytes | None], **more: object) -> bytes:
             member.type = tarfile.DIRTYPE
         member.mode = 0o755 if name.endswith(".sh") or content is None else 0o644
         members.append((member, content or b""))
-    return archive(*members)
+    return make_archive(*members)
 
 
-def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+def make_archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for member, content in members:
@@ -28,18 +28,18 @@ def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     return file.getvalue()
 
 
-def special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
+def make_special_member(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, target
     return member, b""
 
 
-async def pieces(data: bytes, size: int = 700) -> AsyncIterator[bytes]:
+async def yield_pieces(data: bytes, size: int = 700) -> AsyncIterator[bytes]:
     for start in range(0, len(data), size):
         yield data[start : start + size]
 
 
-def unpacked(data: bytes) -> dict[str, bytes | None]:
+def unpack_archive(data: bytes) -> dict[str, bytes | None]:
     """What is in an archive; folders have no content."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return {m.name: None if m.isdir() else tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]

@@ -8,7 +8,7 @@ from koalapy.daemon.access import reachable_addresses
 
 
 @pytest.mark.parametrize(("only", "hosts"), [(0, {"::", "127.0.0.1", "::1"}), (1, {"::", "::1"})])
-def test_a_token_is_not_registered_for_an_address_at_which_others_may_listen(only: int, hosts: set[str]) -> None:
+def test_reachable_addresses_with_ipv6_only_omit_ipv4_loopback(only: int, hosts: set[str]) -> None:
     with socket.socket(socket.AF_INET6) as listener:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
         listener.bind(("::", 0))

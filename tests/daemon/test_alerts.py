@@ -19,9 +19,9 @@ ADA, BOB = (Identity(name, Role.USER, "") for name in ("ada", "bob"))
 OPERATOR = Identity("otto", Role.OPERATOR, "")
 
 
-def alert(kind: AlertKind = AlertKind.AGENT_AWAY, target: str = "cluster north", **more: object) -> Alert:
+def make_alert(kind: AlertKind = AlertKind.AGENT_AWAY, target: str = "cluster north", **fields: object) -> Alert:
     texts = {"severity": Severity.CRITICAL, "summary": "gone", "cause": "who knows", "remedy": "koala do", "since": 0.0}
-    return Alert(kind=kind, target=target, **{**texts, **more})  # type: ignore[arg-type]
+    return Alert(kind=kind, target=target, **{**texts, **fields})  # type: ignore[arg-type]
 
 
 class Scene:
@@ -31,20 +31,20 @@ class Scene:
         self.now = 100.0
         self.wrong: list[Alert] = []
         self.told: list[tuple[str, bool]] = []
-        self.alerts = Alerts([self._check], RULES, lambda: self.now, [self._changed])
+        self.alerts = Alerts([self._yield_wrong], RULES, lambda: self.now, [self._record_change])
 
-    def _changed(self, alert: Alert, begins: bool) -> None:
+    def _record_change(self, alert: Alert, begins: bool) -> None:
         self.told.append((alert.target, begins))
 
-    async def _check(self, now: float) -> AsyncIterator[Alert]:
-        for each in self.wrong:
-            yield each
+    async def _yield_wrong(self, now: float) -> AsyncIterator[Alert]:
+        for alert in self.wrong:
+            yield alert
 
-    async def look(self, after: float, *wrong: Alert) -> list[str]:
-        self.now += after
+    async def run_checks(self, seconds: float, *wrong: Alert) -> list[str]:
+        self.now += seconds
         self.wrong = list(wrong)
         await self.alerts.run_checks()
-        return [each.target for each in self.alerts.current_alerts()]
+        return [alert.target for alert in self.alerts.current_alerts()]
 
 
 @pytest.fixture
@@ -52,105 +52,105 @@ def scene() -> Scene:
     return Scene()
 
 
-async def test_what_is_wrong_for_a_moment_only_is_no_alert(scene: Scene) -> None:
+async def test_alerts_with_short_problem_stay_empty(scene: Scene) -> None:
     for _ in range(5):
-        assert await scene.look(2, alert()) == []
-        assert await scene.look(2, alert()) == []
-        assert await scene.look(2) == []
+        assert await scene.run_checks(2, make_alert()) == []
+        assert await scene.run_checks(2, make_alert()) == []
+        assert await scene.run_checks(2) == []
     assert scene.told == []
 
 
-async def test_it_begins_after_it_has_held_and_ends_after_it_is_over_for_a_moment(scene: Scene) -> None:
-    assert await scene.look(2, alert()) == []
-    assert await scene.look(5, alert()) == ["cluster north"]
+async def test_alert_begins_after_hold_and_ends_after_release(scene: Scene) -> None:
+    assert await scene.run_checks(2, make_alert()) == []
+    assert await scene.run_checks(5, make_alert()) == ["cluster north"]
     for _ in range(5):  # it comes and goes: told once all the same
-        assert await scene.look(14) == ["cluster north"]
-        assert await scene.look(2, alert()) == ["cluster north"]
-    assert await scene.look(14) == ["cluster north"]
-    assert await scene.look(1) == []
+        assert await scene.run_checks(14) == ["cluster north"]
+        assert await scene.run_checks(2, make_alert()) == ["cluster north"]
+    assert await scene.run_checks(14) == ["cluster north"]
+    assert await scene.run_checks(1) == []
     assert scene.told == [("cluster north", True), ("cluster north", False)]
 
 
-async def test_it_is_told_with_the_newest_words_and_the_oldest_time(scene: Scene) -> None:
-    await scene.look(0, alert(since=90.0, summary="first"))
-    await scene.look(6, alert(since=106.0, summary="then", severity=Severity.WARNING))
-    (told,) = scene.alerts.current_alerts()
-    assert (told.since, told.summary, told.severity) == (90.0, "then", Severity.WARNING)
+async def test_alert_has_newest_summary_and_earliest_time(scene: Scene) -> None:
+    await scene.run_checks(0, make_alert(since=90.0, summary="first"))
+    await scene.run_checks(6, make_alert(since=106.0, summary="then", severity=Severity.WARNING))
+    (messages,) = scene.alerts.current_alerts()
+    assert (messages.since, messages.summary, messages.severity) == (90.0, "then", Severity.WARNING)
 
 
-async def test_the_critical_come_first_and_then_the_oldest(scene: Scene) -> None:
+async def test_alerts_are_sorted_by_severity_then_age(scene: Scene) -> None:
     wrong = [
-        alert(target="late", since=9.0),
-        alert(target="mild", since=1.0, severity=Severity.WARNING),
-        alert(target="early", since=5.0),
+        make_alert(target="late", since=9.0),
+        make_alert(target="mild", since=1.0, severity=Severity.WARNING),
+        make_alert(target="early", since=5.0),
     ]
-    await scene.look(0, *wrong)
-    assert await scene.look(6, *wrong) == ["early", "late", "mild"]
+    await scene.run_checks(0, *wrong)
+    assert await scene.run_checks(6, *wrong) == ["early", "late", "mild"]
 
 
 @pytest.mark.evidence("U13")
-async def test_users_are_told_what_concerns_clusters_and_their_own_jobs(scene: Scene) -> None:
+async def test_alerts_of_users_cover_clusters_and_own_jobs(scene: Scene) -> None:
     wrong = [
-        alert(),
-        alert(AlertKind.JOB_STARVES, "job 1", job=1, user="ada", remedy="koala hold 2"),
-        alert(AlertKind.CLAIM_STUCK, "job 2", job=2, user="bob", cluster="north"),
-        alert(
+        make_alert(),
+        make_alert(AlertKind.JOB_STARVES, "job 1", job=1, user="ada", remedy="koala hold 2"),
+        make_alert(AlertKind.CLAIM_STUCK, "job 2", job=2, user="bob", cluster="north"),
+        make_alert(
             AlertKind.QUEUE_FLOODED,
             "user bob",
             user="bob",
             cause="other users have queued jobs as well: ada",
             remedy="limits.users.bob",
         ),
-        alert(AlertKind.DATABASE, "database"),
-        alert(AlertKind.DISK, "disk spool of north", cluster="north"),
-        alert(AlertKind.OLD_VERSION, "daemon"),
+        make_alert(AlertKind.DATABASE, "database"),
+        make_alert(AlertKind.DISK, "disk spool of north", cluster="north"),
+        make_alert(AlertKind.OLD_VERSION, "daemon"),
     ]
-    await scene.look(0, *wrong)
-    await scene.look(6, *wrong)
+    await scene.run_checks(0, *wrong)
+    await scene.run_checks(6, *wrong)
     assert len(scene.alerts.visible_to(OPERATOR)) == len(wrong)
-    told = {each.target: each.remedy for each in scene.alerts.visible_to(ADA)}
-    assert told == {"cluster north": OPERATORS_SEE_IT, "job 1": "see what it waits for: koala explain 1"}
-    assert {each.target for each in scene.alerts.visible_to(BOB)} == {"cluster north", "job 2", "user bob"}
-    (flood,) = (each for each in scene.alerts.visible_to(BOB) if each.kind is AlertKind.QUEUE_FLOODED)
+    messages = {alert.target: alert.remedy for alert in scene.alerts.visible_to(ADA)}
+    assert messages == {"cluster north": OPERATORS_SEE_IT, "job 1": "see what it waits for: koala explain 1"}
+    assert {alert.target for alert in scene.alerts.visible_to(BOB)} == {"cluster north", "job 2", "user bob"}
+    (flood,) = (alert for alert in scene.alerts.visible_to(BOB) if alert.kind is AlertKind.QUEUE_FLOODED)
     assert (flood.cause, flood.remedy) == ("others wait as well", LET_OTHERS_GO), "nobody is told whose jobs wait"
 
 
-async def test_a_check_that_breaks_keeps_no_other_from_being_told(scene: Scene) -> None:
+async def test_alerts_with_failing_check_run_other_checks(scene: Scene) -> None:
     async def broken(now: float) -> AsyncIterator[Alert]:
-        yield alert(target=f"{1 / 0}")
+        yield make_alert(target=f"{1 / 0}")
 
-    scene.alerts._checks = [broken, scene._check]
-    await scene.look(0, alert())
-    assert await scene.look(6, alert()) == ["cluster north"]
+    scene.alerts._checks = [broken, scene._yield_wrong]
+    await scene.run_checks(0, make_alert())
+    assert await scene.run_checks(6, make_alert()) == ["cluster north"]
 
 
-async def test_a_database_is_slow_by_what_went_well_lately() -> None:
+async def test_database_check_counts_recent_successes_only() -> None:
     now = 0.0
     writes = Timings(clock=lambda: now)
     check = DatabaseCheck(DatabaseMonitor(), writes, "look at it", RULES)
 
-    async def told() -> list[str]:
+    async def list_alerts() -> list[str]:
         return [f"{alert.severity} {alert.cause}" async for alert in check(now)]
 
     for seconds in (9.0, 9.0, 9.0):
         writes.note(seconds, failed=True)
     writes.note(RULES.database_slow / 2)
-    assert await told() == []
+    assert await list_alerts() == []
     writes.note(RULES.database_slow)
     writes.note(2 * RULES.database_slow)
-    assert await told() == ["warning the median transaction of the last minute took 0.5 s"]
+    assert await list_alerts() == ["warning the median transaction of the last minute took 0.5 s"]
     now = WINDOW + 1
-    assert await told() == []
+    assert await list_alerts() == []
 
 
-async def test_cluster_check_with_lost_records_raises_alert_until_they_are_reported_no_more() -> None:
+async def test_cluster_check_alerts_until_lost_records_are_gone() -> None:
     cluster = ClusterStatus("north")
     cluster.contact.connected = True
     check = ClusterChecks(lambda: [cluster], [])
     cluster.report(ClusterReport(total=2, idle=2, lost_records=("7.1.0.ab", "8.1.0.cd")), 1.0)
-    (found,) = [each async for each in check(2.0)]
-    assert (found.kind, found.cluster) == (AlertKind.RECORDS_LOST, "north")
-    assert "2 components" in found.summary
-    assert "7.1.0.ab, 8.1.0.cd" in found.cause
+    (lost_alert,) = [alert async for alert in check(2.0)]
+    assert (lost_alert.kind, lost_alert.cluster) == (AlertKind.RECORDS_LOST, "north")
+    assert "2 components" in lost_alert.summary
+    assert "7.1.0.ab, 8.1.0.cd" in lost_alert.cause
     cluster.report(ClusterReport(total=2, idle=2), 3.0)
-    assert [each async for each in check(4.0)] == []
+    assert [alert async for alert in check(4.0)] == []

@@ -24,7 +24,7 @@ def _no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data_dir(tmp_path: Path) -> Path:
     """A data directory that a daemon has let go of, with files of every kind."""
     folder = tmp_path / "data"
     folder.mkdir()
@@ -40,32 +40,32 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def paths(folder: Path) -> list[str]:
+def list_paths(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def lease(database: Path) -> tuple[int, int, float]:
+def read_lease(database: Path) -> tuple[int, int, float]:
     with closing(sqlite3.connect(database)) as connection:
-        found: tuple[int, int, float] = connection.execute("SELECT last_job, epoch, expires_at FROM lease").fetchone()
-        return found
+        row: tuple[int, int, float] = connection.execute("SELECT last_job, epoch, expires_at FROM lease").fetchone()
+        return row
 
 
-def execute(database: Path, statement: str, *values: object) -> None:
+def execute_sql(database: Path, statement: str, *values: object) -> None:
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(statement, values)
         connection.commit()
 
 
 @pytest.mark.evidence("A6")
-def test_make_backup_under_a_loose_umask_is_for_its_account_alone(data: Path, tmp_path: Path) -> None:
-    before = os.umask(0)
+def test_make_backup_under_loose_umask_is_private(data_dir: Path, tmp_path: Path) -> None:
+    umask = os.umask(0)
     try:
-        made = make_backup(tmp_path / "backup", data, None, files_only=False)
+        summary = make_backup(tmp_path / "backup", data_dir, None, files_only=False)
     finally:
-        os.umask(before)
-    assert (made.database, made.files) == ("sqlite", 3)
+        os.umask(umask)
+    assert (summary.database, summary.files) == ("sqlite", 3)
     folder = tmp_path / "backup"
-    assert paths(folder) == [
+    assert list_paths(folder) == [
         "backup.json", "files/output/7/1.1.0@0", "files/results/1.tar", "files/token", "koala.db"
     ]  # fmt: skip
     for path in (folder, *folder.rglob("*")):
@@ -73,65 +73,65 @@ def test_make_backup_under_a_loose_umask_is_for_its_account_alone(data: Path, tm
     assert (folder / "files/token").read_text() == "content of token"
 
 
-def test_restore_backup_into_empty_folder_gives_the_same_data(data: Path, tmp_path: Path) -> None:
-    make_backup(tmp_path / "backup", data, None, files_only=False)
+def test_restore_backup_into_empty_folder_gives_same_data(data_dir: Path, tmp_path: Path) -> None:
+    make_backup(tmp_path / "backup", data_dir, None, files_only=False)
     target = tmp_path / "other"
     _, displaced = restore_backup(tmp_path / "backup", target, None, replace=False)
     assert displaced is None
-    assert paths(target) == ["koala.db", "output/7/1.1.0@0", "results/1.tar", "token"]
+    assert list_paths(target) == ["koala.db", "output/7/1.1.0@0", "results/1.tar", "token"]
     for path in (target, *target.rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-    assert lease(target / "koala.db")[1:] == (1, 0.0)
+    assert read_lease(target / "koala.db")[1:] == (1, 0.0)
 
 
-def test_restore_backup_into_data_keeps_it_aside_and_numbers_above_it(data: Path, tmp_path: Path) -> None:
-    make_backup(tmp_path / "backup", data, None, files_only=False)
-    execute(data / "koala.db", "UPDATE lease SET last_job = 40, epoch = 9")
-    (data / "token").write_text("another")
+def test_restore_backup_with_replace_keeps_old_data_and_numbers(data_dir: Path, tmp_path: Path) -> None:
+    make_backup(tmp_path / "backup", data_dir, None, files_only=False)
+    execute_sql(data_dir / "koala.db", "UPDATE lease SET last_job = 40, epoch = 9")
+    (data_dir / "token").write_text("another")
     with pytest.raises(ConflictError, match="is not empty"):
-        restore_backup(tmp_path / "backup", data, None, replace=False)
-    assert (data / "token").read_text() == "another"
-    _, displaced = restore_backup(tmp_path / "backup", data, None, replace=True)
+        restore_backup(tmp_path / "backup", data_dir, None, replace=False)
+    assert (data_dir / "token").read_text() == "another"
+    _, displaced = restore_backup(tmp_path / "backup", data_dir, None, replace=True)
     assert displaced is not None
     assert (displaced / "token").read_text() == "another"
-    assert lease(displaced / "koala.db")[:2] == (40, 9)
-    assert (data / "token").read_text() == "content of token"
-    assert lease(data / "koala.db") == (40, 9, 0.0)
-    assert (data / "clusters/north/spool/x").exists(), "agents keep what runs"
-    (data / "output/51").mkdir()
-    (data / "koala.db").write_text("not a database at all, but something that is damaged")
-    restore_backup(tmp_path / "backup", data, None, replace=True)
-    assert lease(data / "koala.db")[0] == 51, "by the output, as the database does not say"
+    assert read_lease(displaced / "koala.db")[:2] == (40, 9)
+    assert (data_dir / "token").read_text() == "content of token"
+    assert read_lease(data_dir / "koala.db") == (40, 9, 0.0)
+    assert (data_dir / "clusters/north/spool/x").exists(), "agents keep what runs"
+    (data_dir / "output/51").mkdir()
+    (data_dir / "koala.db").write_text("not a database at all, but something that is damaged")
+    restore_backup(tmp_path / "backup", data_dir, None, replace=True)
+    assert read_lease(data_dir / "koala.db")[0] == 51, "by the output, as the database does not say"
 
 
-def test_restore_backup_while_a_daemon_runs_is_refused(data: Path, tmp_path: Path) -> None:
-    make_backup(tmp_path / "backup", data, None, files_only=False)
-    stores = open_stores(f"sqlite:///{data / 'koala.db'}", FileOutput(data / "output", 1000), time.time)
+def test_restore_backup_while_daemon_runs_is_rejected(data_dir: Path, tmp_path: Path) -> None:
+    make_backup(tmp_path / "backup", data_dir, None, files_only=False)
+    stores = open_stores(f"sqlite:///{data_dir / 'koala.db'}", FileOutput(data_dir / "output", 1000), time.time)
     with pytest.raises(ConflictError, match=r"a daemon \(.*\) uses this database"):
-        restore_backup(tmp_path / "backup", data, None, replace=True)
+        restore_backup(tmp_path / "backup", data_dir, None, replace=True)
     stores.jobs.release_lease()
     stores.jobs.close()
-    restore_backup(tmp_path / "backup", data, None, replace=True)
+    restore_backup(tmp_path / "backup", data_dir, None, replace=True)
 
 
-def test_make_backup_into_full_or_own_folder_is_refused(data: Path, tmp_path: Path) -> None:
+def test_make_backup_into_full_or_own_folder_is_rejected(data_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ConflictError, match="is not empty"):
-        make_backup(tmp_path, data, None, files_only=False)
+        make_backup(tmp_path, data_dir, None, files_only=False)
     with pytest.raises(UsageError, match="is in the data directory"):
-        make_backup(data / "backup", data, None, files_only=False)
+        make_backup(data_dir / "backup", data_dir, None, files_only=False)
     with pytest.raises(NotFoundError):
         make_backup(tmp_path / "backup", tmp_path / "nothing", None, files_only=False)
 
 
-def test_make_backup_of_damaged_database_leaves_no_backup(data: Path, tmp_path: Path) -> None:
-    (data / "koala.db").write_text("nothing that SQLite knows, and more of it than one would think")
+def test_make_backup_of_damaged_database_leaves_no_backup(data_dir: Path, tmp_path: Path) -> None:
+    (data_dir / "koala.db").write_text("nothing that SQLite knows, and more of it than one would think")
     with pytest.raises(StoreUnavailable, match="cannot copy"):
-        make_backup(tmp_path / "backup", data, None, files_only=False)
+        make_backup(tmp_path / "backup", data_dir, None, files_only=False)
     assert not (tmp_path / "backup").exists()
 
 
-def test_restore_backup_without_manifest_is_refused(data: Path, tmp_path: Path) -> None:
-    make_backup(tmp_path / "backup", data, None, files_only=False)
+def test_restore_backup_without_manifest_is_rejected(data_dir: Path, tmp_path: Path) -> None:
+    make_backup(tmp_path / "backup", data_dir, None, files_only=False)
     for text in ("", "[]", json.dumps({"version": "1"})):
         (tmp_path / "backup/backup.json").write_text(text)
         with pytest.raises(NotFoundError, match="no whole backup"):
@@ -139,30 +139,30 @@ def test_restore_backup_without_manifest_is_refused(data: Path, tmp_path: Path) 
     assert not (tmp_path / "other").exists()
 
 
-def test_make_backup_with_postgresql_copies_files_only_when_told(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_make_backup_with_postgresql_needs_files_only(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "koala.yaml"
     config.write_text("database: postgresql://koala:secret@db.example.org/koala\n")
     config.chmod(0o644)
     with pytest.raises(UsageError, match="PostgreSQL") as refusal:
-        make_backup(tmp_path / "backup", data, config, files_only=False)
+        make_backup(tmp_path / "backup", data_dir, config, files_only=False)
     assert "pg_dump" in refusal.value.hint
-    made = make_backup(tmp_path / "backup", data, config, files_only=True)
-    assert (made.database, made.configuration) == ("elsewhere", str(config))
+    summary = make_backup(tmp_path / "backup", data_dir, config, files_only=True)
+    assert (summary.database, summary.configuration) == ("elsewhere", str(config))
     assert stat.S_IMODE((tmp_path / "backup/koala.yaml").stat().st_mode) == 0o600
     assert not (tmp_path / "backup/koala.db").exists()
 
 
-def test_backup_of_database_elsewhere_is_restored_elsewhere(data: Path, tmp_path: Path) -> None:
+def test_backup_of_external_database_is_restored_in_place(data_dir: Path, tmp_path: Path) -> None:
     config, database = tmp_path / "koala.yaml", tmp_path / "db" / "k.db"
     database.parent.mkdir()
-    (data / "koala.db").rename(database)
+    (data_dir / "koala.db").rename(database)
     config.write_text(f"database: sqlite:///{database}\n")
-    make_backup(tmp_path / "backup", data, config, files_only=False)
-    execute(database, "UPDATE lease SET last_job = 8")
-    restore_backup(tmp_path / "backup", data, config, replace=True)
-    assert lease(database)[0] == 8
+    make_backup(tmp_path / "backup", data_dir, config, files_only=False)
+    execute_sql(database, "UPDATE lease SET last_job = 8")
+    restore_backup(tmp_path / "backup", data_dir, config, replace=True)
+    assert read_lease(database)[0] == 8
     assert stat.S_IMODE(database.stat().st_mode) == 0o600
     assert len(list(database.parent.glob("before-restore-*k.db"))) == 1
-    assert not (data / "koala.db").exists()
+    assert not (data_dir / "koala.db").exists()

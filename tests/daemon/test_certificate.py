@@ -26,7 +26,7 @@ def data_dir(tmp_path: Path) -> Path:
     return path
 
 
-def shown(served: ssl.SSLContext, trust: ssl.SSLContext, host: str = "127.0.0.1") -> str:
+def fetch_certificate(served: ssl.SSLContext, trust: ssl.SSLContext, host: str = "127.0.0.1") -> str:
     """The certificate that somebody is shown who shakes hands, in PEM; ``ssl.SSLError`` when one of both will not."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = trust.wrap_bio(to_client, to_server, server_hostname=host)
@@ -46,33 +46,37 @@ def text_of(pair: CertificateFiles) -> str:
     return pair.certificate.read_text()
 
 
-def test_who_trusts_its_authority_or_the_very_certificate_is_shown_it(
+def test_certificate_is_accepted_with_authority_or_itself_trusted(
     authority: CertificateAuthority, data_dir: Path
 ) -> None:
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, data_dir)
-    assert shown(served.context, Trust(authority.file).create_context()) == text_of(pair)
-    assert shown(served.context, Trust(authority.file).create_context(), "localhost") == text_of(pair)
-    assert shown(served.context, Trust(pinned=served.public_path).create_context(), "grid.example.org") == text_of(pair)
+    assert fetch_certificate(served.context, Trust(authority.file).create_context()) == text_of(pair)
+    assert fetch_certificate(served.context, Trust(authority.file).create_context(), "localhost") == text_of(pair)
+    assert fetch_certificate(
+        served.context, Trust(pinned=served.public_path).create_context(), "grid.example.org"
+    ) == text_of(pair)
     assert served.public_path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.evidence("L6")
-def test_new_files_are_taken_up_and_new_connections_see_them(authority: CertificateAuthority, data_dir: Path) -> None:
+def test_certificate_after_file_change_is_used_for_new_connections(
+    authority: CertificateAuthority, data_dir: Path
+) -> None:
     pair, renewed = authority.issue(), authority.issue()
     first = text_of(pair)
     served = Certificate(pair.certificate, pair.key, data_dir)
     trust = Trust(authority.file).create_context()
-    assert shown(served.context, trust) == first
+    assert fetch_certificate(served.context, trust) == first
     pair.replace_with(renewed)
-    assert shown(served.context, trust) == first
+    assert fetch_certificate(served.context, trust) == first
     served.reload_if_changed()
-    assert shown(served.context, trust) == text_of(renewed) == served.public_path.read_text()
+    assert fetch_certificate(served.context, trust) == text_of(renewed) == served.public_path.read_text()
     with pytest.raises(ssl.SSLCertVerificationError):
-        shown(served.context, pinned_context(first))
+        fetch_certificate(served.context, pinned_context(first))
 
 
-def test_broken_files_are_told_once_and_the_old_certificate_stays(
+def test_certificate_with_broken_files_logs_once_and_stays(
     authority: CertificateAuthority, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair, renewed = authority.issue(), authority.issue()
@@ -81,35 +85,41 @@ def test_broken_files_are_told_once_and_the_old_certificate_stays(
     pair.certificate.write_text(text_of(renewed))
     for _ in range(3):
         served.reload_if_changed()
-    told = capsys.readouterr().out
-    assert told.count("the old certificate stays") == 1
-    assert "does not belong to" in told
-    assert key.splitlines()[1] not in told
-    assert shown(served.context, Trust(authority.file).create_context()) == first == served.public_path.read_text()
+    output = capsys.readouterr().out
+    assert output.count("the old certificate stays") == 1
+    assert "does not belong to" in output
+    assert key.splitlines()[1] not in output
+    assert (
+        fetch_certificate(served.context, Trust(authority.file).create_context())
+        == first
+        == served.public_path.read_text()
+    )
     pair.key.unlink()
     served.reload_if_changed()
     assert "cannot be read: No such file" in capsys.readouterr().out
     pair.replace_with(renewed)
     served.reload_if_changed()
-    assert shown(served.context, Trust(authority.file).create_context()) == text_of(renewed)
+    assert fetch_certificate(served.context, Trust(authority.file).create_context()) == text_of(renewed)
 
 
 @pytest.mark.parametrize(
-    ("days", "told"), [(90.0, ""), (3.0, "the certificate expires soon"), (-3.0, "the certificate has expired")]
+    ("days", "expected"), [(90.0, ""), (3.0, "the certificate expires soon"), (-3.0, "the certificate has expired")]
 )
-def test_one_that_expires_is_told_once_a_day(
-    days: float, told: str, authority: CertificateAuthority, data_dir: Path, capsys: pytest.CaptureFixture[str]
+def test_certificate_near_expiry_is_logged_once_a_day(
+    days: float, expected: str, authority: CertificateAuthority, data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pair = authority.issue(days=days)
     served = Certificate(pair.certificate, pair.key, data_dir)
     served.reload_if_changed()
-    said = capsys.readouterr().out
-    assert said.count("the certificate") == (1 if told else 0)
-    assert told in said
+    logged = capsys.readouterr().out
+    assert logged.count("the certificate") == (1 if expected else 0)
+    assert expected in logged
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
-def test_a_key_that_others_may_read_is_refused(mode: int, authority: CertificateAuthority, data_dir: Path) -> None:
+def test_certificate_key_readable_by_others_is_rejected(
+    mode: int, authority: CertificateAuthority, data_dir: Path
+) -> None:
     pair = authority.issue()
     pair.key.chmod(mode)
     with pytest.raises(UsageError, match=f"may be read by others .mode 0{mode:o}") as refused:
@@ -118,23 +128,23 @@ def test_a_key_that_others_may_read_is_refused(mode: int, authority: Certificate
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_key_of_another_account_is_refused(authority: CertificateAuthority, data_dir: Path) -> None:
+def test_certificate_key_of_another_account_is_rejected(authority: CertificateAuthority, data_dir: Path) -> None:
     pair = authority.issue()
     os.chown(pair.key, 1234, -1)
     with pytest.raises(UsageError, match=r"belongs to another account \(uid 1234\)"):
         Certificate(pair.certificate, pair.key, data_dir)
 
 
-def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(
+def test_certificate_with_unusable_files_is_rejected_with_reason(
     authority: CertificateAuthority, data_dir: Path
 ) -> None:
-    pair, other, locked = authority.issue(), authority.issue(), authority.issue(passphrase=b"word")
+    pair, other_pair, locked = authority.issue(), authority.issue(), authority.issue(passphrase=b"word")
     junk = data_dir / "junk"
     junk.write_text("-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n")
     junk.chmod(0o600)
     os.mkfifo(data_dir / "pipe", mode=0o600)
-    for certificate, key, field, why in [
-        (pair.certificate, other.key, "--tls-key", "does not belong to"),
+    for certificate, key, field, reason in [
+        (pair.certificate, other_pair.key, "--tls-key", "does not belong to"),
         (locked.certificate, locked.key, "--tls-key", "has a passphrase"),
         (pair.key, pair.key, "--tls-cert", "holds no certificate in PEM"),
         (junk, pair.key, "--tls-key", "make no certificate with its key"),
@@ -144,14 +154,14 @@ def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(
         (pair.certificate, data_dir / "pipe", "--tls-key", "is not a file"),
         (data_dir, pair.key, "--tls-cert", "cannot be read: Is a directory"),
     ]:
-        with pytest.raises(UsageError, match=why) as refused:
+        with pytest.raises(UsageError, match=reason) as refused:
             Certificate(certificate, key, data_dir)
         assert (refused.value.field, bool(refused.value.hint)) == (field, True)
 
 
 @pytest.mark.evidence("L4")
 @pytest.mark.processes
-def test_nothing_older_than_tls_1_2_is_spoken(authority: CertificateAuthority, data_dir: Path) -> None:
+def test_certificate_context_rejects_tls_older_than_1_2(authority: CertificateAuthority, data_dir: Path) -> None:
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, data_dir)
     for context in (
@@ -161,10 +171,10 @@ def test_nothing_older_than_tls_1_2_is_spoken(authority: CertificateAuthority, d
     ):
         assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
         assert context.verify_mode == (ssl.CERT_NONE if context is served.context else ssl.CERT_REQUIRED)
-    told = "from koalapy.system.tls import SYSTEM_TRUST; print(SYSTEM_TRUST.create_context().minimum_version.name)"
+    script = "from koalapy.system.tls import SYSTEM_TRUST; print(SYSTEM_TRUST.create_context().minimum_version.name)"
     bare = {**os.environ, "OPENSSL_CONF": "/dev/null"}
-    least = subprocess.run([sys.executable, "-c", told], env=bare, capture_output=True, text=True, check=True)
-    assert least.stdout.strip() == "TLSv1_2", "whatever this machine has as its default"
+    minimum = subprocess.run([sys.executable, "-c", script], env=bare, capture_output=True, text=True, check=True)
+    assert minimum.stdout.strip() == "TLSv1_2", "whatever this machine has as its default"
     old = Trust(authority.file).create_context()
     old.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="TLSv1"):
@@ -172,4 +182,4 @@ def test_nothing_older_than_tls_1_2_is_spoken(authority: CertificateAuthority, d
     with pytest.warns(DeprecationWarning, match="TLSv1"):
         old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(ssl.SSLError):
-        shown(served.context, old)
+        fetch_certificate(served.context, old)

@@ -8,21 +8,21 @@ from koalapy.daemon.engine.engine import steady_clock
 from koalapy.daemon.jobs.retention import removal_clock
 
 
-def test_a_step_of_the_machines_clock_is_not_felt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steady_clock_ignores_steps_of_machine_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = steady_clock()
-    before = clock()
+    start = clock()
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() - 86400)
-    assert clock() >= before
+    assert clock() >= start
     monkeypatch.setattr(time, "time", lambda: real() + 86400)
-    assert clock() < before + 3600
+    assert clock() < start + 3600
 
 
-def test_it_begins_with_the_time_of_day() -> None:
+def test_steady_clock_starts_at_time_of_day() -> None:
     assert abs(steady_clock()() - time.time()) < 5
 
 
-def test_nothing_is_removed_by_a_clock_that_was_ahead_when_the_daemon_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_clock_after_wrong_start_uses_machine_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 10 * 365 * 86400)
     clock = removal_clock(steady_clock())

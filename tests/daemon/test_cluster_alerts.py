@@ -15,18 +15,18 @@ from koalapy.model.disk import DiskLimits
 from koalapy.model.reports import Inventory
 from koalapy.scheduler.clusters import NO_REPORT_YET
 from tests.certificates import CertificateAuthority
-from tests.daemon.test_hub import Daemon, report, running, until
+from tests.daemon.test_hub import Daemon, report_nodes, running_daemon, wait_for_state
 
 NO_SINFO = "cannot run sinfo: No such file or directory"
 NOT_YET = "its agent has not connected yet"
 
 
-async def alerts_of(daemon: Daemon, after: float = CONNECT_GRACE + 1) -> list[Alert]:
+async def alerts_of(daemon: Daemon, seconds: float = CONNECT_GRACE + 1) -> list[Alert]:
     """Return the alerts about north, seen from now on for ``after`` seconds."""
     checks = ClusterChecks(daemon.scheduler.queries.grid.clusters, (), daemon.hub.rejections)
     now = daemon.engine.clock()
     _ = [alert async for alert in checks(now)]
-    return [alert async for alert in checks(now + after) if alert.cluster == "north"]
+    return [alert async for alert in checks(now + seconds) if alert.cluster == "north"]
 
 
 def health_of(daemon: Daemon) -> dict[str, str]:
@@ -35,97 +35,101 @@ def health_of(daemon: Daemon) -> dict[str, str]:
     return {check.name: check.reason for check in checks if check.cluster == "north" and not check.ok}
 
 
-def lane(daemon: Daemon) -> ClusterRow:
+def cluster_lane(daemon: Daemon) -> ClusterRow:
     cluster, now = daemon.scheduler.queries.grid["north"], daemon.engine.clock()
-    found = cluster_row(cluster, daemon.describe("north"), Survey(), now)
-    assert figures_of_cluster(cluster, daemon.engine, now).is_connected == found.connected
-    return found
+    row = cluster_row(cluster, daemon.describe("north"), Survey(), now)
+    assert figures_of_cluster(cluster, daemon.engine, now).is_connected == row.connected
+    return row
 
 
-async def test_cluster_whose_agent_never_connected_is_told_as_agent_away(tmp_path: Path) -> None:
-    async with running(tmp_path / "koala.db") as daemon:
+async def test_cluster_check_without_any_agent_alerts_agent_away(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
         (alert,) = await alerts_of(daemon)
         assert (alert.kind, alert.cause) == (AlertKind.AGENT_AWAY, NOT_YET)
         assert health_of(daemon)["agent"] == NOT_YET
-        assert not lane(daemon).connected
+        assert not cluster_lane(daemon).connected
 
 
-async def test_cluster_whose_resource_manager_never_answered_is_not_told_as_agent_away(tmp_path: Path) -> None:
-    async with running(tmp_path / "koala.db") as daemon:
+async def test_cluster_check_without_lrm_answer_is_no_agent_away(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
         async with daemon.agent_of("north") as north:
-            north.says(report(0, NO_SINFO))
-            await until(daemon, "north", ("unreachable", 0, NO_SINFO))
+            north.say_to_daemon(report_nodes(0, NO_SINFO))
+            await wait_for_state(daemon, "north", ("unreachable", 0, NO_SINFO))
             (alert,) = await alerts_of(daemon)
             assert (alert.kind, alert.cause) == (AlertKind.RESOURCE_MANAGER, NO_SINFO)
             assert "agent" not in alert.summary
             assert health_of(daemon) == {"resource manager": NO_SINFO}
-            assert (lane(daemon).connected, lane(daemon).absence_reason, lane(daemon).problem) == (True, "", NO_SINFO)
-        await until(daemon, "north", ("unreachable", 0, "its agent is not connected"))
+            assert (
+                cluster_lane(daemon).connected,
+                cluster_lane(daemon).absence_reason,
+                cluster_lane(daemon).problem,
+            ) == (True, "", NO_SINFO)
+        await wait_for_state(daemon, "north", ("unreachable", 0, "its agent is not connected"))
         (alert,) = await alerts_of(daemon)
         assert (alert.kind, alert.cause) == (AlertKind.AGENT_AWAY, "its agent is not connected")
         assert health_of(daemon)["agent"] == "its agent is not connected"
 
 
-async def test_cluster_whose_agent_told_nothing_yet_is_not_told_as_not_connected(tmp_path: Path) -> None:
-    async with running(tmp_path / "koala.db") as daemon:
+async def test_cluster_check_before_first_report_is_no_disconnect(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
         async with daemon.agent_of("north") as north:
-            await until(daemon, "north", ("unreachable", 0, NO_REPORT_YET))
+            await wait_for_state(daemon, "north", ("unreachable", 0, NO_REPORT_YET))
             (alert,) = await alerts_of(daemon)
             assert (alert.kind, alert.cause) == (AlertKind.AGENT_AWAY, NO_REPORT_YET)
             assert alert.summary == "the agent of north has not reported yet: no jobs are placed there"
             assert health_of(daemon) == {"resource manager": NO_REPORT_YET}
-            assert lane(daemon).connected
-            assert await alerts_of(daemon, after=CONNECT_GRACE - 1) == [], "it has time to tell"
-            north.says(Inventory(components=()), report(4))
-            await until(daemon, "north", ("usable", 4, ""))
+            assert cluster_lane(daemon).connected
+            assert await alerts_of(daemon, seconds=CONNECT_GRACE - 1) == [], "it has time to tell"
+            north.say_to_daemon(Inventory(components=()), report_nodes(4))
+            await wait_for_state(daemon, "north", ("usable", 4, ""))
             assert await alerts_of(daemon) == []
             assert health_of(daemon) == {}
-        await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
+        await wait_for_state(daemon, "north", ("unreachable", 4, "its agent is not connected"))
         async with daemon.agent_of("north"):
-            await until(daemon, "north", ("unreachable", 4, NO_REPORT_YET))
-        await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
+            await wait_for_state(daemon, "north", ("unreachable", 4, NO_REPORT_YET))
+        await wait_for_state(daemon, "north", ("unreachable", 4, "its agent is not connected"))
 
 
-async def test_agent_away_alert_names_refused_connection_and_its_remedy(tmp_path: Path) -> None:
-    async with running(tmp_path / "koala.db") as daemon:
+async def test_agent_away_alert_names_rejected_connection_and_remedy(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
         daemon.hub.note_rejection("north", "the token is not that of cluster north", "set KOALA_AGENT_TOKEN")
         (alert,) = await alerts_of(daemon)
         assert alert.cause == (
             f"{NOT_YET}; a connection in its name was rejected: the token is not that of cluster north"
         )
         assert alert.remedy == "set KOALA_AGENT_TOKEN"
-        (alert,) = await alerts_of(daemon, after=REJECTION_WINDOW + 1)
+        (alert,) = await alerts_of(daemon, seconds=REJECTION_WINDOW + 1)
         assert alert.cause == NOT_YET
         async with daemon.agent_of("north"):
-            await until(daemon, "north", ("unreachable", 0, NO_REPORT_YET))
+            await wait_for_state(daemon, "north", ("unreachable", 0, NO_REPORT_YET))
             daemon.hub.note_rejection("north", "the token is not that of cluster north", "")
             assert not daemon.hub.rejections
 
 
 @pytest.mark.parametrize(
-    ("left", "told"),
+    ("seconds_left", "expected"),
     [
         (EXPIRY_WARNING + 60, None),
         (EXPIRY_WARNING - 60, (Severity.WARNING, "the daemon's certificate expires soon")),
         (-60.0, (Severity.CRITICAL, "the daemon's certificate has expired")),
     ],
 )
-async def test_certificate_that_ends_is_an_alert(
-    left: float, told: tuple[Severity, str] | None, tmp_path: Path
+async def test_certificate_check_near_expiry_raises_alert(
+    seconds_left: float, expected: tuple[Severity, str] | None, tmp_path: Path
 ) -> None:
     pair = CertificateAuthority(tmp_path / "authority").issue(days=90.0)
     certificate = Certificate(pair.certificate, pair.key, tmp_path)
-    check = CertificateCheck(certificate, lambda: certificate.expires_at - left)
-    found = [(alert.severity, alert.summary.partition(":")[0]) async for alert in check(5.0)]
-    assert found == ([] if told is None else [told])
+    check = CertificateCheck(certificate, lambda: certificate.expires_at - seconds_left)
+    alerts = [(alert.severity, alert.summary.partition(":")[0]) async for alert in check(5.0)]
+    assert alerts == ([] if expected is None else [expected])
 
 
-async def test_certificate_files_that_are_refused_are_an_alert_until_they_are_corrected(tmp_path: Path) -> None:
+async def test_certificate_check_alerts_until_files_are_corrected(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path / "authority")
-    pair, other = authority.issue(days=90.0), authority.issue(days=90.0)
+    pair, other_pair = authority.issue(days=90.0), authority.issue(days=90.0)
     certificate, own = Certificate(pair.certificate, pair.key, tmp_path), pair.certificate.read_text()
     check = CertificateCheck(certificate)
-    pair.certificate.write_text(other.certificate.read_text())
+    pair.certificate.write_text(other_pair.certificate.read_text())
     certificate.reload_if_changed()
     (alert,) = [alert async for alert in check(5.0)]
     assert (alert.kind, alert.severity) == (AlertKind.CERTIFICATE, Severity.WARNING)

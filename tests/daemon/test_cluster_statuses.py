@@ -25,23 +25,23 @@ SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection
 
 def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     """Through the database, as the daemon writes it."""
-    known = {cluster.name: cluster for cluster in clusters}
+    by_name = {cluster.name: cluster for cluster in clusters}
     describe = build_describer(SETTINGS, GridStatus(clusters), path)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
     migrate(engine)
     store = SqlStore(Database(engine))
-    store.write(Batch(at=1.0, epoch=store.epoch, clusters=[describe(name) for name in known]))
+    store.write(Batch(at=1.0, epoch=store.epoch, clusters=[describe(name) for name in by_name]))
     saved = store.load()
     store.release_lease()
     store.close()
     return saved
 
 
-def statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
+def make_statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
     return [cluster.status() for cluster in collect_clusters(settings, saved)]
 
 
-def known(cluster: ClusterStatus) -> tuple[object, ...]:
+def stored_fields(cluster: ClusterStatus) -> tuple[object, ...]:
     return (
         cluster.total,
         cluster.health.errors,
@@ -52,46 +52,46 @@ def known(cluster: ClusterStatus) -> tuple[object, ...]:
     )
 
 
-def test_an_unusable_cluster_whose_agent_is_away_is_still_unusable(tmp_path: Path) -> None:
+def test_cluster_unusable_without_agent_stays_unusable(tmp_path: Path) -> None:
     north = ClusterStatus("north")
     north.total, north.health.errors, north.health.unusable, north.health.trials = 4, 5, True, 2
     north.health.note, north.contact.connected = "unusable after 5 errors in a row, the last: no shell", False
     assert north.state is ClusterState.UNREACHABLE
-    again, south = statuses(SETTINGS, saved_by(tmp_path, north))
-    assert known(again) == known(north)
+    again, south = make_statuses(SETTINGS, saved_by(tmp_path, north))
+    assert stored_fields(again) == stored_fields(north)
     again.contact.connected = True
     assert (again.state, again.state_reason) == (ClusterState.UNUSABLE, north.health.note)
-    assert known(south) == known(ClusterStatus("south"))
+    assert stored_fields(south) == stored_fields(ClusterStatus("south"))
 
 
-def test_a_drained_cluster_stays_drained_and_keeps_its_errors(tmp_path: Path) -> None:
+def test_cluster_drained_keeps_state_and_errors_after_restart(tmp_path: Path) -> None:
     scheduler = Scheduler(SchedulerState(Rules(), builtin_policies(), [north := ClusterStatus("north")]), nonces=str)
     north.health.errors, north.health.unusable, north.health.note = 3, True, "three errors"
     scheduler.step([ClusterDrained("north", "ops", "new switches")], 50.0)
-    again = statuses(SETTINGS, saved_by(tmp_path, north))[0]
-    assert known(again) == known(north)
+    again = make_statuses(SETTINGS, saved_by(tmp_path, north))[0]
+    assert stored_fields(again) == stored_fields(north)
     assert (again.drained, again.state) == (Drain(50.0, "ops", "new switches"), ClusterState.DRAINED)
     successor = Scheduler(SchedulerState(Rules(), builtin_policies(), [again]), nonces=str)
     assert successor.step([ClusterResumed("north")], 60.0).clusters == {"north"}
-    resumed = statuses(SETTINGS, saved_by(tmp_path, again))[0]
+    resumed = make_statuses(SETTINGS, saved_by(tmp_path, again))[0]
     assert (resumed.drained, resumed.health.note) == (None, "three errors")
 
 
-def test_a_cluster_that_left_the_configuration_stays_while_it_has_jobs() -> None:
+def test_cluster_removed_from_configuration_stays_while_used() -> None:
     attempt = Attempt(1, (Component(0, "west", 1),), placed_at=1.0)
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.CLAIMING, generation=1, attempt=attempt)
     record = ClusterRecord("east", "local", "usable", 4, 0, 0, 0, 0, 0, "", None, 1, 1.0)
-    clusters = statuses(SETTINGS, Saved((job,), (), (record,), 2))
+    clusters = make_statuses(SETTINGS, Saved((job,), (), (record,), 2))
     assert [cluster.name for cluster in clusters] == ["north", "south", "west"]
 
 
-def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> None:
+def test_cluster_removed_from_configuration_loses_jobs_in_time() -> None:
     """Its agent is not let in any more, so that nothing is ever heard of it."""
     component = Component(0, "west", 1, ComponentState.RUNNING, hosts=("w1",), lease=0.5)
     attempt = Attempt(1, (component,), placed_at=1.0, barrier_at=2.0, launched_at=3.0, nonce="a1")
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.RUNNING, generation=1, attempt=attempt)
     rules = Rules(unreachable_after=10.0)
-    clusters = statuses(SETTINGS, Saved((job,), (), (), 2))
+    clusters = make_statuses(SETTINGS, Saved((job,), (), (), 2))
     scheduler = Scheduler(SchedulerState(rules, builtin_policies(), clusters), nonces=str)
     scheduler.restore([job], 100.0)
     assert scheduler.step([], 111.0).jobs[1].state is JobState.UNKNOWN
@@ -100,11 +100,11 @@ def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> N
     assert (again.state, again.generation, again.restarts) == (JobState.QUEUED, 1, 1)
 
 
-def test_what_an_agent_must_show_is_in_no_text_of_a_cluster(tmp_path: Path) -> None:
+def test_cluster_details_contain_no_agent_token(tmp_path: Path) -> None:
     """What the scheduler knows of a cluster is its section of the configuration, and what it knows may be logged."""
     token = "shown-to-nobody-at-all"
     for section in (ClusterSection(token=token), ClusterSection(kind="slurm", token=token)):
         settings = Settings(clusters={"north": section})
-        (north,) = statuses(settings, saved_by(tmp_path))
+        (north,) = make_statuses(settings, saved_by(tmp_path))
         assert section.token == token
         assert token not in f"{north!r} {north.profile} {settings}"

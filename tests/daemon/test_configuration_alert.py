@@ -20,21 +20,21 @@ def path(tmp_path: Path) -> Path:
 
 
 def alerts_of(check: ConfigurationCheck) -> list[Alert]:
-    async def found() -> list[Alert]:
+    async def collect() -> list[Alert]:
         return [alert async for alert in check(5.0)]
 
-    return asyncio.run(found())
+    return asyncio.run(collect())
 
 
-def test_configuration_that_is_as_at_start_is_no_alert(path: Path) -> None:
+def test_configuration_check_without_change_raises_no_alert(path: Path) -> None:
     check = ConfigurationCheck(path, read_file(path), read_file)
     assert alerts_of(check) == []
     path.write_text("# a comment\n" + path.read_text())
     assert alerts_of(check) == []
 
 
-def test_configuration_with_new_cluster_is_an_alert_until_it_is_taken_back(path: Path) -> None:
-    before = path.read_text()
+def test_configuration_check_with_new_cluster_alerts_until_reverted(path: Path) -> None:
+    original = path.read_text()
     check = ConfigurationCheck(path, read_file(path), read_file)
     path.write_text("clusters: {north: {nodes: 3}, east: {kind: slurm}}\n")
     (alert,) = alerts_of(check)
@@ -44,11 +44,11 @@ def test_configuration_with_new_cluster_is_an_alert_until_it_is_taken_back(path:
     )
     assert str(path) in alert.summary
     assert alerts_of(check) == [alert]
-    path.write_text(before)
+    path.write_text(original)
     assert alerts_of(check) == []
 
 
-def test_configuration_that_cannot_be_read_is_an_alert(path: Path) -> None:
+def test_configuration_check_of_unreadable_file_raises_alert(path: Path) -> None:
     check = ConfigurationCheck(path, read_file(path), read_file)
     path.write_text("clusters: {north: {nodes: 2}, north: {nodes: 2}}\n")
     (alert,) = alerts_of(check)
@@ -59,7 +59,7 @@ def test_configuration_that_cannot_be_read_is_an_alert(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "told"),
+    ("old", "now", "expected"),
     [
         ({}, {}, ""),
         ({"clusters": None}, {"clusters": {}}, ""),
@@ -69,7 +69,7 @@ def test_configuration_that_cannot_be_read_is_an_alert(path: Path) -> None:
         ({"links": []}, {}, "different: links"),
     ],
 )
-def test_difference_of_configurations_names_settings(
-    before: Mapping[str, Any], now: Mapping[str, Any], told: str
+def test_describe_difference_names_changed_settings(
+    old: Mapping[str, Any], now: Mapping[str, Any], expected: str
 ) -> None:
-    assert describe_difference(before, now) == told
+    assert describe_difference(old, now) == expected

@@ -33,7 +33,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(connections: Connections) -> AsyncIterator[int]:
+async def serve_http(connections: Connections) -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     started = asyncio.Event()
     server = HttpServer(app, connections, started.set)
@@ -53,7 +53,7 @@ async def answer_to(port: int, request: bytes = GOOD) -> bytes:
     return answer
 
 
-async def closed(reader: asyncio.StreamReader) -> bytes:
+async def read_until_closed(reader: asyncio.StreamReader) -> bytes:
     """What came until the server closed the connection."""
     async with asyncio.timeout(DEADLINE):
         with contextlib.suppress(ConnectionError):
@@ -61,10 +61,10 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def test_idle_and_half_requests_make_way_for_those_that_come() -> None:
+async def test_connections_at_limit_close_longest_waiting() -> None:
     connections = Connections(OWN_FILES)
     assert connections.max_open == 2 * RESERVED
-    async with serving(connections) as port, connect(f"ws://127.0.0.1:{port}/agent") as agent:
+    async with serve_http(connections) as port, connect(f"ws://127.0.0.1:{port}/agent") as agent:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4 * connections.max_open)]
         for number, (_, writer) in enumerate(held):
             with contextlib.suppress(ConnectionError):
@@ -73,16 +73,18 @@ async def test_idle_and_half_requests_make_way_for_those_that_come() -> None:
         assert b"200 OK" in await answer_to(port)
         await agent.send("still here")
         assert await agent.recv() == "still here"
-        assert [await closed(reader) for reader, _ in held[: connections.max_open]] == [b""] * connections.max_open
+        assert [await read_until_closed(reader) for reader, _ in held[: connections.max_open]] == [
+            b""
+        ] * connections.max_open
         for _, writer in held:
             writer.close()
 
 
 @contextlib.asynccontextmanager
-async def answered(connections: Connections) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def open_answered(connections: Connections) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Who has had an answer, and as much time as a slow machine needs for the next head; after that it is short."""
     connections.headers_timeout = DEADLINE
-    async with serving(connections) as port:
+    async with serve_http(connections) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GOOD)
         assert b"200 OK" in await reader.readuntil(b"ok")
@@ -92,26 +94,26 @@ async def answered(connections: Connections) -> AsyncIterator[tuple[asyncio.Stre
 
 
 @pytest.mark.parametrize("half", [*HALVES, GOOD[:-2]], ids=range(5))
-async def test_what_does_not_become_a_request_is_closed(half: bytes) -> None:
-    async with serving(Connections(20_000, headers_timeout=0.2)) as port:
+async def test_connections_without_request_are_closed_after_timeout(half: bytes) -> None:
+    async with serve_http(Connections(20_000, headers_timeout=0.2)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(half)
-        assert await closed(reader) == b""
+        assert await read_until_closed(reader) == b""
         writer.close()
 
 
-async def test_what_comes_along_with_requests_and_does_not_become_one_is_closed() -> None:
-    async with answered(Connections(20_000)) as (reader, writer):
+async def test_connections_with_bytes_after_request_are_closed() -> None:
+    async with open_answered(Connections(20_000)) as (reader, writer):
         writer.write(GOOD * 2 + b"GET")
-        assert (await closed(reader)).count(b"200 OK") == 2
+        assert (await read_until_closed(reader)).count(b"200 OK") == 2
 
 
 @pytest.mark.evidence("N3")
-async def test_a_trickle_is_not_waited_for() -> None:
-    async with serving(Connections(20_000, headers_timeout=0.2)) as port:
+async def test_connections_with_slow_headers_are_closed() -> None:
+    async with serve_http(Connections(20_000, headers_timeout=0.2)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /good HTTP/1.1\r\n")
-        ended = asyncio.create_task(closed(reader))
+        ended = asyncio.create_task(read_until_closed(reader))
         while not ended.done():
             with contextlib.suppress(ConnectionError):
                 writer.write(b"X-More: a\r\n")
@@ -121,11 +123,11 @@ async def test_a_trickle_is_not_waited_for() -> None:
         writer.close()
 
 
-async def test_who_sends_on_after_an_early_answer_is_not_waited_for() -> None:
-    async with answered(Connections(20_000)) as (reader, writer):
+async def test_connections_sending_after_early_answer_are_closed() -> None:
+    async with open_answered(Connections(20_000)) as (reader, writer):
         writer.write(b"POST /good HTTP/1.1\r\nHost: here\r\nContent-Length: 1000000\r\n\r\n")
         assert b"200 OK" in await reader.readuntil(b"ok")
-        ended = asyncio.create_task(closed(reader))
+        ended = asyncio.create_task(read_until_closed(reader))
         while not ended.done():
             with contextlib.suppress(ConnectionError):
                 writer.write(b"x")
@@ -133,21 +135,21 @@ async def test_who_sends_on_after_an_early_answer_is_not_waited_for() -> None:
             await asyncio.wait({ended}, timeout=0.02)
 
 
-async def test_a_request_that_is_served_is_not_closed() -> None:
+async def test_connections_with_served_request_stay_open() -> None:
     """However long its body takes, and however many others come; a kept connection may be used again."""
     connections = Connections(OWN_FILES, headers_timeout=DEADLINE)
-    async with serving(connections) as port:
+    async with serve_http(connections) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /body HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\nab")
         assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")  # it is served, and no time of its own runs
         connections.headers_timeout = 0.2
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * connections.max_open)]
-        for other, _ in idle:
-            await closed(other)  # all had their time
+        for idle_reader, _ in idle:
+            await read_until_closed(idle_reader)  # all had their time
         connections.headers_timeout = DEADLINE
         writer.write(b"cd")
         assert b"200 OK" in await reader.readuntil(b"ok")
         writer.write(GOOD)
         assert b"200 OK" in await reader.readuntil(b"ok")
-        for _, one in (*idle, (reader, writer)):
-            one.close()
+        for _, connection_writer in (*idle, (reader, writer)):
+            connection_writer.close()

@@ -20,7 +20,9 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def submit(threads: Threads, user: str, count: int, gate: threading.Event, order: list[str]) -> list["Future[None]"]:
+def submit_work(
+    threads: Threads, user: str, count: int, gate: threading.Event, order: list[str]
+) -> list["Future[None]"]:
     def work() -> None:
         order.append(user)
         gate.wait(DEADLINE)
@@ -28,9 +30,9 @@ def submit(threads: Threads, user: str, count: int, gate: threading.Event, order
     return [threads.submit_for(user, work) for _ in range(count)]
 
 
-def test_threads_with_a_user_at_his_limit_serve_other_users(gate: threading.Event) -> None:
+def test_threads_with_user_at_limit_serve_other_users(gate: threading.Event) -> None:
     threads, order = Threads(3, "test", max_per_user=2), list[str]()
-    submit(threads, "eve", 50, gate, order)
+    submit_work(threads, "eve", 50, gate, order)
     assert threads.submit_for("ada", lambda: "answer").result(DEADLINE) == "answer"
     assert set(order) <= {"eve"}
     assert len(order) <= 2
@@ -38,22 +40,22 @@ def test_threads_with_a_user_at_his_limit_serve_other_users(gate: threading.Even
 
 def test_threads_with_one_thread_serve_users_in_turn(gate: threading.Event) -> None:
     threads, order = Threads(1, "test"), list[str]()
-    waiting = submit(threads, "", 1, gate, order)  # keeps the thread until all others wait
-    waiting += submit(threads, "eve", 4, gate, order)
-    waiting += submit(threads, "ada", 2, gate, order)
+    waiting = submit_work(threads, "", 1, gate, order)  # keeps the thread until all others wait
+    waiting += submit_work(threads, "eve", 4, gate, order)
+    waiting += submit_work(threads, "ada", 2, gate, order)
     gate.set()
-    for each in waiting:
-        each.result(DEADLINE)
+    for future in waiting:
+        future.result(DEADLINE)
     assert order == ["", "eve", "ada", "eve", "ada", "eve", "eve"]
 
 
-def test_threads_with_work_of_the_daemon_use_all_threads(gate: threading.Event) -> None:
+def test_threads_with_work_of_daemon_use_all_threads(gate: threading.Event) -> None:
     threads, order = Threads(3, "test", max_per_user=1), list[str]()
-    submit(threads, "", 2, gate, order)
+    submit_work(threads, "", 2, gate, order)
     assert threads.submit(lambda: "answer").result(DEADLINE) == "answer"
 
 
-def test_threads_with_failing_work_raise_its_error_and_go_on() -> None:
+def test_threads_with_failing_work_raise_error_and_continue() -> None:
     threads = Threads(1, "test", max_per_user=1)
     with pytest.raises(ZeroDivisionError):
         threads.submit_for("eve", lambda: 1 // 0).result(DEADLINE)
@@ -62,8 +64,8 @@ def test_threads_with_failing_work_raise_its_error_and_go_on() -> None:
 
 async def test_threads_with_cancelled_work_skip_it(gate: threading.Event) -> None:
     threads, order = Threads(1, "test"), list[str]()
-    submit(threads, "eve", 1, gate, order)
-    cancelled = submit(threads, "eve", 1, gate, order)[0]
+    submit_work(threads, "eve", 1, gate, order)
+    cancelled = submit_work(threads, "eve", 1, gate, order)[0]
     assert cancelled.cancel()
     gate.set()
     assert await asyncio.wrap_future(threads.submit_for("ada", lambda: "answer")) == "answer"

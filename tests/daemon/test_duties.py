@@ -22,12 +22,12 @@ class Ends(BaseException):
 
 
 @pytest.mark.parametrize("by_calendar", [False, True])
-def test_duties_with_function_that_returns_an_awaitable_await_it(by_calendar: bool) -> None:
+def test_duties_with_function_returning_awaitable_await_it(by_calendar: bool) -> None:
     async def play() -> None:
-        done = asyncio.Event()
+        is_done = asyncio.Event()
 
         async def work() -> None:
-            done.set()
+            is_done.set()
 
         rules = SimpleNamespace(scan_interval=1000.0)
         engine: Any = SimpleNamespace(queries=SimpleNamespace(rules=rules), database=SimpleNamespace())
@@ -36,7 +36,7 @@ def test_duties_with_function_that_returns_an_awaitable_await_it(by_calendar: bo
         duties.start()
         try:
             async with asyncio.timeout(30):
-                await done.wait()
+                await is_done.wait()
             await duties.follow_clock()
         finally:
             duties.stop()
@@ -44,7 +44,7 @@ def test_duties_with_function_that_returns_an_awaitable_await_it(by_calendar: bo
     asyncio.run(play())
 
 
-async def test_repeat_goes_on_after_an_error_and_leaves_out_missed_runs() -> None:
+async def test_repeat_duty_after_error_continues_without_missed_runs() -> None:
     now, runs, slept = 100.0, list[float](), list[float]()
 
     async def work() -> None:
@@ -69,22 +69,22 @@ async def test_repeat_goes_on_after_an_error_and_leaves_out_missed_runs() -> Non
 
 
 @given(st.floats(0, 1e9), INTERVALS, st.floats(0, 1e9))
-def test_next_due_is_never_past_and_at_most_one_interval_ahead(due: float, interval: float, late: float) -> None:
-    found = next_due(due, interval, due + late)
-    assert due + late <= found <= due + late + interval
+def test_next_due_is_at_most_one_interval_ahead(due: float, interval: float, late: float) -> None:
+    due_at = next_due(due, interval, due + late)
+    assert due + late <= due_at <= due + late + interval
 
 
 @given(MOMENTS, INTERVALS, MOMENTS)
-def test_calendar_trigger_after_any_step_of_the_clock_fires_once_within_an_interval(
+def test_calendar_trigger_after_clock_step_fires_within_interval(
     now: datetime, interval: float, previous: datetime
 ) -> None:
     trigger = CalendarTrigger(interval)
-    found = trigger.get_next_fire_time(previous, now)
-    assert now < found <= now + trigger.interval
-    assert trigger.get_next_fire_time(found, now) == found
+    fire_time = trigger.get_next_fire_time(previous, now)
+    assert now < fire_time <= now + trigger.interval
+    assert trigger.get_next_fire_time(fire_time, now) == fire_time
 
 
-def test_apscheduler_with_calendar_trigger_lists_one_run_after_400_days() -> None:
+def test_calendar_trigger_after_400_days_lists_one_run() -> None:
     scheduler = AsyncIOScheduler(timezone="UTC")
     job = scheduler.add_job(print, CalendarTrigger(600.0))
     now = datetime(2026, 11, 25, tzinfo=UTC)
@@ -94,7 +94,7 @@ def test_apscheduler_with_calendar_trigger_lists_one_run_after_400_days() -> Non
 
 
 @given(MOMENTS, MOMENTS)
-def test_following_run_after_the_clock_was_set_back_is_within_an_interval(planned: datetime, now: datetime) -> None:
+def test_following_run_after_clock_set_back_is_within_interval(planned: datetime, now: datetime) -> None:
     trigger = CalendarTrigger(600.0)
     assert following_run(planned, trigger, now) <= now + trigger.interval
     assert following_run(planned, trigger, now) <= planned

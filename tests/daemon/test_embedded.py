@@ -29,61 +29,59 @@ class Told:
         self.words: asyncio.Queue[str] = asyncio.Queue()
         self.pauses: list[float] = []
 
-    def __call__(self, cluster: str, why: str) -> None:
-        said, _, pause = why.partition("; it is started again after ")
+    def __call__(self, cluster: str, message: str) -> None:
+        reason, _, pause = message.partition("; it is started again after ")
         self.pauses.append(float(pause.removesuffix(" s")))
-        self.words.put_nowait(f"{cluster}: {said}")
+        self.words.put_nowait(f"{cluster}: {reason}")
 
 
 Keep = Callable[..., Told]
 
 
 @pytest_asyncio.fixture
-async def keep() -> AsyncIterator[Keep]:
-    kept: list[EmbeddedAgents] = []
+async def start_agents() -> AsyncIterator[Keep]:
+    supervisors: list[EmbeddedAgents] = []
 
     def start(*command: str, timeouts: DaemonTimeouts = TIMEOUTS) -> Told:
-        told = Told()
+        reports = Told()
         process = AgentProcess("north", command, {"PATH": "/usr/bin:/bin"}, b"{}\n")
-        kept.append(EmbeddedAgents([process], told, timeouts))
-        kept[-1].start("http://127.0.0.1:1")
-        return told
+        supervisors.append(EmbeddedAgents([process], reports, timeouts))
+        supervisors[-1].start("http://127.0.0.1:1")
+        return reports
 
     yield start
-    for agents in kept:
+    for agents in supervisors:
         await agents.stop()
 
 
-async def the_next(told: Told) -> str:
+async def the_next(reports: Told) -> str:
     async with asyncio.timeout(30):
-        return await told.words.get()
+        return await reports.words.get()
 
 
-async def test_one_that_cannot_be_started_is_told_and_tried_ever_later(keep: Keep) -> None:
-    told = keep("/no/such/python", "-m", "agent")
-    assert [await the_next(told) for _ in range(5)] == ["north: cannot be started: No such file or directory"] * 5
-    assert told.pauses[:5] == [0.01, 0.02, 0.04, 0.04, 0.04]
+async def test_embedded_agent_that_cannot_start_is_retried(start_agents: Keep) -> None:
+    reports = start_agents("/no/such/python", "-m", "agent")
+    assert [await the_next(reports) for _ in range(5)] == ["north: cannot be started: No such file or directory"] * 5
+    assert reports.pauses[:5] == [0.01, 0.02, 0.04, 0.04, 0.04]
 
 
-async def test_when_the_machine_has_no_room_for_one_it_is_tried_again(
-    keep: Keep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_embedded_agent_without_memory_is_retried(start_agents: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
     started, faults = asyncio.create_subprocess_exec, [12, 11]
 
-    async def full(*command: str, **more: Any) -> asyncio.subprocess.Process:
+    async def full(*command: str, **options: Any) -> asyncio.subprocess.Process:
         if faults:
             raise OSError(number := faults.pop(0), {12: "Cannot allocate memory", 11: "Try again"}[number])
-        return await started(*command, **more)
+        return await started(*command, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
-    told = keep(*SHELL, "echo here at last >&2; exit 1")
-    assert await the_next(told) == "north: cannot be started: Cannot allocate memory"
-    assert await the_next(told) == "north: cannot be started: Try again"
-    assert await the_next(told) == "north: ended with exit code 1: here at last"
+    reports = start_agents(*SHELL, "echo here at last >&2; exit 1")
+    assert await the_next(reports) == "north: cannot be started: Cannot allocate memory"
+    assert await the_next(reports) == "north: cannot be started: Try again"
+    assert await the_next(reports) == "north: ended with exit code 1: here at last"
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "last_line"),
     [
         ("exit 3", "ended with exit code 3"),
         ("echo first >&2; echo; printf 'the  \\033[1mlast\\n\\n' >&2; exit 1", "ended with exit code 1: the ?[1mlast"),
@@ -93,30 +91,30 @@ async def test_when_the_machine_has_no_room_for_one_it_is_tried_again(
         ("head -c 300000 /dev/zero | tr '\\0' x >&2; exit 1", f"ended with exit code 1: {'x' * 300}"),
     ],
 )
-async def test_one_that_ends_is_told_with_its_last_words(keep: Keep, script: str, words: str) -> None:
-    assert await the_next(keep(*SHELL, script)) == f"north: {words}"
+async def test_embedded_agent_exit_is_reported_with_last_line(start_agents: Keep, script: str, last_line: str) -> None:
+    assert await the_next(start_agents(*SHELL, script)) == f"north: {last_line}"
 
 
-async def test_what_it_says_is_in_the_daemons_log(keep: Keep, capfd: pytest.CaptureFixture[str]) -> None:
-    await the_next(keep(*SHELL, "echo one >&2; echo two >&2; exit 1"))
+async def test_embedded_agent_errors_are_written_to_daemon_log(
+    start_agents: Keep, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await the_next(start_agents(*SHELL, "echo one >&2; echo two >&2; exit 1"))
     assert "one\ntwo\n" in capfd.readouterr().err
 
 
-async def test_one_whose_standard_error_another_process_has_is_not_waited_for(keep: Keep) -> None:
-    told = keep(*SHELL, "sleep 60 & exit 4", timeouts=replace(TIMEOUTS, last_words_s=0.1))
-    assert await the_next(told) == "north: ended with exit code 4"
+async def test_embedded_agent_with_inherited_stderr_is_not_awaited(start_agents: Keep) -> None:
+    reports = start_agents(*SHELL, "sleep 60 & exit 4", timeouts=replace(TIMEOUTS, last_words_s=0.1))
+    assert await the_next(reports) == "north: ended with exit code 4"
 
 
-async def test_one_that_lasted_is_started_again_soon(keep: Keep) -> None:
-    told = keep(*SHELL, "exit 1", timeouts=replace(TIMEOUTS, agent_stable_s=0.0))
+async def test_embedded_agent_that_was_stable_restarts_soon(start_agents: Keep) -> None:
+    reports = start_agents(*SHELL, "exit 1", timeouts=replace(TIMEOUTS, agent_stable_s=0.0))
     for _ in range(4):
-        await the_next(told)
-    assert told.pauses[:4] == [TIMEOUTS.min_restart_delay_s] * 4
+        await the_next(reports)
+    assert reports.pauses[:4] == [TIMEOUTS.min_restart_delay_s] * 4
 
 
-async def test_it_is_handed_over_what_it_needs_and_knows_of_the_end_by_the_same_pipe(
-    keep: Keep, tmp_path: Path
-) -> None:
+async def test_embedded_agent_receives_handover_and_end_by_one_pipe(start_agents: Keep, tmp_path: Path) -> None:
     got, ended = tmp_path / "got", tmp_path / "ended"
     code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.readline()); sys.stdin.read(); open(sys.argv[2], 'w')"
     handover = b"x" * 300_000 + b"\n"
@@ -129,12 +127,12 @@ async def test_it_is_handed_over_what_it_needs_and_knows_of_the_end_by_the_same_
     await agents.stop()
 
 
-def test_what_was_opened_since_an_agent_ended_is_not_closed_with_what_was_its() -> None:
+def test_embedded_agent_end_closes_no_reused_descriptor() -> None:
     """On the event loop that the daemon has: it closes a file some time after it was asked to."""
     opened: list[int] = []
     enough = asyncio.Event()
 
-    def tell(cluster: str, why: str) -> None:
+    def tell(cluster: str, message: str) -> None:
         opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(8))
         if len(opened) >= 24:
             enough.set()

@@ -23,36 +23,36 @@ pytestmark = pytest.mark.processes
 DEADLINE = 60.0
 
 
-async def _nothing(*request: object) -> None:
+async def _do_nothing(*request: object) -> None:
     pass
 
 
 async def _be_told_to_end_while_the_database_hangs(directory: Path) -> None:
     parts = Parts(directory / "koala.db")
-    asked = threading.Event()
+    is_queried = threading.Event()
 
     def hang(*args: object) -> None:
-        asked.set()
+        is_queried.set()
         threading.Event().wait()
 
     parts.store.write = parts.store.renew_lease = parts.store.release_lease = hang  # type: ignore[method-assign]
 
     def serving(url: str) -> None:
         parts.engine.post(WorkItem(events=(ClusterDrained("north"),)))
-        threading.Thread(target=lambda: asked.wait() and os.kill(os.getpid(), signal.SIGTERM), daemon=True).start()
+        threading.Thread(target=lambda: is_queried.wait() and os.kill(os.getpid(), signal.SIGTERM), daemon=True).start()
 
     listener = socket.create_server(("127.0.0.1", 0))
-    agents = EmbeddedAgents([], lambda cluster, why: None)
+    agents = EmbeddedAgents([], lambda cluster, reason: None)
     daemon = Daemon(
-        *(parts.engine, parts.store, parts.hub, _nothing, listener, Connections(1000), agents, serving),
+        *(parts.engine, parts.store, parts.hub, _do_nothing, listener, Connections(1000), agents, serving),
         give_up=lambda: print("the audit is in the log", file=sys.stderr),
     )
     await daemon.run()
 
 
-def test_a_daemon_ends_when_told_though_its_database_hangs(tmp_path: Path) -> None:
+def test_daemon_with_hanging_database_ends_on_signal(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", __name__, str(tmp_path)],
         cwd=root,
         timeout=DEADLINE,
@@ -60,9 +60,9 @@ def test_a_daemon_ends_when_told_though_its_database_hangs(tmp_path: Path) -> No
         text=True,
         check=False,
     )
-    assert told.returncode == 1, told.stderr
-    assert "without a clean stop: the database does not answer" in told.stdout + told.stderr
-    assert "the audit is in the log" in told.stderr
+    assert completed.returncode == 1, completed.stderr
+    assert "without a clean stop: the database does not answer" in completed.stdout + completed.stderr
+    assert "the audit is in the log" in completed.stderr
 
 
 HANG_ONE_BY_ONE = """
@@ -90,12 +90,12 @@ asyncio.run(run())
 """
 
 
-def test_a_process_ends_though_questions_to_its_database_hang(tmp_path: Path) -> None:
+def test_process_with_hanging_queries_ends(tmp_path: Path) -> None:
     """As when a connection is dead, and others are not: the daemon was kept by the threads that waited for it."""
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", HANG_ONE_BY_ONE], timeout=DEADLINE, capture_output=True, text=True, check=True
     )
-    assert told.stdout.splitlines()[-1] == "told"
+    assert completed.stdout.splitlines()[-1] == "told"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from koalapy.model.reports import ClusterReport, LrmCalls, Versions
 from koalapy.scheduler.clusters import ClusterStatus
 
 
-def seen(*clusters: ClusterStatus, now: float = 100.0) -> Any:
+def make_grid(*clusters: ClusterStatus, now: float = 100.0) -> Any:
     """An engine with these clusters and no jobs."""
     grid = SimpleNamespace(clusters=lambda: clusters)
     return SimpleNamespace(
@@ -32,38 +32,40 @@ def seen(*clusters: ClusterStatus, now: float = 100.0) -> Any:
     )
 
 
-async def figures(*clusters: ClusterStatus) -> Figures:
-    engine = seen(*clusters)
+async def collect_figures(*clusters: ClusterStatus) -> Figures:
+    engine = make_grid(*clusters)
     alerts = Alerts((), AlertRules(), engine.clock)
     return await figures_of(engine, HealthMonitor(cast(Any, engine), engine.queries, {}, DiskLimits()), alerts)
 
 
-def samples(of: Figures) -> set[tuple[str, str]]:
+def list_samples(present: Figures) -> set[tuple[str, str]]:
     """Names, and what each cluster is told apart by."""
-    told = Exposition(of, Instruments()).collect()
-    return {(s.name, s.labels.get("operation", "")) for metric in told for s in metric.samples if "cluster" in s.labels}
+    families = Exposition(present, Instruments()).collect()
+    return {
+        (s.name, s.labels.get("operation", "")) for metric in families for s in metric.samples if "cluster" in s.labels
+    }
 
 
-async def test_what_an_agent_makes_up_is_in_no_label() -> None:
+async def test_figures_with_unknown_operations_have_no_such_labels() -> None:
     north = ClusterStatus("north")
     made_up = [LrmCalls(f"made-up-{number}", 1) for number in range(1000)]
     north.report(ClusterReport(4, 4, calls=(LrmCalls("snapshot", 3), *made_up)), 90.0)
-    told = await figures(north)
-    (cluster,) = told.clusters
+    collected = await collect_figures(north)
+    (cluster,) = collected.clusters
     assert [call.operation for call in cluster.calls] == ["snapshot"]
     assert cluster.reported_ago == 10.0
-    assert {operation for _, operation in samples(told)} == {"", "snapshot"}
+    assert {operation for _, operation in list_samples(collected)} == {"", "snapshot"}
 
 
-async def test_an_agent_that_says_nothing_of_them_has_neither_calls_nor_versions() -> None:
+async def test_figures_of_agent_without_versions_have_none() -> None:
     old, new = ClusterStatus("old"), ClusterStatus("new")
     old.report(ClusterReport(4, 4), 90.0)
     new.report(ClusterReport(4, 4, versions=Versions("1", "slurm 22", "4.1.4")), 90.0)
-    told = await figures(old, new, ClusterStatus("never"))
-    assert [(each.versions is None, len(each.calls), each.reported_ago) for each in told.clusters] == [
+    collected = await collect_figures(old, new, ClusterStatus("never"))
+    assert [(cluster.versions is None, len(cluster.calls), cluster.reported_ago) for cluster in collected.clusters] == [
         (True, 0, 10.0),
         (False, 0, 10.0),
         (True, 0, None),
     ]
-    text = [metric for metric in Exposition(told, Instruments()).collect() if metric.name == "koala_cluster_info"]
+    text = [metric for metric in Exposition(collected, Instruments()).collect() if metric.name == "koala_cluster_info"]
     assert [sample.labels["cluster"] for sample in text[0].samples] == ["new"]

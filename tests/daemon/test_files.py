@@ -37,9 +37,9 @@ from koalapy.scheduler.events import ReplicasChanged
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from tests import signals
-from tests.daemon.archives import GOOD, archive, archive_of, pieces, special, unpacked
-from tests.daemon.sites import Sites, sha
-from tests.daemon.test_hub import Daemon, running
+from tests.daemon.archives import GOOD, archive_of, make_archive, make_special_member, unpack_archive, yield_pieces
+from tests.daemon.sites import Sites, sha256_hex
+from tests.daemon.test_hub import Daemon, running_daemon
 from tests.identities import DIRECTOR
 
 
@@ -50,63 +50,63 @@ class World:
     store: SqlFiles
     bundles: Bundles
     files: Files
-    told: list[ReplicasChanged]
+    changes: list[ReplicasChanged]
     """What the scheduler was told."""
     needed: set[str]
     """Bundles that unfinished jobs need."""
 
-    def state(self, name: str, cluster: str) -> ReplicaState:
+    def state_of(self, name: str, cluster: str) -> ReplicaState:
         """As the catalogue in memory has it, which is as the store has it."""
-        found = self.daemon.engine.catalogue.get(name, cluster)
-        assert found in self.store.replicas()
-        assert found is not None
-        return found.state
+        replica = self.daemon.engine.catalogue.get(name, cluster)
+        assert replica in self.store.replicas()
+        assert replica is not None
+        return replica.state
 
 
 @pytest_asyncio.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with running(tmp_path / "koala.db") as daemon:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
         sites = Sites()
         store = SqlFiles(daemon.store.database)
         needed: set[str] = set()
         bundles = Bundles(
             store, tmp_path / "bundles", StorageLimits(100_000, 10**9), needed=lambda: needed, clock=lambda: 1000.0
         )
-        told: list[ReplicasChanged] = []
+        changes: list[ReplicasChanged] = []
         apply = daemon.scheduler.apply
 
         def listening(event: object, now: float) -> None:
             if isinstance(event, ReplicasChanged):
-                told.append(event)
+                changes.append(event)
             apply(event, now)  # type: ignore[arg-type]
 
         daemon.scheduler.apply = listening  # type: ignore[method-assign, assignment]
-        yield World(daemon, sites, store, bundles, Files(daemon.engine, store, sites, bundles), told, needed)
+        yield World(daemon, sites, store, bundles, Files(daemon.engine, store, sites, bundles), changes, needed)
 
 
-async def until(look: Callable[[], bool]) -> None:
+async def wait_until(look: Callable[[], bool]) -> None:
     await signals.until(lambda: look())
 
 
 # The catalogue
 
 
-async def test_a_file_is_entered_as_its_agent_sees_it(world: World) -> None:
+async def test_add_replica_stores_report_of_agent(world: World) -> None:
     world.sites.content["north", "/data/mesh"] = b"mesh"
     replica = await world.files.add_replica("climate/mesh", "north", "/data/mesh")
-    assert (replica.size, replica.checksum, replica.parts) == (4, sha(b"mesh"), None)
+    assert (replica.size, replica.checksum, replica.parts) == (4, sha256_hex(b"mesh"), None)
     assert world.files.list_replicas() == world.store.replicas() == [replica]
-    assert world.told == [ReplicasChanged("climate/mesh", ("north",))]
+    assert world.changes == [ReplicasChanged("climate/mesh", ("north",))]
     assert Catalogue(world.store.replicas()).good_sites("climate/mesh") == ("north",)
 
 
-async def test_a_folder_has_parts(world: World) -> None:
+async def test_add_replica_of_folder_has_parts(world: World) -> None:
     world.sites.content["north", "/data/f"] = {"b": b"bb", "a": b"a"}
     replica = await world.files.add_replica("f", "north", "/data/f")
     assert [(part.name, part.size) for part in replica.parts or ()] == [("a", 1), ("b", 2)]
 
 
-async def test_another_file_is_no_replica_of_it(world: World) -> None:
+async def test_add_replica_with_other_content_is_rejected(world: World) -> None:
     world.sites.content |= {("north", "/m"): b"mesh", ("south", "/m"): b"mash", ("south", "/n"): b"mesh"}
     await world.files.add_replica("m", "north", "/m")
     with pytest.raises(ConflictError, match="south:/m is another file than the m on north") as refused:
@@ -114,19 +114,19 @@ async def test_another_file_is_no_replica_of_it(world: World) -> None:
     assert "koala replicas remove m" in refused.value.hint
     assert [replica.cluster for replica in world.files.list_replicas("m")] == ["north"]
     await world.files.add_replica("m", "south", "/n")
-    assert world.told[-1] == ReplicasChanged("m", ("north", "south"))
+    assert world.changes[-1] == ReplicasChanged("m", ("north", "south"))
 
 
-async def test_of_two_that_are_added_at_once_only_one_decides_what_it_is(world: World) -> None:
+async def test_add_replica_concurrently_accepts_one_content(world: World) -> None:
     world.sites.content |= {("north", "/m"): b"mesh", ("south", "/m"): b"mash"}
     ended = await asyncio.gather(
         world.files.add_replica("m", "north", "/m"), world.files.add_replica("m", "south", "/m"), return_exceptions=True
     )
-    assert sorted(type(one).__name__ for one in ended) == ["ConflictError", "Replica"]
+    assert sorted(type(result).__name__ for result in ended) == ["ConflictError", "Replica"]
     assert len(world.files.list_replicas("m")) == 1
 
 
-async def test_the_only_replica_may_become_another_file(world: World) -> None:
+async def test_add_replica_may_replace_only_replica(world: World) -> None:
     world.sites.content["north", "/m"] = b"mesh"
     await world.files.add_replica("m", "north", "/m")
     world.sites.content["north", "/m"] = b"finer mesh"
@@ -151,7 +151,7 @@ async def test_the_only_replica_may_become_another_file(world: World) -> None:
         ("m", "south", "/secret", "path"),
     ],
 )
-async def test_what_cannot_be_entered_is_refused_by_its_field(
+async def test_add_replica_with_invalid_argument_names_field(
     world: World, name: str, cluster: str, path: str, field: str
 ) -> None:
     world.sites.content |= {
@@ -166,20 +166,20 @@ async def test_what_cannot_be_entered_is_refused_by_its_field(
 
 
 @pytest.mark.parametrize("name", ["-rf", "a b", "ünïcode/ä", "..a", "a/../b", "a:partitioned"])
-async def test_strange_names_are_names(world: World, name: str) -> None:
+async def test_add_replica_with_unusual_name_is_accepted(world: World, name: str) -> None:
     world.sites.content["north", "/m"] = b""
     assert (await world.files.add_replica(name, "north", "/m")).name == name
     await world.files.remove_replicas(name)
     assert world.files.list_replicas() == []
 
 
-async def test_a_cluster_out_of_reach_is_told(world: World) -> None:
+async def test_add_replica_on_unreachable_cluster_raises_site_unavailable(world: World) -> None:
     world.sites.away = {"north"}
     with pytest.raises(SiteUnavailable, match="north is out of reach"):
         await world.files.add_replica("m", "north", "/m")
 
 
-async def test_verify_finds_what_became_of_replicas(world: World) -> None:
+async def test_verify_replicas_reports_each_state(world: World) -> None:
     content = world.sites.content
     content |= {("north", f"/{name}"): b"mesh" for name in "abcd"} | {("south", "/a"): b"mesh"}
     for name in "abcd":
@@ -189,48 +189,46 @@ async def test_verify_finds_what_became_of_replicas(world: World) -> None:
     del content["north", "/c"]
     content["north", "/d"] = SiteRejected("/d cannot be read: Permission denied", fault=SiteFault.UNREADABLE)
     world.sites.away = {"south"}
-    found = await world.files.verify_replicas()
-    assert [(v.replica.name, v.replica.cluster, v.replica.state.value, v.problem) for v in found] == [
+    verified = await world.files.verify_replicas()
+    assert [(v.replica.name, v.replica.cluster, v.replica.state.value, v.problem) for v in verified] == [
         ("a", "north", "good", ""),
         ("a", "south", "good", "south is out of reach"),
         ("b", "north", "changed", ""),
         ("c", "north", "missing", ""),
         ("d", "north", "unreadable", ""),
     ]
-    assert "SHA-256 begins with" in found[2].replica.reason
-    assert (found[3].replica.reason, found[4].replica.reason) == (
+    assert "SHA-256 begins with" in verified[2].replica.reason
+    assert (verified[3].replica.reason, verified[4].replica.reason) == (
         "/c is not there",
         "/d cannot be read: Permission denied",
     )
-    assert [world.state(name, "north").value for name in "abcd"] == ["good", "changed", "missing", "unreadable"]
-    assert {t.file: t.sites for t in world.told} == {"a": ("north", "south"), "b": (), "c": (), "d": ()}
+    assert [world.state_of(name, "north").value for name in "abcd"] == ["good", "changed", "missing", "unreadable"]
+    assert {t.file: t.sites for t in world.changes} == {"a": ("north", "south"), "b": (), "c": (), "d": ()}
     content["north", "/b"] = b"mesh"
     (again,) = await world.files.verify_replicas("b", "north")
     assert (again.replica.state, again.replica.reason) == (ReplicaState.GOOD, "")
-    assert world.told[-1] == ReplicasChanged("b", ("north",))
+    assert world.changes[-1] == ReplicasChanged("b", ("north",))
 
 
-async def test_what_is_added_again_during_a_look_is_not_overwritten(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_verify_replicas_during_add_keeps_new_replica(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     content = world.sites.content
     content["north", "/m"] = b"mesh"
     await world.files.add_replica("m", "north", "/m")
     content["north", "/m"] = b"mash"
     real = world.files._read_state
 
-    async def seen(replica: Replica) -> Replica:
-        found = await real(replica)
+    async def read_state(replica: Replica) -> Replica:
+        state = await real(replica)
         await world.files.add_replica("m", "north", "/m")
-        return found
+        return state
 
-    monkeypatch.setattr(world.files, "_read_state", seen)
+    monkeypatch.setattr(world.files, "_read_state", read_state)
     (verified,) = await world.files.verify_replicas("m")
-    assert (verified.replica.state, verified.replica.checksum) == (ReplicaState.GOOD, sha(b"mash"))
-    assert world.state("m", "north") is ReplicaState.GOOD
+    assert (verified.replica.state, verified.replica.checksum) == (ReplicaState.GOOD, sha256_hex(b"mash"))
+    assert world.state_of("m", "north") is ReplicaState.GOOD
 
 
-async def test_an_old_replica_does_not_become_a_good_one_of_what_has_its_name_now(world: World) -> None:
+async def test_verify_replicas_with_old_content_is_not_good_again(world: World) -> None:
     content = world.sites.content
     content |= {("north", "/m"): b"mesh", ("south", "/m"): b"new mesh"}
     await world.files.add_replica("m", "north", "/m")
@@ -241,13 +239,13 @@ async def test_an_old_replica_does_not_become_a_good_one_of_what_has_its_name_no
     north, south = await world.files.verify_replicas("m")
     assert (north.replica.state, south.replica.state) == (ReplicaState.CHANGED, ReplicaState.GOOD)
     assert north.replica.reason.endswith("as on south")
-    assert world.told[-1].sites == ("south",)
+    assert world.changes[-1].sites == ("south",)
 
 
 @pytest.mark.parametrize(
     ("name", "cluster", "error"), [("x", None, NotFoundError), ("m", "south", NotFoundError), ("m", "w", UsageError)]
 )
-async def test_what_is_not_there_cannot_be_verified_or_removed(
+async def test_verify_or_remove_of_unknown_replica_is_rejected(
     world: World, name: str, cluster: str | None, error: type[Exception]
 ) -> None:
     world.sites.content["north", "/m"] = b""
@@ -258,18 +256,18 @@ async def test_what_is_not_there_cannot_be_verified_or_removed(
         await world.files.remove_replicas(name, cluster)
 
 
-async def test_remove_forgets_one_or_all(world: World) -> None:
+async def test_remove_replicas_forgets_one_or_all(world: World) -> None:
     world.sites.content |= {("north", "/m"): b"", ("south", "/m"): b""}
     for cluster in ("north", "south"):
         await world.files.add_replica("m", cluster, "/m")
     assert [r.cluster for r in await world.files.remove_replicas("m", "north")] == ["north"]
-    assert world.told[-1] == ReplicasChanged("m", ("south",))
+    assert world.changes[-1] == ReplicasChanged("m", ("south",))
     await world.files.remove_replicas("m")
-    assert world.told[-1] == ReplicasChanged("m", ())
+    assert world.changes[-1] == ReplicasChanged("m", ())
     assert world.store.replicas() == []
 
 
-async def test_a_spoiled_replica_is_not_used_and_gets_its_reason(world: World) -> None:
+async def test_mark_spoiled_excludes_replica_with_reason(world: World) -> None:
     world.sites.content |= {("north", "/m"): b"mesh", ("south", "/m"): b"mesh"}
     for cluster in ("north", "south"):
         await world.files.add_replica("m", cluster, "/m")
@@ -277,27 +275,27 @@ async def test_a_spoiled_replica_is_not_used_and_gets_its_reason(world: World) -
     assert world.files.mark_spoiled("m", "north", "rsync said no") == (ReplicasChanged("m", ("south",)),)
     assert world.files.mark_spoiled("m", "north", "again") == ()
     assert world.files.mark_spoiled("x", "north", "unknown") == ()
-    await until(lambda: world.daemon.engine.catalogue.get("m", "north").state is ReplicaState.MISSING)  # type: ignore[union-attr]
-    assert world.state("m", "north") is ReplicaState.MISSING
+    await wait_until(lambda: world.daemon.engine.catalogue.get("m", "north").state is ReplicaState.MISSING)  # type: ignore[union-attr]
+    assert world.state_of("m", "north") is ReplicaState.MISSING
 
 
-async def test_a_spoiled_replica_does_not_become_good_by_itself(world: World) -> None:
+async def test_mark_spoiled_replica_does_not_recover_by_itself(world: World) -> None:
     world.sites.content["north", "/m"] = b"mesh"
     await world.files.add_replica("m", "north", "/m")
-    asked = len(world.sites.asked)
+    question_count = len(world.sites.questions)
     world.files.mark_spoiled("m", "north", "the checksum is another")
-    await until(lambda: len(world.sites.asked) > asked)
-    await until(lambda: not world.files._background)
-    assert world.state("m", "north") is ReplicaState.UNREADABLE
+    await wait_until(lambda: len(world.sites.questions) > question_count)
+    await wait_until(lambda: not world.files._background)
+    assert world.state_of("m", "north") is ReplicaState.UNREADABLE
     assert world.files.list_replicas("m")[0].reason == "the checksum is another"
     await world.files.verify_replicas("m")
-    assert world.state("m", "north") is ReplicaState.GOOD
+    assert world.state_of("m", "north") is ReplicaState.GOOD
 
 
-async def test_submissions_are_filled_in(world: World) -> None:
+async def test_resolve_spec_fills_in_inputs(world: World) -> None:
     world.sites.content["north", "/m"] = b"mesh"
     await world.files.add_replica("m", "north", "/m")
-    bundle, _ = await world.bundles.add_bundle(pieces(archive_of(GOOD)))
+    bundle, _ = await world.bundles.add_bundle(yield_pieces(archive_of(GOOD)))
     spec = JobSpec(FlexibleRequest(1), ("wave",), inputs=(InputFile("m"),), bundle=Bundle(bundle.id, 0, 0))
     resolved = await world.files.resolve_spec(spec, DIRECTOR)
     assert resolved.inputs == (InputFile("m", 4, ("north",)),)
@@ -313,20 +311,20 @@ async def test_submissions_are_filled_in(world: World) -> None:
 # Bundles
 
 
-async def test_the_same_archive_is_kept_once(world: World) -> None:
+async def test_add_bundle_twice_stores_archive_once(world: World) -> None:
     data = archive_of(GOOD)
-    bundle, created = await world.bundles.add_bundle(pieces(data))
-    assert (bundle.id, bundle.size, bundle.files, created) == (sha(data), len(data), 3, True)
-    assert await world.bundles.add_bundle(pieces(data, 10**6)) == (bundle, False)
+    bundle, created = await world.bundles.add_bundle(yield_pieces(data))
+    assert (bundle.id, bundle.size, bundle.files, created) == (sha256_hex(data), len(data), 3, True)
+    assert await world.bundles.add_bundle(yield_pieces(data, 10**6)) == (bundle, False)
     assert world.bundles.path_of(bundle.id).read_bytes() == data
     assert [path.name for path in world.bundles.path_of(bundle.id).parent.iterdir()] == [bundle.id]
     assert world.store.bundles() == [bundle]
 
 
-def _sparse() -> bytes:
+def _sparse_member() -> bytes:
     member = tarfile.TarInfo("huge")
     member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(2**40)}
-    return archive((member, b"0\n".ljust(512, b"\0")))
+    return make_archive((member, b"0\n".ljust(512, b"\0")))
 
 
 BAD = {
@@ -345,37 +343,37 @@ BAD = {
     "file and folder": archive_of({"a": b"1", "a/b": b"2"}),
     "folder and file": archive_of({"a/b": b"1", "a": b"2"}),
     "long": archive_of({"x" * 256: b""}),
-    "symbolic link": archive(special("a", tarfile.SYMTYPE, "/etc")),
-    "hard link": archive(special("a", tarfile.LNKTYPE, "/etc/passwd")),
-    "device": archive(special("a", tarfile.CHRTYPE)),
-    "pipe": archive(special("a", tarfile.FIFOTYPE)),
-    "sparse": _sparse(),
+    "symbolic link": make_archive(make_special_member("a", tarfile.SYMTYPE, "/etc")),
+    "hard link": make_archive(make_special_member("a", tarfile.LNKTYPE, "/etc/passwd")),
+    "device": make_archive(make_special_member("a", tarfile.CHRTYPE)),
+    "pipe": make_archive(make_special_member("a", tarfile.FIFOTYPE)),
+    "sparse": _sparse_member(),
 }
 
 
 @pytest.mark.evidence("U5")
-@pytest.mark.parametrize("what", BAD)
-async def test_a_bad_archive_is_refused_and_nothing_of_it_kept(world: World, what: str) -> None:
+@pytest.mark.parametrize("problem", BAD)
+async def test_add_bundle_with_bad_archive_stores_nothing(world: World, problem: str) -> None:
     with pytest.raises(UsageError) as refused:
-        await world.bundles.add_bundle(pieces(BAD[what]))
+        await world.bundles.add_bundle(yield_pieces(BAD[problem]))
     assert (refused.value.field, bool(refused.value.hint)) == ("body", True)
     assert list(world.bundles.path_of("x").parent.iterdir()) == []
     assert world.store.bundles() == []
 
 
-async def test_an_archive_as_tar_makes_it_is_taken(world: World) -> None:
+async def test_add_bundle_accepts_archives_of_tar(world: World) -> None:
     names = {"./": None, "./a/": None, "./a/é -x": b"1", "./a/..b": b"2", "l" * 200 + "/" + "m" * 200: b"3"}
-    bundle, _ = await world.bundles.add_bundle(pieces(archive_of(names)))
+    bundle, _ = await world.bundles.add_bundle(yield_pieces(archive_of(names)))
     assert bundle.files == 3
 
 
-async def test_an_archive_that_is_too_large_is_refused(world: World) -> None:
+async def test_add_bundle_over_size_limit_is_rejected(world: World) -> None:
     with pytest.raises(TooLargeError, match="larger than 100 KB"):
-        await world.bundles.add_bundle(pieces(archive_of({"a": b"x" * 200_000})))
+        await world.bundles.add_bundle(yield_pieces(archive_of({"a": b"x" * 200_000})))
     assert list(world.bundles.path_of("x").parent.iterdir()) == []
 
 
-async def test_an_upload_that_breaks_off_leaves_nothing(world: World) -> None:
+async def test_add_bundle_with_broken_upload_leaves_nothing(world: World) -> None:
     async def breaking() -> AsyncIterator[bytes]:
         yield archive_of(GOOD)[:3000]
         raise ConnectionError
@@ -385,13 +383,13 @@ async def test_an_upload_that_breaks_off_leaves_nothing(world: World) -> None:
     assert list(world.bundles.path_of("x").parent.iterdir()) == []
 
 
-async def test_a_bundle_is_kept_while_it_is_needed_or_was_wanted(world: World, tmp_path: Path) -> None:
+async def test_bundle_needed_or_recently_used_is_kept(world: World, tmp_path: Path) -> None:
     now = 1000.0
     needed: set[str] = set()
     bundles = Bundles(
         world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=lambda: needed, clock=lambda: now
     )
-    kept = [(await bundles.add_bundle(pieces(archive_of({name: b""}))))[0].id for name in "abc"]
+    kept = [(await bundles.add_bundle(yield_pieces(archive_of({name: b""}))))[0].id for name in "abc"]
     now += RETENTION
     bundles.touch_bundle(kept[1])
     now += 1
@@ -402,25 +400,25 @@ async def test_a_bundle_is_kept_while_it_is_needed_or_was_wanted(world: World, t
     with pytest.raises(NotFoundError):
         bundles.get_bundle(kept[2])
     now += RETENTION
-    for left in (".incoming-x", "f" * 64):
-        (tmp_path / "bundles" / left).touch()
+    for leftover in (".incoming-x", "f" * 64):
+        (tmp_path / "bundles" / leftover).touch()
     again = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: now)
     assert await again.remove_expired() == [kept[1]]
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == [kept[0]]
 
 
-async def test_a_bundle_whose_file_is_lost_can_be_uploaded_again(world: World) -> None:
+async def test_bundle_with_lost_file_can_be_added_again(world: World) -> None:
     data = archive_of(GOOD)
-    bundle, _ = await world.bundles.add_bundle(pieces(data))
+    bundle, _ = await world.bundles.add_bundle(yield_pieces(data))
     world.bundles.path_of(bundle.id).unlink()
     with pytest.raises(NotFoundError):
         world.bundles.get_bundle(bundle.id)
-    assert (await world.bundles.add_bundle(pieces(data)))[1]
+    assert (await world.bundles.add_bundle(yield_pieces(data)))[1]
     assert world.bundles.path_of(bundle.id).read_bytes() == data
 
 
-async def test_what_lies_directly_in_a_bundle_is_known_after_a_restart_too(world: World, tmp_path: Path) -> None:
-    bundle, _ = await world.bundles.add_bundle(pieces(archive_of(GOOD)))
+async def test_bundle_top_names_after_restart_are_known(world: World, tmp_path: Path) -> None:
+    bundle, _ = await world.bundles.add_bundle(yield_pieces(archive_of(GOOD)))
     again = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: 1000.0)
     assert await world.bundles.top_names(bundle.id) == await again.top_names(bundle.id) == {"run.sh", "data"}
 
@@ -432,7 +430,7 @@ def said_of(kind: bytes, content: bytes) -> bytes:
     return header.tobuf(tarfile.USTAR_FORMAT) + content.ljust(-(-len(content) // 512) * 512, b"\0")
 
 
-def record(key: str, value: str) -> bytes:
+def make_record(key: str, value: str) -> bytes:
     return b"%07d %s=%s\n" % (len(key) + len(value) + 10, key.encode(), value.encode())
 
 
@@ -443,50 +441,52 @@ END = bytes(1024)
 @pytest.mark.parametrize(
     "data",
     [
-        said_of(tarfile.XHDTYPE, record("path", "a" * 300_000)) + ONE,
+        said_of(tarfile.XHDTYPE, make_record("path", "a" * 300_000)) + ONE,
         said_of(tarfile.GNUTYPE_LONGNAME, b"a" * 300_000) + ONE,
-        said_of(tarfile.XHDTYPE, record("path", "/".join("a" * 20_000))) + ONE,
-        said_of(tarfile.XGLTYPE, record("k", "v")) * 3000 + ONE,
-        b"".join(said_of(tarfile.XGLTYPE, record(f"k{i}", "v")) + tarfile.TarInfo(f"f{i}").tobuf() for i in range(200)),
+        said_of(tarfile.XHDTYPE, make_record("path", "/".join("a" * 20_000))) + ONE,
+        said_of(tarfile.XGLTYPE, make_record("k", "v")) * 3000 + ONE,
+        b"".join(
+            said_of(tarfile.XGLTYPE, make_record(f"k{i}", "v")) + tarfile.TarInfo(f"f{i}").tobuf() for i in range(200)
+        ),
     ],
     ids=["pax", "gnu", "deep", "chain", "common"],
 )
-async def test_no_archive_makes_us_hold_more_than_is_sensible(world: World, data: bytes) -> None:
+async def test_check_archive_memory_use_is_bounded(world: World, data: bytes) -> None:
     bundles = Bundles(
         world.store, world.bundles.path_of("x").parent, StorageLimits(10**8, 10**9), needed=list, clock=lambda: 0.0
     )
     with pytest.raises(UsageError) as caught:
-        await bundles.add_bundle(pieces(data + END, 100_000))
+        await bundles.add_bundle(yield_pieces(data + END, 100_000))
     assert caught.value.field == "body"
 
 
-async def test_an_archive_of_too_many_files_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_archive_with_too_many_files_is_rejected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("koalapy.daemon.files.archives.MAX_NAMES", 5)
-    await world.bundles.add_bundle(pieces(archive_of({f"a/{i}": b"" for i in range(4)})))
+    await world.bundles.add_bundle(yield_pieces(archive_of({f"a/{i}": b"" for i in range(4)})))
     with pytest.raises(TooLargeError, match="more than 5 files"):
-        await world.bundles.add_bundle(pieces(archive_of({f"a/{i}": b"" for i in range(5)})))
+        await world.bundles.add_bundle(yield_pieces(archive_of({f"a/{i}": b"" for i in range(5)})))
 
 
-async def test_an_archive_for_which_there_is_no_room(world: World, tmp_path: Path) -> None:
+async def test_add_bundle_on_full_disk_raises_store_unavailable(world: World, tmp_path: Path) -> None:
     bundles = Bundles(world.store, tmp_path / "full", StorageLimits(10**8, 10**9), needed=list, clock=lambda: 0.0)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, limits[1]))
     try:
         with pytest.raises(StoreUnavailable, match="cannot be kept: File too large"):
-            await bundles.add_bundle(pieces(archive_of({"a": b"x" * 4_000_000}), 300_000))
+            await bundles.add_bundle(yield_pieces(archive_of({"a": b"x" * 4_000_000}), 300_000))
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert list((tmp_path / "full").iterdir()) == []
 
 
-async def test_a_bundle_that_is_wanted_while_others_are_removed_stays(
+async def test_bundle_touched_during_removal_stays(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     bundles = Bundles(world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=list, clock=lambda: now)
-    kept = [(await bundles.add_bundle(pieces(archive_of({name: b""}))))[0].id for name in "ab"]
+    kept = [(await bundles.add_bundle(yield_pieces(archive_of({name: b""}))))[0].id for name in "ab"]
     now += RETENTION + 1
     real = world.store.remove_bundle
 
@@ -499,22 +499,22 @@ async def test_a_bundle_that_is_wanted_while_others_are_removed_stays(
     assert [bundle.id for bundle in world.store.bundles()] == [kept[1]]
 
 
-async def test_a_needed_bundle_whose_file_is_lost_keeps_nobody_from_tidying(world: World) -> None:
-    bundle, _ = await world.bundles.add_bundle(pieces(archive_of(GOOD)))
+async def test_remove_expired_with_lost_needed_file_removes_others(world: World) -> None:
+    bundle, _ = await world.bundles.add_bundle(yield_pieces(archive_of(GOOD)))
     world.bundles.path_of(bundle.id).unlink()
     world.needed |= {bundle.id, "f" * 64}
     assert await world.bundles.remove_expired() == []
 
 
-async def test_a_bundle_that_was_not_written_down_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bundle_that_was_not_stored_is_not_listed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(bundles: object) -> None:
         raise StoreUnavailable("away")
 
     with monkeypatch.context() as broken:
         broken.setattr(world.store, "save_bundles", refuse)
         with pytest.raises(StoreUnavailable):
-            await world.bundles.add_bundle(pieces(archive_of(GOOD)))
-    bundle, created = await world.bundles.add_bundle(pieces(archive_of(GOOD)))
+            await world.bundles.add_bundle(yield_pieces(archive_of(GOOD)))
+    bundle, created = await world.bundles.add_bundle(yield_pieces(archive_of(GOOD)))
     assert created
     assert [found.id for found in world.store.bundles()] == [bundle.id]
 
@@ -557,89 +557,94 @@ def results_of(
     return Results(world.store, path / "results", StorageLimits(100_000, quota), clock=clock, attempts=tried)
 
 
-async def test_results_come_together(world: World, tmp_path: Path) -> None:
+async def test_results_of_components_form_one_archive(world: World, tmp_path: Path) -> None:
     results = results_of(world, tmp_path, Tried(world))
-    await results.store_result("south", "7.1.0", pieces(archive_of({"of-the-first": b"x"})))
-    await results.store_result("south", "7.2.1", pieces(archive_of({"old": b"x"})))
-    await results.store_result("north", "7.2.0", pieces(archive_of(GOOD | {"./d/": None})))
-    stored = await results.store_result("south", "7.2.1", pieces(archive_of({"é" * 90: b"y" * 513})))
+    await results.store_result("south", "7.1.0", yield_pieces(archive_of({"of-the-first": b"x"})))
+    await results.store_result("south", "7.2.1", yield_pieces(archive_of({"old": b"x"})))
+    await results.store_result("north", "7.2.0", yield_pieces(archive_of(GOOD | {"./d/": None})))
+    stored = await results.store_result("south", "7.2.1", yield_pieces(archive_of({"é" * 90: b"y" * 513})))
     assert (stored.rank, stored.cluster, stored.files) == (1, "south", 1)
-    found = unpacked(b"".join(await results.open_archive(7)))
+    contents = unpack_archive(b"".join(await results.open_archive(7)))
     expected = {f"0-north/{name}": content for name, content in GOOD.items()}
-    assert found == expected | {"0-north": None, "0-north/d": None, "1-south": None, "1-south/" + "é" * 90: b"y" * 513}
+    assert contents == expected | {
+        "0-north": None,
+        "0-north/d": None,
+        "1-south": None,
+        "1-south/" + "é" * 90: b"y" * 513,
+    }
 
 
 @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.HELD])
-async def test_what_a_failed_attempt_brought_is_not_the_jobs(world: World, tmp_path: Path, state: JobState) -> None:
+async def test_results_of_failed_attempt_are_not_served(world: World, tmp_path: Path, state: JobState) -> None:
     results = results_of(world, tmp_path, Tried(world, state=state))
-    await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"1"})))
+    await results.store_result("north", "7.2.0", yield_pieces(archive_of({"a": b"1"})))
     with pytest.raises(NotFoundError, match=f"job 7 is {state}: its files come when it ends"):
         await results.open_archive(7)
 
 
-@pytest.mark.parametrize(("mtime", "told"), [(9.2e18, 2**33), (-5.0, 0), (1e9, 10**9)])
-async def test_times_that_no_file_system_knows_are_mended(
-    world: World, tmp_path: Path, mtime: float, told: int
+@pytest.mark.parametrize(("mtime", "expected"), [(9.2e18, 2**33), (-5.0, 0), (1e9, 10**9)])
+async def test_results_with_impossible_times_are_corrected(
+    world: World, tmp_path: Path, mtime: float, expected: int
 ) -> None:
     member = tarfile.TarInfo("a")
     member.mtime = mtime
     results = results_of(world, tmp_path, Tried(world))
-    await results.store_result("north", "7.2.0", pieces(archive((member, b"1"))))
-    with tarfile.open(fileobj=io.BytesIO(b"".join(await results.open_archive(7)))) as found:
-        assert found.getmember("0-north/a").mtime == told
+    await results.store_result("north", "7.2.0", yield_pieces(make_archive((member, b"1"))))
+    with tarfile.open(fileobj=io.BytesIO(b"".join(await results.open_archive(7)))) as served:
+        assert served.getmember("0-north/a").mtime == expected
 
 
 @pytest.mark.evidence("G3")
 @pytest.mark.parametrize("token", ["7.2.1", "7.2.2", "7.3.0", "8.1.0", "7.2", "x", "7.2.-1", "../../7.2.0"])
-async def test_only_a_component_of_that_cluster_may_bring_something(world: World, tmp_path: Path, token: str) -> None:
+async def test_store_result_from_other_cluster_is_rejected(world: World, tmp_path: Path, token: str) -> None:
     results = results_of(world, tmp_path, Tried(world))
     with pytest.raises(NotFoundError):
-        await results.store_result("north", token, pieces(archive_of(GOOD)))
+        await results.store_result("north", token, yield_pieces(archive_of(GOOD)))
 
 
-async def test_of_earlier_attempts_nothing_is_kept(world: World, tmp_path: Path) -> None:
+async def test_store_result_removes_results_of_earlier_attempts(world: World, tmp_path: Path) -> None:
     results = results_of(world, tmp_path, Tried(world))
-    await results.store_result("south", "7.1.0", pieces(archive_of({"a": b"1"})))
-    await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"2"})))
+    await results.store_result("south", "7.1.0", yield_pieces(archive_of({"a": b"1"})))
+    await results.store_result("north", "7.2.0", yield_pieces(archive_of({"a": b"2"})))
     assert [path.name for path in (tmp_path / "results" / "7").iterdir()] == ["2.0.tar"]
 
 
-async def test_who_collects_nothing_gets_nothing(world: World, tmp_path: Path) -> None:
+async def test_store_result_of_job_without_collect_is_rejected(world: World, tmp_path: Path) -> None:
     results = results_of(world, tmp_path, Tried(world, replace(COLLECTING, collect=())))
     with pytest.raises(ConflictError):
-        await results.store_result("north", "7.2.0", pieces(archive_of(GOOD)))
+        await results.store_result("north", "7.2.0", yield_pieces(archive_of(GOOD)))
 
 
-async def test_bad_results_are_refused_and_what_was_there_stays(world: World, tmp_path: Path) -> None:
+async def test_store_result_with_bad_archive_keeps_earlier_result(world: World, tmp_path: Path) -> None:
     results = results_of(world, tmp_path, Tried(world))
-    await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"1"})))
+    await results.store_result("north", "7.2.0", yield_pieces(archive_of({"a": b"1"})))
     with pytest.raises(UsageError):
-        await results.store_result("north", "7.2.0", pieces(BAD["symbolic link"]))
+        await results.store_result("north", "7.2.0", yield_pieces(BAD["symbolic link"]))
     with pytest.raises(TooLargeError):
-        await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"x" * 200_000})))
-    assert unpacked(b"".join(await results.open_archive(7)))["0-north/a"] == b"1"
+        await results.store_result("north", "7.2.0", yield_pieces(archive_of({"a": b"x" * 200_000})))
+    assert unpack_archive(b"".join(await results.open_archive(7)))["0-north/a"] == b"1"
 
 
 @pytest.mark.parametrize(
-    ("spec", "state", "why"),
+    ("spec", "state", "reason"),
     [
         (replace(COLLECTING, collect=()), JobState.SUCCEEDED, "nothing is collected of job 7"),
         (COLLECTING, JobState.RUNNING, "job 7 is running: its files come when it ends"),
         (COLLECTING, JobState.FAILED, "job 7 failed and brought no files"),
     ],
 )
-async def test_why_there_is_nothing_to_fetch(
-    world: World, tmp_path: Path, spec: JobSpec, state: JobState, why: str
+async def test_open_archive_without_files_explains_reason(
+    world: World, tmp_path: Path, spec: JobSpec, state: JobState, reason: str
 ) -> None:
-    with pytest.raises(NotFoundError, match=why) as refused:
+    with pytest.raises(NotFoundError, match=reason) as refused:
         await results_of(world, tmp_path, Tried(world, spec, state)).open_archive(7)
     assert refused.value.hint
 
 
-async def test_results_are_removed_some_time_after_the_end(world: World, tmp_path: Path) -> None:
+async def test_results_are_removed_after_retention(world: World, tmp_path: Path) -> None:
     tried = Tried(world, state=JobState.RUNNING)
     results = results_of(world, tmp_path, tried)
-    await results.store_result("north", "7.2.0", pieces(archive_of({"a": b"1"})))
+    await results.store_result("north", "7.2.0", yield_pieces(archive_of({"a": b"1"})))
     assert await results.remove_expired(1e9) == [], "of a job that has not ended"
     ended = replace(tried.job, state=JobState.SUCCEEDED, ended_at=50.0)
     world.daemon.store.write(Batch(1.0, world.daemon.store.epoch, {7: ended}))
@@ -651,8 +656,8 @@ async def test_results_are_removed_some_time_after_the_end(world: World, tmp_pat
         await results.open_archive(7)
 
 
-async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_path: Path) -> None:
-    kept, gone = [(await world.bundles.add_bundle(pieces(archive_of({name: b""}))))[0] for name in "ab"]
+async def test_housekeeping_keeps_bundles_of_unfinished_jobs(world: World, tmp_path: Path) -> None:
+    kept, removed = [(await world.bundles.add_bundle(yield_pieces(archive_of({name: b""}))))[0] for name in "ab"]
 
     def now() -> float:
         return RETENTION + 2000.0
@@ -666,4 +671,4 @@ async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_pa
     retention = Retention(history, outputs, results, RetentionTimes(None, 3600.0), now)
     await Housekeeping(bundles, results, retention, 60.0, now).remove_expired()
     assert [bundle.id for bundle in world.store.bundles()] == [kept.id]
-    assert not bundles.path_of(gone.id).exists()
+    assert not bundles.path_of(removed.id).exists()

@@ -37,15 +37,15 @@ class Clock:
 
 
 @pytest.mark.processes
-async def test_another_process_answers() -> None:
-    told = await Forecasts(queries_at(50.0), People(), Clock(), load_policies).what_if(Change(add={"new": 12}))
-    assert told.changed is not None
-    assert told.as_it_is.mean_wait
-    assert told.changed.mean_wait
-    assert told.changed.mean_wait.middle < told.as_it_is.mean_wait.middle
+async def test_forecast_is_computed_in_subprocess() -> None:
+    answer = await Forecasts(queries_at(50.0), People(), Clock(), load_policies).what_if(Change(add={"new": 12}))
+    assert answer.changed is not None
+    assert answer.as_it_is.mean_wait
+    assert answer.changed.mean_wait
+    assert answer.changed.mean_wait.middle < answer.as_it_is.mean_wait.middle
 
 
-async def test_a_change_that_cannot_be_is_refused_before_anything_is_simulated() -> None:
+async def test_what_if_with_invalid_change_simulates_nothing() -> None:
     async def work(question: Question) -> Answer:
         raise AssertionError("nothing is to be simulated")
 
@@ -57,12 +57,12 @@ async def test_a_change_that_cannot_be_is_refused_before_anything_is_simulated()
         await forecasts.what_if(Change(drain=("nowhere",)))
 
 
-async def test_what_was_foretold_holds_for_a_minute() -> None:
-    asked: list[float] = []
+async def test_forecast_is_reused_for_a_minute() -> None:
+    calls: list[float] = []
     clock = Clock()
 
     async def work(question: Question) -> Answer:
-        asked.append(question.moment.now)
+        calls.append(question.moment.now)
         return answer_what_if(question)
 
     forecasts = Forecasts(queries_at(50.0), People(), clock, load_policies, work)
@@ -75,15 +75,15 @@ async def test_what_was_foretold_holds_for_a_minute() -> None:
     assert await forecasts.forecast_job(999, 0.0) == (True, None)
     clock.now += 2
     assert (await forecasts.forecast_job(12, 60.0))[1] is not None
-    assert asked == [50.0, 111.0]
+    assert calls == [50.0, 111.0]
 
 
-async def test_who_does_not_wait_for_it_hears_it_later() -> None:
-    asked, may_go_on = 0, asyncio.Event()
+async def test_forecast_after_patience_is_available_later() -> None:
+    calls, may_go_on = 0, asyncio.Event()
 
     async def work(question: Question) -> Answer:
-        nonlocal asked
-        asked += 1
+        nonlocal calls
+        calls += 1
         await may_go_on.wait()
         return answer_what_if(question)
 
@@ -92,11 +92,11 @@ async def test_who_does_not_wait_for_it_hears_it_later() -> None:
     assert await forecasts.forecast_job(12, 0.01) == (False, None)
     may_go_on.set()
     ready, expected = await forecasts.forecast_job(12, 60.0)
-    assert (ready, asked) == (True, 1)
+    assert (ready, calls) == (True, 1)
     assert expected is not None
 
 
-async def test_a_failure_is_told_and_does_not_last() -> None:
+async def test_forecast_failure_is_raised_and_not_cached() -> None:
     fails = True
 
     async def work(question: Question) -> Answer:
@@ -111,7 +111,7 @@ async def test_a_failure_is_told_and_does_not_last() -> None:
     assert (await forecasts.forecast_job(12, 60.0))[0]
 
 
-async def test_a_failure_that_nobody_waits_for_leaves_no_complaint() -> None:
+async def test_forecast_failure_without_waiting_caller_logs_nothing() -> None:
     may_go_on = asyncio.Event()
 
     async def work(question: Question) -> Answer:
@@ -130,48 +130,48 @@ async def test_a_failure_that_nobody_waits_for_leaves_no_complaint() -> None:
 WIDE = JobSpec(FlexibleRequest(12), ("./wave",), policy="cluster-minimization", walltime=60.0)
 
 
-async def test_a_submission_is_foretold_behind_those_who_wait_and_the_same_one_only_once() -> None:
-    asked: list[int] = []
+async def test_forecast_submission_shares_equal_requests() -> None:
+    calls: list[int] = []
 
     async def work(question: Question) -> Answer:
-        asked.append(max(job.id for job in question.moment.beginning.jobs))
+        calls.append(max(job.id for job in question.moment.beginning.jobs))
         return answer_what_if(question)
 
     queries = queries_at(50.0)
     forecasts = Forecasts(queries, People(), Clock(), load_policies, work)
-    told = await asyncio.gather(*(forecasts.forecast_submission(WIDE, 60.0) for _ in range(50)))
-    assert len({id(each.expected) for each in told}) == len(asked) == 1
-    assert told[0].expected is not None
-    assert told[0].expected.starts is not None
-    assert told[0].expected.basis == "its walltime"
-    assert asked[0] not in {job.id for job in queries.jobs()}
-    assert await forecasts.forecast_submission(replace(WIDE, request=FlexibleRequest(1000)), 60.0) != told[0]
+    answers = await asyncio.gather(*(forecasts.forecast_submission(WIDE, 60.0) for _ in range(50)))
+    assert len({id(answer.expected) for answer in answers}) == len(calls) == 1
+    assert answers[0].expected is not None
+    assert answers[0].expected.starts is not None
+    assert answers[0].expected.basis == "its walltime"
+    assert calls[0] not in {job.id for job in queries.jobs()}
+    assert await forecasts.forecast_submission(replace(WIDE, request=FlexibleRequest(1000)), 60.0) != answers[0]
 
 
-async def test_where_it_is_not_known_in_time_that_is_told_in_words_and_many_do_not_pile_up() -> None:
-    asked, may_go_on = 0, asyncio.Event()
+async def test_forecast_submission_timeout_and_limit_give_reasons() -> None:
+    calls, may_go_on = 0, asyncio.Event()
 
     async def work(question: Question) -> Answer:
-        nonlocal asked
-        asked += 1
+        nonlocal calls
+        calls += 1
         await may_go_on.wait()
         raise RuntimeError("broken")
 
     forecasts = Forecasts(queries_at(50.0), People(), Clock(), load_policies, work)
     specs = [replace(WIDE, name=f"{number}") for number in range(100)]
-    told = await asyncio.gather(*(forecasts.forecast_submission(spec, 0.01) for spec in specs))
-    assert [each.reason.startswith("to work it out takes longer than 0.01 s") for each in told].count(
+    answers = await asyncio.gather(*(forecasts.forecast_submission(spec, 0.01) for spec in specs))
+    assert [answer.reason.startswith("to work it out takes longer than 0.01 s") for answer in answers].count(
         True
     ) == MAX_SUBMISSIONS
-    assert [each.reason.startswith("too many predictions are requested") for each in told].count(
+    assert [answer.reason.startswith("too many predictions are requested") for answer in answers].count(
         True
     ) == 100 - MAX_SUBMISSIONS
     may_go_on.set()
     assert (await forecasts.forecast_submission(specs[0], 60.0)).reason.startswith("it could not be worked out")
-    assert asked <= MAX_SUBMISSIONS
+    assert calls <= MAX_SUBMISSIONS
 
 
-async def test_what_there_is_room_for_starts_at_once() -> None:
+async def test_forecast_submission_with_free_nodes_starts_at_once() -> None:
     async def work(question: Question) -> Answer:
         raise AssertionError("nothing is to be simulated")
 
@@ -180,58 +180,60 @@ async def test_what_there_is_room_for_starts_at_once() -> None:
 
 
 def kept_by(stores: Stores) -> dict[tuple[int, str, float], Prediction]:
-    told = [prediction for prediction, _ in stores.predictions.predictions(0.0, 1000)]
-    return {(each.job, each.kind, each.made_at): each for each in told}
+    predictions = [prediction for prediction, _ in stores.predictions.predictions(0.0, 1000)]
+    return {(each.job, each.kind, each.made_at): each for each in predictions}
 
 
-def recording(queries: Queries, clock: Clock) -> tuple[Forecasts, Stores, TrackRecord, list[float]]:
-    stores, asked = memory_stores(), list[float]()
+def make_recording(queries: Queries, clock: Clock) -> tuple[Forecasts, Stores, TrackRecord, list[float]]:
+    stores, calls = memory_stores(), list[float]()
     jobs = {job.id: job for job in queries.jobs()}
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs=jobs))
 
     async def work(question: Question) -> Answer:
-        asked.append(question.moment.now)
+        calls.append(question.moment.now)
         return answer_what_if(question)
 
     record = TrackRecord(stores.predictions, stores.advice, clock)
-    return Forecasts(queries, People(), clock, load_policies, work, record), stores, record, asked
+    return Forecasts(queries, People(), clock, load_policies, work, record), stores, record, calls
 
 
-async def test_what_is_foretold_is_kept_again_once_a_job_is_twice_as_old_and_what_is_shown_always() -> None:
+async def test_predictions_are_stored_at_double_age_and_when_shown() -> None:
     clock, queries = Clock(), queries_at(50.0)
-    forecasts, stores, record, _ = recording(queries, clock)
+    forecasts, stores, record, _ = make_recording(queries, clock)
     await forecasts.what_if(Change(add={"new": 12}))
     first = kept_by(stores)
     waiting = [job.id for job in queries.jobs() if job.is_in_queue]
     assert {(job, "start", 50.0) for job in waiting} == {key for key in first if key[1] == "start"}
-    assert {each.source for each in first.values()} == {PredictionSource.WHAT_IF}
+    assert {prediction.source for prediction in first.values()} == {PredictionSource.WHAT_IF}
     assert first[waiting[0], "start", 50.0].conditions["waiting"] == len(waiting)
     clock.now = 115.0
     assert (await forecasts.forecast_job(waiting[0], 60.0))[0]
     assert (await forecasts.forecast_job(waiting[0], 60.0))[0]
-    more = kept_by(stores).keys() - first.keys()
-    assert more == {(waiting[0], kind, 115.0) for kind in ("start", "end", "run-time")}, "and the others are too young"
+    later_predictions = kept_by(stores).keys() - first.keys()
+    assert later_predictions == {(waiting[0], kind, 115.0) for kind in ("start", "end", "run-time")}, (
+        "and the others are too young"
+    )
     clock.now = 400.0
     await forecasts.forecast_periodically()
-    assert len(kept_by(stores)) > len(first) + len(more)
+    assert len(kept_by(stores)) > len(first) + len(later_predictions)
     counts = await record.count_outcomes()
     assert sum(counts.values()) == len(kept_by(stores))
 
 
-async def test_nobody_asked_and_nothing_is_foretold_while_nobody_waits_or_it_was_told_just_now() -> None:
+async def test_forecast_periodically_without_waiting_jobs_does_nothing() -> None:
     clock = Clock()
-    nobody, _, _, asked = recording(queries_at(1e9), clock)
+    nobody, _, _, calls = make_recording(queries_at(1e9), clock)
     await nobody.forecast_periodically()
-    assert asked == []
-    forecasts, stores, _, asked = recording(queries_at(50.0), clock)
+    assert calls == []
+    forecasts, stores, _, calls = make_recording(queries_at(50.0), clock)
     await forecasts.forecast_periodically()
     await forecasts.forecast_periodically()
-    assert asked == [50.0]
-    assert {each.source for each in kept_by(stores).values()} == {PredictionSource.DAEMON}
+    assert calls == [50.0]
+    assert {prediction.source for prediction in kept_by(stores).values()} == {PredictionSource.DAEMON}
 
 
-async def test_users_are_told_of_their_own_jobs_only() -> None:
-    forecasts, _, record, _ = recording(queries_at(50.0), Clock())
+async def test_read_coverage_of_user_covers_own_jobs() -> None:
+    forecasts, _, record, _ = make_recording(queries_at(50.0), Clock())
     await forecasts.forecast_periodically()
     assert await record.read_coverage("somebody") == []
-    assert {each.kind for each in await record.read_coverage()} == {"start", "end", "run-time"}
+    assert {coverage.kind for coverage in await record.read_coverage()} == {"start", "end", "run-time"}

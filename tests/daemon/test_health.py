@@ -17,12 +17,12 @@ from koalapy.model.reports import ClusterReport, ComponentStatus
 from koalapy.ports import Batch
 from koalapy.scheduler.events import ClusterDrained
 from tests import signals
-from tests.daemon.test_hub import DEADLINE, until
+from tests.daemon.test_hub import DEADLINE, wait_for_state
 from tests.daemon.test_jobs import SPEC, job_when, north_and_jobs
 from tests.identities import ADA
 
 
-async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_with_low_disk_is_degraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, _):
         health = HealthMonitor(daemon.engine, daemon.queries, {"data directory": tmp_path}, DiskLimits())
         free = 10**9
@@ -30,14 +30,14 @@ async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: p
             service_health, "measure_disks", lambda folders: [Disk("data directory", str(tmp_path), free, 10**12)]
         )
         await health.check_disks()
-        words = f"the disk of its data directory ({tmp_path}) has"
+        problem = f"the disk of its data directory ({tmp_path}) has"
         report = health.make_report()
-        assert (report.status, report.ready, report.problems) == ("degraded", True, [f"{words} 1 GB left"])
+        assert (report.status, report.ready, report.problems) == ("degraded", True, [f"{problem} 1 GB left"])
         assert report.disks == [Disk("data directory", str(tmp_path), 10**9, 10**12, None)]
         free = 100
         await health.check_disks()
         report = health.make_report()
-        assert (report.status, report.ready, report.problems) == ("degraded", False, [f"{words} 100 bytes left"])
+        assert (report.status, report.ready, report.problems) == ("degraded", False, [f"{problem} 100 bytes left"])
         free = 10**11
         await health.check_disks()
         assert (health.make_report().ready, health.make_report().problems) == (True, [])
@@ -51,7 +51,7 @@ async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: p
         assert not health.make_report().ready, "who does not know says no"
 
 
-async def test_a_disk_that_takes_no_file_or_does_not_answer_is_none_to_count_on(
+async def test_health_with_unwritable_or_silent_disk_is_not_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, _):
@@ -63,9 +63,9 @@ async def test_a_disk_that_takes_no_file_or_does_not_answer_is_none_to_count_on(
         with monkeypatch.context() as patched:
             patched.setattr(service_health, "_try_to_write", read_only)
             await health.check_disks()
-        told = f"the disk of its data directory ({tmp_path}) takes no file: Read-only file system"
-        assert health.check_readiness().reasons == [told]
-        assert health.check_readiness().status == f"not ready; {told}"
+        problem = f"the disk of its data directory ({tmp_path}) takes no file: Read-only file system"
+        assert health.check_readiness().reasons == [problem]
+        assert health.check_readiness().status == f"not ready; {problem}"
         answers = threading.Event()
         monkeypatch.setattr(service_health, "_try_to_write", lambda folder: answers.wait(DEADLINE))
         looking = asyncio.create_task(health.check_disks())
@@ -77,9 +77,7 @@ async def test_a_disk_that_takes_no_file_or_does_not_answer_is_none_to_count_on(
         assert health.check_readiness().ready
 
 
-async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_health_with_overdue_lease_or_cycle_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, _):
         health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
         database = daemon.engine.database
@@ -91,7 +89,7 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
         assert health.check_readiness().ready
         writes, may_write = threading.Event(), threading.Event()
         monkeypatch.setattr(daemon.store, "write", lambda batch: writes.set() or may_write.wait(DEADLINE))
-        north.says(ClusterReport(total=3, idle=3))
+        north.say_to_daemon(ClusterReport(total=3, idle=3))
         daemon.engine.post(WorkItem(events=(ClusterDrained("south", "ops", ""),)))
         await signals.until(writes.is_set)
         assert daemon.engine.cycle_started_at is not None
@@ -105,23 +103,23 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
         assert health.check_readiness().reasons == ["another daemon has taken over", "the daemon is ending"]
 
 
-async def test_of_a_cluster_what_is_not_known_is_not_well(tmp_path: Path) -> None:
+async def test_health_of_cluster_without_report_is_a_fault(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, _):
         health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
-        told = {(check.name, check.cluster): check for check in health.check_readiness().checks}
-        assert told["agent", "south"].reason == "its agent has not connected yet"
-        assert told["resource manager", "south"].reason == "nothing is known of it while the agent is away"
-        assert told["agent", "north"].ok
+        checks = {(check.name, check.cluster): check for check in health.check_readiness().checks}
+        assert checks["agent", "south"].reason == "its agent has not connected yet"
+        assert checks["resource manager", "south"].reason == "nothing is known of it while the agent is away"
+        assert checks["agent", "north"].ok
         assert (health.check_readiness().ready, health.check_readiness(of_clusters=True).ready) == (True, False)
         strangers = health.check_readiness().for_strangers()
         assert {check.reason for check in strangers.checks} == {"", service_health.FOR_USERS}
         assert [check.ok for check in strangers.checks] == [check.ok for check in health.check_readiness().checks]
 
 
-async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> None:
+async def test_disks_reported_by_agents_are_shown(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, _):
         disk = Disk("spool", "/s", 5, 10)
-        north.says(
+        north.say_to_daemon(
             ClusterReport(
                 total=4,
                 idle=4,
@@ -132,20 +130,20 @@ async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> 
                 disks=(Disk(what="spool", path="/s", free=5, size=10),),
             )
         )
-        await until(daemon, "north", ("unreachable", 4, "full"))
+        await wait_for_state(daemon, "north", ("unreachable", 4, "full"))
         assert daemon.scheduler.queries.grid["north"].disks == (disk,)
 
 
-async def test_jobs_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
+async def test_job_counts_follow_job_states(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, jobs):
         health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
 
         def counts() -> tuple[int, int]:
             return health.make_report().queued, health.make_report().active
 
-        for ident, wanted in enumerate([(0, 1), (0, 2), (1, 2)], 1):
+        for ident, expected in enumerate([(0, 1), (0, 2), (1, 2)], 1):
             await jobs.submit(SPEC, ADA)
-            assert counts() == wanted, ident
+            assert counts() == expected, ident
         await jobs.hold(3, ADA, "")
         assert counts() == (0, 2)
         await jobs.release(3, ADA)
@@ -154,14 +152,14 @@ async def test_jobs_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
         assert counts() == (0, 2)
 
 
-async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_counts_follow_stored_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
         await jobs.submit(SPEC, ADA)
         assert health.make_report().queued == 0
         assert health.make_report().active == 1
         await job_when(jobs, JobState.CLAIMING, 1)
-        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
+        north.say_to_daemon(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         await job_when(jobs, JobState.STARTING, 1)
         real, may_write = daemon.store.write, threading.Event()
 
@@ -170,7 +168,9 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
             real(batch)
 
         monkeypatch.setattr(daemon.store, "write", slow)
-        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
+        north.say_to_daemon(
+            ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0)
+        )
         await signals.until(lambda: daemon.scheduler.queries.job(1) is None)
         assert not (await jobs.get(1)).job.state.is_final, "that is what anybody reads"
         assert (health.make_report().active, (await jobs.measure_use(60.0)).active) == (1, 1)
@@ -180,7 +180,7 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
         assert (await jobs.measure_use(60.0)).active == 0
 
 
-async def test_readiness_with_removed_or_replaced_folder_is_false_until_it_is_back(tmp_path: Path) -> None:
+async def test_readiness_is_false_while_folder_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "output"
     folder.mkdir()
     async with north_and_jobs(tmp_path) as (daemon, _, _):

@@ -18,8 +18,8 @@ from koalapy.model.bounds import MAX_NOTICES, MAX_NOTICES_LENGTH, TruncateList
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol import messages as wire
-from tests.daemon.test_hub import DEADLINE, Daemon, report, running, until
-from tests.daemon.test_trust import COUPLED, Grid, when
+from tests.daemon.test_hub import DEADLINE, Daemon, report_nodes, running_daemon, wait_for_state
+from tests.daemon.test_trust import COUPLED, Grid, wait_for_job
 from tests.fuzz.messages import FLOATS, NUMBERS, Vocabulary, is_record, read_fields
 
 TEXTS = st.text() | st.sampled_from(
@@ -32,7 +32,7 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def plain(message: object) -> dict[str, Any]:
+def to_plain_json(message: object) -> dict[str, Any]:
     (sent,) = json.loads(wire.encode_frame(wire.from_agent, [message]))
     return dict(sent)
 
@@ -55,12 +55,12 @@ SENSIBLE = [
 
 
 @st.composite
-def altered(draw: st.DrawFn) -> dict[str, Any]:
+def altered_messages(draw: st.DrawFn) -> dict[str, Any]:
     """A sensible message with some of its fields of the right shape and else anything."""
     message = draw(st.sampled_from(SENSIBLE))
     fields = read_fields(type(message))
     chosen = draw(st.sets(st.sampled_from([name for name in fields if name != "type"]), max_size=2))
-    return plain(message) | {name: draw(VOCABULARY.draw_odd(fields[name])) for name in chosen}
+    return to_plain_json(message) | {name: draw(VOCABULARY.draw_odd(fields[name])) for name in chosen}
 
 
 class Loop:
@@ -69,31 +69,33 @@ class Loop:
     def __init__(self, path: Path) -> None:
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
-        self.daemon: Daemon = self._runner.run(self._stack.enter_async_context(running(path)))
-        self.seen = "", 0, ""
+        self.daemon: Daemon = self._runner.run(self._stack.enter_async_context(running_daemon(path)))
+        self.cluster_view = "", 0, ""
         """The cluster as it was known when its last message had been taken in, its agent being connected still."""
-        self._runner.run(self._begin())
+        self._runner.run(self._start_daemon())
 
-    async def _begin(self) -> None:
+    async def _start_daemon(self) -> None:
         async with self.daemon.agent_of("north") as north, self.daemon.agent_of("south") as south:
             for name, agent in (("north", north), ("south", south)):
-                agent.says(Inventory(components=()), report(4))
-                await until(self.daemon, name, ("usable", 4, ""))
-            await Grid(self.daemon, north, south).submit(1, COUPLED)
+                agent.say_to_daemon(Inventory(components=()), report_nodes(4))
+                await wait_for_state(self.daemon, name, ("usable", 4, ""))
+            await Grid(self.daemon, north, south).submit_job(1, COUPLED)
 
-    def hears(self, messages: list[Any]) -> str:
+    def receive_message(self, messages: list[Any]) -> str:
         """Why the connection of an agent that says this was closed, if it was."""
-        return self._runner.run(self._hears(json.dumps(messages)))
+        return self._runner.run(self._receive_message(json.dumps(messages)))
 
-    async def _hears(self, frame: str) -> str:
+    async def _receive_message(self, frame: str) -> str:
         async with asyncio.timeout(DEADLINE), self.daemon.agent_of("north") as north:
-            await when(lambda: north.heard)
-            north.says(Inventory(components=(ComponentStatus(token="1.1.0.fa", state=ComponentState.WAITING),)))
+            await wait_for_job(lambda: north.heard)
+            north.say_to_daemon(
+                Inventory(components=(ComponentStatus(token="1.1.0.fa", state=ComponentState.WAITING),))
+            )
             north.says_frame(frame)
-            north.says(wire.Ask(ident="mark", what="nothing", payload={}))
-            await when(lambda: north.closed or any(m.get("ident") == "mark" for m in north.heard))
+            north.say_to_daemon(wire.Ask(ident="mark", what="nothing", payload={}))
+            await wait_for_job(lambda: north.closed or any(m.get("ident") == "mark" for m in north.heard))
             await self.daemon.engine.commit(WorkItem())
-            self.seen = self.daemon.seen("north")
+            self.cluster_view = self.daemon.cluster_view("north")
             return north.closed
 
     def close(self) -> None:
@@ -103,27 +105,27 @@ class Loop:
 
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
-    made = Loop(tmp_path_factory.mktemp("hostile") / "koala.db")
-    yield made
-    made.close()
+    loop = Loop(tmp_path_factory.mktemp("hostile") / "koala.db")
+    yield loop
+    loop.close()
 
 
 @pytest.mark.evidence("G6")
 @settings(suppress_health_check=list(HealthCheck))
-@given(messages=st.lists(SHAPED | altered() | ANYTHING, min_size=1, max_size=3))
-def test_nothing_that_an_agent_says_ends_the_daemon(loop: Loop, messages: list[Any]) -> None:
-    loop.hears(messages)
+@given(messages=st.lists(SHAPED | altered_messages() | ANYTHING, min_size=1, max_size=3))
+def test_agent_with_any_message_never_stops_daemon(loop: Loop, messages: list[Any]) -> None:
+    loop.receive_message(messages)
 
 
 EXTREMES = (-(2**63) - 1, -1, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, 10**400)
 
 
 @pytest.mark.parametrize("message", SENSIBLE, ids=lambda message: message.type)
-def test_no_number_ends_the_daemon(loop: Loop, message: Any) -> None:
+def test_agent_with_any_number_never_stops_daemon(loop: Loop, message: Any) -> None:
     for name, hint in get_type_hints(type(message)).items():
         if hint in (int, float, int | None):
             for value in EXTREMES:
-                loop.hears([plain(message) | {name: value}])
+                loop.receive_message([to_plain_json(message) | {name: value}])
 
 
 @pytest.mark.parametrize(
@@ -137,30 +139,30 @@ def test_no_number_ends_the_daemon(loop: Loop, message: Any) -> None:
         ("holding", ["x" * 1001]),
     ],
 )
-def test_a_count_out_of_bounds_costs_the_connection_and_says_which(loop: Loop, field: str, value: object) -> None:
-    closed = loop.hears([plain(report(4)) | {field: value}])
+def test_agent_with_count_out_of_bounds_is_disconnected(loop: Loop, field: str, value: object) -> None:
+    closed = loop.receive_message([to_plain_json(report_nodes(4)) | {field: value}])
     assert closed.startswith(f"a message is invalid: 0.report.{field}")
 
 
 @pytest.mark.parametrize("host", ["", "-x", "../../tmp/x", "a,b", "a b", "a;id", "a\nb", "x" * 256, "ü"])
-def test_a_nodes_address_is_one(loop: Loop, host: str) -> None:
+def test_rejected_runner_address_must_be_ip_address(loop: Loop, host: str) -> None:
     """It stands in names of files and on command lines where the gang has its head."""
     status = ComponentStatus(
         token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("127.0.1.1", "fe80::1%eth0", "node-1.b_c")
     )
-    assert not loop.hears([plain(status)])
-    closed = loop.hears([plain(status) | {"hosts": ["127.0.1.1", host]}])
+    assert not loop.receive_message([to_plain_json(status)])
+    closed = loop.receive_message([to_plain_json(status) | {"hosts": ["127.0.1.1", host]}])
     assert closed.startswith("a message is invalid: 0.status.hosts.1")
 
 
-def test_words_for_people_are_cut_and_cost_nothing(loop: Loop) -> None:
-    assert not loop.hears([plain(report(4)) | {"problem": "no " * 100_000}])
-    assert loop.seen[2] == ("no " * 100_000)[:2000]
+def test_agent_texts_for_users_are_truncated(loop: Loop) -> None:
+    assert not loop.receive_message([to_plain_json(report_nodes(4)) | {"problem": "no " * 100_000}])
+    assert loop.cluster_view[2] == ("no " * 100_000)[:2000]
 
 
-def test_report_with_many_long_notices_is_cut_and_keeps_the_connection(loop: Loop) -> None:
+def test_report_with_many_long_notices_is_truncated(loop: Loop) -> None:
     loud = {"notices": ['<n>&"' * 4000] * 1000, "lacks": [f"{n:04}" + "x" * 20_000 for n in range(1000)]}
-    assert not loop.hears([plain(report(4)) | loud])
+    assert not loop.receive_message([to_plain_json(report_nodes(4)) | loud])
     cluster = loop.daemon.engine.queries.grid["north"]
     assert len(cluster.notices) <= MAX_NOTICES
     assert sum(map(len, cluster.notices)) <= MAX_NOTICES_LENGTH
@@ -176,38 +178,38 @@ def test_report_with_many_long_notices_is_cut_and_keeps_the_connection(loop: Loo
         {"calls": [{"operation": "snapshot", "last_error": "x"}] * 51},
     ],
 )
-def test_report_with_more_than_a_page_holds_costs_the_connection(loop: Loop, large: dict[str, Any]) -> None:
-    assert loop.hears([plain(report(4)) | large]).startswith("a message is invalid")
+def test_report_larger_than_a_page_is_disconnected(loop: Loop, large: dict[str, Any]) -> None:
+    assert loop.receive_message([to_plain_json(report_nodes(4)) | large]).startswith("a message is invalid")
 
 
 @given(st.lists(st.text(max_size=300), max_size=60), st.integers(1, 30), st.integers(100, 3000))
-def test_truncate_list_keeps_its_bounds_and_is_idempotent(texts: list[str], most: int, characters: int) -> None:
-    limit = TruncateList(most, characters)
+def test_truncate_list_keeps_bounds_and_is_idempotent(texts: list[str], max_length: int, characters: int) -> None:
+    limit = TruncateList(max_length, characters)
     cut = limit.cut(tuple(texts))
-    assert len(cut) <= most
+    assert len(cut) <= max_length
     assert sum(map(len, cut)) <= characters
     assert limit.cut(cut) == cut
-    if len(texts) <= most and sum(map(len, texts)) <= characters:
+    if len(texts) <= max_length and sum(map(len, texts)) <= characters:
         assert cut == tuple(texts)
 
 
-def bare(kind: Any) -> bool:
+def is_unbounded(kind: Any) -> bool:
     """Whether numbers, or texts and lists from outside, are taken without bounds."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin is Annotated:
         many = get_origin(inside[0]) in (list, tuple, frozenset)
-        return many and any(bare(each) for each in get_args(inside[0]) if each is not Ellipsis)
+        return many and any(is_unbounded(argument) for argument in get_args(inside[0]) if argument is not Ellipsis)
     if origin in (Union, types.UnionType):
-        return any(bare(each) for each in inside)
+        return any(is_unbounded(argument) for argument in inside)
     if origin is dict:
         return False  # what is in there is checked by whom it is for
     if is_record(kind):
-        return bool(unbounded(kind))
+        return bool(list_unbounded_fields(kind))
     return kind in (int, float, str) or origin in (list, tuple, frozenset)
 
 
-def unbounded(kind: type) -> list[str]:
-    return [name for name, hint in read_fields(kind).items() if bare(hint)]
+def list_unbounded_fields(kind: type) -> list[str]:
+    return [name for name, hint in read_fields(kind).items() if is_unbounded(hint)]
 
 
 RUNNERS = (runner_messages.Hello, runner_messages.Out, runner_messages.Relay, runner_messages.Exit)
@@ -215,5 +217,5 @@ RUNNERS = (runner_messages.Hello, runner_messages.Out, runner_messages.Relay, ru
 
 @pytest.mark.evidence("G6", "C15")
 @pytest.mark.parametrize("model", [*KINDS, wire.Found, *RUNNERS])
-def test_every_field_of_what_comes_in_has_bounds(model: type) -> None:
-    assert unbounded(model) == []
+def test_agent_message_fields_all_have_bounds(model: type) -> None:
+    assert list_unbounded_fields(model) == []

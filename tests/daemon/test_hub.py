@@ -53,7 +53,7 @@ class Agent:
         self.heard: list[dict[str, Any]] = []
         self.closed = ""
 
-    def says(self, *messages: wire.FromAgent) -> None:
+    def say_to_daemon(self, *messages: wire.FromAgent) -> None:
         self.says_frame(wire.encode_frame(wire.from_agent, list(messages)))
 
     def says_frame(self, frame: str) -> None:
@@ -140,24 +140,26 @@ class Daemon:
             1.0,
         )
 
-    def seen(self, name: str) -> tuple[str, int, str]:
+    def cluster_view(self, name: str) -> tuple[str, int, str]:
         record = self.describe(name)
         return record.state, record.total, record.reason
 
     @asynccontextmanager
     async def agent_of(
-        self, cluster: str, *known: wire.KnownDaemon, agent: Agent | None = None
+        self, cluster: str, *known_daemons: wire.KnownDaemon, agent: Agent | None = None
     ) -> AsyncIterator[Agent]:
         agent = agent or Agent()
         serving = asyncio.create_task(self.hub.serve_connection(cluster, agent))
-        agent.says(wire.Hello(cluster=cluster, version="1", lrm="slurm", host="head", pid=1, known=list(known)))
+        agent.say_to_daemon(
+            wire.Hello(cluster=cluster, version="1", lrm="slurm", host="head", pid=1, known=list(known_daemons))
+        )
         yield agent
         await agent.close("")
         await serving
 
 
 @asynccontextmanager
-async def running(path: Path, unreachable_after: float = 60.0, **options: Any) -> AsyncIterator[Daemon]:
+async def running_daemon(path: Path, unreachable_after: float = 60.0, **options: Any) -> AsyncIterator[Daemon]:
     daemon = Daemon(path, unreachable_after, **options)
     loop = asyncio.create_task(daemon.engine.run())
     yield daemon
@@ -166,51 +168,51 @@ async def running(path: Path, unreachable_after: float = 60.0, **options: Any) -
     daemon.store.close()
 
 
-async def until(daemon: Daemon, cluster: str, wanted: tuple[str, int, str]) -> None:
-    await signals.until(lambda: daemon.seen(cluster) == wanted)
+async def wait_for_state(daemon: Daemon, cluster: str, expected: tuple[str, int, str]) -> None:
+    await signals.until(lambda: daemon.cluster_view(cluster) == expected)
 
 
-def report(total: int, problem: str = "") -> ClusterReport:
+def report_nodes(total: int, problem: str = "") -> ClusterReport:
     return ClusterReport(total=total, idle=total, problem=problem)
 
 
-async def test_a_cluster_shows_why_its_resource_manager_cannot_be_asked(tmp_path: Path) -> None:
-    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+async def test_cluster_shows_problem_of_resource_manager(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         async with daemon.agent_of("south") as south:
-            south.says(Inventory(components=()), report(4))
-            await until(daemon, "south", ("usable", 4, ""))
-            north.says(report(0, "there is no partition fast"))
-            await until(daemon, "north", ("unreachable", 0, "there is no partition fast"))
-            assert daemon.seen("south") == ("usable", 4, ""), "nobody else is disturbed"
-            north.says(Inventory(components=()), report(2))
-            await until(daemon, "north", ("usable", 2, ""))
-            north.says(report(2, "squeue did not answer"))
-            await until(daemon, "north", ("unreachable", 2, "squeue did not answer"))
-        await until(daemon, "south", ("unreachable", 4, "its agent is not connected"))
+            south.say_to_daemon(Inventory(components=()), report_nodes(4))
+            await wait_for_state(daemon, "south", ("usable", 4, ""))
+            north.say_to_daemon(report_nodes(0, "there is no partition fast"))
+            await wait_for_state(daemon, "north", ("unreachable", 0, "there is no partition fast"))
+            assert daemon.cluster_view("south") == ("usable", 4, ""), "nobody else is disturbed"
+            north.say_to_daemon(Inventory(components=()), report_nodes(2))
+            await wait_for_state(daemon, "north", ("usable", 2, ""))
+            north.say_to_daemon(report_nodes(2, "squeue did not answer"))
+            await wait_for_state(daemon, "north", ("unreachable", 2, "squeue did not answer"))
+        await wait_for_state(daemon, "south", ("unreachable", 4, "its agent is not connected"))
         assert [(c.state, c.reason) for c in daemon.store.load().clusters if c.name == "north"] == [
             ("unreachable", "squeue did not answer")
         ]
 
 
-async def test_an_agent_is_sent_away_while_the_database_does_not_answer(tmp_path: Path) -> None:
+async def test_hub_with_unavailable_database_rejects_agent(tmp_path: Path) -> None:
     """It comes again, and says everything again."""
-    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
 
         def away(job: int, last: int | None = None) -> None:
             raise StoreUnavailable("the database does not answer")
 
         daemon.store.attempts = away  # type: ignore[method-assign, assignment]
-        north.says(Inventory(components=()), report(4))
-        await until(daemon, "north", ("usable", 4, ""))
-        north.says(wire.Output(token="1.1.0", offset=0, data=""))
-        await until(daemon, "north", ("unreachable", 4, "its agent is not connected"))
+        north.say_to_daemon(Inventory(components=()), report_nodes(4))
+        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        north.say_to_daemon(wire.Output(token="1.1.0", offset=0, data=""))
+        await wait_for_state(daemon, "north", ("unreachable", 4, "its agent is not connected"))
         assert north.closed == "the database does not answer: connect again"
 
 
-async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_path: Path) -> None:
-    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        north.says(Inventory(components=()), report(4))
-        await until(daemon, "north", ("usable", 4, ""))
+async def test_hub_with_unencodable_text_keeps_connection(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        north.say_to_daemon(Inventory(components=()), report_nodes(4))
+        await wait_for_state(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(WorkItem())  # what follows from its inventory is done then
         daemon.sessions.send_commands(
             "north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()]
@@ -219,8 +221,8 @@ async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_pat
         assert (north.heard[-1]["reason"], north.closed) == ("odd ?", "")
 
 
-async def test_an_agent_that_does_not_say_hello_is_sent_away(tmp_path: Path) -> None:
-    async with running(tmp_path / "koala.db") as daemon:
+async def test_hub_without_hello_rejects_agent(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon:
         await daemon.hub.serve_connection("north", silent := Agent())
         assert silent.closed == f"the agent sent no hello within {hub.HELLO_TIMEOUT:g} s"
 
@@ -229,27 +231,25 @@ odd_texts = st.text(st.characters(), max_size=5) | st.sampled_from(["\ud800", "a
 
 
 @given(odd_texts, st.lists(odd_texts, max_size=2), st.dictionaries(odd_texts, odd_texts, max_size=2))
-def test_a_frame_can_be_sent_and_read_whatever_is_told(text: str, tokens: list[str], payload: dict[str, Any]) -> None:
-    told = [
+def test_frame_of_any_messages_can_be_read_back(text: str, tokens: list[str], payload: dict[str, Any]) -> None:
+    messages = [
         ClusterReport(total=1, idle=1, holding=frozenset(tokens), problem=text),
         wire.Answer(ident="1", payload=payload, error=text),
     ]
-    frame = wire.encode_frame(wire.from_agent, told)
+    frame = wire.encode_frame(wire.from_agent, messages)
     frame.encode()
     read = wire.from_agent.validate_json(frame)
     assert [type(message) for message in read] == [ClusterReport, wire.Answer]
     if is_utf8("".join([text, *tokens, *payload, *payload.values()])):
-        assert read == told
+        assert read == messages
 
 
-async def test_an_agent_to_which_nothing_can_be_sent_is_sent_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hub_closes_connection_that_cannot_be_sent_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(agent: Agent, frame: str) -> None:
         raise ValueError("cannot be encoded")
 
     monkeypatch.setattr(Agent, "send", broken)
-    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         await signals.until(lambda: north.closed)
         assert north.closed == "the daemon failed to send: connect again"
 
@@ -266,28 +266,31 @@ class Attentive(Agent):
         await super().send(frame)
         for message in json.loads(frame):
             if message["type"] == "probe" and not self.stopped:
-                self.says(wire.Confirmed(sequence=message["sequence"]))
+                self.say_to_daemon(wire.Confirmed(sequence=message["sequence"]))
 
 
-async def test_an_agent_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+async def test_hub_disconnects_silent_agent(tmp_path: Path) -> None:
     """Its connection is open all the same: it may be stopped, or its host gone."""
-    async with running(tmp_path / "koala.db", 0.4) as daemon, daemon.agent_of("north", agent=(north := Attentive())):
-        north.says(Inventory(components=()), report(4))
-        await until(daemon, "north", ("usable", 4, ""))
-        seen = len(north.heard)
-        await signals.until(lambda: len(north.heard) >= seen + 10)
-        assert daemon.seen("north")[0] == "usable", "it answers"
+    async with (
+        running_daemon(tmp_path / "koala.db", 0.4) as daemon,
+        daemon.agent_of("north", agent=(north := Attentive())),
+    ):
+        north.say_to_daemon(Inventory(components=()), report_nodes(4))
+        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        message_count = len(north.heard)
+        await signals.until(lambda: len(north.heard) >= message_count + 10)
+        assert daemon.cluster_view("north")[0] == "usable", "it answers"
         north.stopped = True
-        await until(daemon, "north", ("unreachable", 4, "its agent has not answered for 0.4 s"))
+        await wait_for_state(daemon, "north", ("unreachable", 4, "its agent has not answered for 0.4 s"))
         assert north.closed == "no answer: connect again"
 
 
-async def test_what_the_daemon_has_not_read_is_nobodys_silence() -> None:
+async def test_hub_with_unread_frames_does_not_count_silence() -> None:
     """It is busy with one of the agent's messages, for longer than silence is allowed to last."""
     agent = Agent()
     session = Session("north", agent, wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1))
     frames = session.receive_frames(agent.frames())
-    agent.says(report(4))
+    agent.say_to_daemon(report_nodes(4))
     await anext(frames)
     silent = asyncio.create_task(session.wait_until_silent(0.02))
     _, waiting = await asyncio.wait({silent}, timeout=0.2)
@@ -298,47 +301,47 @@ async def test_what_the_daemon_has_not_read_is_nobodys_silence() -> None:
     listening.cancel()
 
 
-async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(tmp_path: Path) -> None:
-    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        north.says(Inventory(components=()), report(4))
-        await until(daemon, "north", ("usable", 4, ""))
+async def test_hub_confirmation_has_time_of_request(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        north.say_to_daemon(Inventory(components=()), report_nodes(4))
+        await wait_for_state(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(WorkItem())
-        before = daemon.engine.clock()
+        requested_after = daemon.engine.clock()
         daemon.sessions.request_confirmation("north")
         daemon.sessions.request_confirmation("south")
         probes = await signals.until(lambda: [m for m in north.heard if m["type"] == "probe"])
         assert [probe["look"] for probe in probes] == [True]
-        asked = daemon.engine.clock()
+        answered_at = daemon.engine.clock()
         cluster = daemon.scheduler.queries.grid["north"]
-        north.says(wire.Confirmed(sequence=probes[0]["sequence"] + 1), report(3))
-        await until(daemon, "north", ("usable", 3, ""))
-        assert cluster.contact.confirmed_at < before, "that answers nothing"
-        north.says(wire.Confirmed(sequence=probes[0]["sequence"]), report(2))
-        await until(daemon, "north", ("usable", 2, ""))
-        assert before <= cluster.contact.confirmed_at <= asked
+        north.say_to_daemon(wire.Confirmed(sequence=probes[0]["sequence"] + 1), report_nodes(3))
+        await wait_for_state(daemon, "north", ("usable", 3, ""))
+        assert cluster.contact.confirmed_at < requested_after, "that answers nothing"
+        north.say_to_daemon(wire.Confirmed(sequence=probes[0]["sequence"]), report_nodes(2))
+        await wait_for_state(daemon, "north", ("usable", 2, ""))
+        assert requested_after <= cluster.contact.confirmed_at <= answered_at
 
 
-async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) -> None:
+async def test_hub_notifies_agent_while_jobs_wait(tmp_path: Path) -> None:
     """At once when that begins, also when it connects anew; that it is over, by the next question."""
 
     async def awaited(agent: Agent) -> list[bool]:
-        found = await signals.until(lambda: [m["awaited"] for m in agent.heard if m["type"] == "probe"])
+        values = await signals.until(lambda: [m["awaited"] for m in agent.heard if m["type"] == "probe"])
         agent.heard.clear()
-        return found
+        return values
 
-    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("south") as south:
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("south") as south:
         async with daemon.agent_of("north") as north:
             for agent in (north, south):
-                agent.says(Inventory(components=()), ClusterReport(total=2, idle=0, background=2))
-            await until(daemon, "north", ("usable", 2, ""))
-            await until(daemon, "south", ("usable", 2, ""))
+                agent.say_to_daemon(Inventory(components=()), ClusterReport(total=2, idle=0, background=2))
+            await wait_for_state(daemon, "north", ("usable", 2, ""))
+            await wait_for_state(daemon, "south", ("usable", 2, ""))
             on_north = FixedRequest((ComponentRequest(1, "north"),))
             await daemon.engine.commit(WorkItem(events=(JobSubmitted(Job(1, JobSpec(on_north, ("true",)), 0.0)),)))
             assert await awaited(north) == [True]
             await daemon.engine.commit(WorkItem(events=(JobSubmitted(Job(2, JobSpec(on_north, ("true",)), 0.0)),)))
             assert [m for m in (*north.heard, *south.heard) if m["type"] == "probe"] == []
         async with daemon.agent_of("north") as north:
-            north.says(Inventory(components=()), report(0))
+            north.say_to_daemon(Inventory(components=()), report_nodes(0))
             assert await awaited(north) == [True]
             await daemon.engine.commit(WorkItem(events=tuple(JobCancelled(job, "") for job in (1, 2))))
             daemon.sessions.request_confirmation("north")
@@ -351,86 +354,86 @@ async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) ->
 # Two agents of one cluster
 
 
-def hello(pid: int, host: str = "head") -> wire.Hello:
+def make_hello(pid: int, host: str = "head") -> wire.Hello:
     return wire.Hello(cluster="north", version="1", lrm="slurm", host=host, pid=pid)
 
 
-async def test_a_second_agent_is_refused_by_the_name_of_the_first_while_that_answers(tmp_path: Path) -> None:
-    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north", agent=(north := Attentive())):
-        north.says(Inventory(components=()), report(4))
-        await until(daemon, "north", ("usable", 4, ""))
+async def test_hub_rejects_second_agent_while_first_answers(tmp_path: Path) -> None:
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north", agent=(north := Attentive())):
+        north.say_to_daemon(Inventory(components=()), report_nodes(4))
+        await wait_for_state(daemon, "north", ("usable", 4, ""))
         for host, pid in (("head", 2), ("login", 1)):
             second = Agent()
-            second.says(hello(pid, host))
+            second.say_to_daemon(make_hello(pid, host))
             await daemon.hub.serve_connection("north", second)
             assert second.closed == "cluster north has an agent already, process 1 on head: stop one of them"
             assert not second.heard
-        north.says(report(3))
-        await until(daemon, "north", ("usable", 3, ""))
+        north.say_to_daemon(report_nodes(3))
+        await wait_for_state(daemon, "north", ("usable", 3, ""))
 
 
 @pytest.mark.parametrize("pid", [1, 2])
-async def test_an_agent_that_hangs_or_has_come_anew_is_replaced(tmp_path: Path, pid: int) -> None:
-    async with running(tmp_path / "koala.db", 0.2) as daemon, daemon.agent_of("north") as first:
+async def test_hub_replaces_hanging_or_reconnected_agent(tmp_path: Path, pid: int) -> None:
+    async with running_daemon(tmp_path / "koala.db", 0.2) as daemon, daemon.agent_of("north") as first:
         await signals.until(lambda: first.heard)
         second = Attentive()
-        second.says(hello(pid))
+        second.say_to_daemon(make_hello(pid))
         serving = asyncio.create_task(daemon.hub.serve_connection("north", second))
-        second.says(Inventory(components=()), report(2))
-        await until(daemon, "north", ("usable", 2, ""))
+        second.say_to_daemon(Inventory(components=()), report_nodes(2))
+        await wait_for_state(daemon, "north", ("usable", 2, ""))
         assert first.closed
         await second.close("")
         await serving
 
 
-async def test_an_agent_that_has_come_anew_is_connected_once_it_has_told_what_it_has(tmp_path: Path) -> None:
+async def test_hub_connects_reconnected_agent_after_inventory(tmp_path: Path) -> None:
     """Before that, as while its resource manager hangs, it is sent nothing, and asked nothing."""
-    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as first:
-        first.says(Inventory(components=()), report(4))
-        await until(daemon, "north", ("usable", 4, ""))
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as first:
+        first.say_to_daemon(Inventory(components=()), report_nodes(4))
+        await wait_for_state(daemon, "north", ("usable", 4, ""))
         second = Attentive()
-        second.says(hello(1))
+        second.say_to_daemon(make_hello(1))
         serving = asyncio.create_task(daemon.hub.serve_connection("north", second))
-        await until(daemon, "north", ("unreachable", 4, NO_REPORT_YET))
-        second.says(Inventory(components=()), report(2))
-        await until(daemon, "north", ("usable", 2, ""))
+        await wait_for_state(daemon, "north", ("unreachable", 4, NO_REPORT_YET))
+        second.say_to_daemon(Inventory(components=()), report_nodes(2))
+        await wait_for_state(daemon, "north", ("usable", 2, ""))
         await second.close("")
         await serving
 
 
-async def test_an_agent_that_hangs_up_while_another_waits_makes_way_at_once(tmp_path: Path) -> None:
+async def test_hub_releases_waiting_agent_when_first_disconnects(tmp_path: Path) -> None:
     """As one does that was killed and started again: its end may be read after the other's hello."""
-    async with running(tmp_path / "koala.db", 1000.0) as daemon, daemon.agent_of("north") as first:
+    async with running_daemon(tmp_path / "koala.db", 1000.0) as daemon, daemon.agent_of("north") as first:
         await signals.until(lambda: first.heard)
         second = Attentive()
-        second.says(hello(2))
+        second.say_to_daemon(make_hello(2))
         serving = asyncio.create_task(daemon.hub.serve_connection("north", second))
         await signals.until(lambda: any(m["type"] == "probe" for m in first.heard))
         await first.close("")
-        second.says(Inventory(components=()), report(2))
-        await until(daemon, "north", ("usable", 2, ""))
+        second.say_to_daemon(Inventory(components=()), report_nodes(2))
+        await wait_for_state(daemon, "north", ("usable", 2, ""))
         await second.close("")
         await serving
 
 
-async def test_lease_is_renewed_only_once_the_scheduler_counts_the_cluster_as_in_reach(tmp_path: Path) -> None:
+async def test_hub_renews_lease_only_once_cluster_is_reachable(tmp_path: Path) -> None:
     """Until then it may give up what the agent would keep alive; the last question is answered when it is over."""
-    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+    async with running_daemon(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
         for number in (1, 2):
-            north.says(wire.RenewLease(number=number))
-        north.says(Inventory(components=()), report(4))
-        await until(daemon, "north", ("usable", 4, ""))
-        north.says(wire.RenewLease(number=3))
-        await signals.until(lambda: 3 in renewals(north))
-    assert renewals(north) in ([2, 3], [3]), "only the last question before that, at its end"
+            north.say_to_daemon(wire.RenewLease(number=number))
+        north.say_to_daemon(Inventory(components=()), report_nodes(4))
+        await wait_for_state(daemon, "north", ("usable", 4, ""))
+        north.say_to_daemon(wire.RenewLease(number=3))
+        await signals.until(lambda: 3 in count_renewals(north))
+    assert count_renewals(north) in ([2, 3], [3]), "only the last question before that, at its end"
 
 
-def renewals(agent: Agent) -> list[int]:
+def count_renewals(agent: Agent) -> list[int]:
     """The questions that were answered."""
     return [message["number"] for message in agent.heard if message["type"] == "lease_renewed"]
 
 
-async def test_silence_is_counted_from_the_last_frame_not_from_the_last_look_before_it(tmp_path: Path) -> None:
+async def test_session_silence_starts_at_last_frame(tmp_path: Path) -> None:
     """A lease may have been renewed by that frame: the daemon counts from no earlier a moment."""
     session = Session("north", Agent(), wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1))
     frames = session.receive_frames(_one_frame())

@@ -29,15 +29,15 @@ class Slow:
         return {key: self.known[key] for key in keys if key in self.known}
 
 
-async def begun(store: Slow, questions: int) -> None:
+async def wait_for_questions(store: Slow, questions: int) -> None:
     await signals.until(lambda: len(store.asked) >= questions)
 
 
-async def test_who_comes_while_others_wait_is_in_the_next_question() -> None:
+async def test_find_submission_during_query_joins_next_query() -> None:
     store = Slow()
     keys = IdempotencyKeys(store)  # type: ignore[arg-type]
     first = [asyncio.create_task(keys.find_submission(key)) for key in "ab"]
-    await begun(store, 1)
+    await wait_for_questions(store, 1)
     store.known["c"] = Submitted("c", 3, "digest")
     later = [asyncio.create_task(keys.find_submission(key)) for key in "cdc"]
     await asyncio.sleep(0)
@@ -48,26 +48,26 @@ async def test_who_comes_while_others_wait_is_in_the_next_question() -> None:
     assert store.asked == [{"a", "b"}, {"c", "d"}]
 
 
-async def test_a_failure_is_that_of_those_who_asked_then() -> None:
+async def test_find_submission_failure_affects_its_callers_only() -> None:
     store = Slow()
     keys = IdempotencyKeys(store)  # type: ignore[arg-type]
     store.away = True
     failing = [asyncio.create_task(keys.find_submission(key)) for key in "ab"]
-    await begun(store, 1)
+    await wait_for_questions(store, 1)
     store.may_answer.release()
-    for one in failing:
+    for lookup in failing:
         with pytest.raises(StoreUnavailable):
-            await one
+            await lookup
     store.away = False
     store.may_answer.release()
     assert await keys.find_submission("a") is None
 
 
-async def test_find_behind_a_question_that_hangs_raises_store_unavailable() -> None:
+async def test_find_submission_behind_hanging_query_raises_store_unavailable() -> None:
     store = Slow()
     keys = IdempotencyKeys(store)  # type: ignore[arg-type]
     finding = [asyncio.create_task(keys.find_submission(key)) for key in "abc"]
-    await begun(store, 1)
+    await wait_for_questions(store, 1)
     with signals.hanging_threads():
         for task in finding:
             with pytest.raises(StoreUnavailable):

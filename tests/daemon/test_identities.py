@@ -22,10 +22,10 @@ USERS = Users({"alice": User(groups=("physics",))})
 
 
 class Clock:
-    at = 1000.0
+    now = 1000.0
 
     def __call__(self) -> float:
-        return self.at
+        return self.now
 
 
 class Store(SqlTokens):
@@ -42,20 +42,22 @@ class Store(SqlTokens):
 class Place:
     """What outlives daemons, and the one that there is now."""
 
-    def __init__(self, **more: int) -> None:
-        self.clock, self._more = Clock(), more
+    def __init__(self, **options: int) -> None:
+        self.clock, self._more = Clock(), options
         self.database = memory_stores().jobs.database
-        self.start()
+        self.open_identities()
 
-    def start(self) -> None:
+    def open_identities(self) -> None:
         self.store = Store(self.database)
         self.identities = Identities({OWN: ROOT}, self.store, USERS, self.clock, **self._more)
 
-    async def made(self, order: TokenOrder = ALICE, by: Identity = ROOT) -> tuple[StoredToken, str, Identity]:
-        token, shown = await self.identities.create_token(order, by)
-        identity = self.identities.find_identity(shown)
+    async def create_token(
+        self, order: TokenOrder = ALICE, caller: Identity = ROOT
+    ) -> tuple[StoredToken, str, Identity]:
+        token, token_text = await self.identities.create_token(order, caller)
+        identity = self.identities.find_identity(token_text)
         assert identity is not None
-        return token, shown, identity
+        return token, token_text, identity
 
 
 @pytest.fixture
@@ -64,68 +66,68 @@ def place() -> Place:
 
 
 @pytest.mark.evidence("T1")
-async def test_a_token_says_who_shows_it_and_is_kept_as_a_digest_only(place: Place) -> None:
-    token, shown, identity = await place.made(TokenOrder("alice", Role.OPERATOR, 60.0, "for the crontab"))
+async def test_token_identifies_user_and_is_stored_as_digest(place: Place) -> None:
+    token, token_text, identity = await place.create_token(TokenOrder("alice", Role.OPERATOR, 60.0, "for the crontab"))
     assert identity == Identity("alice", Role.OPERATOR, "token 1", ("physics",), 1, 1060.0)
-    assert shown.startswith(PREFIX)
-    assert len(shown) >= len(PREFIX) + 43
-    assert shown not in repr((token, identity, place.store.tokens(), vars(place.identities)))
+    assert token_text.startswith(PREFIX)
+    assert len(token_text) >= len(PREFIX) + 43
+    assert token_text not in repr((token, identity, place.store.tokens(), vars(place.identities)))
     assert (token.note, token.created_by) == ("for the crontab", "root")
 
 
-async def test_no_two_are_alike_and_nothing_near_one_is_one(place: Place) -> None:
-    shown = {(await place.made())[1] for _ in range(20)}
-    assert len(shown) == 20
-    for near in ("", " ", shown.pop()[:-1], "\udcff", PREFIX, "a" * 100_000):
+async def test_tokens_are_unique_and_changed_tokens_invalid(place: Place) -> None:
+    token_text = {(await place.create_token())[1] for _ in range(20)}
+    assert len(token_text) == 20
+    for near in ("", " ", token_text.pop()[:-1], "\udcff", PREFIX, "a" * 100_000):
         assert place.identities.find_identity(near) is None
 
 
-async def test_the_next_daemon_knows_them(place: Place) -> None:
-    _, shown, identity = await place.made()
-    place.start()
-    assert place.identities.find_identity(shown) == identity
+async def test_tokens_are_known_after_restart(place: Place) -> None:
+    _, token_text, identity = await place.create_token()
+    place.open_identities()
+    assert place.identities.find_identity(token_text) == identity
 
 
 @pytest.mark.evidence("C4", "T3")
-async def test_a_token_holds_until_it_expires(place: Place) -> None:
-    _, shown, _ = await place.made(TokenOrder("alice", Role.USER, 60.0))
-    place.clock.at += 59.9
-    assert place.identities.find_identity(shown)
-    place.clock.at += 0.1
-    assert place.identities.find_identity(shown) is None
-    place.start()
-    assert place.identities.find_identity(shown) is None
+async def test_token_is_valid_until_expiry(place: Place) -> None:
+    _, token_text, _ = await place.create_token(TokenOrder("alice", Role.USER, 60.0))
+    place.clock.now += 59.9
+    assert place.identities.find_identity(token_text)
+    place.clock.now += 0.1
+    assert place.identities.find_identity(token_text) is None
+    place.open_identities()
+    assert place.identities.find_identity(token_text) is None
 
 
-async def test_one_that_nobody_said_anything_of_does_not_hold_for_ever(place: Place) -> None:
-    assert (await place.made())[0].expires_at == 1000.0 + DEFAULT_SPAN
-    assert (await place.made(TokenOrder("alice", Role.USER, None)))[0].expires_at is None
+async def test_token_without_lifetime_has_default_expiry(place: Place) -> None:
+    assert (await place.create_token())[0].expires_at == 1000.0 + DEFAULT_SPAN
+    assert (await place.create_token(TokenOrder("alice", Role.USER, None)))[0].expires_at is None
 
 
-async def test_one_that_is_revoked_holds_no_longer_for_the_next_daemon_either(place: Place) -> None:
-    _, shown, _ = await place.made()
-    _, other, _ = await place.made()
+async def test_token_revoked_is_invalid_after_restart(place: Place) -> None:
+    _, token_text, _ = await place.create_token()
+    _, other_text, _ = await place.create_token()
     await place.identities.revoke_tokens([1], ROOT)
-    assert place.identities.find_identity(shown) is None
-    place.start()
-    assert place.identities.find_identity(shown) is None
-    assert place.identities.find_identity(other)
+    assert place.identities.find_identity(token_text) is None
+    place.open_identities()
+    assert place.identities.find_identity(token_text) is None
+    assert place.identities.find_identity(other_text)
 
 
 @pytest.mark.evidence("T4")
-async def test_it_holds_no_longer_though_the_database_is_away_and_whoever_said_so_is_told(place: Place) -> None:
-    _, shown, _ = await place.made()
+async def test_token_revoked_without_database_is_invalid_and_reported(place: Place) -> None:
+    _, token_text, _ = await place.create_token()
     place.store.fails = True
     with pytest.raises(StoreUnavailable):
         await place.identities.revoke_tokens([1], ROOT)
-    assert place.identities.find_identity(shown) is None
+    assert place.identities.find_identity(token_text) is None
     place.store.fails = False
     await place.identities.revoke_tokens([1], ROOT)
-    place.start()
-    assert place.identities.find_identity(shown) is None
+    place.open_identities()
+    assert place.identities.find_identity(token_text) is None
 
 
-async def test_none_is_given_out_that_is_not_stored(place: Place) -> None:
+async def test_create_token_without_database_is_rejected(place: Place) -> None:
     place.store.fails = True
     with pytest.raises(StoreUnavailable):
         await place.identities.create_token(ALICE, ROOT)
@@ -135,9 +137,9 @@ async def test_none_is_given_out_that_is_not_stored(place: Place) -> None:
 # Who may have which
 
 
-async def test_administrators_make_any(place: Place) -> None:
+async def test_create_token_by_administrator_for_any_user(place: Place) -> None:
     for order in (ALICE, TokenOrder("bob", Role.ADMIN, None), TokenOrder("alice@north", Role.OPERATOR)):
-        assert (await place.made(order))[0].user == order.user
+        assert (await place.create_token(order))[0].user == order.user
 
 
 @pytest.mark.evidence("U11", "T2")
@@ -145,9 +147,7 @@ async def test_administrators_make_any(place: Place) -> None:
     "order", [TokenOrder("bob", Role.USER), TokenOrder("alice", Role.OPERATOR), TokenOrder("alice", Role.ADMIN)]
 )
 @pytest.mark.parametrize("role", [Role.USER, Role.OPERATOR])
-async def test_others_make_none_for_others_nor_one_that_can_do_more(
-    place: Place, order: TokenOrder, role: Role
-) -> None:
+async def test_create_token_beyond_permission_is_rejected(place: Place, order: TokenOrder, role: Role) -> None:
     alice = Identity("alice", role, "alice on north")
     if order.user == "alice" and alice.has_role(order.role):
         await place.identities.create_token(order, alice)
@@ -158,42 +158,41 @@ async def test_others_make_none_for_others_nor_one_that_can_do_more(
 
 
 @pytest.mark.evidence("U11", "T2")
-async def test_nor_one_that_lasts_longer_than_what_they_show(place: Place) -> None:
+async def test_create_token_by_user_expires_with_own_token(place: Place) -> None:
     alice = Identity("alice", Role.USER, "alice on north", expires_at=1600.0)
-    for wanted, got in ((None, 1600.0), (9000.0, 1600.0), (60.0, 1060.0)):
-        assert (await place.identities.create_token(TokenOrder("alice", Role.USER, wanted), alice))[0].expires_at == got
+    for lifetime, got in ((None, 1600.0), (9000.0, 1600.0), (60.0, 1060.0)):
+        assert (await place.identities.create_token(TokenOrder("alice", Role.USER, lifetime), alice))[
+            0
+        ].expires_at == got
 
 
-async def test_a_login_says_which_site_it_came_from_and_no_other_token_does(place: Place) -> None:
+async def test_token_of_login_names_its_site(place: Place) -> None:
     _, login = await place.identities.issue_token("ada", Role.USER, None, agent_of("north"), how="ada on north")
     _, elsewhere = await place.identities.issue_token("ada", Role.USER, None, agent_of("south"), how="ada on north")
-    _, made, _ = await place.made(by=Identity("alice", Role.USER, "alice on north"))
+    _, token_text, _ = await place.create_token(caller=Identity("alice", Role.USER, "alice on north"))
     for _ in range(2):
-        assert [who and who.site for who in map(place.identities.find_identity, (login, elsewhere, made))] == [
+        assert [who and who.site for who in map(place.identities.find_identity, (login, elsewhere, token_text))] == [
             "north",
             "",
             "",
         ]
-        place.start()
+        place.open_identities()
 
 
 @pytest.mark.evidence("U15", "T4")
-async def test_what_a_token_has_made_is_revoked_with_it_and_so_is_what_that_has_made(place: Place) -> None:
-    _, first, alice = await place.made()
-    _, second, again = await place.made(by=alice)
-    _, third, _ = await place.made(by=again)
-    _, other, _ = await place.made()
+async def test_revoke_tokens_includes_derived_tokens(place: Place) -> None:
+    _, first, alice = await place.create_token()
+    _, second, again = await place.create_token(caller=alice)
+    _, third, _ = await place.create_token(caller=again)
+    _, other_text, _ = await place.create_token()
     assert [token.id for token in await place.identities.revoke_tokens([1], ROOT)] == [1, 2, 3]
-    assert [place.identities.find_identity(shown) is None for shown in (first, second, third, other)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    assert [
+        place.identities.find_identity(token_text) is None for token_text in (first, second, third, other_text)
+    ] == [True, True, True, False]
 
 
-async def test_a_token_that_is_revoked_while_it_makes_another_makes_none(place: Place) -> None:
-    _, _, alice = await place.made()
+async def test_create_token_by_token_being_revoked_is_rejected(place: Place) -> None:
+    _, _, alice = await place.create_token()
     async with place.identities._changing:
         making = asyncio.ensure_future(place.identities.create_token(ALICE, alice))
         revoking = asyncio.ensure_future(place.identities.revoke_tokens([1], ROOT))
@@ -203,10 +202,10 @@ async def test_a_token_that_is_revoked_while_it_makes_another_makes_none(place: 
     await revoking
 
 
-async def test_nor_does_one_that_is_revoked_while_the_other_is_written(
+async def test_create_token_during_revocation_of_maker_is_rejected(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, _, alice = await place.made()
+    _, _, alice = await place.create_token()
     save, writing, go_on = place.store.save_tokens, threading.Event(), threading.Event()
 
     def slow(tokens: Sequence[StoredToken]) -> None:
@@ -225,61 +224,61 @@ async def test_nor_does_one_that_is_revoked_while_the_other_is_written(
         await making
     assert [token.id for token in await revoking] == [1, 2]
     assert place.identities.list_tokens(ROOT) == []
-    place.start()
+    place.open_identities()
     assert place.identities.list_tokens(ROOT) == []
 
 
-async def test_one_that_cannot_be_written_is_none(place: Place) -> None:
+async def test_create_token_with_failed_write_is_invalid(place: Place) -> None:
     place.store.fails = True
     with pytest.raises(StoreUnavailable):
-        await place.made()
+        await place.create_token()
     assert place.identities.list_tokens(ROOT, every=True) == []
 
 
-async def test_nobody_has_any_number_of_them() -> None:
+async def test_create_token_beyond_limit_is_rejected() -> None:
     place = Place(max_tokens=2)
-    await place.made()
-    await place.made(TokenOrder("alice", Role.USER, 10.0))
+    await place.create_token()
+    await place.create_token(TokenOrder("alice", Role.USER, 10.0))
     with pytest.raises(ConflictError, match="alice has 2 tokens already"):
         await place.identities.create_token(ALICE, ROOT)
-    await place.made(TokenOrder("bob", Role.USER))
-    place.clock.at += 10
-    await place.made()
+    await place.create_token(TokenOrder("bob", Role.USER))
+    place.clock.now += 10
+    await place.create_token()
 
 
 # Who sees and ends which
 
 
 @pytest.mark.evidence("T6")
-async def test_others_than_administrators_see_and_end_their_own_only(place: Place) -> None:
-    _, _, alice = await place.made()
-    _, bobs, bob = await place.made(TokenOrder("bob", Role.OPERATOR))
+async def test_list_and_revoke_by_user_cover_own_tokens(place: Place) -> None:
+    _, _, alice = await place.create_token()
+    _, bobs, bob = await place.create_token(TokenOrder("bob", Role.OPERATOR))
     listed = place.identities.list_tokens
     assert [token.id for token in listed(alice)] == [1]
     assert [token.id for token in listed(alice, "bob")] == []
     assert [token.id for token in listed(ROOT)] == [1, 2]
     assert [token.id for token in listed(ROOT, "bob")] == [2]
-    for wanted in ([2], [1, 2], [3]):
+    for numbers in ([2], [1, 2], [3]):
         with pytest.raises(NotFoundError):
-            await place.identities.revoke_tokens(wanted, alice)
+            await place.identities.revoke_tokens(numbers, alice)
     assert place.identities.find_identity(bobs)
     assert [token.id for token in await place.identities.revoke_tokens([2], bob)] == [2]
 
 
-async def test_all_that_were_asked_for_can_be_revoked_and_the_daemon_s_own_stays(place: Place) -> None:
-    shown = [(await place.made())[1] for _ in range(3)]
+async def test_revoke_all_keeps_token_of_daemon(place: Place) -> None:
+    token_text = [(await place.create_token())[1] for _ in range(3)]
     assert len(await place.identities.revoke_all()) == 3
-    assert [place.identities.find_identity(one) for one in shown] == [None] * 3
+    assert [place.identities.find_identity(text) for text in token_text] == [None] * 3
     assert place.identities.find_identity(OWN) == ROOT
 
 
 # What is open
 
 
-async def test_what_is_open_ends_with_its_token_and_nothing_else(place: Place) -> None:
+async def test_requests_end_when_token_is_revoked(place: Place) -> None:
     ended: list[str] = []
-    _, _, alice = await place.made()
-    _, _, bob = await place.made(TokenOrder("bob", Role.USER))
+    _, _, alice = await place.create_token()
+    _, _, bob = await place.create_token(TokenOrder("bob", Role.USER))
     with (
         place.identities.end_on_expiry(alice, lambda: ended.append("alice")),
         place.identities.end_on_expiry(alice, lambda: ended.append("alice too")),
@@ -293,9 +292,9 @@ async def test_what_is_open_ends_with_its_token_and_nothing_else(place: Place) -
     assert not place.identities._open
 
 
-async def test_what_is_open_ends_when_its_token_expires(place: Place) -> None:
+async def test_requests_end_when_token_expires(place: Place) -> None:
     ended = asyncio.Event()
-    _, _, alice = await place.made(TokenOrder("alice", Role.USER, 0.01))
+    _, _, alice = await place.create_token(TokenOrder("alice", Role.USER, 0.01))
     with place.identities.end_on_expiry(alice, ended.set):
         await asyncio.wait_for(ended.wait(), 30)
 
@@ -303,34 +302,34 @@ async def test_what_is_open_ends_when_its_token_expires(place: Place) -> None:
 # When they were used
 
 
-async def test_when_a_token_was_used_is_known_at_once_and_stored_once_in_a_while(place: Place) -> None:
-    _, shown, _ = await place.made()
-    place.clock.at += 5
+async def test_last_use_is_known_at_once_and_stored_later(place: Place) -> None:
+    _, token_text, _ = await place.create_token()
+    place.clock.now += 5
     written = place.store.written
     for _ in range(100):
-        place.identities.find_identity(shown)
+        place.identities.find_identity(token_text)
     assert place.identities.list_tokens(ROOT)[0].last_used_at == 1005.0
     assert place.store.written == written
     await place.identities.store_last_uses()
     await place.identities.store_last_uses()
     assert place.store.written == written + 1
-    place.start()
+    place.open_identities()
     assert place.identities.list_tokens(ROOT)[0].last_used_at == 1005.0
 
 
-async def test_a_use_that_is_stored_undoes_no_revocation(place: Place) -> None:
-    _, shown, _ = await place.made()
+async def test_store_last_uses_keeps_revocation(place: Place) -> None:
+    _, token_text, _ = await place.create_token()
     async with place.identities._changing:
         storing = asyncio.ensure_future(place.identities.store_last_uses())
         revoking = asyncio.ensure_future(place.identities.revoke_tokens([1], ROOT))
         await asyncio.sleep(0)
     await asyncio.gather(storing, revoking)
-    place.start()
-    assert place.identities.find_identity(shown) is None
+    place.open_identities()
+    assert place.identities.find_identity(token_text) is None
 
 
-async def test_a_database_that_is_away_keeps_no_use_from_being_told_later(place: Place) -> None:
-    await place.made()
+async def test_store_last_uses_without_database_is_retried(place: Place) -> None:
+    await place.create_token()
     place.store.fails = True
     await place.identities.store_last_uses()
     assert place.identities.list_tokens(ROOT)[0].last_used_at == 1000.0
@@ -339,44 +338,44 @@ async def test_a_database_that_is_away_keeps_no_use_from_being_told_later(place:
 # What has ended
 
 
-async def test_those_that_have_ended_are_listed_for_a_while_and_their_numbers_are_not_given_again(place: Place) -> None:
-    await place.made(TokenOrder("alice", Role.USER, 10.0))
-    await place.made()
-    await place.made(TokenOrder("alice", Role.USER, 10.0))
+async def test_expired_tokens_stay_listed_and_keep_numbers(place: Place) -> None:
+    await place.create_token(TokenOrder("alice", Role.USER, 10.0))
+    await place.create_token()
+    await place.create_token(TokenOrder("alice", Role.USER, 10.0))
     await place.identities.revoke_tokens([2], ROOT)
-    place.clock.at += 10
+    place.clock.now += 10
     assert place.identities.list_tokens(ROOT) == []
     assert [token.id for token in place.identities.list_tokens(ROOT, every=True)] == [1, 2, 3]
     assert await place.identities.remove_expired() == 0
-    place.clock.at += RETENTION + 1
+    place.clock.now += RETENTION + 1
     assert await place.identities.remove_expired() == 2
-    place.start()
+    place.open_identities()
     assert [token.id for token in place.identities.list_tokens(ROOT, every=True)] == [3]
-    assert (await place.made())[0].id == 4
+    assert (await place.create_token())[0].id == 4
 
 
-async def test_what_was_made_is_found_by_what_made_it_however_long_ago_one_between_has_ended(place: Place) -> None:
-    _, _, stolen = await place.made(TokenOrder("root", Role.ADMIN, None))
-    _, _, between = await place.made(TokenOrder("root", Role.ADMIN, 10.0), stolen)
-    _, _, again = await place.made(TokenOrder("root", Role.ADMIN, 10.0), between)
-    _, left, _ = await place.made(TokenOrder("root", Role.ADMIN, None), again)
-    await place.made(TokenOrder("alice", Role.USER, 10.0), between)
-    await place.made()
-    place.clock.at += RETENTION + 11
+async def test_revoke_tokens_follows_expired_makers(place: Place) -> None:
+    _, _, stolen = await place.create_token(TokenOrder("root", Role.ADMIN, None))
+    _, _, between = await place.create_token(TokenOrder("root", Role.ADMIN, 10.0), stolen)
+    _, _, again = await place.create_token(TokenOrder("root", Role.ADMIN, 10.0), between)
+    _, survivor, _ = await place.create_token(TokenOrder("root", Role.ADMIN, None), again)
+    await place.create_token(TokenOrder("alice", Role.USER, 10.0), between)
+    await place.create_token()
+    place.clock.now += RETENTION + 11
     assert await place.identities.remove_expired() == 1
-    place.start()
+    place.open_identities()
     assert [token.id for token in await place.identities.revoke_tokens([1], ROOT)] == [1, 2, 3, 4]
-    assert place.identities.find_identity(left) is None
-    place.clock.at += RETENTION + 1
+    assert place.identities.find_identity(survivor) is None
+    place.clock.now += RETENTION + 1
     assert await place.identities.remove_expired() == 4
 
 
-async def test_a_token_whose_role_a_later_version_knows_is_no_token(place: Place) -> None:
-    _, shown, _ = await place.made()
+async def test_token_with_unknown_role_is_invalid(place: Place) -> None:
+    _, token_text, _ = await place.create_token()
     [stored] = place.store.tokens()
     place.store.save_tokens([replace(stored, role="god")])
-    place.start()
-    assert place.identities.find_identity(shown) is None
+    place.open_identities()
+    assert place.identities.find_identity(token_text) is None
 
 
 # Roles by all sources, and names of the daemon's own
@@ -404,28 +403,28 @@ def from_all_sources(place: Place, provider: Provider) -> Identities:
     return Identities(fixed, place.store, users, place.clock, provider, {"koala"})
 
 
-async def test_role_of_user_is_the_highest_of_all_sources(place: Place) -> None:
-    await place.made(TokenOrder("grace", Role.OPERATOR, 60.0))
-    await place.made(TokenOrder("grace", Role.ADMIN, 30.0))
+async def test_role_of_user_is_highest_of_all_sources(place: Place) -> None:
+    await place.create_token(TokenOrder("grace", Role.OPERATOR, 60.0))
+    await place.create_token(TokenOrder("grace", Role.ADMIN, 30.0))
     identities = from_all_sources(place, Provider())
     for user in ("root", "carol", "dave", "erin", "koala", "grace", "dave@north", "koala@north"):
         assert identities.role_of(user) is Role.ADMIN, user
     for user in ("frank", "heidi", "games@north", ""):
         assert identities.role_of(user) is Role.USER, user
-    place.clock.at += 30.0
+    place.clock.now += 30.0
     assert identities.role_of("grace") is Role.OPERATOR
     await identities.revoke_tokens([1], ROOT)
     assert identities.role_of("grace") is Role.USER
 
 
-async def test_provider_token_of_name_of_daemon_is_refused(place: Place) -> None:
+async def test_provider_token_with_reserved_name_is_rejected(place: Place) -> None:
     identities = from_all_sources(place, Provider("koala"))
     with pytest.raises(TokenRejected, match=r"the user koala is the daemon's own; .* oidc\.users"):
         await identities.verify_token("a.b.c")
     assert identities.find_identity("a.b.c") is None
 
 
-async def test_create_token_for_name_of_daemon_by_another_administrator_is_refused(place: Place) -> None:
+async def test_create_token_for_reserved_name_is_rejected(place: Place) -> None:
     identities = from_all_sources(place, Provider())
     with pytest.raises(ForbiddenError) as refusal:
         await identities.create_token(TokenOrder("koala", Role.USER), ROOT)

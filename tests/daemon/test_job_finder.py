@@ -9,13 +9,13 @@ from koalapy.model.job_search import parse_search
 from koalapy.ports import JobFilter
 
 
-async def test_find_by_id_reads_only_jobs_of_these_ids() -> None:
+async def test_find_jobs_by_id_reads_only_these_jobs() -> None:
     filters: list[JobFilter] = []
 
-    async def page(which: JobFilter) -> tuple[list[Any], None]:
-        filters.append(which)
+    async def page(job_filter: JobFilter) -> tuple[list[Any], None]:
+        filters.append(job_filter)
         return [], None
 
     finder = JobFinder(cast("Any", SimpleNamespace(list_page=page)), cast("Any", None), lambda: 0.0)
     await finder.find_jobs(parse_search("state:over id:12,13"), Identity("root", Role.ADMIN, "token 1"))
-    assert [which.ids for which in filters] == [(12, 13)]
+    assert [job_filter.ids for job_filter in filters] == [(12, 13)]

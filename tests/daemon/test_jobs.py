@@ -15,7 +15,7 @@ from koalapy.model.job import ComponentState, Job, JobSpec, JobState, TimelineEn
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.model.request import FlexibleRequest
 from tests import signals
-from tests.daemon.test_hub import DEADLINE, Agent, Daemon, report, running, until
+from tests.daemon.test_hub import DEADLINE, Agent, Daemon, report_nodes, running_daemon, wait_for_state
 from tests.identities import ADA
 
 SPEC = JobSpec(FlexibleRequest(2), ("true",), owner="ada")
@@ -23,9 +23,9 @@ SPEC = JobSpec(FlexibleRequest(2), ("true",), owner="ada")
 
 @asynccontextmanager
 async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]]:
-    async with running(path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        north.says(Inventory(components=()), report(4))
-        await until(daemon, "north", ("usable", 4, ""))
+    async with running_daemon(path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        north.say_to_daemon(Inventory(components=()), report_nodes(4))
+        await wait_for_state(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(WorkItem())  # what is known of it is written, and no round is under way
         yield daemon, north, daemon.jobs
 
@@ -42,14 +42,14 @@ async def job_when(jobs: Jobs, state: JobState, generation: int) -> Job:
     return job
 
 
-async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: Path) -> None:
+async def test_list_attempts_joins_stored_and_current_attempt(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         await jobs.submit(SPEC, ADA)
         job = await job_when(jobs, JobState.CLAIMING, 1)
         record, attempts = await jobs.list_attempts(1)
         assert (record.job, attempts) == (job, [job.attempt])
-        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.WAITING, hosts=()))
-        north.says(
+        north.say_to_daemon(ComponentStatus(token="1.1.0.fa", state=ComponentState.WAITING, hosts=()))
+        north.say_to_daemon(
             ComponentStatus(
                 token="1.1.0.fa", state=ComponentState.ENDED, hosts=(), error="no shell", infrastructure=True
             )
@@ -67,9 +67,7 @@ async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: P
             await jobs.list_attempts(2)
 
 
-async def test_output_is_followed_though_the_database_is_away_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_follow_output_survives_database_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with north_and_jobs(tmp_path) as (_, _, jobs):
         await jobs.submit(SPEC, ADA)
         answers, away = jobs.get, 0
@@ -93,17 +91,15 @@ async def test_output_is_followed_though_the_database_is_away_for_a_while(
                 assert away == -1
 
 
-async def test_who_follows_the_output_of_a_job_that_is_removed_has_come_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_follow_output_of_removed_job_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with north_and_jobs(tmp_path) as (_, _, jobs):
         await jobs.submit(SPEC, ADA)
-        answers, asked = jobs.get, 0
+        answers, call_count = jobs.get, 0
 
         async def get(job: int) -> JobRecord:
-            nonlocal asked
-            asked += 1
-            if asked > 1:
+            nonlocal call_count
+            call_count += 1
+            if call_count > 1:
                 raise NotFoundError("there is no job 1")
             return await answers(job)
 
@@ -111,11 +107,11 @@ async def test_who_follows_the_output_of_a_job_that_is_removed_has_come_to_its_e
         assert [piece async for piece in jobs.follow_output(1, follow=True)] == []
 
 
-async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
+async def test_metrics_count_nodes_of_components(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
         await jobs.submit(SPEC, ADA)
         await job_when(jobs, JobState.CLAIMING, 1)
-        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
+        north.say_to_daemon(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
         job = await job_when(jobs, JobState.STARTING, 1)
         await daemon.engine.commit(WorkItem())  # what memory says is written then
         measure = await jobs.measure_use(3600.0)
@@ -124,7 +120,9 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         assert claimed is not None
         assert measure.usage.node_seconds == pytest.approx({"north": 2 * (measure.end - claimed)})
         assert (measure.active, measure.queued, measure.end - measure.start) == (1, 0, pytest.approx(3600.0))
-        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
+        north.say_to_daemon(
+            ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0)
+        )
         over = await job_when(jobs, JobState.SUCCEEDED, 1)
         await daemon.engine.commit(WorkItem())
         assert over.attempt is not None
@@ -138,12 +136,10 @@ async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
         assert usage.mean_times[SPEC.priority].response_time == pytest.approx((over.ended_at or 0) - over.submitted_at)
 
 
-async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_follow_job_reads_long_timeline_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("koalapy.daemon.jobs.jobs.TIMELINE_PAGE_SIZE", 10)
     async with north_and_jobs(tmp_path) as (daemon, _, jobs):
-        others = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA))[0].job.id
+        waiting_job = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA))[0].job.id
         waits = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA))[0].job.id
         for _ in range(12):
             await jobs.hold(waits, ADA, "later")
@@ -151,19 +147,19 @@ async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
         read: list[int] = []
         timeline = daemon.store.timeline
 
-        def counted(job: int, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
-            lines = timeline(job, after, limit)
+        def counted(job: int, start: int = 0, limit: int | None = None) -> list[TimelineEntry]:
+            lines = timeline(job, start, limit)
             read.append(len(lines))
             return lines
 
         monkeypatch.setattr(daemon.store, "timeline", counted)
         async with asyncio.timeout(DEADLINE):
             following = jobs.follow_job(waits, line_number=3)
-            seen = [line for _ in range(3) for line in (await anext(following)).timeline]
+            lines = [line for _ in range(3) for line in (await anext(following)).timeline]
             await jobs.cancel(waits, ADA, "enough")
-            seen += [line async for change in following for line in change.timeline]
-        assert [number for number, _ in seen] == list(range(4, len(timeline(waits)) + 1))
-        assert [entry for _, entry in seen] == timeline(waits)[3:]
-        assert (sum(read), max(read)) == (len(seen), 10)
+            lines += [line async for change in following for line in change.timeline]
+        assert [number for number, _ in lines] == list(range(4, len(timeline(waits)) + 1))
+        assert [entry for _, entry in lines] == timeline(waits)[3:]
+        assert (sum(read), max(read)) == (len(lines), 10)
         assert [change.timeline async for change in jobs.follow_job(waits, line_number=2**63)] == [()]
-        assert others != waits
+        assert waiting_job != waits

@@ -47,11 +47,11 @@ class Maker:
         self.tokens.append(StoredToken(ident, f"d{ident}", user, str(role), how, "", 0.0, created_by, expires_at))
         return self.tokens[-1], f"koala_secret-{ident}"
 
-    def list_tokens(self, by: Identity, user: str | None = None) -> list[StoredToken]:
-        assert by.has_role(Role.ADMIN)
+    def list_tokens(self, caller: Identity, user: str | None = None) -> list[StoredToken]:
+        assert caller.has_role(Role.ADMIN)
         return [token for token in self.tokens if token.revoked_at is None and user in (None, token.user)]
 
-    async def revoke_tokens(self, tokens: Collection[int], by: Identity) -> None:
+    async def revoke_tokens(self, tokens: Collection[int], caller: Identity) -> None:
         self.tokens = [replace(t, revoked_at=1.0) if t.id in tokens else t for t in self.tokens]
 
 
@@ -60,7 +60,7 @@ class Daemon:
         self.maker, self.now = Maker(), 0.0
         self.logins = Logins(rules, self.maker, clock=lambda: 1000.0, monotonic=lambda: self.now)
 
-    async def asks(self, cluster: str, account: str, uid: int = 1234) -> tuple[str, str] | str:
+    async def request_login(self, cluster: str, account: str, uid: int = 1234) -> tuple[str, str] | str:
         """Who somebody is, and their role; or why they are not let in."""
         answer = await self.logins.handle_vouch(cluster, Vouch(ident="i", account=account, uid=uid))
         assert answer.ident == "i"
@@ -83,16 +83,16 @@ class Daemon:
         ("mine", "whatever", 1234, ("carol", "user")),
     ],
 )
-async def test_an_account_is_its_person(cluster: str, account: str, uid: int, who: tuple[str, str]) -> None:
+async def test_login_maps_account_to_user(cluster: str, account: str, uid: int, who: tuple[str, str]) -> None:
     daemon = Daemon()
-    assert await daemon.asks(cluster, account, uid) == who
+    assert await daemon.request_login(cluster, account, uid) == who
     (token,) = daemon.maker.tokens
     assert (token.user, token.role, token.how) == (*who, f"{account} on {cluster}")
     assert (token.expires_at, token.created_by) == (1600.0, f"the agent of {cluster}")
 
 
 @pytest.mark.parametrize(
-    ("cluster", "account", "uid", "why"),
+    ("cluster", "account", "uid", "reason"),
     [
         ("east", "alice", 1234, "the account alice of east belongs to no configured user"),
         ("south", "alice", 1234, "the account alice of south belongs to no configured user"),
@@ -108,12 +108,12 @@ async def test_an_account_is_its_person(cluster: str, account: str, uid: int, wh
         ("none", "eve", 1234, "eve of none is not "),
     ],
 )
-async def test_who_is_nobody_gets_nothing(cluster: str, account: str, uid: int, why: str | None) -> None:
+async def test_login_of_unmapped_account_is_rejected(cluster: str, account: str, uid: int, reason: str | None) -> None:
     daemon = Daemon()
-    if why is None:
+    if reason is None:
         rules = replace(RULES, users=Users({**PEOPLE, "eve": User({"laptop": "eve"})}))
-        daemon, why = Daemon(rules), "eve of laptop is not bob"
-    assert await daemon.asks(cluster, account, uid) == why
+        daemon, reason = Daemon(rules), "eve of laptop is not bob"
+    assert await daemon.request_login(cluster, account, uid) == reason
     assert daemon.maker.tokens == []
     assert daemon.logins._by_account._full_at == {}, "nothing is kept of who is refused"
 
@@ -124,32 +124,32 @@ async def test_who_is_nobody_gets_nothing(cluster: str, account: str, uid: int, 
     account=st.one_of(st.sampled_from(["alice", "asmith", "root", "bob", "boss", "alice@east", "x@north"]), st.text()),
     uid=st.integers(0, 2**31),
 )
-def test_an_agent_speaks_for_its_own_clusters_accounts_and_for_no_role(cluster: str, account: str, uid: int) -> None:
+def test_login_covers_accounts_of_own_cluster_without_role(cluster: str, account: str, uid: int) -> None:
     """Whatever it says."""
     try:
         user = RULES.user_of(cluster, account, uid)
     except LoginRejected:
         return
-    named = {name for name, person in PEOPLE.items() if person.accounts.get(cluster) == account}
-    own = RULES.domains.get(cluster, Domain())
-    assert user in named or user == f"{account}@{cluster}" or (own.identity == "own" and user == own.user)
+    accounts = {name for name, person in PEOPLE.items() if person.accounts.get(cluster) == account}
+    domain = RULES.domains.get(cluster, Domain())
+    assert user in accounts or user == f"{account}@{cluster}" or (domain.identity == "own" and user == domain.user)
     assert RULES.role_of(user, cluster) is Role.USER or cluster == "south"
 
 
-async def test_login_of_account_that_runs_all_jobs_is_refused_unless_it_is_mapped() -> None:
+async def test_login_of_shared_job_account_needs_mapping() -> None:
     daemon = Daemon()
     for account, user in (("carol", ""), ("alice", "alice")):
         answer = await daemon.logins.handle_vouch("north", Vouch(ident="i", account=account, uid=1234, runs_jobs=True))
         assert answer.user == user
         assert ("is the account of all jobs there" in answer.error) == (not user)
-    assert await daemon.asks("north", "carol") == ("carol@north", "user")
+    assert await daemon.request_login("north", "carol") == ("carol@north", "user")
 
 
-async def test_login_of_account_whose_user_is_a_name_of_the_daemon_is_refused() -> None:
+async def test_login_mapped_to_reserved_name_is_rejected() -> None:
     rules = replace(RULES, reserved={"bob", "boss", "carol@north"})
     daemon = Daemon(rules)
     for cluster, account in (("laptop", "whatever"), ("south", "boss"), ("north", "carol")):
-        assert "is a name of the daemon's own" in str(await daemon.asks(cluster, account))
+        assert "is a name of the daemon's own" in str(await daemon.request_login(cluster, account))
     assert daemon.maker.tokens == []
     login = StoredToken(1, "d", "boss", "admin", "boss on south", "", 0.0, "the agent of south", None)
     daemon.maker.tokens.append(login)
@@ -158,43 +158,43 @@ async def test_login_of_account_whose_user_is_a_name_of_the_daemon_is_refused() 
 
 
 @pytest.mark.evidence("A12")
-async def test_who_asks_all_the_time_waits_and_keeps_nobody_else_from_it() -> None:
+async def test_login_rate_is_limited_by_account() -> None:
     daemon = Daemon()
-    answers = [await daemon.asks("north", "alice") for _ in range(13)]
+    answers = [await daemon.request_login("north", "alice") for _ in range(13)]
     assert answers[:12] == [("alice", "user")] * 12
     assert answers[12] == "too many logins of alice on north"
-    assert await daemon.asks("north", "carol") == ("carol@north", "user")
+    assert await daemon.request_login("north", "carol") == ("carol@north", "user")
     daemon.now += 5.0
-    assert await daemon.asks("north", "alice") == ("alice", "user")
-    assert await daemon.asks("north", "alice") == "too many logins of alice on north"
+    assert await daemon.request_login("north", "alice") == ("alice", "user")
+    assert await daemon.request_login("north", "alice") == "too many logins of alice on north"
     for number in range(1000):
-        await daemon.asks("north", f"user-{number}")
-    assert await daemon.asks("north", "dave") == "too many logins from north"
-    assert await daemon.asks("east", "asmith") == ("alice", "user")
+        await daemon.request_login("north", f"user-{number}")
+    assert await daemon.request_login("north", "dave") == "too many logins from north"
+    assert await daemon.request_login("east", "asmith") == ("alice", "user")
 
 
 @pytest.mark.evidence("G8")
-async def test_of_many_logins_the_oldest_end() -> None:
+async def test_login_beyond_limit_revokes_oldest() -> None:
     daemon = Daemon()
     for _ in range(MAX_LOGINS + 5):
         daemon.now += 60.0
-        await daemon.asks("north", "alice")
-    await daemon.asks("east", "asmith")
-    held = [token.id for token in daemon.maker.tokens if token.revoked_at is None]
-    assert held == list(range(6, MAX_LOGINS + 7))
+        await daemon.request_login("north", "alice")
+    await daemon.request_login("east", "asmith")
+    valid_ids = [token.id for token in daemon.maker.tokens if token.revoked_at is None]
+    assert valid_ids == list(range(6, MAX_LOGINS + 7))
 
 
-async def test_a_database_that_is_away_is_told() -> None:
+async def test_login_without_database_is_rejected() -> None:
     daemon = Daemon()
     daemon.maker.fails = True
-    assert await daemon.asks("north", "alice") == "the database is away"
+    assert await daemon.request_login("north", "alice") == "the database is away"
 
 
-async def test_a_login_that_todays_configuration_would_not_give_is_over() -> None:
+async def test_login_outdated_by_configuration_is_revoked() -> None:
     daemon = Daemon()
     for cluster, account in [("north", "alice"), ("east", "asmith"), ("north", "carol"), ("south", "boss")]:
-        await daemon.asks(cluster, account)
-    await daemon.asks("mine", "x")
+        await daemon.request_login(cluster, account)
+    await daemon.request_login("mine", "x")
     await daemon.maker.issue_token("alice", Role.USER, None, "alice", how="")
     await daemon.maker.issue_token("alice", Role.USER, None, "mallory", how="mallory on nowhere")
     await Daemon().logins.revoke_outdated()
@@ -210,22 +210,22 @@ async def test_a_login_that_todays_configuration_would_not_give_is_over() -> Non
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 3.0)), max_size=60))
-def test_a_pace_is_kept_by_each_for_themselves(steps: list[tuple[str, float]]) -> None:
-    pace, now, done = Throttle(burst=3, interval=1.0), 0.0, dict[str, list[float]](a=[], b=[], c=[])
+def test_throttle_limits_each_key_separately(steps: list[tuple[str, float]]) -> None:
+    pace, now, allowed = Throttle(burst=3, interval=1.0), 0.0, dict[str, list[float]](a=[], b=[], c=[])
     for who, pause in steps:
         now += pause
         wait = pace.count_if_allowed(who, now)
         if wait == 0.0:
-            done[who].append(now)
+            allowed[who].append(now)
         else:
             assert 0 < wait <= 1.0 + 1e-6
-            assert len([at for at in done[who] if at > now - 3.0]) >= 1
-    for times in done.values():
+            assert len([time for time in allowed[who] if time > now - 3.0]) >= 1
+    for times in allowed.values():
         for index in range(3, len(times)):
             assert times[index] - times[index - 3] >= 1.0 - 1e-6
 
 
-def test_who_did_nothing_lately_is_forgotten() -> None:
+def test_throttle_forgets_idle_keys() -> None:
     pace = Throttle(burst=3, interval=1.0)
     for number in range(100_000):
         assert pace.count_if_allowed(number, number * 1.0) == 0.0

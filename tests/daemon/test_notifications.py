@@ -38,9 +38,9 @@ class Scene:
         self.tried: list[str] = []
         self.jobs: list[Job] = []
         self.answer: Callable[[Notification], Any] = lambda _: None
-        self.open()
+        self.open_notifications()
 
-    def open(self) -> Notifications:
+    def open_notifications(self) -> Notifications:
         senders = {"mail": self, "webhook": self}
         self.notifications = Notifications(self.store, senders, self.section, lambda: self.now, lambda: self.jobs)  # type: ignore[arg-type]
         return self.notifications
@@ -51,13 +51,13 @@ class Scene:
         if waits is not None:
             await waits
 
-    def change(self, job: Job, before: JobState | None) -> None:
+    def change_job(self, job: Job, previous_state: JobState | None) -> None:
         """As the engine does: written with the job, then handed on."""
-        found = self.notifications.make_notifications(job, before, self.now)
-        self.store.save_notifications(found)
-        self.notifications.send_notifications(found)
+        notifications = self.notifications.make_notifications(job, previous_state, self.now)
+        self.store.save_notifications(notifications)
+        self.notifications.send_notifications(notifications)
 
-    async def settle(self) -> None:
+    async def settle_deliveries(self) -> None:
         """Wait until nothing more is under way at this time."""
 
         def is_settled() -> bool:
@@ -72,52 +72,52 @@ async def scene() -> Scene:
     return Scene()
 
 
-def job(ident: int, state: JobState, spec: JobSpec = SPEC, **more: Any) -> Job:
-    return Job(ident, spec, 900.0, state, **more)
+def make_job(ident: int, state: JobState, spec: JobSpec = SPEC, **fields: Any) -> Job:
+    return Job(ident, spec, 900.0, state, **fields)
 
 
-def refuse(error: Exception) -> Callable[[Notification], None]:
+def failing_answer(error: Exception) -> Callable[[Notification], None]:
     def answer(_: Notification) -> None:
         raise error
 
     return answer
 
 
-def test_what_has_happened() -> None:
-    def of(types: str, state: JobState, before: JobState | None, **more: Any) -> list[MailType]:
+def test_requested_events_follow_mail_type_and_state() -> None:
+    def events_of(types: str, state: JobState, previous_state: JobState | None, **fields: Any) -> list[MailType]:
         spec = replace(SPEC, mail_type=tuple(map(MailType, types.split())))
-        return list(requested_events(job(1, state, spec, **more), before))
+        return list(requested_events(make_job(1, state, spec, **fields), previous_state))
 
     begin, end, fail = MailType.BEGIN, MailType.END, MailType.FAIL
-    assert of("begin end", JobState.RUNNING, JobState.STARTING) == [begin]
-    assert of("begin end", JobState.RUNNING, JobState.RUNNING) == []
-    assert of("begin end", JobState.RUNNING, JobState.UNKNOWN) == [], "it had begun before it was out of reach"
-    assert of("begin end", JobState.SUCCEEDED, JobState.STARTING, started_at=1.0) == [begin, end]
-    assert of("begin end", JobState.CANCELLED, JobState.QUEUED) == [end]
-    assert of("fail", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [fail]
-    assert of("fail", JobState.SUCCEEDED, JobState.RUNNING, started_at=1.0) == []
-    assert of("fail end", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [end], "it is told once"
-    assert of("", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [end]
-    assert of("begin waiting", JobState.QUEUED, JobState.RUNNING) == []
-    assert list(requested_events(job(1, JobState.FAILED, replace(SPEC, mail_user="")), JobState.RUNNING)) == []
+    assert events_of("begin end", JobState.RUNNING, JobState.STARTING) == [begin]
+    assert events_of("begin end", JobState.RUNNING, JobState.RUNNING) == []
+    assert events_of("begin end", JobState.RUNNING, JobState.UNKNOWN) == [], "it had begun before it was out of reach"
+    assert events_of("begin end", JobState.SUCCEEDED, JobState.STARTING, started_at=1.0) == [begin, end]
+    assert events_of("begin end", JobState.CANCELLED, JobState.QUEUED) == [end]
+    assert events_of("fail", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [fail]
+    assert events_of("fail", JobState.SUCCEEDED, JobState.RUNNING, started_at=1.0) == []
+    assert events_of("fail end", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [end], "it is told once"
+    assert events_of("", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [end]
+    assert events_of("begin waiting", JobState.QUEUED, JobState.RUNNING) == []
+    assert list(requested_events(make_job(1, JobState.FAILED, replace(SPEC, mail_user="")), JobState.RUNNING)) == []
 
 
-def test_begin_of_job_that_is_over_already_tells_nothing_of_its_end() -> None:
-    over = job(1, JobState.FAILED, started_at=1.0, ended_at=2.0, exit_code=3, reason="the program exited with 3")
-    begin, end = build_job_body(MailType.BEGIN, over, 5.0), build_job_body(MailType.END, over, 5.0)
-    told = ("state", "reason", "exit_code", "ended_at")
-    assert [begin[name] for name in told] == ["running", "", None, None]
-    assert [end[name] for name in told] == ["failed", "the program exited with 3", 3, 2.0]
+def test_begin_of_ended_job_has_no_final_fields() -> None:
+    ended = make_job(1, JobState.FAILED, started_at=1.0, ended_at=2.0, exit_code=3, reason="the program exited with 3")
+    begin, end = build_job_body(MailType.BEGIN, ended, 5.0), build_job_body(MailType.END, ended, 5.0)
+    final_fields = ("state", "reason", "exit_code", "ended_at")
+    assert [begin[name] for name in final_fields] == ["running", "", None, None]
+    assert [end[name] for name in final_fields] == ["failed", "the program exited with 3", 3, 2.0]
     assert "exit" not in "".join(format_mail(begin))
 
 
 @pytest.mark.parametrize("error", [DeliveryFailed("away"), LookupError("nobody thought of this")], ids=str)
-async def test_what_fails_is_tried_again_ever_later_and_given_up_in_the_end(scene: Scene, error: Exception) -> None:
-    scene.answer = refuse(error)
-    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
+async def test_delivery_failure_is_retried_and_given_up(scene: Scene, error: Exception) -> None:
+    scene.answer = failing_answer(error)
+    scene.change_job(make_job(1, JobState.SUCCEEDED), JobState.RUNNING)
     pauses: list[float] = []
     while scene.store.notifications():
-        await scene.settle()
+        await scene.settle_deliveries()
         (waiting,) = scene.store.notifications() or [None]
         if waiting is None:
             break
@@ -129,50 +129,50 @@ async def test_what_fails_is_tried_again_ever_later_and_given_up_in_the_end(scen
     assert len(scene.tried) == len(pauses) + 1
 
 
-async def test_what_was_told_is_gone_and_what_was_not_is_there_for_the_next_daemon(scene: Scene) -> None:
-    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
-    await scene.settle()
+async def test_notifications_undelivered_are_kept_for_next_daemon(scene: Scene) -> None:
+    scene.change_job(make_job(1, JobState.SUCCEEDED), JobState.RUNNING)
+    await scene.settle_deliveries()
     assert not scene.store.notifications()
-    scene.answer = refuse(DeliveryFailed("away"))
-    scene.change(job(2, JobState.FAILED), JobState.RUNNING)
-    await scene.settle()
+    scene.answer = failing_answer(DeliveryFailed("away"))
+    scene.change_job(make_job(2, JobState.FAILED), JobState.RUNNING)
+    await scene.settle_deliveries()
     scene.answer = lambda _: None
-    scene.open()
-    await scene.settle()
+    scene.open_notifications()
+    await scene.settle_deliveries()
     assert len(scene.tried) == 2, "it is not tried before its time"
     scene.now += FIRST_PAUSE
-    await scene.settle()
+    await scene.settle_deliveries()
     assert len(scene.tried) == 3
     assert not scene.store.notifications()
 
 
-async def test_what_is_refused_for_good_is_not_tried_again(scene: Scene) -> None:
-    scene.answer = refuse(DeliveryFailed("no such mailbox", for_good=True))
-    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
-    await scene.settle()
+async def test_delivery_rejected_permanently_is_not_retried(scene: Scene) -> None:
+    scene.answer = failing_answer(DeliveryFailed("no such mailbox", for_good=True))
+    scene.change_job(make_job(1, JobState.SUCCEEDED), JobState.RUNNING)
+    await scene.settle_deliveries()
     assert (len(scene.tried), scene.store.notifications()) == (1, [])
 
 
-async def test_a_mistake_of_ours_sends_nothing_twice_at_once(scene: Scene) -> None:
+async def test_delivery_with_internal_error_sends_nothing_twice(scene: Scene) -> None:
     def broken(_: Notification) -> None:
         raise ZeroDivisionError
 
     scene.answer = broken
-    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
+    scene.change_job(make_job(1, JobState.SUCCEEDED), JobState.RUNNING)
     telling = asyncio.gather(*scene.notifications._deliveries.values(), return_exceptions=True)
     scene.notifications._start_due_deliveries()
     await asyncio.gather(*scene.notifications._deliveries.values(), telling, return_exceptions=True)
-    await scene.settle()
+    await scene.settle_deliveries()
     assert len(scene.tried) == 1
 
 
 @pytest.mark.evidence("U8")
-async def test_one_who_hangs_holds_up_nobody_else_and_what_comes_after_waits_its_turn(scene: Scene) -> None:
+async def test_delivery_hanging_delays_own_recipient_only(scene: Scene) -> None:
     hangs = asyncio.Event()
     scene.answer = lambda notification: hangs.wait() if notification.to == "ada@example.org" else None
     bob = replace(SPEC, owner="bob", mail_user="bob@example.org")
     for ident, spec in enumerate((SPEC, SPEC, bob, bob), 1):
-        scene.change(job(ident, JobState.SUCCEEDED, spec), JobState.RUNNING)
+        scene.change_job(make_job(ident, JobState.SUCCEEDED, spec), JobState.RUNNING)
     scene.notifications.start()
     await signals.until(lambda: len(scene.tried) >= 3)
     assert sorted(scene.tried) == ["job-end to ada@example.org"] + 2 * ["job-end to bob@example.org"]
@@ -181,51 +181,56 @@ async def test_one_who_hangs_holds_up_nobody_else_and_what_comes_after_waits_its
 
 
 @pytest.mark.evidence("U8")
-async def test_a_user_has_so_much_waiting_and_is_told_so_much_in_an_hour() -> None:
+async def test_notifications_are_limited_by_queue_and_rate() -> None:
     scene = Scene(replace(SECTION, waiting=5, per_hour=3))
     for ident in range(1, 9):
-        scene.change(job(ident, JobState.SUCCEEDED), JobState.RUNNING)
-    scene.change(job(9, JobState.SUCCEEDED, replace(SPEC, owner="eve", mail_user="eve@example.com")), JobState.RUNNING)
+        scene.change_job(make_job(ident, JobState.SUCCEEDED), JobState.RUNNING)
+    scene.change_job(
+        make_job(9, JobState.SUCCEEDED, replace(SPEC, owner="eve", mail_user="eve@example.com")), JobState.RUNNING
+    )
     assert len(scene.store.notifications()) == 5 + 1
     for _ in range(10):
-        await scene.settle()
+        await scene.settle_deliveries()
     assert sorted(scene.tried) == 3 * ["job-end to ada@example.org"] + ["job-end to eve@example.com"]
     scene.now += 1200.0
-    await scene.settle()
+    await scene.settle_deliveries()
     assert len(scene.tried) == 5
     scene.now += 1200.0
-    await scene.settle()
+    await scene.settle_deliveries()
     assert (len(scene.tried), scene.store.notifications()) == (6, [])
 
 
-async def test_long_waiting_is_told_once(scene: Scene) -> None:
+async def test_long_wait_is_notified_once(scene: Scene) -> None:
     waits = replace(SPEC, mail_type=(MailType.WAITING,))
     attempt = Attempt(1, (), 910.0, ended_at=960.0)
-    scene.jobs = [job(1, JobState.QUEUED, waits), job(2, JobState.QUEUED, waits, attempt=attempt, generation=1)]
-    scene.jobs += [job(3, JobState.HELD, waits), job(4, JobState.QUEUED)]
+    scene.jobs = [
+        make_job(1, JobState.QUEUED, waits),
+        make_job(2, JobState.QUEUED, waits, attempt=attempt, generation=1),
+    ]
+    scene.jobs += [make_job(3, JobState.HELD, waits), make_job(4, JobState.QUEUED)]
     for now in (1000.5, 1030.0, 1059.0, 1061.0, 2000.0):
         scene.now = now
         await scene.notifications.notify_long_waits()
-        await scene.settle()
+        await scene.settle_deliveries()
     assert scene.tried == ["job-waiting to ada@example.org"]
     scene.now = 1000.0
-    again = scene.open()  # the job 1 has waited for 100 s before it began
+    again = scene.open_notifications()  # the job 1 has waited for 100 s before it began
     scene.now = 1001.0
     await again.notify_long_waits()
-    await scene.settle()
+    await scene.settle_deliveries()
     assert len(scene.tried) == 1
 
 
 @pytest.mark.evidence("U7")
-async def test_what_the_configuration_takes_back_is_told_nobody(scene: Scene) -> None:
-    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
+async def test_notification_forbidden_by_configuration_is_dropped(scene: Scene) -> None:
+    scene.change_job(make_job(1, JobState.SUCCEEDED), JobState.RUNNING)
     scene.section = replace(SECTION, mail=replace(MAIL, recipients=["@example.net"]))
-    scene.open()
-    await scene.settle()
+    scene.open_notifications()
+    await scene.settle_deliveries()
     assert (scene.tried, scene.store.notifications()) == ([], [])
 
 
-async def test_operators_are_told_although_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operators_are_notified_without_database(monkeypatch: pytest.MonkeyPatch) -> None:
     hook = "https://hooks.example.org/ops"
     operators = OperatorsSection(["ops@example.net"], [hook], Severity.CRITICAL)
     scene = Scene(replace(SECTION, operators=operators))
@@ -238,14 +243,16 @@ async def test_operators_are_told_although_the_database_is_away(monkeypatch: pyt
     scene.notifications.alert_changed(ALERT, True)
     scene.notifications.alert_changed(ALERT, False)
     for _ in range(3):
-        await scene.settle()
+        await scene.settle_deliveries()
     assert sorted(scene.tried) == [
         f"{event} to {to}" for event in ("alert", "alert-over") for to in (hook, "ops@example.net")
     ]
 
 
-def test_nothing_of_a_name_gets_into_a_header() -> None:
-    body = build_job_body(MailType.END, job(1, JobState.FAILED, replace(SPEC, name="x\r\nBcc: eve@example.com")), 1.0)
+def test_mail_headers_contain_no_line_breaks() -> None:
+    body = build_job_body(
+        MailType.END, make_job(1, JobState.FAILED, replace(SPEC, name="x\r\nBcc: eve@example.com")), 1.0
+    )
     subject, _ = format_mail(body)
     assert subject == "[koala] job 1 x  Bcc: eve@example.com has failed"
     subject, text = format_mail(build_alert_body(replace(ALERT, target="a\nb"), 1.0, begins=True))
@@ -274,18 +281,18 @@ def test_nothing_of_a_name_gets_into_a_header() -> None:
         ("gopher://hooks.example.org/", False),
     ],
 )
-def test_only_configured_hosts_are_reached(url: str, reached: bool) -> None:
+def test_webhook_to_unconfigured_host_is_rejected(url: str, reached: bool) -> None:
     assert (AllowedRecipients(hosts=frozenset({"hooks.example.org"})).webhook_problem(url) == "") == reached
     assert AllowedRecipients().webhook_problem(url)
 
 
 @pytest.mark.evidence("U7")
 @pytest.mark.parametrize("address", ["eve@example.com", "Any.One@EXAMPLE.org"])
-def test_only_configured_recipients_are_written_to(address: str) -> None:
+def test_mail_to_unconfigured_recipient_is_rejected(address: str) -> None:
     reachable = SECTION.reachable
     assert not reachable.mail_problem(address)
     assert AllowedRecipients().mail_problem(address)
-    for other in (
+    for recipient in (
         f"{address},x@example.org",
         f"<{address}>",
         f"x {address}",
@@ -293,14 +300,14 @@ def test_only_configured_recipients_are_written_to(address: str) -> None:
         "bob@example.com",
         "@example.org",
     ):
-        assert reachable.mail_problem(other), other
+        assert reachable.mail_problem(recipient), recipient
 
 
 # The senders themselves
 
 
 @pytest.mark.processes
-async def test_a_webhook_that_redirects_or_refuses_is_told_no_more_and_others_later() -> None:
+async def test_webhook_status_decides_about_retry() -> None:
     context = SYSTEM_TRUST.create_context()
     with webhook() as hook:
         sender = Webhooks({f"127.0.0.1:{hook.port}": SECRET}, context)
@@ -322,10 +329,10 @@ async def test_a_webhook_that_redirects_or_refuses_is_told_no_more_and_others_la
 
 
 @pytest.mark.processes
-async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None:
+async def test_webhook_without_answer_times_out() -> None:
     timeouts = DaemonTimeouts(webhook_s=0.2, mail_s=0.2, mail_step_s=60.0)
-    taken: list[asyncio.StreamWriter] = []
-    hangs = await asyncio.start_server(lambda _, writer: taken.append(writer), "127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
+    hangs = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
     port = hangs.sockets[0].getsockname()[1]
     context = SYSTEM_TRUST.create_context()
     sender = Webhooks({f"127.0.0.1:{port}": SECRET}, context, timeouts)
@@ -336,14 +343,14 @@ async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None
     section = replace(MAIL, server=f"127.0.0.1:{port}")
     mail = Mail(section, context, timeouts, max_hanging=1)
     to = Notification(
-        1, 1.0, "mail", "ada@example.org", "ada", build_job_body(MailType.END, job(1, JobState.FAILED), 1.0)
+        1, 1.0, "mail", "ada@example.org", "ada", build_job_body(MailType.END, make_job(1, JobState.FAILED), 1.0)
     )
     with pytest.raises(DeliveryFailed, match="has not taken it within"):
         await mail.deliver_notification(to)
     with pytest.raises(DeliveryFailed, match="hangs"):
         await mail.deliver_notification(to)
-    await signals.until(lambda: len(taken) == 2)
-    for writer in taken:
+    await signals.until(lambda: len(writers) == 2)
+    for writer in writers:
         writer.close()
     await signals.until(lambda: mail._hanging == 0)
     with pytest.raises(DeliveryFailed, match="SMTPServerDisconnected"):
@@ -352,10 +359,10 @@ async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None
 
 
 @pytest.mark.processes
-async def test_a_mail_server_that_refuses_a_recipient_for_good_and_for_now() -> None:
+async def test_mail_rejection_code_decides_about_retry() -> None:
     with mail_server() as box:
         mail = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}"), SYSTEM_TRUST.create_context())
-        body = build_job_body(MailType.END, job(1, JobState.FAILED, replace(SPEC, name="größe")), 1.0)
+        body = build_job_body(MailType.END, make_job(1, JobState.FAILED, replace(SPEC, name="größe")), 1.0)
         to = Notification(1, 1.0, "mail", "ada@example.org", "ada", body)
         for answer, for_good in (("550 no such user", True), ("451 come again", False)):
             box.answers = [answer]

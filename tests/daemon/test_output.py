@@ -10,18 +10,18 @@ from koalapy.daemon.jobs.output import Outputs
 from koalapy.ports import OutputPiece
 from koalapy.store.output import FileOutput
 from tests.daemon.test_hub import Daemon
-from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, Opened, heard, output, when
+from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, Opened, make_output, received_messages, wait_for_job
 
 
-async def logs(daemon: Daemon, job: int) -> bytes:
+async def read_logs(daemon: Daemon, job: int) -> bytes:
     jobs = daemon.jobs
     return b"".join([text async for text in jobs.follow_output(job, follow=False)])
 
 
-async def says(grid: Grid, token: str, offset: int, text: bytes, gap: int = 0) -> None:
+async def send_output(grid: Grid, token: str, offset: int, text: bytes, gap: int = 0) -> None:
     """North's agent sends a piece, and hears that it is kept."""
-    grid.north.says(output(token, offset, text).model_copy(update={"gap": gap}))
-    await when(lambda: heard(grid.north, "output_ack", token=token, offset=offset + len(text)))
+    grid.north.say_to_daemon(make_output(token, offset, text).model_copy(update={"gap": gap}))
+    await wait_for_job(lambda: received_messages(grid.north, "output_ack", token=token, offset=offset + len(text)))
 
 
 def start_anew(grid: Grid, path: Path) -> None:
@@ -32,80 +32,82 @@ def start_anew(grid: Grid, path: Path) -> None:
 
 
 @pytest.mark.evidence("U9")
-async def test_output_beyond_the_limit_goes_on_after_a_restart(tmp_path: Path) -> None:
+async def test_output_limit_continues_after_restart(tmp_path: Path) -> None:
     """What the files say is known, however much of it is kept: nothing that comes then is dropped without a word."""
     async with Opened(tmp_path / "koala.db") as grid:
-        assert heard(grid.north, "welcome")[0]["output_limit"] == 1000
-        (token,) = await grid.submit(1, ON_NORTH)
-        await says(grid, token, 0, b"x" * 3000)
+        assert received_messages(grid.north, "welcome")[0]["output_limit"] == 1000
+        (token,) = await grid.submit_job(1, ON_NORTH)
+        await send_output(grid, token, 0, b"x" * 3000)
         start_anew(grid, tmp_path)
-        await says(grid, token, 3000, b"y" * 600)
-        await says(grid, token, 3600, b"the end\n")
-        whole = b"x" * 3000 + b"y" * 600 + b"the end\n"
+        await send_output(grid, token, 3000, b"y" * 600)
+        await send_output(grid, token, 3600, b"the end\n")
+        content = b"x" * 3000 + b"y" * 600 + b"the end\n"
         line = (
             b"\nkoala: 2608 bytes are left out here (output_limit is 1000); "
             b"a file given with --output would have all of it\n"
         )
-        assert await logs(grid.daemon, 1) == whole[:500] + line + whole[-500:]
+        assert await read_logs(grid.daemon, 1) == content[:500] + line + content[-500:]
 
 
-async def test_what_is_gone_for_ever_is_told_in_its_place(tmp_path: Path) -> None:
+async def test_missing_output_is_replaced_by_note(tmp_path: Path) -> None:
     """As after files were put back from a copy: the agent has let go of what was acknowledged once."""
     async with Opened(tmp_path / "koala.db") as grid:
-        (token,) = await grid.submit(1, ON_NORTH)
-        await says(grid, token, 0, b"one\n")
+        (token,) = await grid.submit_job(1, ON_NORTH)
+        await send_output(grid, token, 0, b"one\n")
         shutil.rmtree(tmp_path / "output" / "1")
         start_anew(grid, tmp_path)
-        grid.north.says(output(token, 8, b"not yet"))
-        await says(grid, token, 4, b"two\n", gap=4)
-        assert await logs(grid.daemon, 1) == b"koala: 4 bytes are missing here: they did not reach the daemon\ntwo\n"
+        grid.north.say_to_daemon(make_output(token, 8, b"not yet"))
+        await send_output(grid, token, 4, b"two\n", gap=4)
+        assert (
+            await read_logs(grid.daemon, 1) == b"koala: 4 bytes are missing here: they did not reach the daemon\ntwo\n"
+        )
 
 
-async def test_nothing_is_acknowledged_that_could_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_is_acknowledged_only_if_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
-        (token,) = await grid.submit(1, ON_NORTH)
+        (token,) = await grid.submit_job(1, ON_NORTH)
 
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patch:
             patch.setattr(grid.daemon.kept, "append", full)
-            grid.north.says(output(token, 0, b"one\n"))
+            grid.north.say_to_daemon(make_output(token, 0, b"one\n"))
             await grid.all_taken_in(grid.north)
-        assert not heard(grid.north, "output_ack")
+        assert not received_messages(grid.north, "output_ack")
         assert not grid.north.closed
-        await says(grid, token, 0, b"one\n")
-        assert await logs(grid.daemon, 1) == b"one\n"
+        await send_output(grid, token, 0, b"one\n")
+        assert await read_logs(grid.daemon, 1) == b"one\n"
 
 
-async def test_output_of_long_ago_is_not_taken_for_a_new_job_of_the_same_number(tmp_path: Path) -> None:
+async def test_output_of_deleted_job_is_not_reused(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
         grid.daemon.kept.append("1.1.0.0f", [OutputPiece(0, b"of another life\n")])
-        (token,) = await grid.submit(1, ON_NORTH)
+        (token,) = await grid.submit_job(1, ON_NORTH)
         assert token != "1.1.0.0f"
-        assert await logs(grid.daemon, 1) == b""
+        assert await read_logs(grid.daemon, 1) == b""
 
 
-async def test_who_follows_reads_what_is_new_of_whom_it_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_follow_output_reads_changed_component_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much there is already, and however many components say nothing."""
     async with Opened(tmp_path / "koala.db") as grid:
-        tokens = await grid.submit(1, COUPLED)
+        tokens = await grid.submit_job(1, COUPLED)
         read: list[tuple[str, int]] = []
         whole = grid.daemon.kept.read
 
-        def counted(token: str, after: int, *, to_the_end: bool) -> list[OutputPiece]:
-            pieces = whole(token, after, to_the_end=to_the_end)
+        def counted(token: str, start: int, *, to_the_end: bool) -> list[OutputPiece]:
+            pieces = whole(token, start, to_the_end=to_the_end)
             read.append((token, sum(len(piece.data) for piece in pieces)))
             return pieces
 
         monkeypatch.setattr(grid.daemon.kept, "read", counted)
         jobs = grid.daemon.jobs
         following = jobs.follow_output(1, follow=True)
-        await says(grid, tokens[0], 0, b"x" * 900)
+        await send_output(grid, tokens[0], 0, b"x" * 900)
         assert await anext(following) + await anext(following) == b"x" * 900
         for number in range(20):
             coming = asyncio.ensure_future(anext(following))
-            await says(grid, tokens[0], 900 + number, b"y")
+            await send_output(grid, tokens[0], 900 + number, b"y")
             assert await coming == b"y"
         await following.aclose()  # type: ignore[attr-defined]
         assert sum(size for _, size in read) == 920

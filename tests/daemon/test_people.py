@@ -21,7 +21,7 @@ def given_to(user: str) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def test_check_reserved_names_with_name_of_daemon_raises_usage_error() -> None:
+def test_check_reserved_names_with_reserved_user_raises_usage_error() -> None:
     account = pwd.getpwuid(os.geteuid()).pw_name
     assert reserved_names() == {account, "koala"}
     for user in reserved_names():
@@ -31,6 +31,6 @@ def test_check_reserved_names_with_name_of_daemon_raises_usage_error() -> None:
             assert (refusal.value.field, refusal.value.value) == (field, user)
 
 
-def test_check_reserved_names_with_other_names_accepts() -> None:
+def test_check_reserved_names_with_other_users_accepts() -> None:
     for _, values in given_to("alice"):
         check_reserved_names(Settings(**values))

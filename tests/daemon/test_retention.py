@@ -25,8 +25,8 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, OutputPiece, StoredBundle
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
-from tests.daemon.archives import archive_of, pieces
-from tests.daemon.test_hub import Daemon, running
+from tests.daemon.archives import archive_of, yield_pieces
+from tests.daemon.test_hub import Daemon, running_daemon
 
 SPEC = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))
 OWN = measurement_spec(("north", "south"), MeasurementSettings().command)
@@ -46,45 +46,45 @@ class World:
         self.history = SqlHistory(self.store.database)
         self.ending = False
 
-    def retention(self, jobs: float | None = 10 * DAY, internal: float = DAY, **more: Any) -> Retention:
+    def make_retention(self, jobs: float | None = 10 * DAY, internal: float = DAY, **options: Any) -> Retention:
         outputs = Outputs(self.daemon.engine, self.daemon.queries, self.store, self.daemon.kept)
         times = RetentionTimes(jobs, internal)
-        return Retention(self.history, outputs, self.results, times, lambda: NOW, lambda: self.ending, **more)
+        return Retention(self.history, outputs, self.results, times, lambda: NOW, lambda: self.ending, **options)
 
-    async def add(self, ident: JobId, ended: float | None, spec: JobSpec = SPEC) -> None:
+    async def add_job(self, ident: JobId, ended: float | None, spec: JobSpec = SPEC) -> None:
         """One that ended so many seconds ago, if it has."""
         attempt = Attempt(1, (Component(0, "north", 1),), 1.0, nonce="a")
         job = Job(ident, spec, 1.0, JobState.RUNNING, generation=1, attempt=attempt)
         self.store.write(Batch(1.0, self.store.epoch, {ident: job}))
         if spec.collect:
-            await self.results.store_result("north", f"{ident}.1.0.a", pieces(archive_of({"a": b"x"})))
+            await self.results.store_result("north", f"{ident}.1.0.a", yield_pieces(archive_of({"a": b"x"})))
         self.daemon.kept.append(job.token(0), [OutputPiece(0, b"line\n")])
         if ended is not None:
-            over = replace(job, state=JobState.SUCCEEDED, ended_at=NOW - ended)
-            self.store.write(Batch(1.0, self.store.epoch, {ident: over}))
+            ended_job = replace(job, state=JobState.SUCCEEDED, ended_at=NOW - ended)
+            self.store.write(Batch(1.0, self.store.epoch, {ident: ended_job}))
 
-    def there(self) -> dict[str, set[int]]:
+    def stored_files(self) -> dict[str, set[int]]:
         """Of which jobs there is something."""
         folders = {
-            what: {int(entry.name) for entry in (self.path / what).iterdir() if entry.name.isdecimal()}
-            for what in ("output", "results")
+            folder: {int(entry.name) for entry in (self.path / folder).iterdir() if entry.name.isdecimal()}
+            for folder in ("output", "results")
         }
         return {"books": {ident for ident in range(1, 100) if self.store.job(ident)}, **folders}
 
 
-def block(folder: Path) -> None:
+def block_removal(folder: Path) -> None:
     """It is none any more that can be removed, not even by root."""
     folder.symlink_to(folder.rename(folder.with_name("aside-" + folder.name)))
 
 
-def unblock(folder: Path) -> None:
+def unblock_removal(folder: Path) -> None:
     folder.unlink()
     folder.with_name("aside-" + folder.name).rename(folder)
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[World]:
-    async with running(path / "koala.db") as daemon:
+async def opened_world(path: Path) -> AsyncIterator[World]:
+    async with running_daemon(path / "koala.db") as daemon:
         yield World(path, daemon)
 
 
@@ -97,37 +97,37 @@ ages = st.one_of(st.none(), st.sampled_from([0.5 * DAY, 2 * DAY, 9.9 * DAY, 10.1
     st.sampled_from([None, DAY, 10 * DAY]),
     st.integers(1, 5),
 )
-async def test_exactly_those_go_whose_time_is_over(
+async def test_retention_removes_exactly_expired_jobs(
     tmp_path_factory: pytest.TempPathFactory, jobs: list[tuple[float | None, bool]], keep: float | None, at_once: int
 ) -> None:
-    async with opened(tmp_path_factory.mktemp("world")) as world:
+    async with opened_world(tmp_path_factory.mktemp("world")) as world:
         stay: set[int] = set()
         for ident, (age, internal) in enumerate(jobs, 1):
-            await world.add(ident, age, replace(SPEC, internal=internal))
+            await world.add_job(ident, age, replace(SPEC, internal=internal))
             longest = DAY if internal else keep
             stay |= {ident} if age is None or longest is None or age <= longest else set()
-        tidying = world.retention(keep)
+        tidying = world.make_retention(keep)
         tidying._batch_size = at_once
         assert await tidying.remove_expired() == len(jobs) - len(stay)
-        assert world.there() == dict.fromkeys(("books", "output", "results"), stay)
+        assert world.stored_files() == dict.fromkeys(("books", "output", "results"), stay)
         assert world.results._quota.used == sum(world.files.results_sizes().values())
         assert await tidying.remove_expired() == 0
         assert world.store.load().next_job == len(jobs) + 1
 
 
-async def test_what_measures_the_network_is_kept_for_a_shorter_time(tmp_path: Path) -> None:
-    async with opened(tmp_path) as world:
-        await world.add(1, 2 * DAY, OWN)
-        await world.add(2, 2 * DAY)
-        await world.retention().remove_expired()
-        assert world.there()["books"] == {2}
+async def test_retention_of_internal_jobs_is_shorter(tmp_path: Path) -> None:
+    async with opened_world(tmp_path) as world:
+        await world.add_job(1, 2 * DAY, OWN)
+        await world.add_job(2, 2 * DAY)
+        await world.make_retention().remove_expired()
+        assert world.stored_files()["books"] == {2}
 
 
-async def test_as_long_as_there_may_be_a_file_the_job_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path) as world:
+async def test_retention_keeps_row_until_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened_world(tmp_path) as world:
         for ident in (1, 2, 3):
-            await world.add(ident, 20 * DAY)
-        tidying = world.retention()
+            await world.add_job(ident, 20 * DAY)
+        tidying = world.make_retention()
         with monkeypatch.context() as patch:
 
             def away(jobs: object) -> None:
@@ -136,7 +136,7 @@ async def test_as_long_as_there_may_be_a_file_the_job_is_known(tmp_path: Path, m
             patch.setattr(world.history, "remove", away)
             with pytest.raises(StoreUnavailable):
                 await tidying.remove_expired()
-        assert world.there() == {"books": {1, 2, 3}, "output": set(), "results": set()}
+        assert world.stored_files() == {"books": {1, 2, 3}, "output": set(), "results": set()}
         with monkeypatch.context() as patch:
 
             def broken(jobs: object) -> None:
@@ -145,20 +145,20 @@ async def test_as_long_as_there_may_be_a_file_the_job_is_known(tmp_path: Path, m
             patch.setattr(world.daemon.kept, "remove", broken)
             with pytest.raises(OSError, match="Input/output"):
                 await tidying.remove_expired()
-        assert world.there()["books"] == {1, 2, 3}
+        assert world.stored_files()["books"] == {1, 2, 3}
         assert await tidying.remove_expired() == 3
-        assert world.there() == {"books": set(), "output": set(), "results": set()}
+        assert world.stored_files() == {"books": set(), "output": set(), "results": set()}
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 50])
-async def test_one_whose_files_cannot_be_removed_keeps_no_other(
+async def test_retention_with_unremovable_files_removes_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     """It is the oldest for ever, so that nothing was removed any more."""
-    async with opened(tmp_path) as world:
+    async with opened_world(tmp_path) as world:
         for ident in range(1, 8):
-            await world.add(ident, (30 - ident) * DAY)
-        tidying = world.retention()
+            await world.add_job(ident, (30 - ident) * DAY)
+        tidying = world.make_retention()
         tidying._batch_size = at_once
         removed = world.daemon.kept.remove
 
@@ -171,37 +171,37 @@ async def test_one_whose_files_cannot_be_removed_keeps_no_other(
             patch.setattr(world.daemon.kept, "remove", broken)
             with pytest.raises(OSError, match="Input/output"):
                 await tidying.remove_expired()
-            assert list(world.there().values()) == [{1, 4}] * 3
+            assert list(world.stored_files().values()) == [{1, 4}] * 3
             with pytest.raises(OSError, match="Input/output"):
-                await world.retention(max_stuck=1).remove_expired()
+                await world.make_retention(max_stuck=1).remove_expired()
         assert await tidying.remove_expired() == 2
-        assert world.there()["books"] == set()
+        assert world.stored_files()["books"] == set()
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 50])
-async def test_one_whose_results_cannot_be_removed_keeps_its_books_and_no_other(tmp_path: Path, at_once: int) -> None:
+async def test_retention_with_unremovable_results_keeps_counts(tmp_path: Path, at_once: int) -> None:
     """Nobody would know of them any more."""
-    async with opened(tmp_path) as world:
+    async with opened_world(tmp_path) as world:
         for ident in range(1, 8):
-            await world.add(ident, (30 - ident) * DAY)
+            await world.add_job(ident, (30 - ident) * DAY)
         for ident in (1, 4):
-            block(tmp_path / "results" / str(ident))
-        tidying = world.retention()
+            block_removal(tmp_path / "results" / str(ident))
+        tidying = world.make_retention()
         tidying._batch_size = at_once
         with pytest.raises(OSError, match="rmtree on a symbolic link"):
             await tidying.remove_expired()
-        there = world.there()
-        assert (there["books"], there["results"]) == ({1, 4}, {1, 4})
+        stored = world.stored_files()
+        assert (stored["books"], stored["results"]) == ({1, 4}, {1, 4})
         assert world.results._quota.used == sum(world.files.results_sizes().values()) > 0
         for ident in (1, 4):
-            unblock(tmp_path / "results" / str(ident))
+            unblock_removal(tmp_path / "results" / str(ident))
         assert await tidying.remove_expired() == 2
-        assert world.there() == {"books": set(), "output": set(), "results": set()}
+        assert world.stored_files() == {"books": set(), "output": set(), "results": set()}
         assert world.results._quota.used == 0
 
 
-async def test_files_of_one_sort_that_cannot_be_removed_keep_none_of_another(tmp_path: Path) -> None:
-    async with opened(tmp_path) as world:
+async def test_housekeeping_failure_of_one_kind_spares_others(tmp_path: Path) -> None:
+    async with opened_world(tmp_path) as world:
         old = StoredBundle("a" * 64, 5, 1, NOW - 10 * DAY)
         world.files.save_bundles([old])
         bundles = Bundles(
@@ -209,18 +209,18 @@ async def test_files_of_one_sort_that_cannot_be_removed_keep_none_of_another(tmp
         )
         (bundles.path_of(old.id) / "x").mkdir(parents=True)
         for ident in (1, 2):
-            await world.add(ident, 5 * DAY)
-        await world.add(3, 20 * DAY)
-        block(tmp_path / "results" / "1")
-        keeping = Housekeeping(bundles, world.results, world.retention(), 3 * DAY, lambda: NOW)
+            await world.add_job(ident, 5 * DAY)
+        await world.add_job(3, 20 * DAY)
+        block_removal(tmp_path / "results" / "1")
+        keeping = Housekeeping(bundles, world.results, world.make_retention(), 3 * DAY, lambda: NOW)
         await keeping.remove_expired()
-        assert world.there() == {"books": {1, 2}, "output": {1, 2}, "results": {1}}
+        assert world.stored_files() == {"books": {1, 2}, "output": {1, 2}, "results": {1}}
 
 
-async def test_output_that_comes_meanwhile_leaves_nothing_behind(tmp_path: Path) -> None:
-    async with opened(tmp_path) as world:
-        await world.add(1, 20 * DAY)
-        tidying = world.retention()
+async def test_retention_with_late_output_leaves_nothing(tmp_path: Path) -> None:
+    async with opened_world(tmp_path) as world:
+        await world.add_job(1, 20 * DAY)
+        tidying = world.make_retention()
         outputs = tidying._outputs
         assert await outputs.store_pieces("north", "1.1.0.a", [OutputPiece(5, b"late\n")]) == 10
         remove = world.history.remove
@@ -231,50 +231,48 @@ async def test_output_that_comes_meanwhile_leaves_nothing_behind(tmp_path: Path)
 
         world.history.remove = and_more_comes  # type: ignore[assignment, method-assign]
         await tidying.remove_expired()
-        assert world.there()["output"] == set()
+        assert world.stored_files()["output"] == set()
         assert await outputs.store_pieces("north", "1.1.0.a", [OutputPiece(0, b"later still\n")]) is None
-        assert world.there()["output"] == set()
+        assert world.stored_files()["output"] == set()
 
 
-async def test_a_daemon_that_ends_goes_on_the_next_time(tmp_path: Path) -> None:
-    async with opened(tmp_path) as world:
-        await world.add(1, 20 * DAY)
+async def test_retention_interrupted_is_continued_by_next_run(tmp_path: Path) -> None:
+    async with opened_world(tmp_path) as world:
+        await world.add_job(1, 20 * DAY)
         world.ending = True
-        assert await world.retention().remove_expired() == 0
-        assert world.there()["books"] == {1}
+        assert await world.make_retention().remove_expired() == 0
+        assert world.stored_files()["books"] == {1}
 
 
-async def test_a_database_that_is_slow_is_asked_for_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path) as world:
+async def test_retention_with_slow_database_reduces_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened_world(tmp_path) as world:
         for ident in range(1, 15):
-            await world.add(ident, 20 * DAY)
-        asked: list[int] = []
-        over = world.history.over
+            await world.add_job(ident, 20 * DAY)
+        limits: list[int] = []
+        original = world.history.over
 
-        def counted(before: float, limit: int, *, internal: bool) -> list[JobId]:
-            asked.extend([] if internal else [limit])
-            return over(before, limit, internal=internal)
+        def counted(horizon: float, limit: int, *, internal: bool) -> list[JobId]:
+            limits.extend([] if internal else [limit])
+            return original(horizon, limit, internal=internal)
 
         monkeypatch.setattr(world.history, "over", counted)
         transaction_s = 2 * retention.LONG_TRANSACTION
         times = count()
-        tidying = world.retention(monotonic=lambda: next(times) * transaction_s)
+        tidying = world.make_retention(monotonic=lambda: next(times) * transaction_s)
         tidying._batch_size = 8
         await tidying.remove_expired()
-        assert asked == [8, 4, 2, 1]
+        assert limits == [8, 4, 2, 1]
         transaction_s = 0.0
         for ident in range(20, 24):
-            await world.add(ident, 20 * DAY)
-        asked.clear()
+            await world.add_job(ident, 20 * DAY)
+        limits.clear()
         await tidying.remove_expired()
-        assert asked == [1, 2, 4, 8]
+        assert limits == [1, 2, 4, 8]
 
 
-async def test_a_full_disk_gets_room_before_the_database_needs_some(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(tmp_path) as world:
-        await world.add(1, 20 * DAY)
+async def test_retention_on_full_disk_removes_files_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened_world(tmp_path) as world:
+        await world.add_job(1, 20 * DAY)
 
         def full(*_: object) -> int:
             raise StoreUnavailable("the database does not answer: database or disk is full")
@@ -283,7 +281,7 @@ async def test_a_full_disk_gets_room_before_the_database_needs_some(
             patch.setattr(world.files, "forget_results", full)
             patch.setattr(world.history, "remove", full)
             with pytest.raises(StoreUnavailable):
-                await world.retention().remove_expired()
-        assert world.there() == {"books": {1}, "output": set(), "results": set()}
-        assert await world.retention().remove_expired() == 1
+                await world.make_retention().remove_expired()
+        assert world.stored_files() == {"books": {1}, "output": set(), "results": set()}
+        assert await world.make_retention().remove_expired() == 1
         assert world.results._quota.used == 0

@@ -22,13 +22,11 @@ def manager(tmp_path: Path) -> Iterator[ServiceManager]:
 
 
 @pytest.mark.processes
-def test_an_agent_is_up_when_it_serves_its_nodes_and_silent_while_it_hangs(
-    tmp_path: Path, manager: ServiceManager
-) -> None:
+def test_agent_notifies_service_manager_until_it_hangs(tmp_path: Path, manager: ServiceManager) -> None:
     handover = write_handover("north", Settings.model_validate({"clusters": {"north": {}}}), "own", 0o022)
     command = [*AGENT, "--directory", str(tmp_path / "north")]
-    told = environment() | manager.environment
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=told) as agent:
+    variables = environment() | manager.environment
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=variables) as agent:
         assert agent.stdin is not None
         agent.stdin.write(handover)
         agent.stdin.flush()

@@ -21,7 +21,7 @@ from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.sharing import ExclusionReason, SharingQuestion, SharingReport, Site, answer_sharing
-from tests.daemon.test_history import THURSDAY, job, record
+from tests.daemon.test_history import THURSDAY, make_job, make_record
 from tests.memory_stores import memory_stores
 
 THAT_DAY = Span(date(2024, 10, 10), date(2024, 10, 10))
@@ -38,7 +38,7 @@ class Place:
         self.was_asked, self.answers = asyncio.Event(), asyncio.Event()
         self.answers.set()
         self.sharing = Sharing(self.stores.history, self.scheduler.queries, lambda: self.now, self._work)
-        self.write(clusters=[record("north", 10), record("south", 5)], at=(THURSDAY - 1) * DAY)
+        self.write_jobs(clusters=[make_record("north", 10), make_record("south", 5)], time=(THURSDAY - 1) * DAY)
 
     async def _work(self, question: SharingQuestion) -> SharingReport:
         self.asked.append(question)
@@ -46,8 +46,8 @@ class Place:
         await self.answers.wait()
         return answer_sharing(question)
 
-    def write(self, *jobs: Job, at: float | None = None, **more: Any) -> None:
-        self.stores.jobs.write(Batch(at=at or self.now, epoch=1, jobs={each.id: each for each in jobs}, **more))
+    def write_jobs(self, *jobs: Job, time: float | None = None, **fields: Any) -> None:
+        self.stores.jobs.write(Batch(at=time or self.now, epoch=1, jobs={entry.id: entry for entry in jobs}, **fields))
 
 
 @pytest.fixture
@@ -56,11 +56,13 @@ def place() -> Place:
 
 
 def of_north(ident: int, day: int = THURSDAY, hours: float = 1, **spec: Any) -> Job:
-    return job(ident, day=day, hours=hours, clusters={"south": 2}, state=JobState.SUCCEEDED, home_site="north", **spec)
+    return make_job(
+        ident, day=day, hours=hours, clusters={"south": 2}, state=JobState.SUCCEEDED, home_site="north", **spec
+    )
 
 
-async def test_jobs_are_those_that_were_submitted_in_these_days_and_those_under_way_then(place: Place) -> None:
-    place.write(
+async def test_sharing_report_counts_jobs_submitted_in_span(place: Place) -> None:
+    place.write_jobs(
         of_north(1, day=THURSDAY - 1),
         of_north(2, day=THURSDAY - 1, hours=14),
         of_north(3),
@@ -77,29 +79,29 @@ async def test_jobs_are_those_that_were_submitted_in_these_days_and_those_under_
     assert north.alone == pytest.approx((3600 / 2 + 72000 / 2) / 2 + 5)
 
 
-async def test_a_site_has_the_most_nodes_that_it_had_in_these_days(place: Place) -> None:
+async def test_sharing_report_uses_most_nodes_of_span(place: Place) -> None:
     for day, nodes in ((THURSDAY - 0.5, 4), (THURSDAY + 0.2, 8), (THURSDAY + 0.6, 6), (THURSDAY + 1.1, 40)):
-        place.write(clusters=[record("north", nodes)], at=day * DAY)
+        place.write_jobs(clusters=[make_record("north", nodes)], time=day * DAY)
     await place.sharing.make_report(THAT_DAY)
     assert place.asked[0].sites == {"north": Site(8, 2.0), "south": Site(5)}
 
 
-async def test_until_today_it_is_until_now_and_what_is_not_over_is_named(place: Place) -> None:
+async def test_sharing_report_of_today_names_unfinished_jobs(place: Place) -> None:
     spec = JobSpec(FlexibleRequest(1), ("true",), policy="worst-fit", home_site="north")
-    some = [replace(spec, internal=True), replace(spec, home_site=""), spec, spec]
-    events = [JobSubmitted(Job(ident, each, place.now - 60)) for ident, each in enumerate(some, 1)]
+    specs = [replace(spec, internal=True), replace(spec, home_site=""), spec, spec]
+    events = [JobSubmitted(Job(ident, entry, place.now - 60)) for ident, entry in enumerate(specs, 1)]
     place.scheduler.step(events, place.now)
     report = await place.sharing.make_report(Span(date(2024, 10, 10), date(2024, 10, 11)))
     assert report.end == place.now
-    assert [(each.reason, each.count, each.jobs) for each in report.exclusions] == [
+    assert [(entry.reason, entry.count, entry.jobs) for entry in report.exclusions] == [
         (ExclusionReason.NOT_OVER, 2, [3, 4])
     ]
     tomorrow = await place.sharing.make_report(Span(date(2024, 10, 12), date(2024, 10, 12)))
     assert (tomorrow.start, tomorrow.end, tomorrow.exclusions) == ((THURSDAY + 2) * DAY, (THURSDAY + 2) * DAY, [])
 
 
-async def test_report_reads_jobs_page_by_page_up_to_its_limit(place: Place) -> None:
-    place.write(*(of_north(ident) for ident in range(1, 8)))
+async def test_sharing_report_reads_pages_up_to_limit(place: Place) -> None:
+    place.write_jobs(*(of_north(ident) for ident in range(1, 8)))
 
     def sharing(max_jobs: int) -> Sharing:
         parts = place.stores.history, place.scheduler.queries, lambda: place.now, place._work
@@ -111,7 +113,7 @@ async def test_report_reads_jobs_page_by_page_up_to_its_limit(place: Place) -> N
     assert (refused.value.field, refused.value.value) == ("first", "2024-10-10")
 
 
-async def test_who_asks_the_same_within_a_minute_is_told_the_same(place: Place) -> None:
+async def test_sharing_report_is_reused_for_a_minute(place: Place) -> None:
     first = await place.sharing.make_report(THAT_DAY)
     assert await place.sharing.make_report(THAT_DAY) is first
     await place.sharing.make_report(Span(date(2024, 10, 9), date(2024, 10, 10)))
@@ -123,7 +125,7 @@ async def test_who_asks_the_same_within_a_minute_is_told_the_same(place: Place) 
     assert len(place.asked) == 4
 
 
-async def test_one_is_worked_out_at_a_time(place: Place) -> None:
+async def test_sharing_reports_run_one_at_a_time(place: Place) -> None:
     place.answers.clear()
     days = [Span(date(2024, 10, day), date(2024, 10, 10)) for day in (8, 9, 9)]
     asking = [asyncio.create_task(place.sharing.make_report(span)) for span in days]
@@ -132,12 +134,12 @@ async def test_one_is_worked_out_at_a_time(place: Place) -> None:
         await asyncio.sleep(0)
     assert len(place.asked) == 1
     place.answers.set()
-    one, two, same = await asyncio.gather(*asking)
+    first, two, same = await asyncio.gather(*asking)
     assert two is same
-    assert one.start < two.start
+    assert first.start < two.start
 
 
-async def test_after_a_failure_the_next_one_is_worked_out(place: Place) -> None:
+async def test_sharing_report_after_failure_is_computed_again(place: Place) -> None:
     async def fails(_: SharingQuestion) -> SharingReport:
         raise BusyError("that takes longer than 1 s", retry_after=60.0)
 
@@ -149,12 +151,12 @@ async def test_after_a_failure_the_next_one_is_worked_out(place: Place) -> None:
 
 
 @pytest.mark.processes
-async def test_it_is_worked_out_in_a_process_of_its_own(place: Place) -> None:
-    place.write(*(of_north(ident) for ident in range(1, 8)))
+async def test_sharing_report_is_computed_in_subprocess(place: Place) -> None:
+    place.write_jobs(*(of_north(ident) for ident in range(1, 8)))
     apart = await Sharing(place.stores.history, place.scheduler.queries, lambda: place.now).make_report(THAT_DAY)
     assert apart == await place.sharing.make_report(THAT_DAY)
 
 
-def test_a_span_of_days_has_a_beginning_and_an_end() -> None:
+def test_make_span_has_first_and_last_day() -> None:
     history = History(memory_stores().history, lambda: (THURSDAY + 1.5) * DAY, list)
     assert history.make_span(None, None, 1).seconds == ((THURSDAY + 1) * DAY, (THURSDAY + 2) * DAY)

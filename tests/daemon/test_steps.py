@@ -36,21 +36,21 @@ def describe_north(name: str) -> ClusterRecord:
     return ClusterRecord(name, "slurm", "usable", JOBS, 0, 0, 0, 0, 0, "", None, 1, 1.0)
 
 
-def ticking() -> Callable[[], float]:
+def count_ticks() -> Callable[[], float]:
     ticks = count()
     return lambda: float(next(ticks))
 
 
-async def test_who_comes_while_very_many_jobs_are_placed_is_served_between_them(tmp_path: Path) -> None:
+async def test_engine_placing_many_jobs_serves_requests_between_steps(tmp_path: Path) -> None:
     database = make_engine(f"sqlite:///{tmp_path}/koala.db")
     migrate(database)
     store = SqlStore(Database(database))
     state = SchedulerState(Rules(step_budget=float(TRIES)), builtin_policies(), [ClusterStatus("north")])
-    scheduler = Scheduler(state, nonces=str, clock=ticking())
+    scheduler = Scheduler(state, nonces=str, clock=count_ticks())
 
     engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north)
     placed: list[int] = []
-    engine.subscribe(lambda job, before: placed.append(job.id) if job.state is JobState.CLAIMING else None)
+    engine.subscribe(lambda job, previous_state: placed.append(job.id) if job.state is JobState.CLAIMING else None)
     running = asyncio.create_task(engine.run())
     here = InventoryReceived("north", Inventory(())), Reported("north", ClusterReport(JOBS, JOBS, 0))
     await engine.commit(WorkItem(here))
@@ -67,7 +67,7 @@ async def test_who_comes_while_very_many_jobs_are_placed_is_served_between_them(
     store.close()
 
 
-async def test_round_with_more_events_than_its_budget_leaves_them_to_the_next(tmp_path: Path) -> None:
+async def test_engine_with_more_events_than_budget_defers_them(tmp_path: Path) -> None:
     database = make_engine(f"sqlite:///{tmp_path}/koala.db")
     migrate(database)
     store = SqlStore(Database(database))

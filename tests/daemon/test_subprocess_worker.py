@@ -24,7 +24,7 @@ from koalapy.model.errors import BusyError
 pytestmark = pytest.mark.processes
 
 
-def double(values: Iterator[int]) -> list[int]:
+def double_values(values: Iterator[int]) -> list[int]:
     print("this is not an answer")
     return [2 * value for value in values]
 
@@ -33,14 +33,14 @@ def add_all(start: Callable[[], int], values: Iterator[int]) -> int:
     return start() + sum(values)
 
 
-def ten() -> int:
+def ten_values() -> int:
     return 10
 
 
 def describe_process(_: Iterator[None]) -> dict[str, Any]:
     """Return what a process of the same account may find out about this one."""
-    seen = json.loads(subprocess.run([sys.executable, "-c", LOOK], check=True, stdout=subprocess.PIPE).stdout)
-    return {"pid": os.getpid(), "niceness": os.nice(0), "environment": dict(os.environ), **seen}
+    process = json.loads(subprocess.run([sys.executable, "-c", LOOK], check=True, stdout=subprocess.PIPE).stdout)
+    return {"pid": os.getpid(), "niceness": os.nice(0), "environment": dict(os.environ), **process}
 
 
 LOOK = """
@@ -72,15 +72,15 @@ def processor_time_of_other(values: Iterator[int]) -> float:
     return used() - began
 
 
-def fail(values: Iterator[str]) -> None:
+def raise_error(values: Iterator[str]) -> None:
     raise ValueError(next(values))
 
 
-def vanish(_: Iterator[None]) -> None:
+def exit_early(_: Iterator[None]) -> None:
     os._exit(3)
 
 
-def die(_: Iterator[None]) -> None:
+def kill_itself(_: Iterator[None]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -98,7 +98,7 @@ def stop_before_reading(_: Iterator[None]) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def same(values: Iterator[list[int]]) -> list[int]:
+def return_values(values: Iterator[list[int]]) -> list[int]:
     return next(values)
 
 
@@ -108,15 +108,15 @@ def _child_finds_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_run_in_subprocess_returns_value_and_ignores_prints() -> None:
-    assert await run_in_subprocess(double, [21, 4]) == [42, 8]
+    assert await run_in_subprocess(double_values, [21, 4]) == [42, 8]
 
 
 async def test_run_in_subprocess_passes_functions_by_name() -> None:
-    assert await run_in_subprocess(add_all, [1, 2], ten) == 13
+    assert await run_in_subprocess(add_all, [1, 2], ten_values) == 13
 
 
 @pytest.mark.evidence("J4")
-async def test_child_has_lower_priority_and_is_closed_to_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_child_has_lower_priority_and_is_protected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_AGENT_TOKEN", "a-secret-of-the-daemon")
     child = await run_in_subprocess(describe_process, [])
     assert child["pid"] != os.getpid()
@@ -127,9 +127,9 @@ async def test_child_has_lower_priority_and_is_closed_to_its_account(monkeypatch
 
 
 @pytest.mark.evidence("J4")
-def test_channel_of_child_before_it_is_closed_cannot_be_opened_by_its_account() -> None:
+def test_child_channel_cannot_be_opened_by_its_account() -> None:
     with tempfile.TemporaryFile() as errors:
-        process, channel = subprocess_worker._start_child([double], 10.0, errors)
+        process, channel = subprocess_worker._start_child([double_values], 10.0, errors)
         with channel:
             for number in (0, 1):
                 with pytest.raises(OSError, match=r"No such device|Permission denied"):
@@ -149,7 +149,7 @@ class RunsCode:
 
 
 @pytest.mark.evidence("J4")
-async def test_answer_that_is_pickled_code_is_not_run(tmp_path: Path) -> None:
+async def test_answer_with_pickled_code_is_not_run(tmp_path: Path) -> None:
     evil = pickle.dumps(RunsCode(tmp_path / "ran"))
     with pytest.raises(ValueError, match=r"decode|Expecting value"):
         await run_in_subprocess(answer_raw, [list(evil)])
@@ -161,9 +161,9 @@ def answer_raw(values: Iterator[list[int]]) -> None:
     os._exit(0)
 
 
-async def test_values_that_cannot_be_json_are_refused_before_they_are_sent(tmp_path: Path) -> None:
+async def test_values_not_json_are_rejected_before_sending(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
-        await run_in_subprocess(double, [RunsCode(tmp_path / "ran")])
+        await run_in_subprocess(double_values, [RunsCode(tmp_path / "ran")])
     assert not (tmp_path / "ran").exists()
 
 
@@ -173,7 +173,7 @@ def processor() -> int:
 
 
 @pytest.fixture
-def busy(processor: int) -> Iterator[int]:
+def busy_process(processor: int) -> Iterator[int]:
     """A process that takes all that it gets of that processor."""
     code = f"import os; os.sched_setaffinity(0, {{{processor}}}); print(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
@@ -183,25 +183,25 @@ def busy(processor: int) -> Iterator[int]:
         process.kill()
 
 
-async def test_child_on_busy_processor_gets_its_share(busy: int, processor: int) -> None:
-    assert await run_in_subprocess(processor_time_of_other, [busy, processor]) < 2
+async def test_child_on_busy_processor_gets_its_share(busy_process: int, processor: int) -> None:
+    assert await run_in_subprocess(processor_time_of_other, [busy_process, processor]) < 2
 
 
-async def test_run_in_subprocess_with_more_than_a_socket_holds_returns_all() -> None:
+async def test_run_in_subprocess_with_large_values_returns_all() -> None:
     values = list(range(300_000))
-    assert await run_in_subprocess(same, [values]) == values
+    assert await run_in_subprocess(return_values, [values]) == values
 
 
 async def test_run_in_subprocess_with_failing_function_raises_runtime_error() -> None:
     with pytest.raises(RuntimeError, match="ValueError: not like this"):
-        await run_in_subprocess(fail, ["not like this"])
-    with pytest.raises(RuntimeError, match="vanish failed"):
-        await run_in_subprocess(vanish, [])
+        await run_in_subprocess(raise_error, ["not like this"])
+    with pytest.raises(RuntimeError, match="exit_early failed"):
+        await run_in_subprocess(exit_early, [])
 
 
 async def test_run_in_subprocess_with_killed_child_raises_busy_error() -> None:
     with pytest.raises(BusyError, match="was killed"):
-        await run_in_subprocess(die, [])
+        await run_in_subprocess(kill_itself, [])
 
 
 @pytest.fixture
@@ -211,18 +211,18 @@ def fifo(tmp_path: Path) -> str:
     return str(tmp_path / "fifo")
 
 
-async def test_child_that_stops_before_it_has_read_all_is_killed_after_timeout() -> None:
+async def test_child_that_stops_reading_is_killed_after_timeout() -> None:
     values = ["x" * 10_000_000]  # more than a socket holds
     with pytest.raises(BusyError, match=r"longer than 1 s"):
         await asyncio.wait_for(run_in_subprocess(stop_before_reading, values, timeout_s=1.0), 60.0)
 
 
-async def test_child_whose_own_child_keeps_the_channel_is_killed_after_timeout() -> None:
+async def test_child_with_grandchild_on_channel_is_killed_after_timeout() -> None:
     with pytest.raises(BusyError, match=r"longer than 1 s"):
         await asyncio.wait_for(run_in_subprocess(stop_child_process, [], timeout_s=1.0), 60.0)
 
 
-async def test_child_that_takes_too_long_is_killed_after_timeout(fifo: str) -> None:
+async def test_child_that_takes_too_long_is_killed(fifo: str) -> None:
     with pytest.raises(BusyError, match=r"longer than 0\.5 s"):
         await run_in_subprocess(read_fifo, [fifo], timeout_s=0.5)
     with pytest.raises(OSError, match="No such device"):
@@ -242,7 +242,7 @@ async def test_child_is_killed_when_caller_is_cancelled(fifo: str) -> None:
     assert event == select.POLLERR
 
 
-async def test_cancelled_caller_leaves_no_failure_in_the_log(fifo: str) -> None:
+async def test_cancelled_caller_logs_no_failure(fifo: str) -> None:
     with capture_logs() as logs:
         waiting = asyncio.create_task(run_in_subprocess(read_fifo, [fifo]))
         writing = await asyncio.to_thread(os.open, fifo, os.O_WRONLY)

@@ -18,7 +18,7 @@ from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.listener.connections import OWN_FILES, RESERVED, Connections
 from koalapy.system.tls import Trust
 from tests.certificates import CertificateAuthority
-from tests.daemon.test_connections import DEADLINE, GOOD, app, closed
+from tests.daemon.test_connections import DEADLINE, GOOD, app, read_until_closed
 
 Test = Callable[[int, ssl.SSLContext], Coroutine[Any, Any, None]]
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01"
@@ -27,7 +27,7 @@ SILENT = [b"", HELLO[:1], HELLO]
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, connections: Connections) -> AsyncIterator[tuple[int, ssl.SSLContext]]:
+async def serve_tls(folder: Path, connections: Connections) -> AsyncIterator[tuple[int, ssl.SSLContext]]:
     authority = CertificateAuthority(folder)
     pair = authority.issue()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -41,16 +41,16 @@ async def serving(folder: Path, connections: Connections) -> AsyncIterator[tuple
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Connections, Test], None]:
+def run_on_loop(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Connections, Test], None]:
     """Run something against a server."""
 
     def run(connections: Connections, test: Test) -> None:
-        async def whole() -> None:
-            async with asyncio.timeout(DEADLINE), serving(tmp_path, connections) as (port, trust):
+        async def run_whole() -> None:
+            async with asyncio.timeout(DEADLINE), serve_tls(tmp_path, connections) as (port, trust):
                 await test(port, trust)
 
         with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(whole())
+            runner.run(run_whole())
 
     return run
 
@@ -66,76 +66,80 @@ async def answer_to(port: int, trust: ssl.SSLContext) -> bytes:
 Play = Callable[[Connections, Test], None]
 
 
-def test_requests_and_websockets_are_served(play: Play) -> None:
+def test_tls_server_serves_requests_and_websockets(run_on_loop: Play) -> None:
     async def test(port: int, trust: ssl.SSLContext) -> None:
         assert (await answer_to(port, trust)).startswith(b"HTTP/1.1 200")
         async with connect(f"wss://127.0.0.1:{port}/", ssl=trust) as talk:
             await talk.send("hello")
             assert await talk.recv() == "hello"
 
-    play(Connections(4096), test)
+    run_on_loop(Connections(4096), test)
 
 
 @pytest.mark.evidence("N3")
 @pytest.mark.parametrize("first", SILENT)
-def test_who_does_not_come_to_the_end_of_a_handshake_is_hung_up_on(play: Play, first: bytes) -> None:
+def test_tls_server_unfinished_handshake_is_closed(run_on_loop: Play, first: bytes) -> None:
     connections = Connections(4096, headers_timeout=0.1)
 
     async def test(port: int, trust: ssl.SSLContext) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(first)
-        assert await closed(reader) == b""
+        assert await read_until_closed(reader) == b""
         writer.close()
         connections.headers_timeout = DEADLINE
         assert await answer_to(port, trust)
 
-    play(connections, test)
+    run_on_loop(connections, test)
 
 
 @pytest.mark.evidence("N3")
-def test_many_that_say_nothing_make_way(play: Play) -> None:
+def test_tls_server_with_many_silent_clients_closes_oldest(run_on_loop: Play) -> None:
     connections = Connections(OWN_FILES)
     assert connections.max_open == 2 * RESERVED
 
     async def test(port: int, trust: ssl.SSLContext) -> None:
-        held = []
+        writers = []
         for number in range(connections.max_open + 20):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(SILENT[number % 3])
-            held.append((reader, writer))
+            writers.append((reader, writer))
         assert await answer_to(port, trust)
-        for reader, _ in held[:20]:
-            assert await closed(reader) == b""
-        for _, writer in held:
+        for reader, _ in writers[:20]:
+            assert await read_until_closed(reader) == b""
+        for _, writer in writers:
             writer.close()
 
-    play(connections, test)
+    run_on_loop(connections, test)
 
 
 @pytest.mark.parametrize("body", [b"", b"x" * 3_000_000])
-def test_plain_http_gets_an_answer_that_says_how_to_ask(play: Play, body: bytes) -> None:
+def test_tls_server_plain_http_gets_explanation(run_on_loop: Play, body: bytes) -> None:
     async def test(port: int, trust: ssl.SSLContext) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /good HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n" % len(body))
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")
-        told = json.loads(await closed(reader))
-        assert (told["status"], told["detail"], told["hint"]) == (400, "this port speaks TLS", "ask by https://")
+        problem = json.loads(await read_until_closed(reader))
+        assert (problem["status"], problem["detail"], problem["hint"]) == (
+            400,
+            "this port speaks TLS",
+            "ask by https://",
+        )
         with contextlib.suppress(ConnectionError):
             writer.write(body)
             await writer.drain()
         writer.close()
         assert await answer_to(port, trust)
 
-    play(Connections(4096), test)
+    run_on_loop(Connections(4096), test)
 
 
-def test_one_that_is_open_ends_with_the_server(play: Play) -> None:
-    held: list[asyncio.StreamWriter] = []
+def test_tls_server_close_ends_open_connections(run_on_loop: Play) -> None:
+    writers: list[asyncio.StreamWriter] = []
 
     async def test(port: int, trust: ssl.SSLContext) -> None:
         _, silent = await asyncio.open_connection("127.0.0.1", port)
         _, idle = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
-        held.extend((silent, idle))
+        writers.extend((silent, idle))
 
-    play(Connections(4096), test)
+    run_on_loop(Connections(4096), test)

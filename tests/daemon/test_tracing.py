@@ -26,25 +26,25 @@ WAITS = replace(SPEC, request=FixedRequest((ComponentRequest(1, cluster="south")
 IN_AN_ATTEMPT = {("claiming", "attempt"), ("component", "attempt")}
 
 
-def settings(endpoint: str) -> Settings:
+def tracing_settings(endpoint: str) -> Settings:
     return Settings.model_validate({"tracing": {"endpoint": endpoint}})
 
 
-async def test_a_job_that_is_tried_twice_is_one_trace(tmp_path: Path) -> None:
+async def test_tracing_of_retried_job_is_one_trace(tmp_path: Path) -> None:
     with Collector() as collector:
         async with north_and_jobs(tmp_path) as (daemon, north, jobs):
-            with traced_jobs(settings(collector.endpoint), daemon.engine, "test"):
+            with traced_jobs(tracing_settings(collector.endpoint), daemon.engine, "test"):
                 await jobs.submit(SPEC, ADA)
                 await job_when(jobs, JobState.CLAIMING, 1)
                 lost = ComponentStatus(
                     token="1.1.0.fa", state=ComponentState.ENDED, hosts=(), error="no shell", infrastructure=True
                 )
-                north.says(lost)
+                north.say_to_daemon(lost)
                 await job_when(jobs, JobState.CLAIMING, 2)
                 for state in (ComponentState.CLAIMED, ComponentState.RUNNING, ComponentState.ENDED):
                     code = 0 if state is ComponentState.ENDED else None
                     token = "1.2.0.fb"
-                    north.says(ComponentStatus(token=token, state=state, hosts=("a", "b"), program_exit=code))
+                    north.say_to_daemon(ComponentStatus(token=token, state=state, hosts=("a", "b"), program_exit=code))
                 job = await job_when(jobs, JobState.SUCCEEDED, 2)
                 spans = await asyncio.to_thread(collector.wait_for_jobs, 1)
     inside = {("starting", "attempt"), ("running", "attempt")}
@@ -52,8 +52,8 @@ async def test_a_job_that_is_tried_twice_is_one_trace(tmp_path: Path) -> None:
     assert {span.trace_id for span in spans} == {trace_of("test", 1).to_bytes(16)}
     (root,) = [span for span in spans if span.name == "job"]
     assert root.span_id == id_of("test", 1, "job").to_bytes(8)
-    told = read_attributes(root)
-    assert (told["koala.job"], told["koala.user"], told["koala.state"]) == (1, "ada", "succeeded")
+    attributes = read_attributes(root)
+    assert (attributes["koala.job"], attributes["koala.user"], attributes["koala.state"]) == (1, "ada", "succeeded")
     assert job.ended_at is not None
     assert (root.start_time_unix_nano, root.end_time_unix_nano) == (
         int(job.submitted_at * 1e9),
@@ -69,22 +69,20 @@ async def test_a_job_that_is_tried_twice_is_one_trace(tmp_path: Path) -> None:
     assert collector.services == {"koala"}
 
 
-async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []  # past structlog's own way to record, which does not hear other threads
+async def test_tracing_without_collector_loses_spans_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []  # past structlog's own way to record, which does not hear other threads
 
     def note(event: str, action: str, **_: object) -> None:
-        said.append(action)
+        messages.append(action)
 
     async def until_said(action: str) -> None:
-        await signals.until(lambda: action in said)
+        await signals.until(lambda: action in messages)
 
     monkeypatch.setattr(tracing, "log", SimpleNamespace(warning=note, info=note, error=note))
     with Collector() as collector:
         collector.status = 400
         async with north_and_jobs(tmp_path) as (daemon, _, jobs):
-            with traced_jobs(settings(collector.endpoint), daemon.engine, "test"):
+            with traced_jobs(tracing_settings(collector.endpoint), daemon.engine, "test"):
                 for ident in (1, 2):
                     await jobs.submit(WAITS, ADA)
                     await jobs.cancel(ident, ADA, "not wanted")
@@ -95,10 +93,10 @@ async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
                 await jobs.cancel(3, ADA, "")
                 await asyncio.to_thread(collector.wait_for_jobs, 1)
                 await until_said("spans-taken")
-    assert said == ["spans-lost", "spans-taken"]
+    assert messages == ["spans-lost", "spans-taken"]
 
 
-def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tracing, "_run_sender", lambda self: None)
     sends = Tracing("http://127.0.0.1:1/v1/traces", "test", max_waiting=2)
     job = Job(1, SPEC, 0.0, JobState.CANCELLED, ended_at=1.0)
@@ -108,15 +106,15 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     sends.stop()
 
 
-def test_phases_follow_each_other_without_gaps_and_files_are_of_their_component() -> None:
+def test_spans_of_job_are_contiguous_phases() -> None:
     component = Component(
         0, "north", 2, submitted_at=3.0, ended_at=9.0, staging_since=2.0, staged_at=4.0, staged=7, lrm_job="77"
     )
     attempt = Attempt(1, (component,), placed_at=2.0, barrier_at=5.0, launched_at=6.0, ended_at=8.0)
     job = Job(1, SPEC, 1.0, JobState.FAILED, reason="exit 3", attempt=attempt, generation=1, ended_at=9.5, exit_code=3)
     spans = {span.path: span for span in spans_of_job(job, 1.0)}
-    told = [(path, span.start, span.end) for path, span in spans.items()]
-    assert told == [
+    phases = [(path, span.start, span.end) for path, span in spans.items()]
+    assert phases == [
         ("job", 1.0, 9.5),
         ("queued-1", 1.0, 2.0),
         ("attempt-1", 2.0, 8.0),
@@ -132,7 +130,7 @@ def test_phases_follow_each_other_without_gaps_and_files_are_of_their_component(
 
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1:4318", "ftp://host/", "http://", "http://ada:the-secret@host/v1/traces"])
-def test_an_address_that_is_none_is_refused_and_tells_no_password(wrong: str, tmp_path: Path) -> None:
+def test_traced_jobs_with_invalid_address_hides_password(wrong: str, tmp_path: Path) -> None:
     from koalapy.config.settings import load_settings
 
     config = tmp_path / "koala.yaml"
@@ -142,14 +140,12 @@ def test_an_address_that_is_none_is_refused_and_tells_no_password(wrong: str, tm
     assert "the-secret" not in f"{refused.value!r} {refused.value} {refused.value.hint}"
 
 
-async def test_without_its_packages_a_daemon_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_traced_jobs_without_packages_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "koalapy.daemon.observability.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     async with north_and_jobs(tmp_path) as (daemon, _, _):
-        own = traced_jobs(settings("http://127.0.0.1:1/v1/traces"), daemon.engine, "test")
-        with pytest.raises(UsageError, match="is missing") as refused, own:
+        context = traced_jobs(tracing_settings("http://127.0.0.1:1/v1/traces"), daemon.engine, "test")
+        with pytest.raises(UsageError, match="is missing") as refused, context:
             pass
     assert refused.value.hint == "pip install 'koalapy[tracing]'"
     assert not daemon.engine._attempt_observers

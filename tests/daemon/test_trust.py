@@ -17,13 +17,13 @@ from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
 from koalapy.protocol import messages as wire
 from koalapy.scheduler.events import JobSubmitted
 from tests import signals
-from tests.daemon.test_hub import Agent, Daemon, report, running, until
+from tests.daemon.test_hub import Agent, Daemon, report_nodes, running_daemon, wait_for_state
 
 COUPLED = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(2, "south")))
 ON_NORTH = FixedRequest((ComponentRequest(1, "north"),))
 
 
-async def when(true: Callable[[], object]) -> None:
+async def wait_for_job(true: Callable[[], object]) -> None:
     await signals.until(lambda: true())
 
 
@@ -33,7 +33,7 @@ class Grid:
     def __init__(self, daemon: Daemon, north: Agent, south: Agent) -> None:
         self.daemon, self.north, self.south = daemon, north, south
 
-    async def submit(self, ident: int, request: FixedRequest) -> list[str]:
+    async def submit_job(self, ident: int, request: FixedRequest) -> list[str]:
         """A job; its tokens as soon as its components were submitted."""
         job = Job(ident, JobSpec(request, ("true",)), 0.0)
         await self.daemon.engine.commit(WorkItem(events=(JobSubmitted(job),)))
@@ -41,30 +41,32 @@ class Grid:
         assert placed is not None
         tokens = [placed.token(index) for index in range(len(request.components))]
         agents = [{"north": self.north, "south": self.south}[c.cluster or ""] for c in request.components]
-        await when(lambda: all(heard(a, "submit", token=t) for a, t in zip(agents, tokens, strict=True)))
+        await wait_for_job(
+            lambda: all(received_messages(a, "submit", token=t) for a, t in zip(agents, tokens, strict=True))
+        )
         return tokens
 
-    async def output(self, token: str) -> bytes:
+    async def read_output(self, token: str) -> bytes:
         await self.daemon.engine.commit(WorkItem())
         return b"".join(piece.data for piece in self.daemon.kept.read(token, 0, to_the_end=True))
 
     async def all_taken_in(self, agent: Agent) -> None:
         """Whatever this agent has said so far: it is answered in order."""
         mark = f"mark {len(agent.heard)}"
-        agent.says(relay("nobody", mark))
-        await when(lambda: heard(agent, "relay_failed", token=mark))
+        agent.say_to_daemon(make_relay("nobody", mark))
+        await wait_for_job(lambda: received_messages(agent, "relay_failed", token=mark))
         await self.daemon.engine.commit(WorkItem())
 
 
-def heard(agent: Agent, kind: str, **fields: object) -> list[dict[str, Any]]:
+def received_messages(agent: Agent, kind: str, **fields: object) -> list[dict[str, Any]]:
     return [m for m in agent.heard if m["type"] == kind and all(m[k] == v for k, v in fields.items())]
 
 
-def relay(target: str, sender: str, **payload: object) -> wire.Relay:
+def make_relay(target: str, sender: str, **payload: object) -> wire.Relay:
     return wire.Relay(token=target, node=0, payload=payload, sender=sender, sender_node=0)
 
 
-def output(token: str, offset: int, text: bytes) -> wire.Output:
+def make_output(token: str, offset: int, text: bytes) -> wire.Output:
     return wire.Output(token=token, offset=offset, data=base64.b64encode(text).decode())
 
 
@@ -76,12 +78,12 @@ class Opened:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Grid:
-        daemon = await self._stack.enter_async_context(running(self._path, **self._options))
+        daemon = await self._stack.enter_async_context(running_daemon(self._path, **self._options))
         north = await self._stack.enter_async_context(daemon.agent_of("north"))
         south = await self._stack.enter_async_context(daemon.agent_of("south"))
         for name, agent in (("north", north), ("south", south)):
-            agent.says(Inventory(components=()), report(4))
-            await until(daemon, name, ("usable", 4, ""))
+            agent.say_to_daemon(Inventory(components=()), report_nodes(4))
+            await wait_for_state(daemon, name, ("usable", 4, ""))
         return Grid(daemon, north, south)
 
     async def __aexit__(self, *error: Any) -> None:
@@ -89,115 +91,115 @@ class Opened:
 
 
 @pytest.mark.evidence("G2", "R7")
-async def test_a_relay_goes_from_its_own_cluster_to_the_same_gang_only(tmp_path: Path) -> None:
+async def test_relay_reaches_same_attempt_from_own_cluster_only(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
-        head, tail = await grid.submit(1, COUPLED)
-        other_head, other_tail = await grid.submit(2, COUPLED)
+        head, tail = await grid.submit_job(1, COUPLED)
+        other_head, other_tail = await grid.submit_job(2, COUPLED)
         of_another_attempt = tail.rpartition(".")[0] + ".0"
-        grid.north.says(relay(tail, tail, op="launch", command="id"))
-        grid.north.says(relay(tail, other_tail, op="launch", command="id"))
-        grid.north.says(relay(tail, other_head, op="launch", command="id"))
-        grid.north.says(relay(tail, of_another_attempt, op="launch", command="id"))
-        grid.north.says(relay(of_another_attempt, head, op="launch", command="id"))
-        grid.north.says(relay(tail.rpartition(".")[0], head, op="launch", command="id"))
-        grid.north.says(relay("9.1.0.77", "9.1.1.77", op="launch", command="id"))
-        await when(lambda: len(heard(grid.north, "relay_failed")) == 7)
-        assert not heard(grid.south, "relay")
-        grid.north.says(relay(tail, head, op="launch", command="true"))
-        await when(lambda: heard(grid.south, "relay"))
-        assert [m["payload"]["command"] for m in heard(grid.south, "relay")] == ["true"]
+        grid.north.say_to_daemon(make_relay(tail, tail, op="launch", command="id"))
+        grid.north.say_to_daemon(make_relay(tail, other_tail, op="launch", command="id"))
+        grid.north.say_to_daemon(make_relay(tail, other_head, op="launch", command="id"))
+        grid.north.say_to_daemon(make_relay(tail, of_another_attempt, op="launch", command="id"))
+        grid.north.say_to_daemon(make_relay(of_another_attempt, head, op="launch", command="id"))
+        grid.north.say_to_daemon(make_relay(tail.rpartition(".")[0], head, op="launch", command="id"))
+        grid.north.say_to_daemon(make_relay("9.1.0.77", "9.1.1.77", op="launch", command="id"))
+        await wait_for_job(lambda: len(received_messages(grid.north, "relay_failed")) == 7)
+        assert not received_messages(grid.south, "relay")
+        grid.north.say_to_daemon(make_relay(tail, head, op="launch", command="true"))
+        await wait_for_job(lambda: received_messages(grid.south, "relay"))
+        assert [m["payload"]["command"] for m in received_messages(grid.south, "relay")] == ["true"]
 
 
 @pytest.mark.evidence("J3", "R8")
-async def test_a_cluster_tells_of_impostors_in_its_own_components_only(tmp_path: Path) -> None:
+async def test_rejected_runner_reports_cover_own_cluster_only(tmp_path: Path) -> None:
     noted: list[tuple[str, int, str, int]] = []
 
-    async def note(cluster: str, job: Job, told: wire.RejectedRunner) -> None:
-        noted.append((cluster, job.id, told.token, told.times))
+    async def note(cluster: str, job: Job, report: wire.RejectedRunner) -> None:
+        noted.append((cluster, job.id, report.token, report.times))
 
     async with Opened(tmp_path / "koala.db", note_impostor=note) as grid:
-        head, tail = await grid.submit(1, COUPLED)
+        head, tail = await grid.submit_job(1, COUPLED)
         for token in (tail, "9.1.0.77", head.rpartition(".")[0]):
-            grid.north.says(wire.RejectedRunner(token=token, node=0, how="second"))
-        grid.north.says(wire.RejectedRunner(token=head, node=0, how="forged", address="10.0.0.9", times=7))
-        await when(lambda: noted)
+            grid.north.say_to_daemon(wire.RejectedRunner(token=token, node=0, how="second"))
+        grid.north.say_to_daemon(wire.RejectedRunner(token=head, node=0, how="forged", address="10.0.0.9", times=7))
+        await wait_for_job(lambda: noted)
         await grid.all_taken_in(grid.north)
         assert noted == [("north", 1, head, 7)]
 
 
 @pytest.mark.evidence("G1")
-async def test_nobody_writes_another_clusters_output_or_keeps_it_away(tmp_path: Path) -> None:
+async def test_output_of_other_cluster_is_ignored(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
-        head, tail = await grid.submit(1, COUPLED)
-        grid.south.says(output(head, 0, b"forged, and long enough to hide what is genuine\n"))
-        grid.south.says(output(head.rpartition(".")[0], 0, b"forged\n"))
+        head, tail = await grid.submit_job(1, COUPLED)
+        grid.south.say_to_daemon(make_output(head, 0, b"forged, and long enough to hide what is genuine\n"))
+        grid.south.say_to_daemon(make_output(head.rpartition(".")[0], 0, b"forged\n"))
         await grid.all_taken_in(grid.south)
-        assert await grid.output(head) == b""
-        grid.north.says(output(head, 0, b"genuine\n"))
-        await when(lambda: heard(grid.north, "output_ack", token=head, offset=8))
-        grid.south.says(output(head, 8, b"forged\n"))
+        assert await grid.read_output(head) == b""
+        grid.north.say_to_daemon(make_output(head, 0, b"genuine\n"))
+        await wait_for_job(lambda: received_messages(grid.north, "output_ack", token=head, offset=8))
+        grid.south.say_to_daemon(make_output(head, 8, b"forged\n"))
         await grid.all_taken_in(grid.south)
-        assert await grid.output(head) == b"genuine\n"
-        grid.south.says(output(tail, 0, b"its own\n"))
-        await when(lambda: heard(grid.south, "output_ack", token=tail, offset=8))
+        assert await grid.read_output(head) == b"genuine\n"
+        grid.south.say_to_daemon(make_output(tail, 0, b"its own\n"))
+        await wait_for_job(lambda: received_messages(grid.south, "output_ack", token=tail, offset=8))
 
 
-async def test_output_comes_from_where_the_component_is_now(tmp_path: Path) -> None:
+async def test_output_is_accepted_from_current_cluster_only(tmp_path: Path) -> None:
     """It may find another site before it is started."""
     async with Opened(tmp_path / "koala.db") as grid:
-        (token,) = await grid.submit(1, ON_NORTH)
-        grid.north.says(output(token, 0, b"early\n"))
-        await when(lambda: heard(grid.north, "output_ack", token=token))
+        (token,) = await grid.submit_job(1, ON_NORTH)
+        grid.north.say_to_daemon(make_output(token, 0, b"early\n"))
+        await wait_for_job(lambda: received_messages(grid.north, "output_ack", token=token))
         job = grid.daemon.scheduler.queries.job(1)
         assert job is not None
         grid.daemon.scheduler._ledger.update_component(job, 0, cluster="south")
-        grid.north.says(output(token, 6, b"late\n"))
+        grid.north.say_to_daemon(make_output(token, 6, b"late\n"))
         await grid.all_taken_in(grid.north)
-        grid.south.says(output(token, 6, b"there\n"))
-        await when(lambda: heard(grid.south, "output_ack", token=token, offset=12))
-        assert len(heard(grid.north, "output_ack")) == 1
+        grid.south.say_to_daemon(make_output(token, 6, b"there\n"))
+        await wait_for_job(lambda: received_messages(grid.south, "output_ack", token=token, offset=12))
+        assert len(received_messages(grid.north, "output_ack")) == 1
 
 
-async def test_output_of_an_attempt_that_is_over_still_comes_from_its_own_cluster_only(tmp_path: Path) -> None:
+async def test_output_of_ended_attempt_needs_its_cluster(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
-        (token,) = await grid.submit(1, ON_NORTH)
-        grid.north.says(
+        (token,) = await grid.submit_job(1, ON_NORTH)
+        grid.north.say_to_daemon(
             ComponentStatus(token=token, state=ComponentState.ENDED, error="lost a node", infrastructure=True)
         )
-        await when(lambda: (job := grid.daemon.scheduler.queries.job(1)) is None or job.generation > 1)
-        grid.south.says(output(token, 0, b"forged\n"))
-        grid.north.says(output(token, 0, b"its last words\n"))
-        await when(lambda: heard(grid.north, "output_ack", token=token))
+        await wait_for_job(lambda: (job := grid.daemon.scheduler.queries.job(1)) is None or job.generation > 1)
+        grid.south.say_to_daemon(make_output(token, 0, b"forged\n"))
+        grid.north.say_to_daemon(make_output(token, 0, b"its last words\n"))
+        await wait_for_job(lambda: received_messages(grid.north, "output_ack", token=token))
         await grid.all_taken_in(grid.south)
-        assert await grid.output(token) == b"its last words\n"
-        assert not heard(grid.south, "output_ack")
+        assert await grid.read_output(token) == b"its last words\n"
+        assert not received_messages(grid.south, "output_ack")
 
 
 @pytest.mark.evidence("G1", "C5")
-async def test_nobody_ends_another_clusters_component(tmp_path: Path) -> None:
+async def test_component_status_of_other_cluster_is_ignored(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
-        (token,) = await grid.submit(1, ON_NORTH)
-        grid.south.says(ComponentStatus(token=token, state=ComponentState.ENDED, program_exit=0))
-        grid.south.says(StageStatus(token=token, state="failed", size=0, staged=0, error="forged"))
+        (token,) = await grid.submit_job(1, ON_NORTH)
+        grid.south.say_to_daemon(ComponentStatus(token=token, state=ComponentState.ENDED, program_exit=0))
+        grid.south.say_to_daemon(StageStatus(token=token, state="failed", size=0, staged=0, error="forged"))
         await grid.all_taken_in(grid.south)
         assert grid.daemon.scheduler.queries.find(token) is not None
-        assert heard(grid.south, "forget", token=token), "it is told that this is none of its components"
+        assert received_messages(grid.south, "forget", token=token), "it is told that this is none of its components"
         # Nor is the honest cluster's own stray left running because another has one of the same name.
         stray = "7.1.0.feed"
-        grid.south.says(ComponentStatus(token=stray, state=ComponentState.RUNNING))
-        grid.north.says(ComponentStatus(token=stray, state=ComponentState.RUNNING))
+        grid.south.say_to_daemon(ComponentStatus(token=stray, state=ComponentState.RUNNING))
+        grid.north.say_to_daemon(ComponentStatus(token=stray, state=ComponentState.RUNNING))
         for agent in (grid.north, grid.south):
-            await when(lambda agent=agent: heard(agent, "stop", token=stray))  # type: ignore[misc]
+            await wait_for_job(lambda agent=agent: received_messages(agent, "stop", token=stray))  # type: ignore[misc]
 
 
-async def test_a_command_is_acknowledged_by_the_cluster_it_was_for(tmp_path: Path) -> None:
+async def test_acknowledgement_of_other_cluster_is_ignored(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
-        await grid.submit(1, ON_NORTH)
-        (order,) = heard(grid.north, "submit")
-        grid.south.says(wire.Ack(id=order["id"]))
+        await grid.submit_job(1, ON_NORTH)
+        (order,) = received_messages(grid.north, "submit")
+        grid.south.say_to_daemon(wire.Ack(id=order["id"]))
         await grid.all_taken_in(grid.south)
         assert [entry.id for entry in grid.daemon.store.load().outbox] == [order["id"]]
-        grid.north.says(wire.Ack(id=order["id"]))
+        grid.north.say_to_daemon(wire.Ack(id=order["id"]))
         await grid.all_taken_in(grid.north)
         assert not grid.daemon.store.load().outbox
 
@@ -208,20 +210,22 @@ class Listener:
     def __init__(self) -> None:
         self.learned: list[tuple[object, ...]] = []
 
-    def moved(self, *what: object) -> None:
-        self.learned.append(what)
+    def count_moved(self, *arguments: object) -> None:
+        self.learned.append(arguments)
 
-    def spoiled(self, *what: object) -> tuple[()]:
-        self.learned.append(what)
+    def count_spoiled(self, *arguments: object) -> tuple[()]:
+        self.learned.append(arguments)
         return ()
 
 
-async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -> None:
+async def test_stage_status_of_other_cluster_is_ignored(tmp_path: Path) -> None:
     listener = Listener()
-    async with Opened(tmp_path / "koala.db", feedback=TransferFeedback(listener.moved, listener.spoiled)) as grid:
-        (token,) = await grid.submit(1, ON_NORTH)
+    async with Opened(
+        tmp_path / "koala.db", feedback=TransferFeedback(listener.count_moved, listener.count_spoiled)
+    ) as grid:
+        (token,) = await grid.submit_job(1, ON_NORTH)
         for agent in (grid.south, grid.north):
-            agent.says(
+            agent.say_to_daemon(
                 StageStatus(token=token, state="failed", size=0, staged=0, fault="file", file="data", source="north"),
                 StageStatus(
                     token=token,
@@ -235,9 +239,9 @@ async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -
         assert listener.learned == []
 
 
-async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path: Path) -> None:
+async def test_transfer_is_counted_once_across_restarts(tmp_path: Path) -> None:
     listener = Listener()
-    feedback = TransferFeedback(listener.moved, listener.spoiled)
+    feedback = TransferFeedback(listener.count_moved, listener.count_spoiled)
     async with Opened(tmp_path / "koala.db", feedback=feedback) as grid:
         file = InputFile("data", size=10**9, sites=("south",))
         request = FixedRequest((ComponentRequest(1, "north", inputs=(file,)),))
@@ -248,45 +252,43 @@ async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path:
         assert placed.attempt is not None
         token = placed.stage_token(placed.attempt.components[0])
         moved = TransferMeasurement(source="south", size=10**9, seconds=9.0, flowed=10**8, flowing=1.0)
-        done = StageStatus(token=token, state="done", size=10**9, staged=10**9, moved=(moved,))
+        finished = StageStatus(token=token, state="done", size=10**9, staged=10**9, moved=(moved,))
         for _ in range(2):
-            grid.north.says(done)
+            grid.north.say_to_daemon(finished)
             await grid.all_taken_in(grid.north)
             feedback._counted.clear()  # the next one remembers what is stored
         assert listener.learned == [("south", "north", 10**8, 1.0)]
 
 
-async def test_what_an_agent_makes_up_fills_no_outbox_however_often_it_tells_its_inventory(tmp_path: Path) -> None:
+async def test_inventories_with_unknown_components_bound_outbox(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db", max_strays=5) as grid:
         for turn in range(4):
             components = [ComponentStatus(token=f"9{turn}{n}.1.0.77", state=ComponentState.RUNNING) for n in range(3)]
             stages = [StageStatus(token=f"8{turn}{n}.1.0.77", state="running", size=1, staged=0) for n in range(3)]
-            grid.north.says(Inventory(components=tuple(components), stages=tuple(stages)))
+            grid.north.say_to_daemon(Inventory(components=tuple(components), stages=tuple(stages)))
         await grid.all_taken_in(grid.north)
         assert grid.daemon.engine.outbox.count_open("north") == 5
-        head, _ = await grid.submit(1, COUPLED)
-        assert heard(grid.north, "submit", token=head), "what is of live jobs has room"
-        [stop, *_] = heard(grid.north, "stop")
-        grid.north.says(wire.Ack(id=stop["id"]))
+        head, _ = await grid.submit_job(1, COUPLED)
+        assert received_messages(grid.north, "submit", token=head), "what is of live jobs has room"
+        [stop, *_] = received_messages(grid.north, "stop")
+        grid.north.say_to_daemon(wire.Ack(id=stop["id"]))
         await grid.all_taken_in(grid.north)
         assert grid.daemon.engine.outbox.count_open("north") == 5, "the submit, and one stray fewer"
 
 
 @pytest.mark.parametrize("hosts", [[], ["n1", "n2", "n3"], ["n1"] * 1000])
-async def test_a_component_that_tells_more_or_fewer_hosts_than_it_has_nodes_is_not_claimed(
-    tmp_path: Path, hosts: list[str]
-) -> None:
+async def test_component_with_wrong_host_count_is_not_claimed(tmp_path: Path, hosts: list[str]) -> None:
     """The plan of the whole gang is made of them, and every other cluster gets it."""
     async with Opened(tmp_path / "koala.db") as grid:
-        head, tail = await grid.submit(1, COUPLED)
-        grid.south.says(ComponentStatus(token=tail, state=ComponentState.CLAIMED, hosts=("s1", "s2")))
-        grid.north.says(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=tuple(hosts)))
+        head, tail = await grid.submit_job(1, COUPLED)
+        grid.south.say_to_daemon(ComponentStatus(token=tail, state=ComponentState.CLAIMED, hosts=("s1", "s2")))
+        grid.north.say_to_daemon(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=tuple(hosts)))
         await grid.all_taken_in(grid.north)
         await grid.all_taken_in(grid.south)
-        assert not heard(grid.south, "open")
-        grid.north.says(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=("n1",)))
-        await when(lambda: heard(grid.south, "open"))
-        [opened] = heard(grid.south, "open")
+        assert not received_messages(grid.south, "open")
+        grid.north.say_to_daemon(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=("n1",)))
+        await wait_for_job(lambda: received_messages(grid.south, "open"))
+        [opened] = received_messages(grid.south, "open")
         assert [node["host"] for node in opened["nodes"]] == ["n1", "s1", "s2"]
 
 
@@ -303,31 +305,32 @@ class Deaf(Agent):
         await super().send(frame)
 
 
-async def test_who_speaks_and_does_not_read_fills_no_memory(tmp_path: Path) -> None:
+async def test_agent_that_does_not_read_bounds_memory(tmp_path: Path) -> None:
     deaf = Deaf()
     async with (
-        running(tmp_path / "koala.db", max_unread=10_000) as daemon,
+        running_daemon(tmp_path / "koala.db", max_unread=10_000) as daemon,
         daemon.agent_of("south") as south,
         daemon.agent_of("north", agent=deaf) as north,
     ):
         for name, agent in (("north", north), ("south", south)):
-            agent.says(Inventory(components=()), report(4))
-            await until(daemon, name, ("usable", 4, ""))
+            agent.say_to_daemon(Inventory(components=()), report_nodes(4))
+            await wait_for_state(daemon, name, ("usable", 4, ""))
         grid = Grid(daemon, north, south)
-        head, tail = await grid.submit(1, COUPLED)
+        head, tail = await grid.submit_job(1, COUPLED)
         deaf.reads.clear()
         for turn in range(20):
-            south.says(
-                relay(head, tail, words="x" * 900), wire.Ask(ident=f"{turn}", what="stat", payload={}, cluster="north")
+            south.say_to_daemon(
+                make_relay(head, tail, words="x" * 900),
+                wire.Ask(ident=f"{turn}", what="stat", payload={}, cluster="north"),
             )
-        north.says(*(wire.Ask(ident=f"{n}" + "x" * 900, what="nothing", payload={}) for n in range(100)))
-        north.says(report(3))
-        await until(daemon, "north", ("usable", 3, ""))
+        north.say_to_daemon(*(wire.Ask(ident=f"{n}" + "x" * 900, what="nothing", payload={}) for n in range(100)))
+        north.say_to_daemon(report_nodes(3))
+        await wait_for_state(daemon, "north", ("usable", 3, ""))
         await grid.all_taken_in(south)
-        refused = len(heard(south, "relay_failed", reason="north does not read what it is sent"))
+        refused = len(received_messages(south, "relay_failed", reason="north does not read what it is sent"))
         assert 0 < refused < 20
         deaf.reads.set()
-        await when(lambda: len(heard(north, "relay")) == 20 - refused)
-        assert len(heard(north, "answer")) < 15
-        south.says(relay(head, tail, words="again"))
-        await when(lambda: heard(north, "relay", payload={"words": "again"}))
+        await wait_for_job(lambda: len(received_messages(north, "relay")) == 20 - refused)
+        assert len(received_messages(north, "answer")) < 15
+        south.say_to_daemon(make_relay(head, tail, words="again"))
+        await wait_for_job(lambda: received_messages(north, "relay", payload={"words": "again"}))

@@ -38,7 +38,7 @@ class Recorded(ServiceManager):
 
 
 @pytest.fixture(params=["http", "https"])
-def listening(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, socket.socket, Pairs]:
+def listening_socket(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, socket.socket, Pairs]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     if request.param == "http":
@@ -55,8 +55,8 @@ def hung_up_on(silent: socket.socket) -> None:
     assert silent.recv(1) == b""
 
 
-async def test_who_connects_while_the_loop_hangs_is_told_so(listening: tuple[str, socket.socket, Pairs]) -> None:
-    url, listener, (context, verify) = listening
+async def test_stand_in_answers_while_loop_hangs(listening_socket: tuple[str, socket.socket, Pairs]) -> None:
+    url, listener, (context, verify) = listening_socket
     timeouts = DaemonTimeouts(
         watchdog_interval_s=0.02, loop_hangs_s=2.0, max_oversleep_s=DEADLINE, stand_in_request_s=2.0
     )
@@ -83,7 +83,7 @@ async def test_who_connects_while_the_loop_hangs_is_told_so(listening: tuple[str
     assert [check["name"] for check in answers[1].json()["checks"]] == ["engine"]
     assert (answers[2].content, answers[1].headers["Retry-After"]) == (b"", "5")
     silent = len(manager.alive_at)
-    (place,) = [said for said in manager.said if said != "ready"]
+    (place,) = [message for message in manager.said if message != "ready"]
     assert place.startswith("its loop hangs: ")
     assert "test_watchdog.py" in place
     await signals.until(lambda: len(manager.alive_at) > silent and manager.said[-1] == "ready")
@@ -96,7 +96,7 @@ async def test_who_connects_while_the_loop_hangs_is_told_so(listening: tuple[str
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
 
 
-def test_nothing_is_told_where_nobody_listens(tmp_path: Path) -> None:
+def test_watchdog_without_service_manager_sends_nothing(tmp_path: Path) -> None:
     for address in ("", str(tmp_path / "nobody"), "@nobody-at-all"):
         manager = ServiceManager(address, 1.0)
         manager.notify_ready("x")
@@ -114,7 +114,7 @@ def test_nothing_is_told_where_nobody_listens(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_what_the_service_manager_waits_for(
+def test_watchdog_sends_status_and_heartbeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], interval: float | None
 ) -> None:
     path = tmp_path / "notify"
@@ -129,7 +129,7 @@ def test_what_the_service_manager_waits_for(
         assert ServiceManager.from_environment().interval is None, "nothing is inherited"
 
 
-def test_a_full_socket_of_the_service_manager_holds_up_nobody(tmp_path: Path) -> None:
+def test_watchdog_with_full_manager_socket_continues(tmp_path: Path) -> None:
     path = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(path))
@@ -138,16 +138,16 @@ def test_a_full_socket_of_the_service_manager_holds_up_nobody(tmp_path: Path) ->
             manager.send_heartbeat("x")
 
 
-def test_the_silent_are_not_waited_for() -> None:
+def test_stand_in_does_not_wait_for_silent_clients() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     standing = StandIn(listener, timeouts=DaemonTimeouts(stand_in_request_s=1.0))
     standing.start(time.monotonic())
     silent = [socket.create_connection(listener.getsockname()) for _ in range(2)]
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/readyz"
-    for each in silent:
-        hung_up_on(each)
+    for client in silent:
+        hung_up_on(client)
     assert httpx2.get(url, timeout=DEADLINE).status_code == 503
-    for each in silent:
-        each.close()
+    for client in silent:
+        client.close()
     standing.close()
     listener.close()

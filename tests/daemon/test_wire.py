@@ -32,45 +32,45 @@ PLACED = (
 )
 
 
-def opened(spec: JobSpec) -> dict[str, object]:
+def open_message(spec: JobSpec) -> dict[str, object]:
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
     command = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(OpenBarrier("north", "7.1.0"), job, 3)
-    (told,) = json.loads(next(command_frames([command])))
-    return dict(told)
+    (message,) = json.loads(next(command_frames([command])))
+    return dict(message)
 
 
-def contexts(spec: JobSpec, field: str) -> list[object]:
-    found = opened(spec)["contexts"]
-    assert isinstance(found, list)
-    return [context[field] for context in found]
+def plan_contexts(spec: JobSpec, field: str) -> list[object]:
+    contexts = open_message(spec)["contexts"]
+    assert isinstance(contexts, list)
+    return [context[field] for context in contexts]
 
 
-def test_one_request_in_the_words_of_each_cluster() -> None:
+def test_submit_message_is_mapped_to_each_cluster() -> None:
     command = ("/home/ada/prog", "--tmp={scratch}/{job}", "on {cluster}", '{"json": "{{job}}"}')
     spec = JobSpec(FlexibleRequest(3), command, workdir="/home/ada/runs", output="{scratch}/{job}.out")
-    assert contexts(spec, "command") == [
+    assert plan_contexts(spec, "command") == [
         ["/home/ada/prog", "--tmp=/scratch/7", "on north", '{"json": "{job}"}'],
         ["/users/ada/prog", "--tmp=/lustre/7", "on south", '{"json": "{job}"}'],
     ]
-    assert contexts(spec, "workdir") == ["/home/ada/runs", "/users/ada/runs"]
-    assert contexts(spec, "workdir_optional") == [False, False]
-    assert contexts(replace(spec, workdir_optional=True), "workdir_optional") == [True, True]
-    assert contexts(spec, "output") == ["/scratch/7.out", "/lustre/7.out"]
+    assert plan_contexts(spec, "workdir") == ["/home/ada/runs", "/users/ada/runs"]
+    assert plan_contexts(spec, "workdir_optional") == [False, False]
+    assert plan_contexts(replace(spec, workdir_optional=True), "workdir_optional") == [True, True]
+    assert plan_contexts(spec, "output") == ["/scratch/7.out", "/lustre/7.out"]
 
 
-def test_components_with_their_own_command_and_output() -> None:
-    own = (ComponentRequest(1, command=("{cluster}",)), ComponentRequest(2, output="/home/ada/{job}"))
-    spec = JobSpec(NonFixedRequest(own), ("true",))
-    assert contexts(spec, "command") == [["north"], ["true"]]
-    assert contexts(spec, "output") == [None, "/users/ada/7"]
-    assert contexts(spec, "workdir") == [None, None]
+def test_contexts_have_own_command_and_output() -> None:
+    components = (ComponentRequest(1, command=("{cluster}",)), ComponentRequest(2, output="/home/ada/{job}"))
+    spec = JobSpec(NonFixedRequest(components), ("true",))
+    assert plan_contexts(spec, "command") == [["north"], ["true"]]
+    assert plan_contexts(spec, "output") == [None, "/users/ada/7"]
+    assert plan_contexts(spec, "workdir") == [None, None]
 
 
-def test_processes_per_node_are_the_jobs_or_else_the_clusters() -> None:
+def test_processes_per_node_default_to_those_of_cluster() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",))
 
     def slots(spec: JobSpec) -> list[int]:
-        nodes = opened(spec)["nodes"]
+        nodes = open_message(spec)["nodes"]
         assert isinstance(nodes, list)
         return [node["slots"] for node in nodes]
 
@@ -78,38 +78,41 @@ def test_processes_per_node_are_the_jobs_or_else_the_clusters() -> None:
     assert slots(replace(spec, processes_per_node=8)) == [8, 8, 8]
 
 
-def test_the_plan_is_made_once_for_all_components() -> None:
+def test_plan_is_built_once_for_all_components() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",), environment=(("A", "\udc80"),))
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
     commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
     barriers = [OpenBarrier("north", "7.1.0"), OpenBarrier("south", "7.1.1")]
-    told = [commands.build_message(each, job, 3) for each in barriers]
-    assert told[0]["plan"] is told[1]["plan"]
-    assert [each["token"] for each in told] == ["7.1.0", "7.1.1"]
+    messages = [commands.build_message(command, job, 3) for command in barriers]
+    assert messages[0]["plan"] is messages[1]["plan"]
+    assert [command["token"] for command in messages] == ["7.1.0", "7.1.1"]
     probe = Probe(sequence=1, look=True)
-    heard = from_daemon.validate_json(next(command_frames([*told, probe])))
+    heard = from_daemon.validate_json(next(command_frames([*messages, probe])))
     assert isinstance(heard[0], Open)
     assert isinstance(heard[1], Open)
     contexts = heard[0].contexts
-    assert [(each.token, each.job, each.head) for each in heard[:2]] == [("7.1.0", 7, "7.1.1"), ("7.1.1", 7, "7.1.1")]
+    assert [(command.token, command.job, command.head) for command in heard[:2]] == [
+        ("7.1.0", 7, "7.1.1"),
+        ("7.1.1", 7, "7.1.1"),
+    ]
     assert (heard[0].nodes, heard[1].contexts, heard[2]) == (heard[1].nodes, contexts, probe)
     assert contexts[0]["environment"] == {"A": "?"}, "what no frame can hold costs nobody the connection"
 
 
-def test_who_is_to_be_warned_is_told_how() -> None:
+def test_stop_message_has_warning_signal() -> None:
     warning = StopWarning(WarningSignal.USR1, 30.0)
     spec = JobSpec(FlexibleRequest(3), ("true",), warning=warning)
-    assert "warning" not in opened(spec), "nothing but its walltime ends by the clock"
-    assert opened(replace(spec, walltime=100.0))["warning"] == {"signal": "USR1", "after": 70.0, "grace": 30.0}
-    assert "warning" not in opened(replace(spec, warning=None, walltime=100.0))
+    assert "warning" not in open_message(spec), "nothing but its walltime ends by the clock"
+    assert open_message(replace(spec, walltime=100.0))["warning"] == {"signal": "USR1", "after": 70.0, "grace": 30.0}
+    assert "warning" not in open_message(replace(spec, warning=None, walltime=100.0))
     commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
-    told = [
+    messages = [
         commands.build_message(StopComponent("north", "7.1.0", "r", warning=each), None, 3) for each in (None, warning)
     ]
-    assert [(each["signal"], each["grace"]) for each in told] == [("", 0.0), ("USR1", 30.0)]
+    assert [(each["signal"], each["grace"]) for each in messages] == [("", 0.0), ("USR1", 30.0)]
 
 
-def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
+def test_stage_message_has_sources_and_checksums() -> None:
     parts = (Part("a", 30, "sum-a"), Part("b", 40, "sum-b"))
     catalogue = Catalogue(
         [
@@ -131,9 +134,9 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
     )
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0))
     commands = CommandMessages(1, PROFILES, catalogue, Accounts())
-    told = commands.build_message(StageComponent("south", "7.1.1"), job, 3)
-    assert told["bundle"] == {"id": "f" * 64, "size": 9}
-    survey, world = told["files"]
+    message = commands.build_message(StageComponent("south", "7.1.1"), job, 3)
+    assert message["bundle"] == {"id": "f" * 64, "size": 9}
+    survey, world = message["files"]
     assert (survey["source"], survey["path"], survey["part"]) == ("files", "/data/survey", "b")
     assert (survey["target"], survey["size"], survey["checksum"]) == ("survey", 40, "sum-b")
     assert (world["source"], world["path"], world["target"], world["checksum"]) == (
@@ -150,15 +153,15 @@ def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:
     assert (survey["path"], survey["checksum"]) == ("", ""), "the agent will tell that it is gone"
 
 
-def test_a_stage_that_went_elsewhere_within_the_step_is_taken_back() -> None:
+def test_stage_of_moved_component_becomes_unstage() -> None:
     job = Job(
         7, JobSpec(FlexibleRequest(3), ("true",)), 0.0, JobState.CLAIMING, generation=2, attempt=Attempt(2, PLACED, 0.0)
     )
     for token in ("7.1.0", "7.2.1"):
-        told = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(
+        message = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(
             StageComponent("north", token), job, 3
         )
-        assert (told["type"], told["token"]) == ("unstage", token)
+        assert (message["type"], message["token"]) == ("unstage", token)
 
 
 OWNED = Accounts(
@@ -166,31 +169,31 @@ OWNED = Accounts(
 )
 
 
-def test_a_submission_names_the_account_of_the_jobs_owner() -> None:
+def test_submit_message_names_account_of_owner() -> None:
     spec = JobSpec(FlexibleRequest(3), ("true",), owner="ada")
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    told = CommandMessages(1, PROFILES, Catalogue(), OWNED).build_message(SubmitComponent("north", "7.1.0"), job, 3)
-    assert (told["type"], told["local_user"]) == ("submit", "a.lovelace")
-    told = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(
+    message = CommandMessages(1, PROFILES, Catalogue(), OWNED).build_message(SubmitComponent("north", "7.1.0"), job, 3)
+    assert (message["type"], message["local_user"]) == ("submit", "a.lovelace")
+    message = CommandMessages(1, PROFILES, Catalogue(), Accounts()).build_message(
         SubmitComponent("north", "7.1.0"), job, 3
     )
-    assert (told["type"], told["local_user"]) == ("submit", "")
+    assert (message["type"], message["local_user"]) == ("submit", "")
 
 
 @pytest.mark.evidence("U16")
-def test_what_was_placed_before_its_owner_lost_the_account_is_not_submitted() -> None:
+def test_submit_after_lost_permission_becomes_stop() -> None:
     commands = CommandMessages(1, PROFILES, Catalogue(), OWNED)
     spec = JobSpec(FlexibleRequest(3), ("true",), owner="eve")
     job = Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    told = commands.build_message(SubmitComponent("north", "7.1.0"), job, 3)
-    assert (told["type"], told["reason"]) == ("stop", "eve has no account on north")
-    told = commands.build_message(SubmitComponent("south", "7.1.1"), job, 3)
-    assert (told["type"], told["reason"]) == ("stop", "south is bob's own")
+    message = commands.build_message(SubmitComponent("north", "7.1.0"), job, 3)
+    assert (message["type"], message["reason"]) == ("stop", "eve has no account on north")
+    message = commands.build_message(SubmitComponent("south", "7.1.1"), job, 3)
+    assert (message["type"], message["reason"]) == ("stop", "south is bob's own")
     assert commands.build_message(StageComponent("north", "7.1.0"), job, 3)["type"] == "unstage"
 
 
 @pytest.mark.evidence("G4")
-def test_what_is_brought_is_what_a_job_there_is_to_have_from_that_site() -> None:
+def test_is_replica_needed_checks_jobs_and_source() -> None:
     catalogue = Catalogue(
         [
             Replica("sky", "files", "/data/sky", 70, "sum", (Part("a", 30, "sum-a"), Part("b", 40, "sum-b"))),
@@ -206,7 +209,7 @@ def test_what_is_brought_is_what_a_job_there_is_to_have_from_that_site() -> None
         Job(6, spec, 0.0, JobState.QUEUED),
         Job(7, spec, 0.0, JobState.CLAIMING, generation=1, attempt=Attempt(1, placed, 0.0)),
     ]
-    asked = [
+    queries = [
         ("south", "files", "/data/sky"),
         ("south", "files", "/data/sky/b"),
         ("south", "south", "/r/map"),
@@ -217,4 +220,4 @@ def test_what_is_brought_is_what_a_job_there_is_to_have_from_that_site() -> None
         ("south", "files", "/data/sky/../secret"),
         ("north", "files", "/data/sky"),
     ]
-    assert [each for each in asked if is_replica_needed(jobs, *each, catalogue)] == asked[:3]
+    assert [entry for entry in queries if is_replica_needed(jobs, *entry, catalogue)] == queries[:3]

@@ -51,24 +51,26 @@ class HonestAgent(Agent):
     def _handle(self, message: wire.FromDaemon) -> None:
         match message:
             case wire.Welcome():
-                self.says(
+                self.say_to_daemon(
                     Inventory(tuple(self.components.values()), stages=tuple(self.stages.values())), self.make_report()
                 )
             case wire.Probe():
-                self.says(self.make_report(), wire.Confirmed(sequence=message.sequence))
+                self.say_to_daemon(self.make_report(), wire.Confirmed(sequence=message.sequence))
             case wire.OutputAck():
                 self.acknowledged[message.token] = max(self.acknowledged[message.token], message.offset)
             case wire.Ask(what="stat"):
                 path = str(message.payload.get("path"))
                 payload = {"path": path, "size": FILE_SIZE_BYTES, "checksum": make_checksum(path), "parts": None}
-                self.says(wire.Answer(ident=message.ident, payload=payload, cluster=message.cluster))
+                self.say_to_daemon(wire.Answer(ident=message.ident, payload=payload, cluster=message.cluster))
             case wire.Ask():
-                self.says(wire.Answer(ident=message.ident, error="no", fault="refused", cluster=message.cluster))
+                self.say_to_daemon(
+                    wire.Answer(ident=message.ident, error="no", fault="refused", cluster=message.cluster)
+                )
             case wire.Relay():
                 self.relayed.append(message.model_dump())
             case wire.Command():
                 self._execute(message)
-                self.says(wire.Ack(id=message.id))
+                self.say_to_daemon(wire.Ack(id=message.id))
 
     def _execute(self, message: wire.Command) -> None:
         token = message.token
@@ -89,7 +91,7 @@ class HonestAgent(Agent):
                 self.stages[token] = StageStatus(token, "running", FILE_SIZE_BYTES * len(message.files))
                 if parse_token(token).job not in self.stages_held:
                     self.complete_stage(message)
-                self.says(self.stages[token])
+                self.say_to_daemon(self.stages[token])
             case wire.Unstage():
                 self.stages.pop(token, None)
 
@@ -117,7 +119,7 @@ class HonestAgent(Agent):
             status = replace(status, program_exit=0)
         self._report(replace(status, state=state))
         if state is ComponentState.RUNNING:
-            self.says(output_message(token, 0, expected_output(token)))
+            self.say_to_daemon(output_message(token, 0, expected_output(token)))
             self._set_state(token, ComponentState.ENDED)
 
     def finish_job(self, job: JobId) -> None:
@@ -132,7 +134,7 @@ class HonestAgent(Agent):
 
     def _report(self, status: ComponentStatus) -> None:
         self.components[status.token] = status
-        self.says(status, self.make_report())
+        self.say_to_daemon(status, self.make_report())
 
     def list_in_state(self, phase: str) -> list[str]:
         return [token for token, status in self.components.items() if status.state == phase]
@@ -163,8 +165,8 @@ def output_message(token: str, offset: int, text: bytes) -> wire.Output:
 @asynccontextmanager
 async def connected_agent(daemon: WatchedDaemon, agent: HonestAgent) -> AsyncIterator[HonestAgent]:
     """Connect an honest agent for the duration of the block."""
-    serving = asyncio.create_task(daemon.hub.serve(agent.name, agent))
-    agent.says(agent.make_hello())
+    serving = asyncio.create_task(daemon.hub.serve_connection(agent.name, agent))
+    agent.say_to_daemon(agent.make_hello())
     yield agent
     await agent.close("")
     await serving

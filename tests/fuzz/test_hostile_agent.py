@@ -154,7 +154,7 @@ class Attack:
         self._figures.counts["connections"] += 1
         self._agents.append(agent := Attacker())
         agent.says_frame(hello)
-        self._served.append(asyncio.create_task(self._grid.daemon.hub.serve(HOSTILE, agent)))
+        self._served.append(asyncio.create_task(self._grid.daemon.hub.serve_connection(HOSTILE, agent)))
 
     async def _say(self, frame: str) -> None:
         self._figures.counts["frames"] += 1
@@ -171,7 +171,7 @@ class Attack:
             await self._grid.daemon.wait_until_settled()
         if _is_welcomed(agent):
             mark = f"mark {next(self._marks)}"
-            agent.says(wire.Ask(ident=mark, what="nothing", payload={}))
+            agent.say_to_daemon(wire.Ask(ident=mark, what="nothing", payload={}))
             await wait_until(self._grid.daemon, lambda: serving.done() or _has_received(agent, mark))
         if serving.done():
             serving.result()

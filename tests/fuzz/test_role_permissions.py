@@ -25,7 +25,7 @@ from koalapy.model.job import ComponentState
 from koalapy.system.local_token import TOKEN_FILE
 from tests.api.test_conformance import replace_unknown_values
 from tests.daemon.archives import GOOD, archive_of
-from tests.daemon.sites import sha
+from tests.daemon.sites import sha256_hex
 from tests.fuzz import attacked_grid
 from tests.fuzz.campaign import Figures, run_campaign
 from tests.fuzz.clusters import HonestAgent, connected_agent, wait_until
@@ -179,7 +179,7 @@ def insert_known_values(case: Any, draw: Any, user: str) -> None:
     if "job" in path_parameters:
         path_parameters["job"] = draw(st.sampled_from([ADAS_JOB_ID, BOBS_JOB_ID]))
     if "bundle" in path_parameters:
-        path_parameters["bundle"] = sha(BUNDLE)
+        path_parameters["bundle"] = sha256_hex(BUNDLE)
     if isinstance(case.body, dict) and "owner" in case.body:
         case.body["owner"] = draw(st.sampled_from(["ada", "bob", user]))
 

@@ -24,38 +24,38 @@ PREVIOUS = Path(__file__).parent / "previous"
 INSTANCE, TOKEN = "k1f3", "7.2.0.3fa9c1d2"
 
 
-def recorded(name: str) -> list[dict[str, Any]]:
+def read_recorded(name: str) -> list[dict[str, Any]]:
     return list(json.loads((PREVIOUS / name).read_bytes()))
 
 
 SPEAKERS = [
     pytest.param(speaker, message, id=f"{name}-{index}-{message['type']}")
     for name, speaker in (("from_agent", from_agent), ("from_daemon", from_daemon))
-    for index, message in enumerate(recorded(f"{name}.json"))
+    for index, message in enumerate(read_recorded(f"{name}.json"))
 ]
 
 
 @pytest.mark.parametrize(("speaker", "message"), SPEAKERS)
-def test_each_message_is_read_and_would_be_sent_as_it_was(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
+def test_message_of_previous_version_is_read_unchanged(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
     """What was added since has a default that means what it meant not to say it."""
     read = speaker.validate_json(json.dumps([message]))
     (sent,) = json.loads(encode_frame(speaker, read))
     added = {name: sent.pop(name) for name in sent.keys() - message.keys()}
-    for now, before in zip(sent.get("components", ()), message.get("components", ()), strict=True):
-        added |= {f"components.{name}": now.pop(name) for name in now.keys() - before.keys()}
+    for now, previous in zip(sent.get("components", ()), message.get("components", ()), strict=True):
+        added |= {f"components.{name}": now.pop(name) for name in now.keys() - previous.keys()}
     assert sent == message
     assert added in ({}, {"identity": "service"}) or not any(added.values())
 
 
 @pytest.mark.parametrize(("speaker", "message"), SPEAKERS)
-def test_unknown_field_of_message_is_ignored(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
+def test_message_with_unknown_field_is_accepted(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
     """Neither whose it is: that is who sent it."""
-    more = message | {"later": {"a": 1}} | ({"cluster": "south"} if "cluster" not in message else {})
-    assert speaker.validate_json(json.dumps([more])) == speaker.validate_json(json.dumps([message]))
+    extended = message | {"later": {"a": 1}} | ({"cluster": "south"} if "cluster" not in message else {})
+    assert speaker.validate_json(json.dumps([extended])) == speaker.validate_json(json.dumps([message]))
 
 
-def test_the_protocol_is_the_same() -> None:
-    assert recorded("from_agent.json")[0]["protocol"] == PROTOCOL
+def test_protocol_version_is_unchanged() -> None:
+    assert read_recorded("from_agent.json")[0]["protocol"] == PROTOCOL
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_protocol_is_the_same() -> None:
     ],
     ids=lambda message: message["type"],
 )
-def test_what_was_not_said_once_need_not_be_said(message: dict[str, Any]) -> None:
+def test_message_without_newer_fields_has_defaults(message: dict[str, Any]) -> None:
     (report,) = from_agent.validate_json(json.dumps([message]))
     (sent,) = json.loads(encode_frame(from_agent, [report]))
     (again,) = from_agent.validate_json(json.dumps([sent]))
@@ -78,37 +78,39 @@ def test_what_was_not_said_once_need_not_be_said(message: dict[str, Any]) -> Non
     }
 
 
-def test_a_state_is_the_schedulers_own_from_the_message_on() -> None:
-    (inventory,) = from_agent.validate_json(json.dumps([recorded("from_agent.json")[1]]))
+def test_component_status_hides_internal_states() -> None:
+    (inventory,) = from_agent.validate_json(json.dumps([read_recorded("from_agent.json")[1]]))
     assert isinstance(inventory, Inventory)
     assert [status.state for status in inventory.components] == [ComponentState.WAITING, ComponentState.ENDED]
 
 
 @pytest.mark.parametrize("state", ["placed", "stopping", "gone", None])
-def test_no_agent_knows_of_states_before_its_orders(state: object) -> None:
+def test_component_status_before_orders_is_unknown(state: object) -> None:
     with pytest.raises(ValueError, match=r"status\.state"):
         from_agent.validate_json(json.dumps([{"type": "status", "token": TOKEN, "state": state}]))
 
 
-def test_texts_for_people_are_cut() -> None:
+def test_message_texts_for_users_are_truncated() -> None:
     long = {"type": "status", "token": TOKEN, "state": "ended", "error": "ä" * 30_000}
     (status,) = from_agent.validate_json(json.dumps([long]))
     assert status == ComponentStatus(TOKEN, ComponentState.ENDED, error="ä" * MAX_TEXT_LENGTH)
 
 
-def test_an_agents_spool_is_read(tmp_path: Path) -> None:
+def test_spool_of_previous_agent_is_read(tmp_path: Path) -> None:
     directory = tmp_path / "spool"
     shutil.copytree(PREVIOUS / "spool", directory)
-    components = [Component.load_journal(*each) for each in Spool(directory).load_folders()]
-    said = json.loads(encode_frame(from_agent, [component.current_status() for component in components]))
-    assert not any(each.pop("warned") or each.pop("exceeded") for each in said), "neither was told at that time"
-    assert not any(each.pop("lease") for each in said), "their runners count no silence of the daemon"
-    assert said == recorded("recalled.json")
-    (known,) = Daemons(directory).known_daemons()
-    assert known == KnownDaemon(instance=INSTANCE, epoch=4, life="b7", job=7)
+    components = [Component.load_journal(*status) for status in Spool(directory).load_folders()]
+    statuses = json.loads(encode_frame(from_agent, [component.current_status() for component in components]))
+    assert not any(status.pop("warned") or status.pop("exceeded") for status in statuses), (
+        "neither was told at that time"
+    )
+    assert not any(status.pop("lease") for status in statuses), "their runners count no silence of the daemon"
+    assert statuses == read_recorded("recalled.json")
+    (daemon,) = Daemons(directory).known_daemons()
+    assert daemon == KnownDaemon(instance=INSTANCE, epoch=4, life="b7", job=7)
 
 
-def test_a_stages_journal_is_read() -> None:
+def test_stage_journal_of_previous_agent_is_read() -> None:
     order = Stage.model_validate(JournalFolder(PREVIOUS / "stages" / f".{INSTANCE}-{TOKEN}").load_entries()["order"])
-    (sent,) = (message for message in recorded("from_daemon.json") if message["type"] == "stage")
+    (sent,) = (message for message in read_recorded("from_daemon.json") if message["type"] == "stage")
     assert json.loads(encode_frame(from_daemon, [order])) == [sent | {"local_user": ""}]

@@ -9,7 +9,7 @@ from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
 from koalapy.system.tls import Trust, explain_tls_error, pinned_context
 from tests.certificates import CertificateAuthority
-from tests.daemon.test_certificate import shown
+from tests.daemon.test_certificate import fetch_certificate
 
 
 @pytest.mark.evidence("L2")
@@ -28,7 +28,7 @@ def test_a_certificate_that_is_not_the_right_one_is_refused_with_the_way_out(
     pair = authority.issue(hosts, days)
     served = Certificate(pair.certificate, pair.key, tmp_path).context
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
-        shown(served, Trust(authority.file).create_context())
+        fetch_certificate(served, Trust(authority.file).create_context())
     assert (found := explain_tls_error(refused.value, "127.0.0.1")) is not None
     assert found[0] == told
     assert found[1]
@@ -39,10 +39,13 @@ def test_one_by_another_authority_is_refused_and_so_is_every_other_where_one_is_
     authority, other = CertificateAuthority(tmp_path), CertificateAuthority(tmp_path / "other")
     pair, sibling = authority.issue(), authority.issue()
     served = Certificate(pair.certificate, pair.key, tmp_path).context
-    assert shown(served, pinned_context(pair.certificate.read_text()), "whatever") == pair.certificate.read_text()
+    assert (
+        fetch_certificate(served, pinned_context(pair.certificate.read_text()), "whatever")
+        == pair.certificate.read_text()
+    )
     for trust in (Trust(other.file), Trust(), Trust(pinned=sibling.certificate), Trust(pinned=other.file)):
         with pytest.raises(ssl.SSLCertVerificationError) as refused:
-            shown(served, trust.create_context())
+            fetch_certificate(served, trust.create_context())
         assert (found := explain_tls_error(refused.value, "127.0.0.1")) is not None
         assert "--ca-file" in found[1]
 
@@ -50,7 +53,10 @@ def test_one_by_another_authority_is_refused_and_so_is_every_other_where_one_is_
 def test_a_pinned_one_is_known_also_when_it_has_expired(tmp_path: Path) -> None:
     pair = CertificateAuthority(tmp_path).issue(["grid.example.org"], days=-1.0)
     served = Certificate(pair.certificate, pair.key, tmp_path)
-    assert shown(served.context, Trust(pinned=served.public_path).create_context()) == pair.certificate.read_text()
+    assert (
+        fetch_certificate(served.context, Trust(pinned=served.public_path).create_context())
+        == pair.certificate.read_text()
+    )
 
 
 def test_a_file_of_authorities_that_is_of_no_use_is_refused(tmp_path: Path) -> None:
@@ -76,9 +82,9 @@ def test_others_are_told_of_few_authorities_only(tmp_path: Path) -> None:
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, tmp_path).context
     told = Trust(authority.file).shared_authorities()
-    assert shown(served, Trust(authorities=told).create_context()) == pair.certificate.read_text()
+    assert fetch_certificate(served, Trust(authorities=told).create_context()) == pair.certificate.read_text()
     with pytest.raises(ssl.SSLCertVerificationError):
-        shown(served, Trust(authorities=told).create_context(), "grid.example.org")
+        fetch_certificate(served, Trust(authorities=told).create_context(), "grid.example.org")
     many = tmp_path / "many.pem"
     many.write_text(authority.file.read_text() * 50)
     assert [Trust(path).shared_authorities() for path in (many, tmp_path / "none", None)] == ["", "", ""]
