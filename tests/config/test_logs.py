@@ -43,26 +43,26 @@ asyncio.run(fails())
 
 
 @pytest.mark.processes
-def test_a_full_disk_below_the_log_is_survived() -> None:
+def test_log_on_full_disk_raises_no_error() -> None:
     with open("/dev/full", "w") as full:
         ran = subprocess.run([sys.executable, "-c", LOGGING], stdout=subprocess.PIPE, stderr=full, check=False)
     assert ran.stdout == b"went on\n"
 
 
-def said(*how: str) -> list[str]:
+def logged_lines(*how: str) -> list[str]:
     ran = subprocess.run([sys.executable, "-c", TOLD, *how], capture_output=True, text=True, check=True)
     return ran.stderr.splitlines()
 
 
 @pytest.fixture(scope="module")
 def objects() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in said("info", "json")]
+    return [json.loads(line) for line in logged_lines("info", "json")]
 
 
-def test_programs_get_one_object_in_each_line(objects: list[dict[str, Any]]) -> None:
-    assert [one["action"] for one in objects] == ["an-event", "odd", "bug", *["library"] * 4]
-    for one in objects:
-        assert list(one)[:4] == ["timestamp", "level", "action", "event"]
+def test_json_log_has_one_object_per_line(objects: list[dict[str, Any]]) -> None:
+    assert [entry["action"] for entry in objects] == ["an-event", "odd", "bug", *["library"] * 4]
+    for entry in objects:
+        assert list(entry)[:4] == ["timestamp", "level", "action", "event"]
     first, odd, bug, *_ = objects
     assert (first["job"], first["cluster"], first["reason"]) == (12, "north", "two\nlines")
     assert (odd["job"], odd["cluster"]) == (7, "south"), "what is said stands"
@@ -71,18 +71,18 @@ def test_programs_get_one_object_in_each_line(objects: list[dict[str, Any]]) -> 
     assert "in wrong\n" in bug["traceback"]
 
 
-def test_what_libraries_say_is_said_alike(objects: list[dict[str, Any]]) -> None:
-    known = {one["library"]: one for one in objects if one["action"] == "library"}
-    assert known["uvicorn.error"]["event"] == "of a library"
-    assert known["uvicorn.error"]["level"] == "warning"
-    assert known["broken"]["event"] == "%d"
-    assert "watch out" in known["py.warnings"]["event"]
-    assert known["asyncio"]["error"] == "ValueError('x')"
+def test_library_records_are_logged_in_the_same_format(objects: list[dict[str, Any]]) -> None:
+    by_library = {entry["library"]: entry for entry in objects if entry["action"] == "library"}
+    assert by_library["uvicorn.error"]["event"] == "of a library"
+    assert by_library["uvicorn.error"]["level"] == "warning"
+    assert by_library["broken"]["event"] == "%d"
+    assert "watch out" in by_library["py.warnings"]["event"]
+    assert by_library["asyncio"]["error"] == "ValueError('x')"
 
 
 @pytest.mark.processes
-def test_people_get_one_line_for_each_event_as_well() -> None:
-    lines = said("warning", "console")
+def test_text_log_has_one_line_per_event() -> None:
+    lines = logged_lines("warning", "console")
     assert len(lines) == 6
     assert all(line.startswith("timestamp='") for line in lines)
     assert "level='error' event='a mistake' action='bug'" in lines[1]
@@ -90,7 +90,7 @@ def test_people_get_one_line_for_each_event_as_well() -> None:
 
 
 @pytest.mark.processes
-def test_what_weighs_less_is_not_told() -> None:
-    assert json.loads(said("debug", "json")[0])["action"] == "a-debug"
-    assert [json.loads(line)["level"] for line in said("error", "json")] == ["error"] * 3
-    assert said("critical", "json") == []
+def test_log_below_minimum_level_is_omitted() -> None:
+    assert json.loads(logged_lines("debug", "json")[0])["action"] == "a-debug"
+    assert [json.loads(line)["level"] for line in logged_lines("error", "json")] == ["error"] * 3
+    assert logged_lines("critical", "json") == []

@@ -82,12 +82,12 @@ def test_setting_out_of_range_is_refused_by_its_field(load_yaml: Any, field: str
     assert f"koala.yaml: {field}" in refusal.value.message
 
 
-def test_jobs_may_be_kept_for_ever_or_an_hour(load_yaml: Any) -> None:
+def test_jobs_keep_accepts_zero_and_an_hour(load_yaml: Any) -> None:
     assert load_yaml(jobs_keep=None).jobs_keep is None
     assert load_yaml(internal_jobs_keep=3600).internal_jobs_keep == 3600.0
 
 
-def test_every_variable_of_a_section_may_be_an_object_or_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_accepts_objects_and_lists_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "NETWORK__COMMAND": '["pp"]',
         "CLUSTERS__NORTH__KIND": "slurm",
@@ -126,20 +126,20 @@ def test_text_that_cannot_be_encoded_is_refused_by_its_field(tmp_path: Path, yam
     assert refusal.value.field == field
 
 
-def test_rules_are_read(load_yaml: Any) -> None:
+def test_rules_are_read_from_file(load_yaml: Any) -> None:
     rules = {"claiming": "incremental", "claim_threshold": 0.5, "claim_factor": 0.5, "preemption": "never"}
     built = load_yaml(rules=rules).rules
     assert {name: getattr(built, name) for name in rules} == rules
 
 
-def test_rules_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_in_environment_out_of_range_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_RULES__CLAIM_FACTOR", "1.5")
     place = "KOALA_RULES__CLAIM_FACTOR in the environment"
     with pytest.raises(UsageError, match=rf"^{place}: rules\.claim_factor: give less than 1$"):
         load_settings(None)
 
 
-def test_links_are_known_by_their_clusters(load_yaml: Any) -> None:
+def test_known_links_are_keyed_by_clusters(load_yaml: Any) -> None:
     settings = load_yaml(
         links=[
             {"between": ["south", "north"], "latency": "0.5ms", "bandwidth": "1Gbit"},
@@ -167,7 +167,7 @@ def test_links_are_known_by_their_clusters(load_yaml: Any) -> None:
         ({"latencey": 1}, "links[1].latencey", ""),
     ],
 )
-def test_a_link_that_cannot_be_is_refused_by_its_field(
+def test_invalid_link_is_rejected_with_its_field(
     load_yaml: Any, changes: dict[str, Any], field: str, says: str
 ) -> None:
     first = {"between": ["north", "south"], "latency": 0.001}
@@ -181,7 +181,7 @@ def test_a_link_that_cannot_be_is_refused_by_its_field(
 @pytest.mark.parametrize(
     ("text", "seconds"), [(2, 2.0), (0.5, 0.5), ("3", 3.0), ("0.5ms", 0.0005), ("20 us", 2e-5), ("1e-3s", 1e-3)]
 )
-def test_seconds_with_units(text: float | str, seconds: float) -> None:
+def test_duration_with_unit_is_parsed(text: float | str, seconds: float) -> None:
     assert parse_seconds(text) == pytest.approx(seconds)
 
 
@@ -189,30 +189,30 @@ def test_seconds_with_units(text: float | str, seconds: float) -> None:
     ("text", "amount"),
     [(10, 10.0), ("7", 7.0), ("1Gbit", 125e6), ("1Gbit/s", 125e6), ("100MB", 1e8), ("2 KiB/s", 2048.0), ("8bit", 1.0)],
 )
-def test_bytes_per_second_with_units(text: float | str, amount: float) -> None:
+def test_bandwidth_with_unit_is_parsed(text: float | str, amount: float) -> None:
     assert parse_bandwidth(text) == pytest.approx(amount)
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [(16, 16), ("7", 7), ("16GB", 16 * 10**9), ("1.5 kB", 1500), ("512MiB", 2**29), ("2B", 2)]
 )
-def test_bytes_with_units(text: float | str, size: int) -> None:
+def test_size_with_unit_is_parsed(text: float | str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "16G", "8bit", "1GB/s", "-1", True, float("inf"), float("nan"), "9e999"])
-def test_what_is_no_size_is_refused(text: Any) -> None:
+def test_invalid_size_is_rejected(text: Any) -> None:
     with pytest.raises(ValueError, match="give bytes"):
         parse_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["", "ms", "1h", "1 0ms", "nan", "-1s", "1ms/s", True])
-def test_what_is_no_time_is_refused(text: Any) -> None:
+def test_invalid_duration_is_rejected(text: Any) -> None:
     with pytest.raises(ValueError, match="give seconds"):
         parse_seconds(text)
 
 
-def test_how_links_are_measured(load_yaml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_settings_of_links_are_read(load_yaml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_yaml().network == MeasurementSettings()
     assert load_yaml(network={"interval": 3600, "command": ["pp"]}).network.command == ("pp",)
     monkeypatch.setenv("KOALA_NETWORK__PATIENCE", "5")
@@ -229,7 +229,7 @@ def test_how_links_are_measured(load_yaml: Any, monkeypatch: pytest.MonkeyPatch)
         ("ü" * 20, "ASCII"),
     ],
 )
-def test_a_token_that_lets_anybody_in_is_refused_by_its_place(load_yaml: Any, token: str, says: str) -> None:
+def test_weak_or_ambiguous_token_is_rejected_with_its_field(load_yaml: Any, token: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as refusal:
         load_yaml(tokens=[{"token": "a-token-for-tests", "user": "ada"}, {"token": token, "user": "bob"}])
     assert refusal.value.field == "tokens[1].token"
@@ -238,7 +238,7 @@ def test_a_token_that_lets_anybody_in_is_refused_by_its_place(load_yaml: Any, to
     assert refusal.value.field == "clusters.north.token"
 
 
-def test_a_token_says_whose_it_is(load_yaml: Any) -> None:
+def test_token_without_user_is_rejected(load_yaml: Any) -> None:
     with pytest.raises(UsageError, match="say whose token it is") as refusal:
         load_yaml(tokens=["a-token-for-tests"])
     assert refusal.value.field == "tokens[0]"
@@ -247,13 +247,15 @@ def test_a_token_says_whose_it_is(load_yaml: Any) -> None:
     assert "a-token" not in repr(section)
 
 
-def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yaml: Any) -> None:
+def test_user_accounts_must_be_unique_on_known_clusters(load_yaml: Any) -> None:
     people = {"ada": {"accounts": {"north": "al"}, "groups": ["physics"]}, "bob": {"accounts": {"north": "bo"}}}
-    known = load_yaml(users=people, clusters={"north": {}, "south": {"kind": "slurm", "unmapped": True}}).known_users()
-    assert known.user_of("north", "al") == "ada"
-    assert (known.user_of("north", "eve"), known.user_of("south", "eve")) == (None, "eve@south")
-    assert [known.account_of("ada", name) for name in ("north", "south")] == ["al", None]
-    assert [known.account_of("eve@south", name) for name in ("north", "south")] == [None, "eve"]
+    settings = load_yaml(
+        users=people, clusters={"north": {}, "south": {"kind": "slurm", "unmapped": True}}
+    ).known_users()
+    assert settings.user_of("north", "al") == "ada"
+    assert (settings.user_of("north", "eve"), settings.user_of("south", "eve")) == (None, "eve@south")
+    assert [settings.account_of("ada", name) for name in ("north", "south")] == ["al", None]
+    assert [settings.account_of("eve@south", name) for name in ("north", "south")] == [None, "eve"]
     at_home = load_yaml(users={"ada": {"accounts": {"north": "al", "south": "al"}, "home": "south"}}).known_users()
     assert at_home.home_of("ada") == "south"
     with pytest.raises(UsageError, match=r"users.ada.home is nort, and there is no such cluster"):
@@ -266,7 +268,7 @@ def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yam
         load_yaml(users={"ada@north": {}})
 
 
-def test_tokens_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_token_in_environment_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_TOKENS", '[{"token": "", "user": "ada"}]')
     with pytest.raises(UsageError, match=r"^KOALA_TOKENS in the environment: tokens\[0\]\.token: the token is blank"):
         load_settings(None)
@@ -276,13 +278,13 @@ def test_tokens_of_the_environment_are_refused_likewise(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", ["", "http://grid", "grid:8642", "a b", "*", "grid..org", "/", "[::1]"])
-def test_an_allowed_host_is_a_name_and_nothing_else(load_yaml: Any, name: str) -> None:
+def test_allowed_host_with_more_than_a_name_is_rejected(load_yaml: Any, name: str) -> None:
     with pytest.raises(UsageError, match="is not a host's name") as refusal:
         load_yaml(allowed_hosts=["grid.example.org", name])
     assert refusal.value.field == "allowed_hosts[1]"
 
 
-def test_all_that_is_wrong_is_told_at_once_with_the_key_that_was_meant_and_the_file(tmp_path: Path) -> None:
+def test_error_lists_all_faults_with_nearest_keys_and_file(tmp_path: Path) -> None:
     path = tmp_path / "koala.yaml"
     path.write_text(
         "rules: {claim_grce: 5, scan_intervall: 1}\n"
@@ -291,14 +293,14 @@ def test_all_that_is_wrong_is_told_at_once_with_the_key_that_was_meant_and_the_f
     )
     with pytest.raises(UsageError) as refused:
         load_settings(path)
-    told = refused.value.message.removeprefix(f"{path}: ")
-    assert told.split("; ") == [
+    message = refused.value.message.removeprefix(f"{path}: ")
+    assert message.split("; ") == [
         "rules.claim_grce: there is no such key, did you mean claim_grace?",
         "rules.scan_intervall: there is no such key, did you mean scan_interval?",
         "links[0].latencey: there is no such key, did you mean latency?",
         "clusters.north.transfer_limit: give at least 1",
         "clusters.north.node: there is no such key, did you mean nodes?",
-        *[one for one in told.split("; ") if one.startswith("zzz: there is no such key (known: ")],
+        *[part for part in message.split("; ") if part.startswith("zzz: there is no such key (known: ")],
     ]
     assert refused.value.hint == "correct it there"
     path.write_text("rules: {claim_grace: 0, claim_factor: 2}\n")
@@ -309,9 +311,7 @@ def test_all_that_is_wrong_is_told_at_once_with_the_key_that_was_meant_and_the_f
     )
 
 
-def test_what_the_environment_said_wrong_is_to_be_corrected_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_names_the_environment_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "koala.yaml"
     path.write_text("lease: 0\n")
     monkeypatch.setenv("KOALA_RULES__CLAIM_GRCE", "5")
@@ -325,7 +325,7 @@ def test_what_the_environment_said_wrong_is_to_be_corrected_there(
 
 
 @pytest.mark.parametrize("text", ["1: 2", "_env_prefix: X_", "_env_file: /etc/passwd", "null: 1", "[1, 2]: 3"])
-def test_a_key_that_is_no_fields_name_is_refused(tmp_path: Path, text: str) -> None:
+def test_unknown_key_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / "koala.yaml").write_text(f"{text}\n")
     with pytest.raises(UsageError, match=r"is not a field|cannot read"):
         load_settings(tmp_path / "koala.yaml")
@@ -335,7 +335,7 @@ OIDC = {"issuer": "https://sso.example.org", "audience": "koala", "jwks_uri": "h
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "message"),
     [
         ({}, "give users or pattern"),
         ({"users": {"a": "alice"}, "jwks_file": "/keys"}, "give jwks_uri or jwks_file"),
@@ -352,13 +352,13 @@ OIDC = {"issuer": "https://sso.example.org", "audience": "koala", "jwks_uri": "h
         ({"pattern": "(.+)", "issuer": ""}, "oidc.issuer"),
     ],
 )
-def test_a_provider_that_would_let_in_the_wrong_ones_is_refused(load_yaml: Any, section: Any, said: str) -> None:
+def test_insecure_identity_provider_is_rejected(load_yaml: Any, section: Any, message: str) -> None:
     with pytest.raises(UsageError) as refusal:
         load_yaml(oidc=OIDC | section)
-    assert said in refusal.value.message
+    assert message in refusal.value.message
 
 
-def test_a_provider_whose_keys_are_on_this_machine_may_speak_plainly(load_yaml: Any) -> None:
+def test_identity_provider_on_loopback_may_use_http(load_yaml: Any) -> None:
     for uri in ("http://127.0.0.1:8080/jwks", "http://[::1]/jwks", "http://localhost/jwks"):
         assert load_yaml(oidc=OIDC | {"pattern": "(.+)", "jwks_uri": uri}).oidc is not None
 
@@ -366,28 +366,28 @@ def test_a_provider_whose_keys_are_on_this_machine_may_speak_plainly(load_yaml: 
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "a,b", "a:b", "no rth", "-x", "_x", ".x", "north\n", "a\0", "x" * 101]
 )
-def test_a_clusters_name_is_one_plain_word(load_yaml: Any, tmp_path: Path, name: str) -> None:
+def test_invalid_cluster_name_is_rejected(load_yaml: Any, tmp_path: Path, name: str) -> None:
     """Agents of others never connected, as their names are parts of addresses and paths."""
     with pytest.raises(UsageError) as refusal:
         load_yaml(clusters={name: {}})
     assert refusal.value.field == "clusters"
-    said = f"clusters: {name[:100]!r} is not a cluster's name: give 1 to 100 letters"
-    assert refusal.value.message.startswith(f"{tmp_path / 'koala.yaml'}: {said}")
+    message = f"clusters: {name[:100]!r} is not a cluster's name: give 1 to 100 letters"
+    assert refusal.value.message.startswith(f"{tmp_path / 'koala.yaml'}: {message}")
 
 
 @pytest.mark.parametrize("name", ["north", "é", "4", "das4-vu.nl_2", "x" * 100])
-def test_what_a_cluster_may_be_called(load_yaml: Any, name: str) -> None:
+def test_valid_cluster_name_is_accepted(load_yaml: Any, name: str) -> None:
     assert list(load_yaml(clusters={name: {}}).clusters) == [name]
 
 
-def test_a_file_without_an_end_is_not_read_to_it() -> None:
+def test_endless_configuration_file_is_rejected() -> None:
     with pytest.raises(UsageError) as refusal:
         load_settings(Path("/dev/zero"))
     assert refusal.value.message == "cannot read /dev/zero: it is larger than 16777216 bytes"
 
 
 @pytest.mark.parametrize("text", ["jobs_keep: 2026-13-45", f"jobs_keep: {'9' * 5000}", "jobs_keep: !!bool x"])
-def test_what_yaml_itself_cannot_make_a_value_of_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_yaml_value_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "koala.yaml"
     path.write_text(text)
     with pytest.raises(UsageError) as refusal:
@@ -417,7 +417,7 @@ def test_what_yaml_itself_cannot_make_a_value_of_is_refused(tmp_path: Path, text
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_our_words(tmp_path: Path, text: str, says: str) -> None:
+def test_error_messages_are_worded_for_users(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "koala.yaml"
     path.write_text(text)
     with pytest.raises(UsageError) as refusal:
@@ -438,11 +438,11 @@ def test_local_networks_without_setting_are_numbered_and_avoid_named_ones(load_y
 
 
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.none() | st.sampled_from(["127.0.1", "127.0.2", "127.0.3"])))
-def test_local_networks_are_all_different_or_refused(networks: dict[str, str | None]) -> None:
+def test_local_networks_are_distinct_or_rejected(networks: dict[str, str | None]) -> None:
     clusters = {name: {} if network is None else {"network": network} for name, network in networks.items()}
     settings = Settings.model_validate({"clusters": clusters})
-    named = [network for network in networks.values() if network]
-    if len(named) == len(set(named)):
+    configured = [network for network in networks.values() if network]
+    if len(configured) == len(set(configured)):
         assert len(set(settings.local_networks().values())) == len(networks)
     else:
         with pytest.raises(UsageError, match="is also the network of cluster"):
@@ -479,7 +479,7 @@ def test_cluster_without_kind_with_nodes_of_this_machine_is_local(load_yaml: Any
     assert load_yaml(clusters={"y": section}).clusters["y"].kind == "local"
 
 
-def test_settings_of_other_kinds_are_known() -> None:
+def test_settings_of_other_cluster_kinds_are_accepted() -> None:
     names = {field.name for field in dataclasses.fields(ClusterSection)}
     assert names >= OF_OTHER_KINDS | OF_LOCAL_KIND
 
@@ -507,8 +507,8 @@ def test_variable_like_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch, var
 
 
 def test_variable_that_nothing_reads_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = unknown_variables()
+    earlier = unknown_variables()
     for name in ("KOALA_TOKEN", "KOALA_JOB", "KOALA_NODE_INDEX", "KOALA_RULES__CLAIM_GRACE", "KOALA_SITE_OWN"):
         monkeypatch.setenv(name, "5")
-    assert unknown_variables() == sorted({*before, "KOALA_SITE_OWN"})
+    assert unknown_variables() == sorted({*earlier, "KOALA_SITE_OWN"})
     load_settings(None)

@@ -19,13 +19,13 @@ from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.twin import Answer, Change, Question, answer_what_if
 from koalapy.store.opening import Stores
 from tests.memory_stores import memory_stores
-from tests.simulation.test_simulation import grid
-from tests.simulation.test_twin import crowd
+from tests.simulation.test_simulation import create_grid
+from tests.simulation.test_twin import crowd_of_jobs
 
 
 def queries_at(until: float) -> Queries:
-    simulation = Simulation(grid(), until=until)
-    simulation.run(crowd(12, walltime=500.0))
+    simulation = Simulation(create_grid(), until=until)
+    simulation.run(crowd_of_jobs(12, walltime=500.0))
     return simulation.scheduler.queries
 
 

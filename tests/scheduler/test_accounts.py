@@ -20,7 +20,7 @@ from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from tests.policies.grids import NAMES, grid, grids, summary
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
-from tests.validation.submissions import GRID, refusal, spec
+from tests.validation.submissions import GRID, make_spec, rejection_of
 
 MAPPED = {
     "alice": User({"north": "alice", "south": "alice"}),
@@ -117,12 +117,12 @@ def test_waiting_reason_names_missing_account() -> None:
 def test_submission_without_usable_account_is_rejected(
     owner: str, request_: Request, field: str, expected: str
 ) -> None:
-    error = refusal(spec(request_, owner=owner), GRID, ACCOUNTS)
+    error = rejection_of(make_spec(request_, owner=owner), GRID, ACCOUNTS)
     assert (error.field, expected in error.message) == (field, True), error.message
     assert error.hint
 
 
 def test_rejection_hint_names_accounts_setting() -> None:
-    error = refusal(spec(fixed(south=1), owner="bob"), GRID, ACCOUNTS)
+    error = rejection_of(make_spec(fixed(south=1), owner="bob"), GRID, ACCOUNTS)
     assert isinstance(error, UsageError)
     assert error.hint == ("name north, or have the grid's administrators give bob an account in users.bob.accounts")

@@ -27,11 +27,11 @@ def test_forked_map_with_function_that_cannot_be_pickled_keeps_order_of_argument
 
 
 def test_forked_map_with_failing_process_raises_runtime_error() -> None:
-    def refuses(number: int) -> None:
+    def raise_error(number: int) -> None:
         raise ValueError(f"not {number}")
 
     with pytest.raises(RuntimeError, match="a process of the simulation has failed"):
-        forked_map(refuses, [1, 2], 2, type(None))
+        forked_map(raise_error, [1, 2], 2, type(None))
 
 
 class _RunsCode:
@@ -46,7 +46,7 @@ def test_forked_map_with_value_that_would_run_code_raises_runtime_error() -> Non
         forked_map(lambda _: _RunsCode(), [1, 2], 2, object)
 
 
-def test_who_is_killed_leaves_nobody_behind() -> None:
+def test_forked_map_of_killed_parent_ends_its_workers() -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         workers = [int(parent.stdout.readline()) for _ in range(2)]

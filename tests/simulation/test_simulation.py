@@ -29,261 +29,281 @@ from koalapy.simulation.site import Site
 NORTH_SOUTH = {"north": SimulatedCluster(8), "south": SimulatedCluster(4)}
 
 
-def grid(**changes: Any) -> SimulatedGrid:
+def create_grid(**changes: Any) -> SimulatedGrid:
     return SimulatedGrid(NORTH_SOUTH, **changes)
 
 
-def job(at: float, nodes: int, lasts: float = 100.0, **spec: Any) -> PlannedJob:
+def make_job(arrival: float, nodes: int, lasts: float = 100.0, **spec: Any) -> PlannedJob:
     spec = {"policy": "cluster-minimization"} | spec
-    return PlannedJob(at, JobSpec(FlexibleRequest(nodes), ("program",), **spec), lasts)
+    return PlannedJob(arrival, JobSpec(FlexibleRequest(nodes), ("program",), **spec), lasts)
 
 
-def run(jobs: Sequence[PlannedJob], where: SimulatedGrid | None = None, **options: Any) -> Outcome:
-    return Simulation(where or grid(), **options).run(jobs)
+def run_jobs(jobs: Sequence[PlannedJob], simulated: SimulatedGrid | None = None, **options: Any) -> Outcome:
+    return Simulation(simulated or create_grid(), **options).run(jobs)
 
 
-def by_ident(outcome: Outcome) -> dict[int, JobOutcome]:
-    return {each.ident: each for each in outcome.jobs}
+def jobs_by_id(outcome: Outcome) -> dict[int, JobOutcome]:
+    return {job.ident: job for job in outcome.jobs}
 
 
-def test_a_job_runs_as_long_as_it_is_meant_to() -> None:
-    outcome = run([job(5.0, 6)])
-    (one,) = outcome.jobs
-    assert (one.state, one.submitted, one.started, one.ended) == (JobState.SUCCEEDED, 5.0, 5.0, 105.0)
-    assert one.gang == (("north", 6),)
-    assert (one.response, one.waited, outcome.node_seconds, outcome.lasted) == (100.0, 0.0, 600.0, 105.0)
+def test_job_runs_for_its_planned_time() -> None:
+    outcome = run_jobs([make_job(5.0, 6)])
+    (result,) = outcome.jobs
+    assert (result.state, result.submitted, result.started, result.ended) == (JobState.SUCCEEDED, 5.0, 5.0, 105.0)
+    assert result.gang == (("north", 6),)
+    assert (result.response, result.waited, outcome.node_seconds, outcome.lasted) == (100.0, 0.0, 600.0, 105.0)
 
 
-def test_a_job_over_two_clusters_takes_longer_by_its_run_time_model() -> None:
-    outcome = run([job(0.0, 10)], run_time=product(by_number_of_clusters((1.0, 1.5)), multi_site(1.0)))
-    (one,) = outcome.jobs
-    assert one.gang == (("north", 8), ("south", 2))
-    assert one.ended == 300.0
+def test_job_on_two_clusters_takes_time_of_its_model() -> None:
+    outcome = run_jobs([make_job(0.0, 10)], run_time=product(by_number_of_clusters((1.0, 1.5)), multi_site(1.0)))
+    (result,) = outcome.jobs
+    assert result.gang == (("north", 8), ("south", 2))
+    assert result.ended == 300.0
 
 
-def test_a_cluster_that_is_twice_as_fast_takes_half_the_time() -> None:
-    where = SimulatedGrid({"fast": SimulatedCluster(4, speed=2.0), "slow": SimulatedCluster(4)})
-    outcome = run(
-        [job(0.0, 4, policy="fastest-one"), job(0.0, 4, policy="fastest-one")], where, run_time=by_speed(where.speeds)
+def test_job_on_faster_cluster_takes_less_time() -> None:
+    simulated = SimulatedGrid({"fast": SimulatedCluster(4, speed=2.0), "slow": SimulatedCluster(4)})
+    outcome = run_jobs(
+        [make_job(0.0, 4, policy="fastest-one"), make_job(0.0, 4, policy="fastest-one")],
+        simulated,
+        run_time=by_speed(simulated.speeds),
     )
-    assert {each.gang[0][0]: each.ended for each in outcome.jobs} == {"fast": 50.0, "slow": 100.0}
+    assert {result.gang[0][0]: result.ended for result in outcome.jobs} == {"fast": 50.0, "slow": 100.0}
 
 
-def test_whoever_finds_no_nodes_waits_for_those_who_have_them() -> None:
-    outcome = by_ident(run([job(0.0, 12), job(10.0, 12), job(20.0, 1)], rules=Rules(queue="fcfs")))
+def test_job_without_idle_nodes_waits_for_running_jobs() -> None:
+    outcome = jobs_by_id(
+        run_jobs([make_job(0.0, 12), make_job(10.0, 12), make_job(20.0, 1)], rules=Rules(queue="fcfs"))
+    )
     assert [outcome[ident].started for ident in (1, 2, 3)] == [0.0, 100.0, 200.0]
 
 
-def test_what_ends_and_who_arrives_at_one_moment_is_one_step() -> None:
+def test_job_arriving_at_an_end_gets_the_freed_nodes() -> None:
     """The nodes that are given back are there for who arrives at that moment."""
-    outcome = by_ident(run([job(0.0, 12), job(100.0, 12)]))
+    outcome = jobs_by_id(run_jobs([make_job(0.0, 12), make_job(100.0, 12)]))
     assert outcome[2].placed == 100.0
 
 
-def test_startup_takes_its_time_and_holds_nodes() -> None:
-    outcome = run([job(0.0, 8)], grid(startup=7.0))
+def test_startup_delays_the_job_and_uses_nodes() -> None:
+    outcome = run_jobs([make_job(0.0, 8)], create_grid(startup=7.0))
     assert (outcome.jobs[0].started, outcome.jobs[0].ended, outcome.node_seconds) == (7.0, 107.0, 856.0)
 
 
-def test_starts_that_fail_are_tried_again() -> None:
+def test_failed_starts_are_retried() -> None:
     rules = Rules(max_restarts=None, error_threshold=1000)
-    outcome = run([job(float(at), 2) for at in range(200)], grid(failures=0.5), rules=rules, seed=3)
-    assert {each.state for each in outcome.jobs} == {JobState.SUCCEEDED}
-    assert sum(each.restarts for each in outcome.jobs) > 100
-    assert all(each.attempts == each.restarts + 1 for each in outcome.jobs)
+    outcome = run_jobs(
+        [make_job(float(arrival), 2) for arrival in range(200)], create_grid(failures=0.5), rules=rules, seed=3
+    )
+    assert {result.state for result in outcome.jobs} == {JobState.SUCCEEDED}
+    assert sum(result.restarts for result in outcome.jobs) > 100
+    assert all(result.attempts == result.restarts + 1 for result in outcome.jobs)
 
 
-def test_a_cluster_may_fail_more_often_than_the_others() -> None:
-    where = SimulatedGrid({"good": SimulatedCluster(4), "broken": SimulatedCluster(8, failures=0.999)}, failures=0.0)
-    outcome = run([job(float(at), 2) for at in range(20)], where, rules=Rules(max_restarts=None, probation=False))
-    assert all(each.gang == (("good", 2),) for each in outcome.jobs)
-    assert sum(each.restarts for each in outcome.jobs) >= 3
+def test_cluster_failures_override_those_of_the_grid() -> None:
+    simulated = SimulatedGrid(
+        {"good": SimulatedCluster(4), "broken": SimulatedCluster(8, failures=0.999)}, failures=0.0
+    )
+    outcome = run_jobs(
+        [make_job(float(arrival), 2) for arrival in range(20)],
+        simulated,
+        rules=Rules(max_restarts=None, probation=False),
+    )
+    assert all(result.gang == (("good", 2),) for result in outcome.jobs)
+    assert sum(result.restarts for result in outcome.jobs) >= 3
     with pytest.raises(UsageError, match="failures"):
         SimulatedCluster(1, failures=1.0)
 
 
-def test_the_start_delay_is_from_the_first_estimate_to_the_last() -> None:
-    where = grid(links={("north", "south"): Link(bandwidth=1e6)}, failures=0.9)
+def test_start_delay_counts_from_first_to_last_estimate() -> None:
+    simulated = create_grid(links={("north", "south"): Link(bandwidth=1e6)}, failures=0.9)
     files = (InputFile("data", 30_000_000, ("south",)),)
     request = FixedRequest((ComponentRequest(8, "north", inputs=files),))
     planned = PlannedJob(0.0, JobSpec(request, ("program",)), 10.0)
     rules = Rules(max_restarts=None, error_threshold=1000, restart_pause=0)
-    (one,) = run([planned], where, rules=rules).jobs
-    assert one.restarts > 0
-    assert one.placed is not None
-    assert one.start_delay == pytest.approx(one.placed)
-    (whole,) = run([planned], grid(links=where.links)).jobs
-    assert whole.start_delay == 0.0
+    (result,) = run_jobs([planned], simulated, rules=rules).jobs
+    assert result.restarts > 0
+    assert result.placed is not None
+    assert result.start_delay == pytest.approx(result.placed)
+    (undisturbed,) = run_jobs([planned], create_grid(links=simulated.links)).jobs
+    assert undisturbed.start_delay == 0.0
 
 
-def test_local_users_whom_nobody_has_seen_yet_overtake_a_claim() -> None:
+def test_unreported_local_user_overtakes_a_claim() -> None:
     user = LocalUser(1.0, "north", 8, 60.0)
-    outcome = run([job(2.0, 8)], grid(look_every=30.0), local_users=[user], rules=Rules(claim_grace=5.0))
-    (one,) = outcome.jobs
-    assert one.state is JobState.SUCCEEDED
-    assert one.attempts > 1
+    outcome = run_jobs(
+        [make_job(2.0, 8)], create_grid(look_every=30.0), local_users=[user], rules=Rules(claim_grace=5.0)
+    )
+    (result,) = outcome.jobs
+    assert result.state is JobState.SUCCEEDED
+    assert result.attempts > 1
     assert outcome.local_node_seconds == 480.0
 
 
-def test_local_users_wait_in_the_queue_of_their_cluster() -> None:
+def test_local_users_wait_in_queue_of_their_cluster() -> None:
     users = [LocalUser(1.0, "north", 8, 10.0), LocalUser(1.0, "north", 8, 10.0)]
-    (one,) = run([job(2.0, 8)], local_users=users).jobs
-    assert one.started == 21.0
+    (result,) = run_jobs([make_job(2.0, 8)], local_users=users).jobs
+    assert result.started == 21.0
 
 
-def test_inputs_are_brought_by_the_bandwidth_of_their_link() -> None:
-    where = grid(links={("north", "south"): Link(bandwidth=1e6)})
+def test_inputs_transfer_takes_time_by_link_bandwidth() -> None:
+    simulated = create_grid(links={("north", "south"): Link(bandwidth=1e6)})
     files = (InputFile("data", 30_000_000, ("south",)),)
     request = FixedRequest((ComponentRequest(8, "north", inputs=files),))
-    (one,) = run([PlannedJob(0.0, JobSpec(request, ("program",)), 10.0)], where).jobs
-    assert (one.placed, one.started) == (0.0, 30.0)
+    (result,) = run_jobs([PlannedJob(0.0, JobSpec(request, ("program",)), 10.0)], simulated).jobs
+    assert (result.placed, result.started) == (0.0, 30.0)
 
 
-def test_high_jobs_preempt_low_ones() -> None:
-    outcome = by_ident(run([job(0.0, 12), job(10.0, 12, priority=Priority.HIGH)]))
+def test_high_priority_job_preempts_low_priority_job() -> None:
+    outcome = jobs_by_id(run_jobs([make_job(0.0, 12), make_job(10.0, 12, priority=Priority.HIGH)]))
     assert (outcome[2].started, outcome[1].attempts, outcome[1].started) == (10.0, 2, 110.0)
 
 
-def test_a_program_that_fails_is_the_jobs_result() -> None:
-    (one,) = run([PlannedJob(0.0, job(0.0, 10).spec, 10.0, exit_code=3)]).jobs
-    assert one.state is JobState.FAILED
+def test_job_with_nonzero_exit_code_fails() -> None:
+    (result,) = run_jobs([PlannedJob(0.0, make_job(0.0, 10).spec, 10.0, exit_code=3)]).jobs
+    assert result.state is JobState.FAILED
 
 
-def test_jobs_that_could_never_run_are_listed_with_the_reason() -> None:
-    outcome = run([job(0.0, 13), job(0.0, 12)])
+def test_impossible_job_is_listed_with_its_reason() -> None:
+    outcome = run_jobs([make_job(0.0, 13), make_job(0.0, 12)])
     assert len(outcome.jobs) == 1
     (refused,) = outcome.not_run
     assert refused.planned.spec.request.total_size == 13
     assert "12" in refused.reason
 
 
-def test_whoever_finds_the_queue_full_is_let_in_later() -> None:
-    outcome = run([job(0.0, 12) for _ in range(6)], rules=Rules(placement_queue_limit=2))
+def test_job_at_full_queue_is_submitted_later() -> None:
+    outcome = run_jobs([make_job(0.0, 12) for _ in range(6)], rules=Rules(placement_queue_limit=2))
     assert len(outcome.jobs) == 6
-    assert [each.submitted for each in outcome.jobs[:4]] == sorted(each.submitted for each in outcome.jobs[:4])
+    assert [result.submitted for result in outcome.jobs[:4]] == sorted(result.submitted for result in outcome.jobs[:4])
     assert outcome.jobs[-1].submitted > 0.0
     assert outcome.jobs[-1].response == 600.0
 
 
-def test_a_simulation_that_is_cut_off_lists_who_was_not_over() -> None:
-    outcome = run([job(0.0, 12), job(0.0, 12), job(500.0, 1)], until=150.0)
+def test_simulation_with_end_time_lists_unfinished_jobs() -> None:
+    outcome = run_jobs([make_job(0.0, 12), make_job(0.0, 12), make_job(500.0, 1)], until=150.0)
     assert len(outcome.jobs) == 1
     assert len(outcome.not_run) == 2
 
 
-def test_jobs_that_nothing_will_ever_place_do_not_let_it_run_for_ever() -> None:
+def test_simulation_with_unplaceable_job_ends() -> None:
     """No local user ever leaves."""
-    outcome = run([job(2.0, 9)], local_users=[LocalUser(1.0, "north", 8, 1e12)], until=1e9)
-    assert [each.planned.arrives_at for each in outcome.not_run] == [2.0]
+    outcome = run_jobs([make_job(2.0, 9)], local_users=[LocalUser(1.0, "north", 8, 1e12)], until=1e9)
+    assert [result.planned.arrives_at for result in outcome.not_run] == [2.0]
 
 
-def test_jobs_in_no_order_are_refused() -> None:
+def test_simulation_of_unordered_jobs_is_rejected() -> None:
     with pytest.raises(UsageError, match="arrives at 1"):
-        run([job(5.0, 1), job(1.0, 1)])
+        run_jobs([make_job(5.0, 1), make_job(1.0, 1)])
 
 
 @pytest.mark.parametrize(
-    ("what", "changes"),
+    ("field", "changes"),
     [("startup", {"startup": -1.0}), ("failures", {"failures": 1.0}), ("look_every", {"look_every": float("inf")})],
 )
-def test_a_grid_that_cannot_be_is_refused(what: str, changes: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=what):
-        grid(**changes)
+def test_grid_with_invalid_value_is_rejected(field: str, changes: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=field):
+        create_grid(**changes)
 
 
-def test_communication_makes_a_program_longer_by_its_share() -> None:
+def test_communicating_lengthens_run_time_by_its_share() -> None:
     factor = communicating(1.0, (1.0, 3.0))
-    assert factor(job(0.0, 1), (("a", 1), ("b", 1))) == pytest.approx(2.0)
-    assert factor(job(0.0, 1), (("a", 1),)) == 1.0
+    assert factor(make_job(0.0, 1), (("a", 1), ("b", 1))) == pytest.approx(2.0)
+    assert factor(make_job(0.0, 1), (("a", 1),)) == 1.0
 
 
 @given(curve=st.lists(st.floats(1, 10), min_size=1, max_size=4), clusters=st.integers(1, 12))
-def test_a_curve_goes_on_beyond_its_end_and_never_falls_there(curve: list[float], clusters: int) -> None:
+def test_run_time_curve_does_not_fall_beyond_its_end(curve: list[float], clusters: int) -> None:
     factor = by_number_of_clusters(curve)
     gang = [(f"cluster-{number}", 1) for number in range(clusters)]
     expected = curve[min(clusters, len(curve)) - 1] / curve[0]
-    assert factor(job(0.0, 1), gang) >= expected * (1 - 1e-9) or clusters <= len(curve)
+    assert factor(make_job(0.0, 1), gang) >= expected * (1 - 1e-9) or clusters <= len(curve)
 
 
 @pytest.mark.parametrize("failures", [0.0, 0.3])
 @pytest.mark.parametrize("priorities", [(Priority.LOW,), (Priority.LOW, Priority.HIGH)])
-def test_what_agents_do_not_tell_where_nobody_else_is_follows_from_what_they_do(
+def test_node_reports_without_local_users_change_nothing(
     failures: float, priorities: Sequence[Priority], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of clusters of which each change is told the same is made."""
     draws = Random(5)
     jobs = [
-        job(each.arrives_at, each.spec.request.total_size, each.lasts, priority=draws.choice(priorities))
-        for each in stream(5)
+        make_job(result.arrives_at, result.spec.request.total_size, result.lasts, priority=draws.choice(priorities))
+        for result in random_jobs(5)
     ]
-    expected = run(jobs, grid(failures=failures)).jobs
+    expected = run_jobs(jobs, create_grid(failures=failures)).jobs
     begin = Site.__init__
 
-    def tell_all(site: Site, *given: Any) -> None:
-        begin(site, *given)
+    def tell_all(site: Site, *arguments: Any) -> None:
+        begin(site, *arguments)
         site.tells_nodes = True
 
     monkeypatch.setattr(Site, "__init__", tell_all)
-    assert run(jobs, grid(failures=failures)).jobs == expected
-    assert any(each.attempts > 1 for each in expected) is (failures > 0 or len(priorities) > 1)
+    assert run_jobs(jobs, create_grid(failures=failures)).jobs == expected
+    assert any(result.attempts > 1 for result in expected) is (failures > 0 or len(priorities) > 1)
 
 
-def test_whether_somebody_looks_on_changes_nothing_and_timelines_are_for_who_does() -> None:
-    told: list[Effects] = []
-    watched = run(stream(7), grid(failures=0.2), watch=lambda _, effects: told.append(effects))
-    simulation = Simulation(grid(failures=0.2))
-    assert simulation.run(stream(7)).jobs == watched.jobs
-    assert any(effects.timeline for effects in told)
-    late = JobSubmitted(Job(1000, job(0.0, 1).spec, simulation.now))
+def test_watched_simulation_has_the_same_outcome_and_timelines() -> None:
+    all_effects: list[Effects] = []
+    watched = run_jobs(random_jobs(7), create_grid(failures=0.2), watch=lambda _, effects: all_effects.append(effects))
+    simulation = Simulation(create_grid(failures=0.2))
+    assert simulation.run(random_jobs(7)).jobs == watched.jobs
+    assert any(effects.timeline for effects in all_effects)
+    late = JobSubmitted(Job(1000, make_job(0.0, 1).spec, simulation.now))
     assert simulation.scheduler.step([late], simulation.now).timeline == []
 
 
-def stream(seed: int, number: int = 60) -> list[PlannedJob]:
-    draws, at, jobs = Random(seed), 0.0, []
+def random_jobs(seed: int, number: int = 60) -> list[PlannedJob]:
+    draws, arrival, jobs = Random(seed), 0.0, []
     for _ in range(number):
-        at += draws.expovariate(0.05)
-        jobs.append(job(at, draws.randint(1, 12), draws.uniform(1.0, 200.0)))
+        arrival += draws.expovariate(0.05)
+        jobs.append(make_job(arrival, draws.randint(1, 12), draws.uniform(1.0, 200.0)))
     return jobs
 
 
 @given(seed=st.integers(0, 10_000), failures=st.sampled_from([0.0, 0.2]), look=st.sampled_from([0.0, 10.0]))
-def test_no_node_is_ever_in_two_hands_and_every_job_comes_to_its_end(seed: int, failures: float, look: float) -> None:
-    held: dict[str, dict[tuple[int, int], int]] = {name: {} for name in NORTH_SOUTH}
+def test_simulation_never_shares_nodes_and_ends_every_job(seed: int, failures: float, look: float) -> None:
+    used_nodes: dict[str, dict[tuple[int, int], int]] = {name: {} for name in NORTH_SOUTH}
 
     def watch(now: float, effects: Effects) -> None:
-        for each in effects.jobs.values():
-            for clusters in held.values():
-                clusters.pop((each.id, 0), None)
-            if each.state is JobState.RUNNING and each.attempt is not None:
-                for component in each.attempt.gang:
-                    taken = held[component.cluster]
-                    taken[(each.id, 0)] = taken.get((each.id, 0), 0) + component.size
-        for name, taken in held.items():
-            assert sum(taken.values()) <= NORTH_SOUTH[name].nodes
+        for result in effects.jobs.values():
+            for clusters in used_nodes.values():
+                clusters.pop((result.id, 0), None)
+            if result.state is JobState.RUNNING and result.attempt is not None:
+                for component in result.attempt.gang:
+                    on_cluster = used_nodes[component.cluster]
+                    on_cluster[(result.id, 0)] = on_cluster.get((result.id, 0), 0) + component.size
+        for name, on_cluster in used_nodes.items():
+            assert sum(on_cluster.values()) <= NORTH_SOUTH[name].nodes
 
     users = poisson({"north": 8, "south": 4}, 0.2, duration=1000.0, lasts=30.0, seed=seed)
     rules = Rules(max_restarts=None, error_threshold=1000)
-    outcome = run(
-        stream(seed), grid(failures=failures, look_every=look), rules=rules, local_users=users, watch=watch, seed=seed
+    outcome = run_jobs(
+        random_jobs(seed),
+        create_grid(failures=failures, look_every=look),
+        rules=rules,
+        local_users=users,
+        watch=watch,
+        seed=seed,
     )
     assert len(outcome.jobs) == 60
-    assert all(each.state is JobState.SUCCEEDED for each in outcome.jobs)
-    assert all(one.ended <= other.ended for one, other in pairwise(outcome.jobs))
+    assert all(result.state is JobState.SUCCEEDED for result in outcome.jobs)
+    assert all(earlier.ended <= later.ended for earlier, later in pairwise(outcome.jobs))
 
 
 SAME = """
-from tests.simulation.test_simulation import grid, run, stream
+from tests.simulation.test_simulation import create_grid, random_jobs, run_jobs
 from koalapy.scheduler.rules import Rules
 from experiments.local_users import poisson
 users = poisson({"north": 8, "south": 4}, 0.2, duration=1000.0, lasts=30.0, seed=7)
 rules = Rules(max_restarts=None, error_threshold=1000)
-for each in run(stream(7), grid(failures=0.2, look_every=10.0), rules=rules, local_users=users, seed=7).jobs:
-    print(each.ident, each.started, each.ended, each.gang, each.attempts)
+grid = create_grid(failures=0.2, look_every=10.0)
+for job in run_jobs(random_jobs(7), grid, rules=rules, local_users=users, seed=7).jobs:
+    print(job.ident, job.started, job.ended, job.gang, job.attempts)
 """
 
 
 @pytest.mark.processes
-def test_equal_arguments_give_equal_outcomes_in_any_process() -> None:
+def test_simulation_with_equal_arguments_has_equal_outcome() -> None:
     runs = [
         subprocess.run(
             [sys.executable, "-c", SAME], env={"PYTHONHASHSEED": hashing}, capture_output=True, text=True, check=True
@@ -295,12 +315,12 @@ def test_equal_arguments_give_equal_outcomes_in_any_process() -> None:
 
 
 @pytest.mark.parametrize("launcher", Launcher)
-def test_a_program_on_two_clusters_ends_once_however_it_was_launched(launcher: Launcher) -> None:
-    (one,) = run([job(0.0, 10, launcher=launcher)]).jobs
-    assert (one.state, one.ended, one.restarts) == (JobState.SUCCEEDED, 100.0, 0)
+def test_program_on_two_clusters_ends_once(launcher: Launcher) -> None:
+    (result,) = run_jobs([make_job(0.0, 10, launcher=launcher)]).jobs
+    assert (result.state, result.ended, result.restarts) == (JobState.SUCCEEDED, 100.0, 0)
 
 
-def test_components_that_users_spelled_out_are_placed_as_one_job() -> None:
+def test_nonfixed_components_are_placed_as_one_job() -> None:
     request = NonFixedRequest((ComponentRequest(6), ComponentRequest(4)))
-    (one,) = run([PlannedJob(0.0, JobSpec(request, ("program",)), 10.0)]).jobs
-    assert sorted(one.gang) == [("north", 6), ("south", 4)]
+    (result,) = run_jobs([PlannedJob(0.0, JobSpec(request, ("program",)), 10.0)]).jobs
+    assert sorted(result.gang) == [("north", 6), ("south", 4)]

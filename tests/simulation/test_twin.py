@@ -19,114 +19,114 @@ from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.twin import Change, Question, answer_what_if, forecast_jobs
-from tests.simulation.test_simulation import grid, job
+from tests.simulation.test_simulation import create_grid, make_job
 
 ALIKE = 100.0
 """Seconds that every job runs."""
 
 
-def crowd(number: int, **spec: Any) -> list[PlannedJob]:
-    return [job(float(at), 1 + at * 5 % 12, ALIKE, **spec) for at in range(number)]
+def crowd_of_jobs(number: int, **spec: Any) -> list[PlannedJob]:
+    return [make_job(float(arrival), 1 + arrival * 5 % 12, ALIKE, **spec) for arrival in range(number)]
 
 
-def moment_at(jobs: list[PlannedJob], until: float, rules: Rules | None = None) -> Moment:
+def create_snapshot(jobs: list[PlannedJob], until: float, rules: Rules | None = None) -> Moment:
     """What there is after so many seconds of a simulated grid."""
-    simulation = Simulation(grid(), rules, until=until)
+    simulation = Simulation(create_grid(), rules, until=until)
     simulation.run(jobs)
     return moment_of(simulation.scheduler.queries, People(), until)
 
 
-@pytest.mark.parametrize("at", [150.0, 250.0, 333.0])
-def test_where_run_times_are_known_it_foretells_what_comes(at: float) -> None:
+@pytest.mark.parametrize("now", [150.0, 250.0, 333.0])
+def test_forecast_with_known_run_times_is_exact(now: float) -> None:
     """Of jobs that are all alike, once some have ended: every start and end, exactly."""
-    jobs = [job(float(at), 1 + at * 5 % 8, ALIKE, coallocation=1) for at in range(30)]
-    came = {each.ident: each for each in Simulation(grid()).run(jobs).jobs}
-    foretold = forecast_jobs(moment_at(jobs, at))
-    assert len(foretold.jobs) > 5
-    for each in foretold.jobs:
-        assert each.ends is not None
-        assert at + each.ends.middle == pytest.approx(came[each.job].ended)
-        assert each.ends.low == pytest.approx(each.ends.high)
-        started = came[each.job].started
+    jobs = [make_job(float(now), 1 + now * 5 % 8, ALIKE, coallocation=1) for now in range(30)]
+    actual = {expected.ident: expected for expected in Simulation(create_grid()).run(jobs).jobs}
+    prediction = forecast_jobs(create_snapshot(jobs, now))
+    assert len(prediction.jobs) > 5
+    for expected in prediction.jobs:
+        assert expected.ends is not None
+        assert now + expected.ends.middle == pytest.approx(actual[expected.job].ended)
+        assert expected.ends.low == pytest.approx(expected.ends.high)
+        started = actual[expected.job].started
         assert started is not None
-        if each.starts is not None:
-            assert at + each.starts.middle == pytest.approx(started)
+        if expected.starts is not None:
+            assert now + expected.starts.middle == pytest.approx(started)
 
 
 @given(
-    at=st.floats(1, 900), number=st.integers(1, 25), co=st.sampled_from(["cluster-minimization", "worst-fit", "auto"])
+    now=st.floats(1, 900), number=st.integers(1, 25), co=st.sampled_from(["cluster-minimization", "worst-fit", "auto"])
 )
-def test_whatever_the_moment_every_job_comes_to_its_end(at: float, number: int, co: str) -> None:
-    moment = moment_at(crowd(number, policy=co), at)
-    foretold = forecast_jobs(moment, draws=2)
-    assert {each.job for each in foretold.jobs} == {each.id for each in moment.jobs}
-    for each in foretold.jobs:
-        assert each.not_run == 0.0
-        assert each.ends is not None
-        assert 0 <= each.ends.low <= each.ends.middle <= each.ends.high
+def test_forecast_of_any_snapshot_ends_every_job(now: float, number: int, co: str) -> None:
+    moment = create_snapshot(crowd_of_jobs(number, policy=co), now)
+    prediction = forecast_jobs(moment, draws=2)
+    assert {expected.job for expected in prediction.jobs} == {expected.id for expected in moment.jobs}
+    for expected in prediction.jobs:
+        assert expected.not_run == 0.0
+        assert expected.ends is not None
+        assert 0 <= expected.ends.low <= expected.ends.middle <= expected.ends.high
 
 
-def test_a_program_that_each_component_tells_of_runs_once() -> None:
-    moment = moment_at([job(0.0, 12, walltime=600.0, launcher=Launcher.PROCESSES)], 10.0)
-    (one,) = forecast_jobs(moment).jobs
-    assert one.ends
-    assert one.ends.high <= 590.0
+def test_forecast_of_processes_launcher_runs_program_once() -> None:
+    moment = create_snapshot([make_job(0.0, 12, walltime=600.0, launcher=Launcher.PROCESSES)], 10.0)
+    (expected,) = forecast_jobs(moment).jobs
+    assert expected.ends
+    assert expected.ends.high <= 590.0
 
 
-def test_every_moment_of_a_start_can_be_taken_up() -> None:
+def test_forecast_from_any_state_of_a_start_succeeds() -> None:
     """Components that are submitted, claimed, or about to run."""
-    where = grid(startup=5.0)
+    simulated = create_grid(startup=5.0)
     moments: list[Moment] = []
     states: set[JobState] = set()
     simulation: Simulation
 
     def watch(now: float, effects: Effects) -> None:
-        states.update(each.state for each in effects.jobs.values())
+        states.update(expected.state for expected in effects.jobs.values())
         moments.append(moment_of(simulation.scheduler.queries, People(), now))
 
-    simulation = Simulation(where, watch=watch)
-    simulation.run(crowd(5))
+    simulation = Simulation(simulated, watch=watch)
+    simulation.run(crowd_of_jobs(5))
     assert {JobState.CLAIMING, JobState.STARTING, JobState.RUNNING} <= states
     for moment in moments[1:]:
-        assert all(each.not_run == 0.0 for each in forecast_jobs(moment, draws=1).jobs)
+        assert all(expected.not_run == 0.0 for expected in forecast_jobs(moment, draws=1).jobs)
 
 
-def test_more_nodes_make_waits_shorter_and_fewer_longer() -> None:
-    moment = moment_at(crowd(30), 250.0)
-    as_it_is, more = forecast_jobs(moment), forecast_jobs(moment, Change(add={"new": 12}))
+def test_forecast_with_added_nodes_shortens_waits() -> None:
+    moment = create_snapshot(crowd_of_jobs(30), 250.0)
+    as_it_is, extended = forecast_jobs(moment), forecast_jobs(moment, Change(add={"new": 12}))
     fewer = forecast_jobs(moment, Change(drain=("south",)))
     assert as_it_is.mean_wait
-    assert more.mean_wait
-    assert more.mean_wait.middle < as_it_is.mean_wait.middle
+    assert extended.mean_wait
+    assert extended.mean_wait.middle < as_it_is.mean_wait.middle
     # The widest fit nowhere without it.
-    assert any(each.not_run == 1.0 for each in fewer.jobs)
+    assert any(expected.not_run == 1.0 for expected in fewer.jobs)
 
 
-def test_a_job_that_comes_first_starts_before_the_others() -> None:
-    moment = moment_at(crowd(30), 150.0)
-    waiting = [each for each in forecast_jobs(moment).jobs if each.starts is not None]
-    last = max(waiting, key=lambda each: each.starts.middle if each.starts else 0.0)
-    after = forecast_jobs(moment, Change(first=last.job)).of(last.job)
+def test_forecast_of_job_put_first_starts_earlier() -> None:
+    moment = create_snapshot(crowd_of_jobs(30), 150.0)
+    waiting = [expected for expected in forecast_jobs(moment).jobs if expected.starts is not None]
+    last = max(waiting, key=lambda expected: expected.starts.middle if expected.starts else 0.0)
+    changed = forecast_jobs(moment, Change(first=last.job)).of(last.job)
     assert last.starts
-    assert after
-    assert after.starts
-    assert after.starts.middle < last.starts.middle
+    assert changed
+    assert changed.starts
+    assert changed.starts.middle < last.starts.middle
 
 
-def test_what_comes_later_than_the_horizon_is_left_out_and_said_so() -> None:
-    moment = moment_at(crowd(30), 150.0)
-    whole, short = forecast_jobs(moment), forecast_jobs(moment, horizon=150.0)
-    waiting = [each for each in whole.jobs if each.starts is not None]
-    assert whole.started
-    assert whole.started.low == len(waiting)
+def test_forecast_beyond_horizon_counts_as_not_run() -> None:
+    moment = create_snapshot(crowd_of_jobs(30), 150.0)
+    unlimited, short = forecast_jobs(moment), forecast_jobs(moment, horizon=150.0)
+    waiting = [each for each in unlimited.jobs if each.starts is not None]
+    assert unlimited.started
+    assert unlimited.started.low == len(waiting)
     assert short.started
     assert 0 < short.started.high < len(waiting)
     soon = {each.job for each in waiting if each.starts and each.starts.high < 150.0}
     for each in short.jobs:
-        known = whole.of(each.job)
-        assert known
+        expected = unlimited.of(each.job)
+        assert expected
         if each.job in soon:
-            assert each.starts == known.starts
+            assert each.starts == expected.starts
         elif each.starts is not None:
             assert each.starts.high == 150.0
     assert short.started.low <= len(soon) <= short.started.high
@@ -134,31 +134,33 @@ def test_what_comes_later_than_the_horizon_is_left_out_and_said_so() -> None:
     assert running, "it starts before the horizon, and ends after it"
 
 
-def test_who_starts_at_times_only_counts_as_late_at_the_others() -> None:
+def test_forecast_of_uncertain_start_reaches_the_horizon() -> None:
     """Jobs of which nobody knows how long they run."""
-    moment = moment_at([job(0.0, 12, 500.0, walltime=1000.0), job(1.0, 12, 10.0, walltime=1000.0)], 2.0)
+    moment = create_snapshot([make_job(0.0, 12, 500.0, walltime=1000.0), make_job(1.0, 12, 10.0, walltime=1000.0)], 2.0)
     (_, second) = forecast_jobs(moment, draws=20, horizon=500.0).jobs
     assert second.starts
     assert second.starts.low < 400.0
     assert second.starts.high == 500.0
 
 
-def test_a_policy_is_for_all_that_wait() -> None:
-    moment = moment_at(crowd(30), 150.0)
+def test_change_of_policy_applies_to_all_waiting_jobs() -> None:
+    moment = create_snapshot(crowd_of_jobs(30), 150.0)
     alone = forecast_jobs(moment, Change(policy="fastest-one"))
-    assert any(each.not_run == 1.0 for each in alone.jobs), "those of more than 8 nodes fit on no single cluster"
+    assert any(expected.not_run == 1.0 for expected in alone.jobs), (
+        "those of more than 8 nodes fit on no single cluster"
+    )
 
 
-def test_a_policy_that_none_of_them_can_have_is_refused() -> None:
-    moment = moment_at(crowd(30), 150.0)
+def test_change_to_policy_that_serves_no_job_is_rejected() -> None:
+    moment = create_snapshot(crowd_of_jobs(30), 150.0)
     with pytest.raises(UsageError, match=r"fixed places none .* it serves fixed, and they are flexible") as refused:
         forecast_jobs(moment, Change(policy="fixed"))
     assert refused.value.field == "policy"
 
 
-def test_a_rule_and_a_walltime() -> None:
-    moment = moment_at(crowd(30, walltime=1000.0), 250.0)
-    ident = max(each.id for each in moment.jobs)
+def test_change_of_rule_and_walltime_shortens_run() -> None:
+    moment = create_snapshot(crowd_of_jobs(30, walltime=1000.0), 250.0)
+    ident = max(expected.id for expected in moment.jobs)
     shorter = forecast_jobs(moment, Change(rules={"queue": "fcfs"}, walltimes={ident: 10.0})).of(ident)
     assert shorter
     assert shorter.starts
@@ -166,39 +168,42 @@ def test_a_rule_and_a_walltime() -> None:
     assert shorter.ends.middle - shorter.starts.middle == pytest.approx(10.0)
 
 
-def test_with_walltimes_alone_the_interval_is_wide_and_within_them() -> None:
-    jobs = crowd(12, walltime=1000.0)
-    foretold = forecast_jobs(moment_at(jobs, 50.0), draws=20)
-    running = [each for each in foretold.jobs if each.starts is None]
+def test_forecast_from_walltimes_alone_is_wide() -> None:
+    jobs = crowd_of_jobs(12, walltime=1000.0)
+    prediction = forecast_jobs(create_snapshot(jobs, 50.0), draws=20)
+    running = [expected for expected in prediction.jobs if expected.starts is None]
     assert running
-    for each in running:
-        assert each.basis == "its walltime"
-        assert each.ends
-        assert each.ends.low < each.ends.high <= 1000.0
+    for expected in running:
+        assert expected.basis == "its walltime"
+        assert expected.ends
+        assert expected.ends.low < expected.ends.high <= 1000.0
 
 
-def test_a_job_that_is_held_is_left_out() -> None:
-    moment = moment_at(crowd(20), 250.0)
-    last = max((each for each in moment.jobs if each.is_in_queue), key=lambda each: each.id)
-    held = tuple(replace(each, state=JobState.HELD) if each.id == last.id else each for each in moment.beginning.jobs)
-    foretold = forecast_jobs(replace(moment, beginning=replace(moment.beginning, jobs=held)), draws=1)
-    assert foretold.of(last.id) is None
+def test_forecast_excludes_held_job() -> None:
+    moment = create_snapshot(crowd_of_jobs(20), 250.0)
+    last = max((expected for expected in moment.jobs if expected.is_in_queue), key=lambda expected: expected.id)
+    held = tuple(
+        replace(expected, state=JobState.HELD) if expected.id == last.id else expected
+        for expected in moment.beginning.jobs
+    )
+    prediction = forecast_jobs(replace(moment, beginning=replace(moment.beginning, jobs=held)), draws=1)
+    assert prediction.of(last.id) is None
 
 
-def test_a_cluster_that_is_out_of_reach_starts_nothing() -> None:
-    moment = moment_at(crowd(20), 250.0)
+def test_forecast_with_unreachable_cluster_starts_nothing_there() -> None:
+    moment = create_snapshot(crowd_of_jobs(20), 250.0)
     alone = replace(moment, nodes={"north": moment.nodes["north"]})
-    foretold = forecast_jobs(alone, draws=1)
-    assert any(each.not_run == 1.0 for each in foretold.jobs)
+    prediction = forecast_jobs(alone, draws=1)
+    assert any(expected.not_run == 1.0 for expected in prediction.jobs)
 
 
-def test_nothing_to_foretell() -> None:
-    foretold = forecast_jobs(moment_at([job(0.0, 1)], 500.0))
-    assert (foretold.jobs, foretold.mean_wait, foretold.mean_response) == ((), None, None)
+def test_forecast_without_unfinished_jobs_is_empty() -> None:
+    prediction = forecast_jobs(create_snapshot([make_job(0.0, 1)], 500.0))
+    assert (prediction.jobs, prediction.mean_wait, prediction.mean_response) == ((), None, None)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (Change(drain=("nowhere",)), "no cluster nowhere|there is no such cluster"),
         (Change(add={"north": 4}), "north already"),
@@ -210,20 +215,20 @@ def test_nothing_to_foretell() -> None:
         (Change(rules={"claim_factor": 7}), "claim_factor"),
     ],
 )
-def test_a_change_that_cannot_be_is_refused(change: Change, said: str) -> None:
-    with pytest.raises((UsageError, NotFoundError), match=said):
-        forecast_jobs(moment_at(crowd(20), 250.0), change)
+def test_change_with_invalid_value_is_rejected(change: Change, message: str) -> None:
+    with pytest.raises((UsageError, NotFoundError), match=message):
+        forecast_jobs(create_snapshot(crowd_of_jobs(20), 250.0), change)
 
 
-def test_equal_moments_give_equal_answers_also_after_they_were_packed() -> None:
-    moment = moment_at(crowd(20, walltime=500.0), 50.0)
+def test_forecast_of_pickled_snapshot_is_the_same() -> None:
+    moment = create_snapshot(crowd_of_jobs(20, walltime=500.0), 50.0)
     packed: Moment = pickle.loads(pickle.dumps(moment))
     assert forecast_jobs(packed, draws=3, seed=4) == forecast_jobs(moment, draws=3, seed=4)
 
 
 @pytest.mark.processes
-def test_over_processes_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    moment = moment_at(crowd(30), 150.0)
+def test_answer_what_if_over_processes_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = create_snapshot(crowd_of_jobs(30), 150.0)
     change = Change(rules={"queue": "fcfs"})
     alone = answer_what_if(Question(moment, change, builtin_policies))
     monkeypatch.setattr(twin, "ALONE", 0)

@@ -29,23 +29,25 @@ POLICIES = builtin_policies()
 POLICIES.register(Another())
 
 
-def check(spec: JobSpec, clusters: tuple[ClusterLimits, ...], accounts: Accounts | None = None) -> None:
+def check_spec(spec: JobSpec, clusters: tuple[ClusterLimits, ...], accounts: Accounts | None = None) -> None:
     submission.check_submission(spec, Limits(clusters, POLICIES, accounts=accounts or Accounts()))
 
 
-def spec(request: Request, command: tuple[str, ...] = RUN, **options: object) -> JobSpec:
+def make_spec(request: Request, command: tuple[str, ...] = RUN, **options: object) -> JobSpec:
     return replace(JobSpec(request, command), **options)  # type: ignore[arg-type]
 
 
-def one(**component: object) -> NonFixedRequest:
+def one_component(**component: object) -> NonFixedRequest:
     return NonFixedRequest((ComponentRequest(**({"size": 1} | component)),))  # type: ignore[arg-type]
 
 
-def split(total: int, *options: tuple[int, ...], least: int = 1, most: int | None = None) -> JobSpec:
-    return spec(FlexibleRequest(total, least, most, options))
+def make_split(total: int, *options: tuple[int, ...], min_size: int = 1, max_count: int | None = None) -> JobSpec:
+    return make_spec(FlexibleRequest(total, min_size, max_count, options))
 
 
-def refusal(spec: JobSpec, clusters: tuple[ClusterLimits, ...] = GRID, accounts: Accounts | None = None) -> UsageError:
+def rejection_of(
+    spec: JobSpec, clusters: tuple[ClusterLimits, ...] = GRID, accounts: Accounts | None = None
+) -> UsageError:
     with pytest.raises(UsageError) as refused:
-        check(spec, clusters, accounts)
+        check_spec(spec, clusters, accounts)
     return refused.value

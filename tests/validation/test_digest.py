@@ -40,23 +40,23 @@ specs = st.builds(
 
 
 @given(specs, specs)
-def test_two_are_the_same_only_if_all_of_them_is(one: JobSpec, other: JobSpec) -> None:
-    assert (hash_spec(one) == hash_spec(other)) == (one == other)
+def test_hash_spec_of_different_specs_differs(first: JobSpec, second: JobSpec) -> None:
+    assert (hash_spec(first) == hash_spec(second)) == (first == second)
 
 
-def test_digest_of_spec_stays_the_same() -> None:
+def test_hash_spec_stays_the_same_over_versions() -> None:
     """They are in databases: a change of form would refuse keys that are used again after an upgrade."""
     assert hash_spec(SPEC) == OF_SPEC
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["job", "request"])
-def test_a_field_that_a_later_version_adds_changes_no_digest(grown: bool) -> None:
+def test_hash_spec_ignores_defaults_of_later_fields(grown: bool) -> None:
     @dataclass(frozen=True, slots=True)
     class LaterRequest(FlexibleRequest):
         burst: float | None = None
 
     request: Request = LaterRequest(6, max_components=2) if grown else SPEC.request
     later = make_dataclass("Later", [("urgency", int, field(default=3))], bases=(JobSpec,), frozen=True, slots=True)
-    same = later(**{each.name: getattr(SPEC, each.name) for each in fields(SPEC)} | {"request": request})
+    same = later(**{field.name: getattr(SPEC, field.name) for field in fields(SPEC)} | {"request": request})
     assert hash_spec(same) == OF_SPEC
     assert hash_spec(replace(same, urgency=4)) != OF_SPEC

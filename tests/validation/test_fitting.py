@@ -14,102 +14,102 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin_policies
 from koalapy.validation.limits import ClusterLimits
 from tests.policies.grids import NAMES, can_be_assigned, fixed, nonfixed, splits
-from tests.validation.submissions import UNKNOWN, check, refusal, spec, split
+from tests.validation.submissions import UNKNOWN, check_spec, make_spec, make_split, rejection_of
 
 TOO_LARGE = [
     (
-        spec(FlexibleRequest(5), coallocation=1),
+        make_spec(FlexibleRequest(5), coallocation=1),
         "coallocation",
         1,
         " is 1, but no cluster has room for the whole request (north 4, south 3)",
         "allow more clusters, or ask for fewer nodes",
     ),
     (
-        spec(nonfixed(2, 2, 1), coallocation=1),
+        make_spec(nonfixed(2, 2, 1), coallocation=1),
         "coallocation",
         1,
         " is 1, but no cluster has room for the whole request (north 4, south 3)",
         "allow more clusters, or ask for fewer nodes",
     ),
     (
-        spec(FlexibleRequest(5), policy="best-fit"),
+        make_spec(FlexibleRequest(5), policy="best-fit"),
         "request.total_size",
         5,
         " is 5, but policy best-fit takes one cluster, and none has more than 4 nodes",
         "ask for at most 4, or use another policy",
     ),
     (
-        spec(fixed((1, "south"), (1, "north")), coallocation=1),
+        make_spec(fixed((1, "south"), (1, "north")), coallocation=1),
         "coallocation",
         1,
         " is 1, but the request names 2 clusters (north, south)",
         "allow 2, or name fewer clusters",
     ),
     (
-        spec(fixed((5, "north"))),
+        make_spec(fixed((5, "north"))),
         "request.components[0].size",
         5,
         " is 5, but north has 4 nodes",
         "ask for at most 4 on north",
     ),
     (
-        spec(fixed((2, "south"), (1, "north"), (2, "south"))),
+        make_spec(fixed((2, "south"), (1, "north"), (2, "south"))),
         "request.components[2].size",
         2,
         " is 2, but south has 3 nodes and the components there need 4",
         "ask for at most 3 on south",
     ),
     (
-        spec(nonfixed(1, 5)),
+        make_spec(nonfixed(1, 5)),
         "request.components[1].size",
         5,
         " is 5, but no cluster has more than 4 nodes",
         "split it, or make the request flexible",
     ),
     (
-        spec(nonfixed(3, 3, 2)),
+        make_spec(nonfixed(3, 3, 2)),
         "request.components",
         [3, 3, 2],
         " need 8 nodes, but the whole grid has 7 nodes (north 4, south 3)",
         "ask for at most 7 in all",
     ),
     (
-        spec(nonfixed(2, 3, 2)),
+        make_spec(nonfixed(2, 3, 2)),
         "request.components",
         [2, 3, 2],
         " of 2+3+2 nodes never fit together by worst-fit, even on the empty grid (north 4, south 3)",
         "use smaller components, or make the request flexible",
     ),
     (
-        split(8),
+        make_split(8),
         "request.total_size",
         8,
         " is 8, but the whole grid has 7 nodes (north 4, south 3)",
         "ask for at most 7",
     ),
     (
-        split(7, least=4),
+        make_split(7, min_size=4),
         "request.min_component_size",
         4,
         " is 4, but the clusters with at least that many have 4 nodes (north 4, south 3)",
         "lower it, or ask for fewer nodes in all",
     ),
     (
-        split(5, most=1),
+        make_split(5, max_count=1),
         "request.max_components",
         1,
         " is 1, but that many clusters have at most 4 nodes (north 4, south 3)",
         "allow more, or ask for fewer nodes in all",
     ),
     (
-        split(5, least=3),
+        make_split(5, min_size=3),
         "request.min_component_size",
         3,
         " is 3, but 5 nodes need 2 clusters (north 4, south 3), too many for that",
         "lower it to 2 or less",
     ),
     (
-        split(6, (6,), (5, 1)),
+        make_split(6, (6,), (5, 1)),
         "request.split_options",
         [[6], [5, 1]],
         " fit in none of the ways given, even on the empty grid (north 4, south 3)",
@@ -119,29 +119,31 @@ TOO_LARGE = [
 
 
 @pytest.mark.parametrize(("wrong", "field", "value", "problem", "hint"), TOO_LARGE)
-def test_refuses(wrong: JobSpec, field: str, value: object, problem: str, hint: str) -> None:
-    error = refusal(wrong)
+def test_check_of_request_that_cannot_fit_is_rejected(
+    wrong: JobSpec, field: str, value: object, problem: str, hint: str
+) -> None:
+    error = rejection_of(wrong)
     assert (error.field, error.value, error.message, error.hint) == (field, value, field + problem, hint)
 
 
-@pytest.mark.parametrize("large", [spec(nonfixed(9)), spec(nonfixed(3, 3, 3)), split(9), split(9, (9,))])
+@pytest.mark.parametrize(
+    "large", [make_spec(nonfixed(9)), make_spec(nonfixed(3, 3, 3)), make_split(9), make_split(9, (9,))]
+)
 @pytest.mark.parametrize("clusters", [(), UNKNOWN])
-def test_sizes_are_not_checked_before_those_of_all_clusters_are_known(
-    large: JobSpec, clusters: tuple[ClusterLimits, ...]
-) -> None:
-    refusal(large)
-    check(large, clusters)
+def test_check_with_unknown_cluster_size_accepts_any_size(large: JobSpec, clusters: tuple[ClusterLimits, ...]) -> None:
+    rejection_of(large)
+    check_spec(large, clusters)
 
 
-def test_a_fixed_request_needs_only_its_own_clusters_to_be_known() -> None:
-    check(spec(fixed((9, "north"))), UNKNOWN)
-    assert refusal(spec(fixed((9, "south"))), UNKNOWN).value == 9
-    assert refusal(spec(fixed((1, "north"))), ()).hint == "known: none"
+def test_check_of_fixed_request_needs_only_its_clusters() -> None:
+    check_spec(make_spec(fixed((9, "north"))), UNKNOWN)
+    assert rejection_of(make_spec(fixed((9, "south"))), UNKNOWN).value == 9
+    assert rejection_of(make_spec(fixed((1, "north"))), ()).hint == "known: none"
 
 
-def test_more_components_of_a_size_than_fit_are_refused() -> None:
-    error = refusal(
-        spec(nonfixed(2, 3, 2)), (ClusterLimits("north", 5), ClusterLimits("south", 1), ClusterLimits("w", 1))
+def test_check_with_too_many_components_of_a_size_is_rejected() -> None:
+    error = rejection_of(
+        make_spec(nonfixed(2, 3, 2)), (ClusterLimits("north", 5), ClusterLimits("south", 1), ClusterLimits("w", 1))
     )
     assert (error.field, error.value) == ("request.components", [2, 3, 2])
     assert error.message == (
@@ -150,9 +152,9 @@ def test_more_components_of_a_size_than_fit_are_refused() -> None:
     assert error.hint == "use smaller components, or make the request flexible"
 
 
-def test_a_large_grid_is_named_by_its_largest_clusters() -> None:
+def test_message_for_large_grid_names_largest_clusters() -> None:
     many = tuple(ClusterLimits(f"c{index}", index) for index in range(1, 8))
-    assert refusal(split(29), many).message == (
+    assert rejection_of(make_split(29), many).message == (
         "request.total_size is 29, but the whole grid has 28 nodes (c7 7, c6 6, c5 5, c4 4 and 3 more)"
     )
 
@@ -163,87 +165,90 @@ limits_drawn = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(
 sizes_drawn = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
-def accepts(wanted: JobSpec, limits: tuple[ClusterLimits, ...]) -> bool:
+def is_accepted(job_spec: JobSpec, limits: tuple[ClusterLimits, ...]) -> bool:
     try:
-        check(wanted, limits)
+        check_spec(job_spec, limits)
     except UsageError:
         return False
     return True
 
 
-def placeable(wanted: JobSpec, limits: tuple[ClusterLimits, ...]) -> bool:
+def is_placeable(job_spec: JobSpec, limits: tuple[ClusterLimits, ...]) -> bool:
     """Whether the request's policy places it while every node is idle."""
     grid = GridView(tuple(ClusterView(c.name, c.total or 0, c.total or 0) for c in limits))
-    return isinstance(builtin_policies().resolve(wanted.policy, wanted.request).place(wanted.request, grid), Placement)
+    return isinstance(
+        builtin_policies().resolve(job_spec.policy, job_spec.request).place(job_spec.request, grid), Placement
+    )
 
 
 @given(sizes_drawn, limits_drawn)
-def test_refuses_no_components_that_could_be_placed(sizes: list[int], limits: tuple[ClusterLimits, ...]) -> None:
+def test_check_accepts_components_that_can_be_placed(sizes: list[int], limits: tuple[ClusterLimits, ...]) -> None:
     if can_be_assigned(sizes, [c.total or 0 for c in limits]):
-        check(spec(nonfixed(*sizes), policy="another"), limits)
+        check_spec(make_spec(nonfixed(*sizes), policy="another"), limits)
 
 
 @given(st.lists(sizes_drawn, min_size=1, max_size=3), limits_drawn)
-def test_accepts_components_for_worst_fit_exactly_when_it_places_them_on_the_empty_grid(
-    options: list[list[int]], limits: tuple[ClusterLimits, ...]
-) -> None:
+def test_check_agrees_with_worst_fit_on_empty_grid(options: list[list[int]], limits: tuple[ClusterLimits, ...]) -> None:
     for sizes in options:
-        wanted = spec(nonfixed(*sizes))
+        job_spec = make_spec(nonfixed(*sizes))
         assert (
-            accepts(wanted, limits) == accepts(replace(wanted, policy="worst-fit"), limits) == placeable(wanted, limits)
+            is_accepted(job_spec, limits)
+            == is_accepted(replace(job_spec, policy="worst-fit"), limits)
+            == is_placeable(job_spec, limits)
         )
     total = sum(options[0])
-    wanted = split(total, *(tuple(option) for option in options if sum(option) == total))
-    assert accepts(wanted, limits) == placeable(wanted, limits)
+    job_spec = make_split(total, *(tuple(option) for option in options if sum(option) == total))
+    assert is_accepted(job_spec, limits) == is_placeable(job_spec, limits)
 
 
 @given(sizes_drawn, limits_drawn)
-def test_refuses_a_single_component_exactly_when_no_cluster_is_large_enough(
-    sizes: list[int], limits: tuple[ClusterLimits, ...]
-) -> None:
+def test_check_of_one_component_needs_a_large_cluster(sizes: list[int], limits: tuple[ClusterLimits, ...]) -> None:
     for size in sizes:
-        assert accepts(spec(nonfixed(size)), limits) == any(size <= (c.total or 0) for c in limits)
+        assert is_accepted(make_spec(nonfixed(size)), limits) == any(size <= (c.total or 0) for c in limits)
 
 
 @given(st.integers(1, 20), st.integers(1, 6), st.none() | st.integers(1, 4), limits_drawn)
-def test_accepts_a_flexible_request_exactly_when_it_fits_on_the_empty_grid(
-    total: int, least: int, most: int | None, limits: tuple[ClusterLimits, ...]
+def test_check_of_flexible_request_agrees_with_empty_grid(
+    total: int, min_size: int, max_count: int | None, limits: tuple[ClusterLimits, ...]
 ) -> None:
-    wanted = split(total, least=least, most=most)
-    ways = splits(total, [c.total or 0 for c in limits], least, len(limits) if most is None else most)
+    job_spec = make_split(total, min_size=min_size, max_count=max_count)
+    ways = splits(total, [c.total or 0 for c in limits], min_size, len(limits) if max_count is None else max_count)
     fits = next(ways, None) is not None
-    assert accepts(wanted, limits) == placeable(wanted, limits) == fits
+    assert is_accepted(job_spec, limits) == is_placeable(job_spec, limits) == fits
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(NAMES)), min_size=1, max_size=4), limits_drawn)
-def test_accepts_a_fixed_request_exactly_when_it_fits_on_the_empty_grid(
+def test_check_of_fixed_request_agrees_with_empty_grid(
     components: list[tuple[int, str]], limits: tuple[ClusterLimits, ...]
 ) -> None:
-    wanted = spec(fixed(*components))
-    known = {limit.name for limit in limits}
-    assert accepts(wanted, limits) == placeable(wanted, limits)
-    assert accepts(wanted, limits) or refusal(wanted, limits).field.endswith(
-        ".size" if all(name in known for _, name in components) else ".cluster"
+    job_spec = make_spec(fixed(*components))
+    names = {limit.name for limit in limits}
+    assert is_accepted(job_spec, limits) == is_placeable(job_spec, limits)
+    assert is_accepted(job_spec, limits) or rejection_of(job_spec, limits).field.endswith(
+        ".size" if all(name in names for _, name in components) else ".cluster"
     )
 
 
 FAST_AND_SLOW = (ClusterLimits("north", 4, speed=2.0), ClusterLimits("south", 3), ClusterLimits("west", 1, speed=1.8))
 
 
-def test_clusters_of_too_different_speeds_do_not_count_together() -> None:
-    error = refusal(spec(FlexibleRequest(6), speed_ratio_min=0.9), FAST_AND_SLOW)
+def test_check_with_speed_ratio_counts_similar_clusters_only() -> None:
+    error = rejection_of(make_spec(FlexibleRequest(6), speed_ratio_min=0.9), FAST_AND_SLOW)
     assert (error.field, error.value, error.hint) == ("speed_ratio_min", 0.9, "lower it, or ask for fewer nodes")
     assert error.message == (
         "speed_ratio_min is 0.9, but clusters with such speeds have no room for the request together "
         "(north 4 of speed 2, west 1 of speed 1.8, south 3 of speed 1)"
     )
-    check(spec(FlexibleRequest(5), speed_ratio_min=0.9), FAST_AND_SLOW)
-    check(spec(FlexibleRequest(8), speed_ratio_min=0.5), FAST_AND_SLOW)
-    named = refusal(spec(fixed((1, "south"), (1, "north")), speed_ratio_min=0.9), FAST_AND_SLOW)
-    assert named.message == "speed_ratio_min is 0.9, but south has speed 1 and north 2"
-    assert refusal(spec(FlexibleRequest(5), speed_ratio_min=0.9, coallocation=1), FAST_AND_SLOW).field == "coallocation"
+    check_spec(make_spec(FlexibleRequest(5), speed_ratio_min=0.9), FAST_AND_SLOW)
+    check_spec(make_spec(FlexibleRequest(8), speed_ratio_min=0.5), FAST_AND_SLOW)
+    rejection = rejection_of(make_spec(fixed((1, "south"), (1, "north")), speed_ratio_min=0.9), FAST_AND_SLOW)
+    assert rejection.message == "speed_ratio_min is 0.9, but south has speed 1 and north 2"
+    assert (
+        rejection_of(make_spec(FlexibleRequest(5), speed_ratio_min=0.9, coallocation=1), FAST_AND_SLOW).field
+        == "coallocation"
+    )
 
 
-def test_nothing_is_refused_for_sizes_while_they_are_not_known() -> None:
-    check(spec(FlexibleRequest(5), coallocation=1, speed_ratio_min=1.0), UNKNOWN)
-    check(spec(FlexibleRequest(9), policy="best-fit"), UNKNOWN)
+def test_check_of_split_with_unknown_sizes_is_accepted() -> None:
+    check_spec(make_spec(FlexibleRequest(5), coallocation=1, speed_ratio_min=1.0), UNKNOWN)
+    check_spec(make_spec(FlexibleRequest(9), policy="best-fit"), UNKNOWN)

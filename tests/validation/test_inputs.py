@@ -29,30 +29,30 @@ TWO = NonFixedRequest((ComponentRequest(1), ComponentRequest(2)))
 SIX = FlexibleRequest(6)
 
 
-def filled(request: Request, *inputs: InputFile, **more: Any) -> JobSpec:
-    return resolve_inputs(JobSpec(request, ("true",), inputs=inputs, **more), CATALOGUE)
+def resolve_spec(request: Request, *inputs: InputFile, **options: Any) -> JobSpec:
+    return resolve_inputs(JobSpec(request, ("true",), inputs=inputs, **options), CATALOGUE)
 
 
-def own(*inputs: InputFile) -> NonFixedRequest:
+def components_with(*inputs: InputFile) -> NonFixedRequest:
     return NonFixedRequest((ComponentRequest(1), ComponentRequest(1, inputs=inputs)))
 
 
-def test_an_input_of_the_whole_job_becomes_one_of_each_component() -> None:
-    spec = filled(TWO, InputFile("climate/mesh.nc"))
+def test_job_input_is_given_to_each_component() -> None:
+    spec = resolve_spec(TWO, InputFile("climate/mesh.nc"))
     assert spec.inputs == ()
     mesh = InputFile("climate/mesh.nc", 200, ("north", "south"))
     assert [c.inputs for c in spec.request.components] == [(mesh,), (mesh,)]  # type: ignore[union-attr]
     assert spec.inputs_of(0)[0].file_name == "mesh.nc"
 
 
-def test_of_a_flexible_request_it_stays_one_of_the_job() -> None:
-    spec = filled(SIX, InputFile("climate/mesh.nc", target="mesh"))
+def test_job_input_of_flexible_request_stays_with_job() -> None:
+    spec = resolve_spec(SIX, InputFile("climate/mesh.nc", target="mesh"))
     assert spec.inputs == (InputFile("climate/mesh.nc", 200, ("north", "south"), target="mesh"),)
 
 
-def test_of_a_partitioned_one_each_component_gets_its_part() -> None:
+def test_partitioned_input_gives_each_component_its_part() -> None:
     request = FixedRequest((ComponentRequest(1, "a"), ComponentRequest(1, "b")))
-    spec = filled(request, InputFile("fields", distribution="partitioned"))
+    spec = resolve_spec(request, InputFile("fields", distribution="partitioned"))
     first, second = (spec.inputs_of(index)[0] for index in (0, 1))
     assert (first.part, first.size, first.file_name, first.sites) == ("a", 10, "fields", ("north",))
     assert (second.part, second.size, second.file_name) == ("b", 20, "fields")
@@ -60,9 +60,9 @@ def test_of_a_partitioned_one_each_component_gets_its_part() -> None:
     assert again == spec, "what is resolved stays as it is"
 
 
-def test_a_component_may_have_inputs_of_its_own_besides() -> None:
-    request = own(InputFile("fields", part="b", target="mine"))
-    spec = filled(request, InputFile("climate/mesh.nc"))
+def test_component_inputs_are_added_to_job_inputs() -> None:
+    request = components_with(InputFile("fields", part="b", target="mine"))
+    spec = resolve_spec(request, InputFile("climate/mesh.nc"))
     assert [file.file_name for file in spec.inputs_of(0)] == ["mesh.nc"]
     assert [(file.file_name, file.size) for file in spec.inputs_of(1)] == [("mesh.nc", 200), ("mine", 20)]
 
@@ -72,7 +72,7 @@ THREE = NonFixedRequest((ComponentRequest(1),) * 3)
 
 
 @pytest.mark.parametrize(
-    ("spec", "field", "said", "hint"),
+    ("spec", "field", "message", "hint"),
     [
         (
             JobSpec(TWO, (), inputs=(InputFile("climate/mash.nc"),)),
@@ -102,42 +102,42 @@ THREE = NonFixedRequest((ComponentRequest(1),) * 3)
             "another name",
         ),
         (
-            JobSpec(own(InputFile("old/mesh.nc")), (), inputs=(InputFile("climate/mesh.nc"),)),
+            JobSpec(components_with(InputFile("old/mesh.nc")), (), inputs=(InputFile("climate/mesh.nc"),)),
             "request.components[1].inputs[0].as",
             "as climate/mesh.nc is",
             "another name",
         ),
         (
-            JobSpec(own(InputFile("fields", part="c")), ()),
+            JobSpec(components_with(InputFile("fields", part="c")), ()),
             "request.components[1].inputs[0].part",
             "no such entry",
             "known: a, b",
         ),
         (
-            JobSpec(own(InputFile("climate/mesh.nc", part="c")), ()),
+            JobSpec(components_with(InputFile("climate/mesh.nc", part="c")), ()),
             "request.components[1].inputs[0].part",
             "climate/mesh.nc is a file",
             "leave it out",
         ),
-        (JobSpec(own(InputFile("x")), ()), "request.components[1].inputs[0].file", "does not know", "add"),
+        (JobSpec(components_with(InputFile("x")), ()), "request.components[1].inputs[0].file", "does not know", "add"),
     ],
 )
-def test_what_the_catalogue_cannot_give_is_refused(spec: JobSpec, field: str, said: str, hint: str) -> None:
+def test_input_missing_in_catalogue_is_rejected(spec: JobSpec, field: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
         resolve_inputs(spec, CATALOGUE)
     assert refused.value.field == field
-    assert said in refused.value.message
+    assert message in refused.value.message
     assert hint in refused.value.hint
 
 
-def test_of_very_many_entries_only_some_are_told() -> None:
+def test_message_with_many_entries_lists_only_some() -> None:
     large = replace(FIELDS, parts=tuple(Part(f"part-{n}", 1, "aa") for n in range(50_000)))
     with pytest.raises(UsageError) as refused:
-        resolve_inputs(JobSpec(own(InputFile("fields", part="x")), ()), Catalogue((large,)))
+        resolve_inputs(JobSpec(components_with(InputFile("fields", part="x")), ()), Catalogue((large,)))
     assert refused.value.hint == "its 50000 entries are part-0, part-1, part-2, part-3 and 49996 more"
 
 
-def test_of_very_many_names_only_the_nearest_is_told() -> None:
+def test_message_with_many_names_lists_only_the_nearest() -> None:
     names = [f"climate/{n}/mesh.nc" for n in range(50_000)] + [f"climate/{n}/mass.nc" for n in range(50_000)]
     hint = near_names("climates/77/mesh.nc", names)
     assert hint.startswith("did you mean climate/")
@@ -145,12 +145,12 @@ def test_of_very_many_names_only_the_nearest_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", [".", "..", "a/b", "a\nb", "a\0", "x" * 256, "é" * 128])
-def test_an_input_is_called_by_a_plain_name(name: str) -> None:
+def test_input_without_plain_name_is_rejected(name: str) -> None:
     with pytest.raises(UsageError) as refused:
-        filled(SIX, InputFile("climate/mesh.nc", target=name))
+        resolve_spec(SIX, InputFile("climate/mesh.nc", target=name))
     assert refused.value.field == "inputs[0].as"
 
 
 @pytest.mark.parametrize("name", ["-rf", "two words", "été", "...", "x" * 255])
-def test_strange_plain_names_are_names(name: str) -> None:
-    assert filled(SIX, InputFile("climate/mesh.nc", target=name)).inputs[0].file_name == name
+def test_input_with_unusual_plain_name_is_accepted(name: str) -> None:
+    assert resolve_spec(SIX, InputFile("climate/mesh.nc", target=name)).inputs[0].file_name == name

@@ -8,7 +8,7 @@ from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleReques
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.validation.limits import ClusterLimits
 from tests.policies.grids import fixed, nonfixed
-from tests.validation.submissions import GRID, UNKNOWN, check, refusal, spec
+from tests.validation.submissions import GRID, UNKNOWN, check_spec, make_spec, rejection_of
 
 MIXED = (
     ClusterLimits("east", 2, ClusterProfile(scratch="/s", home="/h")),
@@ -24,35 +24,35 @@ def folder_hint(folder: str) -> str:
 
 WRONG_PLACES = [
     (
-        spec(fixed((1, "north"), (1, "south"))),
+        make_spec(fixed((1, "north"), (1, "south"))),
         "request.components[1].cluster",
         "south",
         " is south, but north has Open MPI 5, south 4: a job runs under one series",
         SERIES_HINT,
     ),
     (
-        spec(fixed((1, "north")), workdir="{home}/x"),
+        make_spec(fixed((1, "north")), workdir="{home}/x"),
         "workdir",
         "{home}/x",
         " needs {home}, but cluster north has no home folder",
         folder_hint("home"),
     ),
     (
-        spec(fixed((1, "north"), (1, "south")), ("a", "{scratch}"), launcher=Launcher.PROCESSES),
+        make_spec(fixed((1, "north"), (1, "south")), ("a", "{scratch}"), launcher=Launcher.PROCESSES),
         "command[1]",
         "{scratch}",
         " needs {scratch}, but cluster south has no scratch folder",
         folder_hint("scratch"),
     ),
     (
-        spec(FixedRequest((ComponentRequest(1, "south", output="{scratch}"),))),
+        make_spec(FixedRequest((ComponentRequest(1, "south", output="{scratch}"),))),
         "request.components[0].output",
         "{scratch}",
         " needs {scratch}, but cluster south has no scratch folder",
         folder_hint("scratch"),
     ),
     (
-        spec(FlexibleRequest(7)),
+        make_spec(FlexibleRequest(7)),
         "request.total_size",
         7,
         " fits on the grid, but not on clusters that may share a job (north 4, east 2; south 3);"
@@ -60,7 +60,7 @@ WRONG_PLACES = [
         "ask for less, or use the launcher processes",
     ),
     (
-        spec(nonfixed(4, 3)),
+        make_spec(nonfixed(4, 3)),
         "request.components",
         [4, 3],
         " fits on the grid, but not on clusters that may share a job (north 4, east 2; south 3);"
@@ -71,34 +71,36 @@ WRONG_PLACES = [
 
 
 @pytest.mark.parametrize(("wrong", "field", "value", "problem", "hint"), WRONG_PLACES)
-def test_refuses_what_no_cluster_can_run(wrong: JobSpec, field: str, value: object, problem: str, hint: str) -> None:
-    error = refusal(wrong, MIXED)
+def test_check_of_job_that_no_cluster_can_run_is_rejected(
+    wrong: JobSpec, field: str, value: object, problem: str, hint: str
+) -> None:
+    error = rejection_of(wrong, MIXED)
     assert (error.field, error.value, error.message, error.hint) == (field, value, field + problem, hint)
 
 
-def test_the_home_site_is_a_cluster_that_its_owner_may_use() -> None:
-    check(spec(FlexibleRequest(7), home_site="south"), GRID)
-    unknown = refusal(spec(FlexibleRequest(7), home_site="sout"))
+def test_check_home_site_must_be_usable_by_owner() -> None:
+    check_spec(make_spec(FlexibleRequest(7), home_site="south"), GRID)
+    unknown = rejection_of(make_spec(FlexibleRequest(7), home_site="sout"))
     assert (unknown.field, unknown.value) == ("home_site", "sout")
     assert (unknown.message, unknown.hint) == (
         "home_site is sout, and there is no such cluster",
         "did you mean south? known: north, south",
     )
     accounts = Accounts(Users({"ada": User({"north": "ada"})}), {"south": Domain("mapped")})
-    closed = refusal(spec(FlexibleRequest(2), owner="ada", home_site="south"), GRID, accounts)
+    closed = rejection_of(make_spec(FlexibleRequest(2), owner="ada", home_site="south"), GRID, accounts)
     assert closed.message == "home_site is south, but ada has no account on south"
-    check(spec(FlexibleRequest(2), owner="ada", home_site="north"), GRID, accounts)
+    check_spec(make_spec(FlexibleRequest(2), owner="ada", home_site="north"), GRID, accounts)
 
 
-def test_refuses_a_folder_that_no_cluster_has() -> None:
+def test_check_with_folder_that_no_cluster_has_is_rejected() -> None:
     for clusters in (GRID, UNKNOWN):
-        error = refusal(spec(nonfixed(1), ("sh", "-c", "cd {scratch}")), clusters)
+        error = rejection_of(make_spec(nonfixed(1), ("sh", "-c", "cd {scratch}")), clusters)
         assert (error.field, error.value) == ("command[2]", "cd {scratch}")
         assert error.message == "command[2] needs {scratch}, and no cluster has a scratch folder"
 
 
-def test_what_does_not_fit_where_the_folders_are_says_so() -> None:
-    error = refusal(spec(FlexibleRequest(7), ("{scratch}",)), MIXED)
+def test_check_of_fit_names_clusters_without_folders() -> None:
+    error = rejection_of(make_spec(FlexibleRequest(7), ("{scratch}",)), MIXED)
     assert error.field == "request.total_size"
     assert error.message == (
         "request.total_size is 7, but the whole grid has 6 nodes (north 4, east 2); cluster south has no scratch folder"
@@ -108,16 +110,16 @@ def test_what_does_not_fit_where_the_folders_are_says_so() -> None:
 @pytest.mark.parametrize(
     "good",
     [
-        spec(fixed((1, "north"), (1, "south")), launcher=Launcher.PROCESSES),
-        spec(fixed((1, "north"), (1, "east")), ("{scratch}",)),
-        spec(FlexibleRequest(6)),
-        spec(FlexibleRequest(6), ("{scratch}",)),
-        spec(FlexibleRequest(2), ("{home}",)),
-        spec(FlexibleRequest(9), launcher=Launcher.PROCESSES),
-        spec(FlexibleRequest(2), ("${scratch}", "{{home}}", "{cluster}")),
-        spec(nonfixed(4, 2)),
-        spec(nonfixed(3)),
+        make_spec(fixed((1, "north"), (1, "south")), launcher=Launcher.PROCESSES),
+        make_spec(fixed((1, "north"), (1, "east")), ("{scratch}",)),
+        make_spec(FlexibleRequest(6)),
+        make_spec(FlexibleRequest(6), ("{scratch}",)),
+        make_spec(FlexibleRequest(2), ("{home}",)),
+        make_spec(FlexibleRequest(9), launcher=Launcher.PROCESSES),
+        make_spec(FlexibleRequest(2), ("${scratch}", "{{home}}", "{cluster}")),
+        make_spec(nonfixed(4, 2)),
+        make_spec(nonfixed(3)),
     ],
 )
-def test_accepts_what_some_clusters_can_run(good: JobSpec) -> None:
-    check(good, MIXED)
+def test_check_of_job_that_some_clusters_can_run_is_accepted(good: JobSpec) -> None:
+    check_spec(good, MIXED)

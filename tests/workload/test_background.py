@@ -34,8 +34,8 @@ class Cluster:
 
     def step(self) -> None:
         self.now += 1.0
-        self._running = [one for one in self._running if one[0] > self.now]
-        self._ours = [one for one in self._ours if one[0] > self.now]
+        self._running = [entry for entry in self._running if entry[0] > self.now]
+        self._ours = [entry for entry in self._ours if entry[0] > self.now]
         while self._queue and self._queue[0].nodes <= self.idle:
             job = self._queue.popleft()
             self._running.append((self.now + job.seconds, job.nodes))
@@ -51,35 +51,33 @@ def mean_background(
     """The mean fraction of nodes that local users had; the cluster tells its counts every so many seconds."""
     cluster = Cluster(total, Random(f"{seed}/ours"))
     keeper = Keeper(target, Random(seed), seconds=seconds)
-    seen, told = [], 0
+    observed, reported = [], 0
     for step in range(lasts):
         if step % told_every == 0:
-            told = cluster.background
-        keeper.record_nodes(cluster.now, total, told)
+            reported = cluster.background
+        keeper.record_nodes(cluster.now, total, reported)
         for job in keeper.draw_arrivals(1.0):
             assert 1 <= job.nodes <= total
             assert 0 < job.seconds <= LONGEST
             cluster.submit(job)
         cluster.step()
-        seen.append(cluster.background)
-    return fmean(seen) / total
+        observed.append(cluster.background)
+    return fmean(observed) / total
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 64), st.sampled_from([0.1, 0.2, 0.3]), st.integers(0, 10**6), st.sampled_from([1, 5]))
-def test_the_mean_is_within_five_points_of_what_is_asked_for(
-    total: int, target: float, seed: int, told_every: int
-) -> None:
+def test_keeper_mean_load_is_near_its_target(total: int, target: float, seed: int, told_every: int) -> None:
     assert abs(mean_background(total, target, seed, told_every=told_every) - target) <= 0.05
 
 
 @pytest.mark.parametrize("target", [0.1, 0.3])
-def test_over_many_runs_there_is_no_bias(target: float) -> None:
+def test_keeper_over_many_runs_has_no_bias(target: float) -> None:
     means = [mean_background(4, target, seed, lasts=300, seconds=10.0, told_every=5) for seed in range(30)]
     assert fmean(means) == pytest.approx(target, abs=0.015)
 
 
-def test_arrivals_are_scattered_and_not_in_step() -> None:
+def test_keeper_arrivals_are_random() -> None:
     cluster = Cluster(32, None)
     keeper = Keeper(0.3, Random(1), seconds=20.0)
     arrivals = []
@@ -96,44 +94,44 @@ def test_arrivals_are_scattered_and_not_in_step() -> None:
     assert 0.4 < variance / mean < 2.0
 
 
-def test_nothing_is_asked_for_where_local_users_have_enough() -> None:
+def test_keeper_with_enough_local_users_submits_nothing() -> None:
     keeper = Keeper(0.2, Random(1), seconds=20.0)
-    asked = []
+    submitted = []
     for second in range(300):
         keeper.record_nodes(float(second), 10, 5)
-        asked += list(keeper.draw_arrivals(1.0)) if second > 60 else []
-    assert asked == []
+        submitted += list(keeper.draw_arrivals(1.0)) if second > 60 else []
+    assert submitted == []
 
 
-def test_what_waits_for_nodes_is_not_asked_for_again_and_again() -> None:
+def test_keeper_counts_waiting_jobs_as_outstanding() -> None:
     keeper = Keeper(0.2, Random(1), seconds=20.0)
-    asked: list[LocalJob] = []
+    submitted: list[LocalJob] = []
     for second in range(100):
         keeper.record_nodes(float(second), 10, 0)  # our jobs have all nodes
-        asked += keeper.draw_arrivals(1.0)
+        submitted += keeper.draw_arrivals(1.0)
     # What is owed grows by two node-seconds a second; no more than that is ever on its way.
-    assert sum(job.nodes * job.seconds for job in asked) <= 2 * (100 + 2 * 20) + 3 * 60
+    assert sum(job.nodes * job.seconds for job in submitted) <= 2 * (100 + 2 * 20) + 3 * 60
 
 
-def test_what_was_refused_is_asked_for_again() -> None:
+def test_keeper_replaces_rejected_jobs() -> None:
     keeper = Keeper(0.2, Random(1), seconds=5.0)
-    asked = []
+    submitted = []
     for second in range(60):
         keeper.record_nodes(float(second), 10, 0)
         for job in keeper.draw_arrivals(1.0):
-            asked.append(job)
+            submitted.append(job)
             keeper.remove_job(job)
-    assert sum(job.nodes * job.seconds for job in asked) > 2 * 60
+    assert sum(job.nodes * job.seconds for job in submitted) > 2 * 60
 
 
-def test_a_cluster_without_nodes_is_left_alone() -> None:
+def test_keeper_of_cluster_without_nodes_submits_nothing() -> None:
     keeper = Keeper(0.2, Random(1), seconds=5.0)
     assert list(keeper.draw_arrivals(10.0)) == []
     keeper.record_nodes(0.0, 0, 0)
     assert list(keeper.draw_arrivals(1000.0)) == []
 
 
-def test_a_time_in_which_nobody_looked_is_not_made_up_for() -> None:
+def test_keeper_does_not_compensate_long_gaps() -> None:
     keeper = Keeper(0.2, Random(1), seconds=5.0)
     keeper.record_nodes(0.0, 10, 2)
     keeper.record_nodes(5000.0, 10, 2)

@@ -19,14 +19,14 @@ LINE = "1 0 -1 60 4 -1 -1 4 -1 -1 1 1 1 -1 1 -1 -1 -1\n"
 
 
 @given(rows, st.sampled_from([" ", "\t", "  "]))
-def test_what_is_written_is_read(table: list[list[int]], gap: str) -> None:
+def test_trace_that_is_written_is_read_back(table: list[list[int]], gap: str) -> None:
     text = ["; Version: 2.2\n", ";MaxProcs: 128\n", "\n", *(gap.join(map(str, row)) + "\n" for row in table)]
     trace = swf.parse_trace(text, "x")
     assert trace.header == {"Version": "2.2", "MaxProcs": "128"}
     assert trace.processors == 128
     expected = sorted((row[1], row[0], row[3], row[7] if row[7] > 0 else row[4], row[10]) for row in table)
-    found = sorted((j.submitted, j.number, j.ran, j.processors, j.status) for j in trace.jobs)
-    assert found == expected
+    parsed = sorted((j.submitted, j.number, j.ran, j.processors, j.status) for j in trace.jobs)
+    assert parsed == expected
     assert [j.submitted for j in trace.jobs] == sorted(j.submitted for j in trace.jobs)
     for keep_zero in (False, True):
         sorted_jobs = swf.select_jobs(trace.jobs, keep_zero=keep_zero)
@@ -37,7 +37,7 @@ def test_what_is_written_is_read(table: list[list[int]], gap: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("1 2 3\n", "line 3 has 3 fields, not 18"),
         (LINE.replace("60", "abc"), "line 3: field 4, the run time, is 'abc'"),
@@ -45,12 +45,12 @@ def test_what_is_written_is_read(table: list[list[int]], gap: str) -> None:
         (LINE.replace("\n", " 7\n"), "line 3 has 19 fields, not 18"),
     ],
 )
-def test_a_malformed_line_is_named(line: str, said: str) -> None:
-    with pytest.raises(UsageError, match="trace " + said):
+def test_trace_with_malformed_line_names_it(line: str, message: str) -> None:
+    with pytest.raises(UsageError, match="trace " + message):
         swf.parse_trace(["; Version: 2\n", LINE, line], "trace")
 
 
-def test_parts_of_a_job_between_checkpoints_are_no_jobs() -> None:
+def test_select_jobs_excludes_parts_between_checkpoints() -> None:
     """The archive's logs tell of the whole job in a line of its own, with status 0, 1 or 5."""
     text = [LINE.replace("4 -1 -1 1 1 1", f"4 -1 -1 {status} 1 1") for status in (1, 2, 3, 4, 5, 0, -1)]
     trace = swf.parse_trace(text, "x")
@@ -58,7 +58,7 @@ def test_parts_of_a_job_between_checkpoints_are_no_jobs() -> None:
     assert [job.status for job in swf.select_jobs(trace.jobs, 3).usable] == [3]
 
 
-def test_what_is_left_out_is_counted_by_why() -> None:
+def test_select_jobs_counts_exclusions_by_reason() -> None:
     ran = [LINE.replace("60", seconds) for seconds in ("0", "0", "60", "-1")]
     trace = swf.parse_trace([*ran, LINE.replace("4 -1 -1 1", "4 -1 -1 3"), LINE.replace(" 4 ", " -1 ")], "x")
     sorted_jobs = swf.select_jobs(trace.jobs)
@@ -73,7 +73,7 @@ def test_what_is_left_out_is_counted_by_why() -> None:
 
 
 @given(st.text())
-def test_no_text_is_more_than_refused(text: str) -> None:
+def test_parse_trace_of_any_text_raises_only_usage_error(text: str) -> None:
     for read in (swf.parse_trace, plan.parse_workload):
         try:
             read(text.splitlines(keepends=True), "x")
@@ -81,12 +81,12 @@ def test_no_text_is_more_than_refused(text: str) -> None:
             assert error.hint  # noqa: PT017
 
 
-def test_a_header_of_more_digits_than_any_machine_has_is_no_size() -> None:
+def test_trace_header_with_too_many_digits_is_ignored() -> None:
     trace = swf.parse_trace([f"; MaxProcs: {'9' * 5000}\n", LINE], "x")
     assert trace.processors == trace.jobs[0].processors
 
 
-def test_packed_traces_are_read(tmp_path: Path) -> None:
+def test_read_trace_decompresses_files(tmp_path: Path) -> None:
     text = ("; MaxProcs: 8\n" + LINE).encode()
     for name, packed in (("a.swf", text), ("a.swf.gz", gzip.compress(text)), ("a.swf.xz", lzma.compress(text))):
         (tmp_path / name).write_bytes(packed)
@@ -104,7 +104,7 @@ def test_packed_traces_are_read(tmp_path: Path) -> None:
         ("a.swf", b"\xff\xfe\x00"),
     ],
 )
-def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path, name: str, content: bytes | None) -> None:
+def test_read_trace_of_unreadable_file_names_the_problem(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError) as refused:
@@ -114,7 +114,7 @@ def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path, name: str, content
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ([], "is empty"),
         ([HEAD], "contains no jobs"),
@@ -130,12 +130,12 @@ def test_what_cannot_be_read_is_said_to_be_so(tmp_path: Path, name: str, content
         ([HEAD, '{"at": 1, "application": 3, "job": {}}'], "line 2: application is 3"),
     ],
 )
-def test_a_broken_workload_is_refused_with_its_line(lines: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_parse_workload_with_invalid_line_names_it(lines: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         plan.parse_workload(lines, "w.jsonl")
 
 
-def test_jobs_are_sorted_by_their_arrival() -> None:
-    found = plan.parse_workload([HEAD, JOB % "5", "", JOB % "1"], "w")
-    assert [arrival.arrives_at for arrival in found.jobs] == [1.0, 5.0]
-    assert found.jobs[0].application == "job"
+def test_parse_workload_sorts_jobs_by_arrival() -> None:
+    workload = plan.parse_workload([HEAD, JOB % "5", "", JOB % "1"], "w")
+    assert [arrival.arrives_at for arrival in workload.jobs] == [1.0, 5.0]
+    assert workload.jobs[0].application == "job"

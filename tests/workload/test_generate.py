@@ -37,55 +37,57 @@ recipes = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(recipes, st.integers(0, 2**32))
-def test_every_job_is_a_submission_that_the_grid_can_serve(recipe: Recipe, seed: int) -> None:
-    made = generate_workload(recipe, GRID, seed)
-    assert len(made.jobs) == recipe.jobs
+def test_generated_jobs_pass_validation_for_the_grid(recipe: Recipe, seed: int) -> None:
+    generated = generate_workload(recipe, GRID, seed)
+    assert len(generated.jobs) == recipe.jobs
     limits = Limits([ClusterLimits(name, nodes) for name, nodes in GRID.clusters.items()], POLICIES)
-    for arrival in made.jobs:
+    for arrival in generated.jobs:
         check_submission(JobSubmission.model_validate(arrival.job).to_model(), limits)
         assert 1 <= nodes_of(arrival.job) <= GRID.total
-    assert [a.arrives_at for a in made.jobs] == sorted(a.arrives_at for a in made.jobs)
+    assert [a.arrives_at for a in generated.jobs] == sorted(a.arrives_at for a in generated.jobs)
 
 
 @settings(max_examples=30, deadline=None)
 @given(recipes, st.integers(0, 2**32))
-def test_the_same_seed_gives_the_same_file_and_the_file_gives_it_back(recipe: Recipe, seed: int) -> None:
-    one, other = (list(workload_lines(generate_workload(recipe, GRID, seed))) for _ in range(2))
-    assert one == other
-    again = parse_workload(one, "file")
-    assert list(workload_lines(again)) == one
+def test_generated_file_is_reproducible_and_parses_back(recipe: Recipe, seed: int) -> None:
+    first, second = (list(workload_lines(generate_workload(recipe, GRID, seed))) for _ in range(2))
+    assert first == second
+    again = parse_workload(first, "file")
+    assert list(workload_lines(again)) == first
 
 
-def test_another_policy_meets_the_same_jobs_at_the_same_moments() -> None:
+def test_generated_jobs_do_not_depend_on_policy() -> None:
     recipe = replace(DEFAULT, sizes=(2, 4, 8), applications=(("prime", 1.0), ("wave", 1.0)), jobs=200)
 
-    def seen(made: Workload) -> list[tuple[Any, ...]]:
-        return [(a.arrives_at, a.application, nodes_of(a.job), a.job["command"], a.job["priority"]) for a in made.jobs]
+    def job_facts(generated: Workload) -> list[tuple[Any, ...]]:
+        return [
+            (a.arrives_at, a.application, nodes_of(a.job), a.job["command"], a.job["priority"]) for a in generated.jobs
+        ]
 
     split = generate_workload(replace(recipe, policy="worst-fit", components=(2,)), GRID, 7)
     flexible = generate_workload(replace(recipe, policy="cluster-minimization", request="flexible"), GRID, 7)
-    assert seen(split) == seen(flexible)
+    assert job_facts(split) == job_facts(flexible)
     assert {components_of(a.job) for a in split.jobs} == {2}
-    assert seen(generate_workload(recipe, GRID, 8)) != seen(split)
+    assert job_facts(generate_workload(recipe, GRID, 8)) != job_facts(split)
 
 
-def test_arrivals_and_sizes_have_the_means_that_were_asked_for() -> None:
+def test_generated_arrivals_and_sizes_have_requested_means() -> None:
     recipe = replace(DEFAULT, sizes=(1, 2, 4), run_times=(10.0, 30.0), utilisation=0.4, jobs=5000)
-    made = generate_workload(recipe, GRID, 3)
-    sizes = [nodes_of(a.job) for a in made.jobs]
-    times = [float(a.job["command"][1]) for a in made.jobs]
+    generated = generate_workload(recipe, GRID, 3)
+    sizes = [nodes_of(a.job) for a in generated.jobs]
+    times = [float(a.job["command"][1]) for a in generated.jobs]
     assert fmean(sizes) == pytest.approx(7 / 3, rel=0.05)
     assert fmean(times) == pytest.approx(20, rel=0.05)
     assert min(times) >= 10
     assert max(times) <= 30
     work = sum(n * t for n, t in zip(sizes, times, strict=True))
-    assert work / (GRID.total * made.lasts) == pytest.approx(0.4, rel=0.06)
-    gaps = [b.arrives_at - a.arrives_at for a, b in zip(made.jobs, made.jobs[1:], strict=False)]
+    assert work / (GRID.total * generated.lasts) == pytest.approx(0.4, rel=0.06)
+    gaps = [b.arrives_at - a.arrives_at for a, b in zip(generated.jobs, generated.jobs[1:], strict=False)]
     # Of an exponential distribution mean and standard deviation are equal.
     assert fmean(g**2 for g in gaps) == pytest.approx(2 * fmean(gaps) ** 2, rel=0.1)
 
 
-def test_the_preset_of_mohamed_2005_splits_as_the_paper_says() -> None:
+def test_preset_mohamed_2005_splits_as_in_the_paper() -> None:
     jobs = generate_workload(replace(PRESETS["m05"], scale=1.0), GridSize({"a": 100, "b": 100, "c": 110}), 1).jobs
     assert len(jobs) == 500
     split = {(nodes_of(a.job), components_of(a.job)) for a in jobs}
@@ -96,28 +98,28 @@ def test_the_preset_of_mohamed_2005_splits_as_the_paper_says() -> None:
     assert all(30 <= float(a.job["command"][1]) <= 192 for a in jobs)
 
 
-def test_the_presets_of_sonmez_2010_fit_the_grid() -> None:
+def test_presets_sonmez_2010_fit_the_grid() -> None:
     das3 = GridSize({"amsterdam": 85, "uva": 41, "multimedian": 46, "leiden": 32})
     first = replace(PRESETS["s10-vi"], estimates=(("prime", 200.0),))
     assert {nodes_of(a.job) for a in generate_workload(first, das3, 1).jobs} == {8, 16, 32}
     second = replace(PRESETS["s10-vii"], estimates=(("wave", 200.0),))
-    made = generate_workload(second, das3, 1)
-    assert {nodes_of(a.job) for a in made.jobs} == {64}
-    assert {a.application for a in made.jobs} == {"wave"}
+    generated = generate_workload(second, das3, 1)
+    assert {nodes_of(a.job) for a in generated.jobs} == {64}
+    assert {a.application for a in generated.jobs} == {"wave"}
     # 0.4 of 204 nodes, 64 nodes for 200 s each: one job in 157 s
-    assert made.header["rate"] == pytest.approx(0.4 * 204 / (64 * 200), rel=1e-3)
+    assert generated.header["rate"] == pytest.approx(0.4 * 204 / (64 * 200), rel=1e-3)
     small = generate_workload(replace(first, jobs=50, duration=None), GridSize({"a": 4, "b": 8}), 1)
     assert {nodes_of(a.job) for a in small.jobs} == {1, 2, 4}
 
 
-def test_each_job_reads_one_of_the_files() -> None:
-    made = generate_workload(replace(DEFAULT, inputs=("a", "b"), jobs=50), GRID, 1)
-    assert {a.job["inputs"][0]["file"] for a in made.jobs} == {"a", "b"}
-    assert all(len(a.job["inputs"]) == 1 for a in made.jobs)
+def test_generated_job_reads_one_input_file() -> None:
+    generated = generate_workload(replace(DEFAULT, inputs=("a", "b"), jobs=50), GRID, 1)
+    assert {a.job["inputs"][0]["file"] for a in generated.jobs} == {"a", "b"}
+    assert all(len(a.job["inputs"]) == 1 for a in generated.jobs)
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "option"),
     [
         ({"sizes": (0,)}, "--sizes"),
         ({"sizes": ()}, "--sizes"),
@@ -137,20 +139,20 @@ def test_each_job_reads_one_of_the_files() -> None:
         ({"duration": 1e-9, "jobs": None}, "--duration"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_its_option(changes: dict[str, Any], named: str) -> None:
+def test_recipe_with_invalid_value_names_its_option(changes: dict[str, Any], option: str) -> None:
     with pytest.raises(UsageError) as refused:
         generate_workload(replace(DEFAULT, **changes), GRID, 1)
-    assert refused.value.field.startswith(named)
+    assert refused.value.field.startswith(option)
     assert refused.value.hint
 
 
-def test_a_utilisation_needs_to_know_the_grid() -> None:
+def test_recipe_with_utilisation_needs_a_grid() -> None:
     with pytest.raises(UsageError, match="the grid"):
         generate_workload(DEFAULT, GridSize(), 1)
     assert len(generate_workload(replace(DEFAULT, rate=1.0, jobs=3), GridSize(), 1).jobs) == 3
 
 
-def test_a_trace_gives_arrivals_sizes_and_run_times() -> None:
+def test_from_trace_uses_its_arrivals_sizes_and_run_times() -> None:
     trace = Trace(
         [
             TraceJob(1, 100.0, 60.0, 64, 1),
@@ -161,22 +163,22 @@ def test_a_trace_gives_arrivals_sizes_and_run_times() -> None:
         {"MaxProcs": "128"},
     )
     recipe = replace(DEFAULT, request="flexible", compress=10.0, jobs=None)
-    made = from_trace(recipe, trace, GRID, 1, name="a.swf")
-    assert [(a.arrives_at, nodes_of(a.job), a.job["command"]) for a in made.jobs] == [
+    generated = from_trace(recipe, trace, GRID, 1, name="a.swf")
+    assert [(a.arrives_at, nodes_of(a.job), a.job["command"]) for a in generated.jobs] == [
         (0.0, 20, ["sleep", "6.000"]),
         (6.0, 1, ["sleep", "3.000"]),
         (30.0, 40, ["sleep", "12.000"]),
     ]
-    assert made.header["trace"] == {
+    assert generated.header["trace"] == {
         "file": "a.swf",
         "jobs": 4,
         "used": 3,
         "processors": 128,
         "left_out": {"of run time 0": 1},
     }
-    kept = from_trace(recipe, trace, GRID, 1, keep_zero=True)
-    assert [a.job["command"] for a in kept.jobs] == [["sleep", f"{s}.000"] for s in (6, 3, 0, 12)]
-    assert kept.header["trace"]["left_out"] == {}
+    with_zero = from_trace(recipe, trace, GRID, 1, keep_zero=True)
+    assert [a.job["command"] for a in with_zero.jobs] == [["sleep", f"{s}.000"] for s in (6, 3, 0, 12)]
+    assert with_zero.header["trace"]["left_out"] == {}
     completed = from_trace(recipe, trace, GRID, 1, status=1)
     assert len(completed.jobs) == 2
     assert len(from_trace(replace(recipe, duration=10.0), trace, GRID, 1).jobs) == 2
@@ -185,7 +187,7 @@ def test_a_trace_gives_arrivals_sizes_and_run_times() -> None:
         from_trace(recipe, trace, GRID, 1, status=3)
 
 
-def test_a_trace_that_is_too_long_is_not_cut_off_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_trace_with_too_many_jobs_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = Trace([TraceJob(number, number, 60.0, 1, 1) for number in range(3)], {"MaxProcs": str(GRID.total)})
     recipe = replace(DEFAULT, jobs=None)
     monkeypatch.setattr("koalapy.workload.generate.MAX_JOBS", 3)
@@ -197,7 +199,7 @@ def test_a_trace_that_is_too_long_is_not_cut_off_silently(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("policy", "own", "form"),
+    ("policy", "requested", "form"),
     [
         ("worst-fit", "flexible", "nonfixed"),
         ("close-to-files", "flexible", "nonfixed"),
@@ -210,5 +212,5 @@ def test_a_trace_that_is_too_long_is_not_cut_off_silently(monkeypatch: pytest.Mo
         ("", "nonfixed", "nonfixed"),
     ],
 )
-def test_a_request_has_a_form_that_the_policy_serves(policy: str, own: str, form: str) -> None:
-    assert form_for(policy, own) == form
+def test_form_for_policy_is_one_that_it_serves(policy: str, requested: str, form: str) -> None:
+    assert form_for(policy, requested) == form

@@ -7,14 +7,14 @@ import pytest
 from koalapy.workload.measures import Samples, planned_row, report_of
 from koalapy.workload.plan import Arrival
 from tests.needs import MATPLOTLIB
-from tests.workload.test_measures import Json, a_report, cluster, job
+from tests.workload.test_measures import Json, make_cluster, make_job, make_report
 
 plots = pytest.importorskip("koalapy.workload.plots", reason=MATPLOTLIB.reason)
 ALL = ["response", "coallocated", "utilisation", "cdf", "sizes"]
 RUN = {"complete": False, "interrupted": "interrupted", "background_target": 0.0}
 
 
-def drawn(runs: list[tuple[str, Json]], folder: Path, form: str = "svg") -> list[str]:
+def draw_to_paths(runs: list[tuple[str, Json]], folder: Path, form: str = "svg") -> list[str]:
     folder.mkdir(exist_ok=True)
     paths: list[Path] = plots.draw_figures(runs, folder, form)
     assert all(path.stat().st_size > 1000 for path in paths)
@@ -23,23 +23,23 @@ def drawn(runs: list[tuple[str, Json]], folder: Path, form: str = "svg") -> list
 
 @pytest.mark.parametrize("form", ["svg", "png"])
 def test_draw_of_one_run_or_several_makes_all_figures(tmp_path: Path, form: str) -> None:
-    runs = [("worst-fit", a_report("worst-fit", 10.0)), ("cluster-minimization", a_report("x", 15.0))]
-    assert drawn(runs[:1] if form == "png" else runs * 5, tmp_path, form) == ALL
+    runs = [("worst-fit", make_report("worst-fit", 10.0)), ("cluster-minimization", make_report("x", 15.0))]
+    assert draw_to_paths(runs[:1] if form == "png" else runs * 5, tmp_path, form) == ALL
 
 
-def test_the_same_report_gives_the_same_file(tmp_path: Path) -> None:
-    runs = [("worst-fit", a_report("worst-fit", 10.0))]
+def test_draw_figures_of_same_report_is_reproducible(tmp_path: Path) -> None:
+    runs = [("worst-fit", make_report("worst-fit", 10.0))]
     for name in ("one", "other"):
-        drawn(runs, tmp_path / name)
+        draw_to_paths(runs, tmp_path / name)
     for name in ALL:
-        one, other = ((tmp_path / folder / f"{name}.svg").read_text() for folder in ("one", "other"))
-        assert one == other
+        first, second = ((tmp_path / folder / f"{name}.svg").read_text() for folder in ("one", "other"))
+        assert first == second
 
 
-def test_axes_say_what_they_show(tmp_path: Path) -> None:
+def test_draw_figures_labels_its_axes(tmp_path: Path) -> None:
     with plots.mpl.rc_context(plots.STYLE):
         figures = [
-            figure([("a", a_report("worst-fit", 10.0)), ("b", a_report("worst-fit", 9.0))])
+            figure([("a", make_report("worst-fit", 10.0)), ("b", make_report("worst-fit", 9.0))])
             for figure in (
                 plots.draw_response,
                 plots.draw_coallocated,
@@ -54,22 +54,24 @@ def test_axes_say_what_they_show(tmp_path: Path) -> None:
     assert "(s)" in figures[2].axes[-1].get_xlabel()
 
 
-def test_many_applications_and_clusters_are_drawn_too(tmp_path: Path) -> None:
+def test_draw_figures_with_many_applications_and_clusters_succeeds(tmp_path: Path) -> None:
     """Where applications are not named, there may be as many as jobs."""
-    jobs = [job(number, application=f"job-{number}") for number in range(800)]
+    jobs = [make_job(number, application=f"job-{number}") for number in range(800)]
     samples = Samples()
-    for at in (0.0, 1.0):
-        samples.add_sample(at, [cluster(f"site-{number}", 4, 1, 1) for number in range(400)])
-    assert drawn([("a", report_of(jobs, samples, {}, RUN))], tmp_path, "png") == ALL
+    for time in (0.0, 1.0):
+        samples.add_sample(time, [make_cluster(f"site-{number}", 4, 1, 1) for number in range(400)])
+    assert draw_to_paths([("a", report_of(jobs, samples, {}, RUN))], tmp_path, "png") == ALL
 
 
-def test_a_run_in_which_nothing_ran_has_no_bars(tmp_path: Path) -> None:
+def test_draw_figures_of_run_without_jobs_has_no_bars(tmp_path: Path) -> None:
     arrival = Arrival(0.0, "wave", {"request": {"type": "flexible", "total_size": 3}})
     empty = report_of([planned_row(1, arrival)], Samples(), {}, RUN)
-    assert drawn([("a", empty)], tmp_path) == []
+    assert draw_to_paths([("a", empty)], tmp_path) == []
     samples = Samples()
-    for at in (0.0, 1.0):
-        samples.add_sample(at, [cluster("north", 4, 1, 1), cluster("south", 0, 0, 0)])
-    waiting = report_of([planned_row(1, arrival), job(2, wait=None, response=None, state="queued")], samples, {}, RUN)
-    assert drawn([("a", waiting)], tmp_path) == ["utilisation"]
-    assert drawn([("a", waiting), ("b", a_report("worst-fit", 10.0))], tmp_path) == ALL
+    for time in (0.0, 1.0):
+        samples.add_sample(time, [make_cluster("north", 4, 1, 1), make_cluster("south", 0, 0, 0)])
+    waiting = report_of(
+        [planned_row(1, arrival), make_job(2, wait=None, response=None, state="queued")], samples, {}, RUN
+    )
+    assert draw_to_paths([("a", waiting)], tmp_path) == ["utilisation"]
+    assert draw_to_paths([("a", waiting), ("b", make_report("worst-fit", 10.0))], tmp_path) == ALL

@@ -64,19 +64,19 @@ class MemoryDaemon:
 
     def fetch_job(self, job: int) -> Json:
         self._check()
-        found = self.jobs[job]
-        over = self._over(found)
-        state = "cancelled" if job in self.cancelled else "succeeded" if over else "running"
+        record = self.jobs[job]
+        is_over = self._over(record)
+        state = "cancelled" if job in self.cancelled else "succeeded" if is_over else "running"
         return {
             "id": job,
-            "request": found["request"],
+            "request": record["request"],
             "policy": "worst-fit",
             "state": state,
-            "ended_at": "then" if over else None,
+            "ended_at": "then" if is_over else None,
             "wait_time": 0.5,
             "queue_time": 0.25,
             "startup_overhead": 0.25,
-            "response_time": found["lasts"] if over else None,
+            "response_time": record["lasts"] if is_over else None,
             "start_delay": 0.0,
             "placement_tries": 1,
             "claiming_tries": 1,
@@ -99,112 +99,116 @@ class MemoryDaemon:
         self.unloaded.append(cluster)
 
 
-def workload(*jobs: tuple[float, float]) -> Workload:
+def make_workload(*jobs: tuple[float, float]) -> Workload:
     """Jobs by arrival and run time."""
     request = {"type": "flexible", "total_size": 1}
     return Workload(
-        {"seed": 1}, tuple(Arrival(at, "sleep", {"request": request, "command": ["sleep", str(s)]}) for at, s in jobs)
+        {"seed": 1},
+        tuple(Arrival(arrival, "sleep", {"request": request, "command": ["sleep", str(s)]}) for arrival, s in jobs),
     )
 
 
-def play(
+def run_workload(
     daemon: MemoryDaemon, work: Workload, show: Callable[[Progress], None] = lambda _: None, **options: Any
 ) -> tuple[Json, list[str]]:
-    told: list[str] = []
+    messages: list[str] = []
     run = Run(
-        work, daemon, Options(**options), tell=told.append, show=show, clock=lambda: daemon.now, sleep=daemon.sleep
+        work, daemon, Options(**options), tell=messages.append, show=show, clock=lambda: daemon.now, sleep=daemon.sleep
     )
-    return run.run(), told
+    return run.run(), messages
 
 
-def test_jobs_are_submitted_when_they_arrive_and_waited_for() -> None:
-    daemon, shown = MemoryDaemon(), []
-    report, told = play(daemon, workload((0.0, 5.0), (2.0, 5.0), (2.5, 20.0)), shown.append)
+def test_run_submits_jobs_at_arrival_and_awaits_their_end() -> None:
+    daemon, progress = MemoryDaemon(), []
+    report, messages = run_workload(daemon, make_workload((0.0, 5.0), (2.0, 5.0), (2.5, 20.0)), progress.append)
     assert daemon.submissions == pytest.approx([0.0, 2.0, 2.5], abs=0.15)
     assert report["summary"]["states"] == {"succeeded": 3}
     assert report["summary"]["response_time"] == 10.0
     assert report["run"]["complete"] is True
-    assert (report["run"]["late"], told) == (0, [])
+    assert (report["run"]["late"], messages) == (0, [])
     assert 22.5 <= report["run"]["seconds"] <= 25
     # One node for 2 s, two for 0.5 s, three for 2.5 s, two for 2 s, one for 15.5 s of 4 for 22.5 s
     assert report["utilisation"]["all"]["ours"] == pytest.approx(30 / 90, abs=0.05)
-    assert shown[-1].ended == {"succeeded": 3}
-    assert max(p.states["running"] for p in shown) == 3
+    assert progress[-1].ended == {"succeeded": 3}
+    assert max(p.states["running"] for p in progress) == 3
 
 
-def test_a_full_queue_is_tried_again_when_it_says_so() -> None:
+def test_run_with_busy_daemon_retries_after_its_delay() -> None:
     daemon = MemoryDaemon()
     daemon.limit = 1
-    report, told = play(daemon, workload((0.0, 4.0), (1.0, 4.0)))
+    report, messages = run_workload(daemon, make_workload((0.0, 4.0), (1.0, 4.0)))
     assert daemon.submissions == pytest.approx([0.0, 4.0], abs=0.3)
     assert report["summary"]["states"] == {"succeeded": 2}
     assert report["run"]["late"] == 1
     assert report["run"]["latest"] == pytest.approx(3.0, abs=0.3)
-    assert any("waits 3 s" in line for line in told)
-    assert any("3.0 s late" in line or "late" in line for line in told)
+    assert any("waits 3 s" in line for line in messages)
+    assert any("3.0 s late" in line or "late" in line for line in messages)
 
 
-def test_a_refused_job_does_not_stop_the_others() -> None:
-    work = workload((0.0, 1.0), (1.0, 1.0))
+def test_run_with_rejected_job_continues() -> None:
+    work = make_workload((0.0, 1.0), (1.0, 1.0))
     wrong = Arrival(0.5, "sleep", {"request": {"type": "flexible", "total_size": 1}, "command": ["wrong"]})
-    report, told = play(MemoryDaemon(), Workload({}, (work.jobs[0], wrong, work.jobs[1])))
+    report, messages = run_workload(MemoryDaemon(), Workload({}, (work.jobs[0], wrong, work.jobs[1])))
     assert report["summary"]["states"] == {"refused": 1, "succeeded": 2}
     assert report["jobs"][1]["reason"] == "it can never run"
-    assert any("refused" in line for line in told)
+    assert any("refused" in line for line in messages)
 
 
-def test_a_daemon_that_is_gone_for_a_while_is_waited_for() -> None:
+def test_run_with_daemon_briefly_away_waits() -> None:
     daemon = MemoryDaemon()
     daemon.away = lambda now: 2.0 <= now < 30.0
-    report, told = play(daemon, workload((0.0, 10.0), (5.0, 10.0)))
+    report, messages = run_workload(daemon, make_workload((0.0, 10.0), (5.0, 10.0)))
     assert report["summary"]["states"] == {"succeeded": 2}
     assert daemon.submissions == pytest.approx([0.0, 30.0], abs=1.2)
     assert report["run"]["daemon_away"] == pytest.approx(28, abs=1.5)
-    assert [line.split(":")[0] for line in told][:2] == ["the daemon is away", "the daemon is back after 28 s"]
+    assert [line.split(":")[0] for line in messages][:2] == ["the daemon is away", "the daemon is back after 28 s"]
     # It was seen for 2 s, and for 11 after it came back; in all of them but the first and the third one node was used.
     assert report["utilisation"]["all"]["ours"] == pytest.approx(10 / (4 * 12), abs=0.01)
 
 
-def test_a_daemon_that_never_comes_back_ends_the_run() -> None:
+def test_run_with_daemon_away_for_too_long_ends() -> None:
     daemon = MemoryDaemon()
     daemon.away = lambda now: now >= 2.0
-    report, _ = play(daemon, workload((0.0, 10.0), (5.0, 10.0)), patience=20.0)
+    report, _ = run_workload(daemon, make_workload((0.0, 10.0), (5.0, 10.0)), patience=20.0)
     assert report["run"]["complete"] is False
     assert "away for 20 s" in report["run"]["interrupted"]
     assert report["summary"]["states"] == {"not submitted": 1, "running": 1}
 
 
-def test_an_answer_that_was_lost_makes_no_second_job() -> None:
+def test_run_with_lost_answer_submits_job_once() -> None:
     daemon = MemoryDaemon()
     daemon.lose_answer_at = 1.0
-    report, _ = play(daemon, workload((0.0, 2.0), (1.0, 2.0)))
+    report, _ = run_workload(daemon, make_workload((0.0, 2.0), (1.0, 2.0)))
     assert len(daemon.jobs) == 2
     assert report["summary"]["states"] == {"succeeded": 2}
 
 
-def interrupt_at(daemon: MemoryDaemon, at: float) -> Callable[[Progress], None]:
+def interrupt_at(daemon: MemoryDaemon, time: float) -> Callable[[Progress], None]:
     def show(_: Progress) -> None:
-        if daemon.now >= at:
+        if daemon.now >= time:
             raise KeyboardInterrupt
 
     return show
 
 
 @pytest.mark.parametrize("cancels", [False, True])
-def test_an_interrupt_cancels_nothing_unless_asked(cancels: bool) -> None:
+def test_run_interrupted_cancels_jobs_only_with_option(cancels: bool) -> None:
     daemon = MemoryDaemon()
-    report, told = play(
-        daemon, workload((0.0, 1.0), (0.5, 50.0), (30.0, 1.0)), interrupt_at(daemon, 5.0), cancel_on_interrupt=cancels
+    report, messages = run_workload(
+        daemon,
+        make_workload((0.0, 1.0), (0.5, 50.0), (30.0, 1.0)),
+        interrupt_at(daemon, 5.0),
+        cancel_on_interrupt=cancels,
     )
     assert daemon.cancelled == ([2] if cancels else [])
     states = {"succeeded": 1, "not submitted": 1, "cancelled" if cancels else "running": 1}
     assert report["summary"]["states"] == states
     assert report["run"]["interrupted"] == "interrupted"
-    assert any("1 job is cancelled" in line if cancels else "1 job goes on" in line for line in told)
+    assert any("1 job is cancelled" in line if cancels else "1 job goes on" in line for line in messages)
 
 
 @pytest.mark.parametrize("arrived", [False, True])
-def test_a_submission_that_was_interrupted_is_cancelled_whether_it_has_arrived_or_not(arrived: bool) -> None:
+def test_run_interrupted_in_submission_cancels_that_job(arrived: bool) -> None:
     class Slow(MemoryDaemon):
         interrupts = True
 
@@ -217,19 +221,19 @@ def test_a_submission_that_was_interrupted_is_cancelled_whether_it_has_arrived_o
             return super().submit_job(job, key)
 
     daemon = Slow()
-    report, _ = play(daemon, workload((0.0, 50.0), (5.0, 50.0)), cancel_on_interrupt=True)
+    report, _ = run_workload(daemon, make_workload((0.0, 50.0), (5.0, 50.0)), cancel_on_interrupt=True)
     assert daemon.cancelled == [1]
     assert report["summary"]["states"] == {"cancelled": 1, "not submitted": 1}
 
 
-def test_the_progress_of_many_jobs_is_not_told_all_the_time() -> None:
+def test_run_shows_progress_of_many_jobs_rarely() -> None:
     """What is told grows with the jobs: it would keep a run from submitting them in time."""
-    daemon, shown = MemoryDaemon(), []
-    report, _ = play(daemon, workload((0.0, 60.0)), shown.append)
-    assert len(shown) <= 4 * report["run"]["seconds"]
+    daemon, progress = MemoryDaemon(), []
+    report, _ = run_workload(daemon, make_workload((0.0, 60.0)), progress.append)
+    assert len(progress) <= 4 * report["run"]["seconds"]
 
 
-def test_cancelled_jobs_are_waited_for() -> None:
+def test_run_awaits_the_end_of_cancelled_jobs() -> None:
     """They give their nodes back a moment later; a report that still has them running would be about nothing."""
 
     class Dying(MemoryDaemon):
@@ -239,46 +243,48 @@ def test_cancelled_jobs_are_waited_for() -> None:
             return ["and this is said"]
 
         def fetch_job(self, job: int) -> Json:
-            found = super().fetch_job(job)
-            return found | {"state": "cancelled"} if found["state"] == "succeeded" else found
+            record = super().fetch_job(job)
+            return record | {"state": "cancelled"} if record["state"] == "succeeded" else record
 
     daemon = Dying()
-    report, told = play(daemon, workload((0.0, 50.0)), interrupt_at(daemon, 5.0), cancel_on_interrupt=True)
+    report, messages = run_workload(
+        daemon, make_workload((0.0, 50.0)), interrupt_at(daemon, 5.0), cancel_on_interrupt=True
+    )
     assert report["summary"]["states"] == {"cancelled": 1}
-    assert "and this is said" in told
+    assert "and this is said" in messages
 
 
-def test_a_run_has_a_time_of_its_own() -> None:
-    report, _ = play(MemoryDaemon(), workload((0.0, 500.0)), timeout=10.0)
+def test_run_with_timeout_ends() -> None:
+    report, _ = run_workload(MemoryDaemon(), make_workload((0.0, 500.0)), timeout=10.0)
     assert report["run"]["interrupted"] == "not done within 10 s"
     assert 10 <= report["run"]["seconds"] <= 11
 
 
-def test_the_background_is_asked_for_and_ended() -> None:
+def test_run_starts_and_ends_background_load() -> None:
     daemon = MemoryDaemon()
-    play(daemon, workload((0.0, 30.0)), background=0.25, background_seconds=5.0)
+    run_workload(daemon, make_workload((0.0, 30.0)), background=0.25, background_seconds=5.0)
     assert daemon.loads
     assert {cluster for cluster, _, _ in daemon.loads} == {"north"}
     assert daemon.unloaded == ["north"]
 
 
-def test_a_cluster_that_takes_no_background_is_told_once() -> None:
+def test_run_reports_cluster_without_background_load_once() -> None:
     class Grudging(MemoryDaemon):
         def start_load(self, cluster: str, nodes: int, seconds: float) -> None:
             raise Refused("not here")
 
-    report, told = play(Grudging(), workload((0.0, 30.0)), background=0.25, background_seconds=5.0)
-    assert [line for line in told if "background" in line] == ["no background load on north: not here"]
+    report, messages = run_workload(Grudging(), make_workload((0.0, 30.0)), background=0.25, background_seconds=5.0)
+    assert [line for line in messages if "background" in line] == ["no background load on north: not here"]
     assert report["summary"]["states"] == {"succeeded": 1}
 
 
-def test_a_daemon_that_refuses_to_tell_ends_the_run_with_what_is_known() -> None:
+def test_run_with_rejecting_daemon_reports_known_results() -> None:
     class Closed(MemoryDaemon):
         def active_states(self) -> Mapping[int, str]:
             if self.now > 3:
                 raise Refused("the token is not known")
             return super().active_states()
 
-    report, _ = play(Closed(), workload((0.0, 1.0), (1.0, 50.0)))
+    report, _ = run_workload(Closed(), make_workload((0.0, 1.0), (1.0, 50.0)))
     assert report["run"]["interrupted"] == "the daemon refuses to tell more: the token is not known"
     assert report["summary"]["states"] == {"running": 1, "succeeded": 1}
