@@ -8,7 +8,7 @@ import pytest
 from deploy.documentation.pictures import EXAMPLES, FOLDER, GRID, picture, placement, result
 from koalapy.policies.registry import DEFAULTS, builtin_policies
 from tests.docs.blocks import ROOT
-from tests.policies.test_policies_doc import example_grid, parsed, request_of
+from tests.policies.test_policies_doc import example_grid, parse_options, request_of
 
 NAMES = [str(policy["name"]) for policy in builtin_policies().describe_policies()]
 
@@ -31,7 +31,7 @@ def test_example_of_page_is_placed_as_shown(name: str) -> None:
     example, answer = EXAMPLES[name], placement(name)
     assert f"$ koala submit {example.arguments} -- ./a.out   # {result(answer)}\n" in read_page(name)
     assert f"*{answer.reason}*" in read_page(name)
-    options = parsed(example.arguments.replace(" --input mesh", ""))
+    options = parse_options(example.arguments.replace(" --input mesh", ""))
     assert (options.policy or DEFAULTS[example.request.type]) == name
     request = request_of(options)
     sizes = [(c.size, c.cluster) for c in getattr(request, "components", ())]

@@ -37,8 +37,8 @@ def with_speeds(view: GridView, **speeds: float) -> GridView:
 def with_links(view: GridView, links: Mapping[str, Link]) -> GridView:
     """``{"north south": Link(0.001), "north": Link(0.0001)}``: between two clusters, or within one."""
     ends = {name: tuple(name.split()) for name in links}
-    named = {(pair[0], pair[-1]): links[name] for name, pair in ends.items()}
-    return GridView(view.clusters, named, view.waiting)
+    named_links = {(pair[0], pair[-1]): links[name] for name, pair in ends.items()}
+    return GridView(view.clusters, named_links, view.waiting)
 
 
 def nonfixed(*sizes: int) -> NonFixedRequest:
@@ -108,18 +108,18 @@ def shuffled(draw: st.DrawFn, views: st.SearchStrategy[GridView]) -> tuple[GridV
     return view, GridView(tuple(draw(st.permutations(view.clusters))))
 
 
-def splits(total: int, idle: list[int], least: int, most: int) -> Iterator[tuple[int, ...]]:
+def splits(total: int, idle: list[int], min_size: int, max_count: int) -> Iterator[tuple[int, ...]]:
     """Every way to give each cluster 0 or at least ``least`` nodes, to at most ``most`` of them, ``total`` in all."""
     if not idle:
         if total == 0:
             yield ()
         return
-    for rest in splits(total, idle[1:], least, most):
-        yield (0, *rest)
-    if most > 0:
-        for size in range(least, min(idle[0], total) + 1):
-            for rest in splits(total - size, idle[1:], least, most - 1):
-                yield (size, *rest)
+    for later_sizes in splits(total, idle[1:], min_size, max_count):
+        yield (0, *later_sizes)
+    if max_count > 0:
+        for size in range(min_size, min(idle[0], total) + 1):
+            for later_sizes in splits(total - size, idle[1:], min_size, max_count - 1):
+                yield (size, *later_sizes)
 
 
 def can_be_assigned(sizes: list[int], idle: list[int]) -> bool:

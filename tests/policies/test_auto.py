@@ -89,69 +89,67 @@ requests = choosing | st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4),
 # Rules that hold for every request, grid and knowledge
 
 
-@given(request=requests, view=linked(grids()), known=knowledge)
-def test_a_placement_is_always_valid_and_tells_what_was_compared(
-    request: Request, view: GridView, known: Knowledge
-) -> None:
-    answer = call_policy(Auto().informed(known), request, view)
+@given(request=requests, view=linked(grids()), knowledge=knowledge)
+def test_auto_placement_is_valid_and_lists_alternatives(request: Request, view: GridView, knowledge: Knowledge) -> None:
+    answer = call_policy(Auto().informed(knowledge), request, view)
     if isinstance(answer, Placement):
         assert answer.advice is not None
         assert set(answer.advice.chosen_option.clusters) == {component.cluster for component in answer.components}
         assert answer.reason
 
 
-@given(request=choosing, view=linked(grids()), known=knowledge)
-def test_what_is_chosen_is_by_its_own_prediction_never_worse_than_the_other_ways(
-    request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge
+@given(request=choosing, view=linked(grids()), knowledge=knowledge)
+def test_auto_choice_has_the_best_prediction(
+    request: FlexibleRequest | NonFixedRequest, view: GridView, knowledge: Knowledge
 ) -> None:
-    answer = Auto(known).place(request, view)
+    answer = Auto(knowledge).place(request, view)
     if isinstance(answer, Placement):
         assert answer.advice is not None
         responses = [option.response for option in answer.advice.options if option.response is not None]
-        if (taken := answer.advice.chosen_option.response) is not None and not known.loaded:
-            assert taken <= min(responses)
+        if (chosen := answer.advice.chosen_option.response) is not None and not knowledge.loaded:
+            assert chosen <= min(responses)
         return
-    together = find_multi_cluster_now(request, view, known)
+    together = find_multi_cluster_now(request, view, knowledge)
     if isinstance(together, Refusal):
         return  # there was nothing to choose
-    assert find_single_cluster_now(request, view, known) is None
-    later = find_single_cluster_later(request, view, known)
+    assert find_single_cluster_now(request, view, knowledge) is None
+    later = find_single_cluster_later(request, view, knowledge)
     assert later is not None, "it only ever waits for room that there will be"
     now, then = together[0].option.response, later.option.response
-    is_unsure = known.slowdowns.harmless_probability(together[0].option.clusters) < SURE
+    is_unsure = knowledge.slowdowns.harmless_probability(together[0].option.clusters) < SURE
     is_too_slow = is_unsure or together[0].option.slowdown > PAYS_UP_TO
-    is_forbidden = known.loaded and is_unsure
+    is_forbidden = knowledge.loaded and is_unsure
     assert is_forbidden or (is_too_slow if now is None or then is None else then < now)
 
 
-@given(request=choosing, view=linked(grids()), known=knowledge)
-def test_nothing_starves_where_no_cluster_will_have_room(
-    request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge
+@given(request=choosing, view=linked(grids()), knowledge=knowledge)
+def test_auto_without_future_single_cluster_coallocates(
+    request: FlexibleRequest | NonFixedRequest, view: GridView, knowledge: Knowledge
 ) -> None:
     """What the default policy places is placed, if need be on several clusters, whatever the slowdown."""
     never = replace(
-        known, capacities={name: replace(capacity, max_idle=0) for name, capacity in known.capacities.items()}
+        knowledge, capacities={name: replace(capacity, max_idle=0) for name, capacity in knowledge.capacities.items()}
     )
     placed = isinstance(Auto(never).place(request, view), Placement)
     assert placed == isinstance(POLICIES.resolve("", request).place(request, view), Placement)
 
 
-@given(request=requests, views=shuffled(grids()), known=knowledge)
-def test_the_order_of_clusters_changes_nothing(
-    request: Request, views: tuple[GridView, GridView], known: Knowledge
+@given(request=requests, views=shuffled(grids()), knowledge=knowledge)
+def test_auto_does_not_depend_on_cluster_order(
+    request: Request, views: tuple[GridView, GridView], knowledge: Knowledge
 ) -> None:
-    one, other = (Auto(known).place(request, view) for view in views)
-    if isinstance(one, Placement) and isinstance(other, Placement):
-        assert one.components == other.components
+    first, second = (Auto(knowledge).place(request, view) for view in views)
+    if isinstance(first, Placement) and isinstance(second, Placement):
+        assert first.components == second.components
     else:
-        assert type(one) is type(other)
+        assert type(first) is type(second)
 
 
-@given(request=choosing, view=grids(), known=knowledge)
-def test_why_not_is_said_of_every_cluster_and_what_is_missing_would_suffice(
-    request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge
+@given(request=choosing, view=grids(), knowledge=knowledge)
+def test_auto_explains_each_cluster_with_sufficient_nodes(
+    request: FlexibleRequest | NonFixedRequest, view: GridView, knowledge: Knowledge
 ) -> None:
-    policy = Auto(known)
+    policy = Auto(knowledge)
     reasons = policy.explain(request, view)
     if isinstance(policy.place(request, view), Placement):
         assert reasons == ()
@@ -164,27 +162,27 @@ def test_why_not_is_said_of_every_cluster_and_what_is_missing_would_suffice(
 # The rules of the literature
 
 
-def busy(most: int = 4, *releases: Release) -> dict[str, Capacity]:
+def capacities_of(max_idle: int = 4, *releases: Release) -> dict[str, Capacity]:
     """Both clusters of the grid below, with what is released in each."""
-    return {name: Capacity(most, releases) for name in ("north", "south")}
+    return {name: Capacity(max_idle, releases) for name in ("north", "south")}
 
 
 SPLIT = grid(north=(3, 4), south=(3, 4))
 FOUR = FlexibleRequest(4)
-UNKNOWN = busy(4, Release(None, 1, 5.0))
+UNKNOWN = capacities_of(4, Release(None, 1, 5.0))
 
 
-def seen(factor: float, alone: float = 100.0, runs: int = 20) -> Knowledge:
+def knowledge_of(factor: float, alone: float = 100.0, runs: int = 20) -> Knowledge:
     """Of an application that ran as often on one cluster as on two."""
     both = {("north", "south"): LogNormal(log(alone * factor), 0.02)}
     slowdowns = Slowdowns(LogNormal(log(factor), 0.1), {("north", "south"): LogNormal(log(factor), 0.02)}, runs)
     return Knowledge("wave", RunTimes(LogNormal(log(alone), 0.02), both), slowdowns, capacities=UNKNOWN)
 
 
-def never_ran(share: float | None, **more: Any) -> Knowledge:
+def knowledge_without_runs(share: float | None, **fields: Any) -> Knowledge:
     """Of an application that declares how much it communicates, or nothing."""
     return Knowledge(
-        "new", slowdowns=Slowdowns(assume_slowdown(share)), communication=share, capacities=UNKNOWN, **more
+        "new", slowdowns=Slowdowns(assume_slowdown(share)), communication=share, capacities=UNKNOWN, **fields
     )
 
 
@@ -192,46 +190,44 @@ def never_ran(share: float | None, **more: Any) -> Knowledge:
 @pytest.mark.parametrize(
     ("share", "co_allocated"), [(0.0, True), (0.1, True), (0.2, True), (1 / 3, False), (0.35, False), (1.0, False)]
 )
-def test_an_application_that_never_ran_goes_by_its_share_of_communication(
-    share: float, loaded: bool, co_allocated: bool
-) -> None:
-    assert isinstance(Auto(never_ran(share, loaded=loaded)).place(FOUR, SPLIT), Placement) == co_allocated
+def test_auto_without_runs_uses_declared_communication(share: float, loaded: bool, co_allocated: bool) -> None:
+    assert isinstance(Auto(knowledge_without_runs(share, loaded=loaded)).place(FOUR, SPLIT), Placement) == co_allocated
 
 
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("probes", [False, True])
-def test_one_of_which_nothing_is_known_is_co_allocated_only_to_find_out(loaded: bool, probes: bool) -> None:
-    asked: list[float] = []
+def test_auto_unknown_application_is_coallocated_only_to_probe(loaded: bool, probes: bool) -> None:
+    probabilities: list[float] = []
 
     def probing(harmless: float) -> bool:
-        asked.append(harmless)
+        probabilities.append(harmless)
         return probes
 
-    answer = Auto(never_ran(None, loaded=loaded, probing=probing)).place(FOUR, SPLIT)
+    answer = Auto(knowledge_without_runs(None, loaded=loaded, probing=probing)).place(FOUR, SPLIT)
     assert isinstance(answer, Placement) == probes
-    assert asked == [Slowdowns().harmless_probability(("north", "south"))]
-    assert 0.2 < asked[0] < SURE
+    assert probabilities == [Slowdowns().harmless_probability(("north", "south"))]
+    assert 0.2 < probabilities[0] < SURE
     if isinstance(answer, Placement):
         assert "a slowdown of 1.15 (1.00 to 2.37, assumed) on 2 clusters now is not known well enough" in answer.reason
     else:
         assert answer.summary.endswith("may be too much while others wait" if loaded else "may be more than 1.25")
 
 
-def test_what_has_no_name_is_never_co_allocated_to_find_out() -> None:
+def test_auto_without_application_name_never_probes() -> None:
     """Nothing would be learned of it."""
-    assert isinstance(Auto(replace(never_ran(None), application="")).place(FOUR, SPLIT), Refusal)
+    assert isinstance(Auto(replace(knowledge_without_runs(None), application="")).place(FOUR, SPLIT), Refusal)
 
 
-def test_the_same_slowdown_counts_as_harmless_only_where_it_is_known_well() -> None:
+def test_auto_slowdown_is_harmless_only_if_precise() -> None:
     for deviation, co_allocated in ((0.05, True), (0.6, False)):
         slowdowns = Slowdowns(LogNormal(log(1.15), deviation), {}, 9)
-        known = replace(never_ran(None, loaded=True), slowdowns=slowdowns)
-        assert isinstance(Auto(known).place(FOUR, SPLIT), Placement) == co_allocated
+        knowledge = replace(knowledge_without_runs(None, loaded=True), slowdowns=slowdowns)
+        assert isinstance(Auto(knowledge).place(FOUR, SPLIT), Placement) == co_allocated
 
 
 @pytest.mark.parametrize(("factor", "co_allocated"), [(1.0, True), (1.2, True), (1.35, False), (3.0, False)])
-def test_where_the_wait_is_not_known_the_slowdown_decides(factor: float, co_allocated: bool) -> None:
-    assert isinstance(Auto(seen(factor)).place(FOUR, SPLIT), Placement) == co_allocated
+def test_auto_with_unknown_wait_decides_by_slowdown(factor: float, co_allocated: bool) -> None:
+    assert isinstance(Auto(knowledge_of(factor)).place(FOUR, SPLIT), Placement) == co_allocated
 
 
 @pytest.mark.parametrize(
@@ -245,66 +241,70 @@ def test_where_the_wait_is_not_known_the_slowdown_decides(factor: float, co_allo
         (1.0, 0.1, True, True),
     ],
 )
-def test_where_all_is_known_the_shorter_response_time_is_taken(
+def test_auto_with_known_times_takes_shorter_response(
     factor: float, wait: float, loaded: bool, co_allocated: bool
 ) -> None:
-    known = replace(seen(factor), capacities=busy(4, Release(wait, 1)), loaded=loaded)
-    assert isinstance(Auto(known).place(FOUR, SPLIT), Placement) == co_allocated
+    knowledge = replace(knowledge_of(factor), capacities=capacities_of(4, Release(wait, 1)), loaded=loaded)
+    assert isinstance(Auto(knowledge).place(FOUR, SPLIT), Placement) == co_allocated
 
 
-def test_what_is_in_the_way_for_longer_than_the_job_would_run_is_not_waited_for() -> None:
-    known = replace(seen(3.0), capacities=busy(4, Release(None, 1, 299.0)), loaded=True)
-    assert isinstance(Auto(known).place(FOUR, SPLIT), Refusal)
-    known = replace(known, capacities=busy(4, Release(None, 1, 300.0)))
-    assert isinstance(Auto(known).place(FOUR, SPLIT), Placement)
+def test_auto_does_not_wait_for_long_running_jobs() -> None:
+    knowledge = replace(knowledge_of(3.0), capacities=capacities_of(4, Release(None, 1, 299.0)), loaded=True)
+    assert isinstance(Auto(knowledge).place(FOUR, SPLIT), Refusal)
+    knowledge = replace(knowledge, capacities=capacities_of(4, Release(None, 1, 300.0)))
+    assert isinstance(Auto(knowledge).place(FOUR, SPLIT), Placement)
 
 
 @pytest.mark.parametrize(
-    ("known", "patience"),
-    [(seen(3.0), 300.0), (replace(seen(3.0), capacities=busy(4, Release(1.0, 1))), 300.0), (never_ran(0.9), MAX_WAIT)],
+    ("knowledge", "patience"),
+    [
+        (knowledge_of(3.0), 300.0),
+        (replace(knowledge_of(3.0), capacities=capacities_of(4, Release(1.0, 1))), 300.0),
+        (knowledge_without_runs(0.9), MAX_WAIT),
+    ],
 )
-def test_it_never_prefers_to_wait_for_longer_than_it_would_run_on_several(known: Knowledge, patience: float) -> None:
+def test_auto_waits_at_most_its_run_time(knowledge: Knowledge, patience: float) -> None:
     """Else others that come later could take what it waits for, again and again."""
-    assert isinstance(Auto(replace(known, waited=0.99 * patience)).place(FOUR, SPLIT), Refusal)
-    answer = Auto(replace(known, waited=patience)).place(FOUR, SPLIT)
+    assert isinstance(Auto(replace(knowledge, waited=0.99 * patience)).place(FOUR, SPLIT), Refusal)
+    answer = Auto(replace(knowledge, waited=patience)).place(FOUR, SPLIT)
     assert isinstance(answer, Placement)
     assert f"it has waited {patience:g} s with room on several clusters" in answer.reason
 
 
-def test_one_that_would_harm_others_waits_on_while_they_do() -> None:
+def test_auto_harmful_job_waits_while_others_wait() -> None:
     """CCR of 0.5 and more: never under load (sonmez-2010 VI-C)."""
-    answer = Auto(replace(seen(3.0), loaded=True, waited=1e6)).place(FOUR, SPLIT)
+    answer = Auto(replace(knowledge_of(3.0), loaded=True, waited=1e6)).place(FOUR, SPLIT)
     assert isinstance(answer, Refusal)
     assert "too much while others wait" in answer.summary
 
 
-def test_local_users_are_not_waited_for() -> None:
+def test_auto_does_not_wait_for_local_users() -> None:
     """Of when they leave nothing is known, nor whether."""
-    known = replace(seen(3.0), capacities=busy(3))
-    answer = Auto(known).place(FOUR, SPLIT)
+    knowledge = replace(knowledge_of(3.0), capacities=capacities_of(3))
+    answer = Auto(knowledge).place(FOUR, SPLIT)
     assert isinstance(answer, Placement)
     assert answer.reason.endswith("no cluster could hold it alone; predicted to run 300 s")
 
 
-def test_room_in_one_cluster_is_taken_the_tightest() -> None:
-    assert sites(Auto(seen(1.0)).place(FOUR, grid(north=6, south=5, west=3))) == [(4, "south")]
+def test_auto_takes_the_tightest_single_cluster() -> None:
+    assert sites(Auto(knowledge_of(1.0)).place(FOUR, grid(north=6, south=5, west=3))) == [(4, "south")]
 
 
-def test_of_clusters_with_room_the_one_where_it_is_over_soonest_is_taken() -> None:
+def test_auto_takes_single_cluster_with_earliest_end() -> None:
     view = with_speeds(grid(north=6, south=6), south=2.0)
-    assert sites(Auto(seen(1.0)).place(FOUR, view)) == [(4, "south")]
+    assert sites(Auto(knowledge_of(1.0)).place(FOUR, view)) == [(4, "south")]
     near = with_links(grid(north=6, south=5), {"north": Link(1e-5), "south": Link(1e-4)})
-    assert sites(Auto(seen(1.0)).place(FOUR, near)) == [(4, "north")]
+    assert sites(Auto(knowledge_of(1.0)).place(FOUR, near)) == [(4, "north")]
 
 
-def test_fast_clusters_together_may_beat_a_slow_one() -> None:
+def test_auto_may_prefer_fast_clusters_to_a_slow_one() -> None:
     view = with_speeds(grid(north=4, south=3, west=3), south=2.0, west=2.0)
-    assert sites(Auto(seen(1.2)).place(FOUR, view)) == [(3, "south"), (1, "west")]
-    assert sites(Auto(seen(3.0)).place(FOUR, view)) == [(4, "north")]
+    assert sites(Auto(knowledge_of(1.2)).place(FOUR, view)) == [(3, "south"), (1, "west")]
+    assert sites(Auto(knowledge_of(3.0)).place(FOUR, view)) == [(4, "north")]
     assert sites(Auto().place(FOUR, view)) == [(4, "north")], "nothing is known that speaks for it"
 
 
-def test_a_job_is_split_so_that_nearly_all_of_it_is_in_one_cluster() -> None:
+def test_auto_prefers_split_mostly_on_one_cluster() -> None:
     """West and south are nearest to each other, but with 9 of 10 nodes in north hardly anything goes between them."""
     links = {"west south": Link(1e-4), "north south": Link(1e-2), "north west": Link(1e-2)}
     view = with_links(grid(north=9, south=5, west=5), links)
@@ -315,7 +315,7 @@ def test_a_job_is_split_so_that_nearly_all_of_it_is_in_one_cluster() -> None:
     assert sites(Auto().place(FlexibleRequest(10), view)) == [(5, "south"), (5, "west")]
 
 
-def test_given_components_are_put_on_few_clusters() -> None:
+def test_auto_places_components_on_few_clusters() -> None:
     """Worst fit would use three."""
     view = grid(north=5, south=5, west=4)
     placed = Auto().place(nonfixed(2, 2, 2), view)
@@ -323,7 +323,7 @@ def test_given_components_are_put_on_few_clusters() -> None:
     assert {name for _, name in sites(Auto().place(nonfixed(2, 2), view))} == {"west"}
 
 
-def test_given_components_are_put_on_clusters_that_are_near_to_each_other() -> None:
+def test_auto_places_components_on_near_clusters() -> None:
     """The most idle nodes are in north and west, with a slow link between them, or one that nobody has measured."""
     view = grid(north=5, south=3, west=5)
     slow = with_links(view, {"north south": Link(1e-4), "north west": Link(1e-1), "south west": Link(1e-2)})
@@ -336,19 +336,19 @@ def test_given_components_are_put_on_clusters_that_are_near_to_each_other() -> N
     assert {name for _, name in sites(Auto().place(nonfixed(4, 4), unmeasured))} == {"north", "west"}, "no other way"
 
 
-def test_inputs_are_part_of_the_response_time() -> None:
+def test_auto_includes_transfers_in_response_time() -> None:
     view = with_links(grid(north=4, south=4), {"north south": Link(bandwidth=1e6)})
     component = replace(nonfixed(2).components[0], inputs=(InputFile("data", 10**7, ("south",)),))
-    answer = Auto(seen(1.0)).place(NonFixedRequest((component,)), view)
+    answer = Auto(knowledge_of(1.0)).place(NonFixedRequest((component,)), view)
     assert isinstance(answer, Placement)
     assert [(c.cluster, c.sources, c.transfer_time) for c in answer.components] == [("south", ("south",), 0.0)]
-    flexible = replace(seen(1.0), inputs=(InputFile("data", 10**7, ("south",)),))
+    flexible = replace(knowledge_of(1.0), inputs=(InputFile("data", 10**7, ("south",)),))
     assert sites(Auto(flexible).place(FlexibleRequest(2), view)) == [(2, "south")]
 
 
-def test_a_fixed_request_leaves_nothing_to_choose() -> None:
+def test_auto_fixed_request_is_placed_as_requested() -> None:
     request: FixedRequest = fixed((2, "north"), (2, "south"))
-    answer = Auto(seen(3.0)).place(request, SPLIT)
+    answer = Auto(knowledge_of(3.0)).place(request, SPLIT)
     assert isinstance(answer, Placement)
     assert answer.advice is not None
     assert answer.advice.options == (Option(("north", "south"), pytest.approx(3.0), run=pytest.approx(300.0)),)
@@ -357,28 +357,28 @@ def test_a_fixed_request_leaves_nothing_to_choose() -> None:
 # What people are told
 
 
-def test_a_refusal_says_what_is_waited_for_and_until_when() -> None:
-    known = replace(seen(3.0), capacities=busy(4, Release(90.0, 1)), now=1_800_000_000.0)
-    answer = Auto(known).place(FOUR, SPLIT)
+def test_auto_refusal_names_awaited_nodes_and_time() -> None:
+    knowledge = replace(knowledge_of(3.0), capacities=capacities_of(4, Release(90.0, 1)), now=1_800_000_000.0)
+    answer = Auto(knowledge).place(FOUR, SPLIT)
     assert str(answer) == (
         "waits for 4 nodes in north, expected at 08:01:30: predicted are 300 s with a slowdown of 3.00 "
         "(2.92 to 3.08, from 20 runs) on 2 clusters now, 190 s in north from 08:01:30"
     )
-    reason = Auto(known).explain(FOUR, SPLIT)[0]
+    reason = Auto(knowledge).explain(FOUR, SPLIT)[0]
     assert reason.reason == "3 of 4 nodes idle, the request needs 4 in all, which are expected here at 08:01:30"
     assert reason.missing == 1
 
 
-def test_a_refusal_without_a_moment_says_what_speaks_against_co_allocation() -> None:
+def test_auto_refusal_without_time_names_the_slowdown() -> None:
     slowdown = "a slowdown of 3.00 (2.92 to 3.08, from 20 runs) on 2 clusters now"
     expected = f"waits for 4 nodes in one cluster, such as north: {slowdown}"
-    assert str(Auto(seen(3.0)).place(FOUR, SPLIT)) == f"{expected} is more than 1.25"
-    loaded = Auto(replace(seen(3.0), loaded=True)).place(FOUR, SPLIT)
+    assert str(Auto(knowledge_of(3.0)).place(FOUR, SPLIT)) == f"{expected} is more than 1.25"
+    loaded = Auto(replace(knowledge_of(3.0), loaded=True)).place(FOUR, SPLIT)
     assert str(loaded) == f"{expected} is too much while others wait"
 
 
-def test_too_few_nodes_are_told_of_as_by_any_policy() -> None:
-    answer = Auto(seen(1.0)).place(FlexibleRequest(8), SPLIT)
+def test_auto_refusal_for_too_few_nodes_counts_them() -> None:
+    answer = Auto(knowledge_of(1.0)).place(FlexibleRequest(8), SPLIT)
     assert str(answer) == "needs 8 nodes; 6 are idle (north 3, south 3)"
     closed = GridView(tuple(replace(c, state=ClusterState.DRAINED) for c in SPLIT))
     assert str(Auto().place(FOUR, closed)) == "no cluster is usable (north drained, south drained)"

@@ -42,26 +42,26 @@ def look(view: GridView) -> object:
 
 
 def answers(request: Request, view: GridView) -> dict[str, object]:
-    found: dict[str, object] = {}
+    by_policy: dict[str, object] = {}
     for name in POLICIES.names():
         try:
             policy = POLICIES.resolve(name, request)
         except UsageError:
             continue
-        found[name] = policy.place(request, view), policy.explain(request, view)
-    return found
+        by_policy[name] = policy.place(request, view), policy.explain(request, view)
+    return by_policy
 
 
 @given(histories(), requests, requests, st.sampled_from([{}, {("north", "south"): Link(1.0, 2.0)}]))
-def test_every_policy_answers_on_a_changed_view_as_on_a_new_one(
-    history: list[list[ClusterView]], asked: Request, request: Request, links: dict[tuple[str, str], Link]
+def test_policies_answer_alike_on_changed_and_new_view(
+    history: list[list[ClusterView]], earlier: Request, request: Request, links: dict[tuple[str, str], Link]
 ) -> None:
     first, *steps = history
     view = GridView(tuple(first), links)
     for step in steps:
         look(view)
-        answers(asked, view)
-        answers(asked, view.restrict_to(PART))
+        answers(earlier, view)
+        answers(earlier, view.restrict_to(PART))
         view = view.with_clusters(step)
     new = GridView(view.clusters, view.links, view.waiting, view.replicas, view.cut_off)
     assert look(view) == look(new)
@@ -69,7 +69,7 @@ def test_every_policy_answers_on_a_changed_view_as_on_a_new_one(
     assert answers(request, view.restrict_to(PART)) == answers(request, new.restrict_to(PART))
 
 
-def test_what_is_known_of_uplinks_stays_with_a_view() -> None:
+def test_changed_view_keeps_its_uplinks() -> None:
     uplinks = {"north": Uplink(1e9, 1e6)}
     view = replace(grid(north=4, south=2), uplinks=uplinks)
     assert view.with_clusters([ClusterView("north", 4, 1)]).uplinks is uplinks
@@ -77,17 +77,17 @@ def test_what_is_known_of_uplinks_stays_with_a_view() -> None:
     assert view.restrict_to(PART).uplinks is uplinks
 
 
-def test_a_view_of_before_stays_what_it_was() -> None:
-    before = grid(north=4, south=2)
-    look(before)
-    after = before.with_clusters([ClusterView("north", 4, 1)])
-    assert [c.name for c in before.by_idle] == ["north", "south"]
-    assert [c.name for c in after.by_idle] == ["south", "north"]
-    assert (before.usable_idle, after.usable_idle) == (6, 3)
-    assert before.with_clusters([]) is before
+def test_changing_a_view_leaves_the_original_unchanged() -> None:
+    original = grid(north=4, south=2)
+    look(original)
+    changed = original.with_clusters([ClusterView("north", 4, 1)])
+    assert [c.name for c in original.by_idle] == ["north", "south"]
+    assert [c.name for c in changed.by_idle] == ["south", "north"]
+    assert (original.usable_idle, changed.usable_idle) == (6, 3)
+    assert original.with_clusters([]) is original
 
 
-def test_what_lasts_is_worked_out_anew_where_it_may_have_changed() -> None:
+def test_compute_lasting_recomputes_after_relevant_changes() -> None:
     looks: list[GridView] = []
 
     def work(view: GridView) -> int:
@@ -107,7 +107,7 @@ def test_what_lasts_is_worked_out_anew_where_it_may_have_changed() -> None:
     assert with_links(view, {"north": Link(1.0)}).compute_lasting("key", work) == 5
 
 
-def test_so_much_lasts_and_no_more() -> None:
+def test_compute_lasting_cache_is_bounded() -> None:
     view, worked = grid(north=4), list[int]()
 
     def ask(key: int) -> None:
@@ -125,7 +125,7 @@ def test_so_much_lasts_and_no_more() -> None:
     assert worked == [1], "what was asked for least lately has been forgotten"
 
 
-def test_others_who_wait_stand_beside_a_view_that_is_known_already() -> None:
+def test_view_with_waiting_jobs_shares_computed_values() -> None:
     view, waiting = grid(north=4, south=6), (nonfixed(2),)
     beside = view.with_waiting(waiting)
     assert beside == GridView(view.clusters, waiting=waiting)

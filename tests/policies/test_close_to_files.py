@@ -45,27 +45,27 @@ def with_inputs(*drawn: tuple[int, tuple[InputFile, ...]]) -> NonFixedRequest:
     return NonFixedRequest(tuple(ComponentRequest(size, inputs=files) for size, files in drawn))
 
 
-def oracle(request: NonFixedRequest, view: GridView) -> list[tuple[str, Transfer]] | None:
+def expected_placement(request: NonFixedRequest, view: GridView) -> list[tuple[str, Transfer]] | None:
     """The rule as it is written."""
-    left = {c.name: c.idle for c in view if c.state is ClusterState.USABLE}
-    found: dict[int, tuple[str, Transfer]] = {}
+    remaining = {c.name: c.idle for c in view if c.state is ClusterState.USABLE}
+    placed: dict[int, tuple[str, Transfer]] = {}
     for index, component in sorted(enumerate(request.components), key=lambda pair: -pair[1].size):
         choices = []
-        for name, idle in left.items():
+        for name, idle in remaining.items():
             transfer = estimate_transfer(name, component.inputs, view)
             if transfer is not None and idle >= component.size:
                 choices.append((transfer.seconds, -idle, name, transfer))
         if not choices:
             return None
         _, _, name, transfer = min(choices, key=lambda choice: choice[:3])
-        left[name] -= component.size
-        found[index] = (name, transfer)
-    return [found[index] for index in range(len(request.components))]
+        remaining[name] -= component.size
+        placed[index] = (name, transfer)
+    return [placed[index] for index in range(len(request.components))]
 
 
 @given(requests, linked(grids()))
-def test_places_each_component_where_its_input_is_soonest(request: NonFixedRequest, view: GridView) -> None:
-    answer, expected = policy.place(request, view), oracle(request, view)
+def test_close_to_files_places_at_the_shortest_transfer(request: NonFixedRequest, view: GridView) -> None:
+    answer, expected = policy.place(request, view), expected_placement(request, view)
     if expected is None:
         assert isinstance(answer, Refusal)
         assert [r.cluster for r in policy.explain(request, view)] == [c.name for c in view]
@@ -79,13 +79,13 @@ def test_places_each_component_where_its_input_is_soonest(request: NonFixedReque
 
 
 @given(requests, linked(grids()))
-def test_says_exactly_how_many_nodes_are_missing(request: NonFixedRequest, view: GridView) -> None:
+def test_close_to_files_explains_missing_nodes_exactly(request: NonFixedRequest, view: GridView) -> None:
     for reason in policy.explain(request, view):
         assert reason.missing == fewest_missing(policy, request, view, reason.cluster)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), grids())
-def test_without_inputs_it_is_worst_fit(sizes: list[int], view: GridView) -> None:
+def test_close_to_files_without_inputs_equals_worst_fit(sizes: list[int], view: GridView) -> None:
     answer, worst = policy.place(nonfixed(*sizes), view), WorstFit().place(nonfixed(*sizes), view)
     assert type(answer) is type(worst)
     if isinstance(answer, Placement):
@@ -93,16 +93,18 @@ def test_without_inputs_it_is_worst_fit(sizes: list[int], view: GridView) -> Non
 
 
 @given(st.integers(1, 6), files, linked(grids()), st.none() | st.sampled_from([0.0, 0.5, 1.0, 3.0]))
-def test_one_component_anew(size: int, drawn: tuple[InputFile, ...], view: GridView, within: float | None) -> None:
-    expected = oracle(with_inputs((size, drawn)), view)
-    found = closest_site(size, drawn, view, within)
+def test_closest_site_has_the_shortest_transfer(
+    size: int, drawn: tuple[InputFile, ...], view: GridView, within: float | None
+) -> None:
+    expected = expected_placement(with_inputs((size, drawn)), view)
+    closest = closest_site(size, drawn, view, within)
     if expected is None or (within is not None and expected[0][1].seconds > within):
-        assert found is None
+        assert closest is None
     else:
-        assert found == expected[0]
+        assert closest == expected[0]
 
 
-def test_the_larger_components_get_the_sites_near_their_files() -> None:
+def test_close_to_files_places_larger_components_first() -> None:
     view = with_links(grid(north=4, south=6, west=8), LINKS)
     answer = policy.place(with_input((2, DATA), (4, DATA), (3, None)), view)
     assert isinstance(answer, Placement)
@@ -114,7 +116,7 @@ def test_the_larger_components_get_the_sites_near_their_files() -> None:
     assert answer.reason == ("south gets that of component 0 from north in 6 s, north has the input of component 1")
 
 
-def test_a_fixed_request_chooses_only_the_file_sites() -> None:
+def test_close_to_files_fixed_request_chooses_only_file_sites() -> None:
     file = replace(DATA, sites=("north", "west"))
     view = with_links(grid(north=4, south=6, west=8), {**LINKS, "south west": Link(bandwidth=200.0)})
     request = FixedRequest((ComponentRequest(2, "south", inputs=(file,)), ComponentRequest(1, "north")))
@@ -127,17 +129,17 @@ def test_a_fixed_request_chooses_only_the_file_sites() -> None:
     assert policy.explain(request, view) == ()
 
 
-def test_a_fixed_request_whose_cluster_cannot_get_its_file() -> None:
+def test_close_to_files_fixed_request_without_link_is_refused() -> None:
     view = grid(north=4, south=6)
     request = FixedRequest((ComponentRequest(2, "south", inputs=(DATA,)),))
-    said = "component 0: no known bandwidth from north, which has data, to south"
-    assert summary(policy.place(request, view)) == said
-    assert explained(policy, request, view) == [("south", said, None)]
+    problem = "component 0: no known bandwidth from north, which has data, to south"
+    assert summary(policy.place(request, view)) == problem
+    assert explained(policy, request, view) == [("south", problem, None)]
     too_large = FixedRequest((ComponentRequest(9, "north"),))
     assert summary(policy.place(too_large, view)) == "needs 9 nodes on north; 4 are idle"
 
 
-def test_says_what_is_missing() -> None:
+def test_close_to_files_refusal_names_what_is_missing() -> None:
     view = with_links(grid(east=9, north=(1, 4), south=(2, 6)), LINKS)
     request = with_input((3, DATA))
     assert summary(policy.place(request, view)) == (

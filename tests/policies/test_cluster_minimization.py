@@ -18,20 +18,20 @@ def requests(draw: st.DrawFn, largest: int = 16) -> FlexibleRequest:
     return FlexibleRequest(total, draw(st.integers(1, min(total, 5))), draw(st.none() | st.integers(1, 5)))
 
 
-def ways(request: FlexibleRequest, view: GridView) -> list[tuple[int, ...]]:
+def possible_splits(request: FlexibleRequest, view: GridView) -> list[tuple[int, ...]]:
     """Every split within the request's bounds, cluster by cluster in the view's order."""
-    most = len(view.clusters) if request.max_components is None else request.max_components
-    return list(splits(request.total_size, [c.usable_idle for c in view], request.min_component_size, most))
+    max_count = len(view.clusters) if request.max_components is None else request.max_components
+    return list(splits(request.total_size, [c.usable_idle for c in view], request.min_component_size, max_count))
 
 
 @given(requests(), shuffled(grids()))
-def test_finds_a_split_whenever_one_exists_and_over_the_fewest_clusters(
+def test_cluster_minimization_finds_split_over_fewest_clusters(
     request: FlexibleRequest, views: tuple[GridView, GridView]
 ) -> None:
     view, other_order = views
     answer = policy.place(request, view)
     assert answer == policy.place(request, other_order)
-    possible = ways(request, view)
+    possible = possible_splits(request, view)
     if not possible:
         assert isinstance(answer, Refusal)
         return
@@ -41,9 +41,7 @@ def test_finds_a_split_whenever_one_exists_and_over_the_fewest_clusters(
 
 
 @given(requests(), grids())
-def test_takes_the_clusters_with_most_idle_nodes_and_fills_all_but_the_last(
-    request: FlexibleRequest, view: GridView
-) -> None:
+def test_cluster_minimization_fills_clusters_by_idle_nodes(request: FlexibleRequest, view: GridView) -> None:
     answer = policy.place(request, view)
     if isinstance(answer, Refusal):
         return
@@ -57,7 +55,7 @@ def test_takes_the_clusters_with_most_idle_nodes_and_fills_all_but_the_last(
 
 
 @given(requests(), grids(largest=12))
-def test_says_exactly_how_many_nodes_are_missing(request: FlexibleRequest, view: GridView) -> None:
+def test_cluster_minimization_explains_missing_nodes_exactly(request: FlexibleRequest, view: GridView) -> None:
     reasons = policy.explain(request, view)
     if isinstance(policy.place(request, view), Placement):
         assert reasons == ()
@@ -67,24 +65,24 @@ def test_says_exactly_how_many_nodes_are_missing(request: FlexibleRequest, view:
         assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
 
 
-def test_combines_two_clusters_for_the_job_of_figure_2() -> None:
+def test_cluster_minimization_combines_two_clusters_of_figure_2() -> None:
     answer = policy.place(FlexibleRequest(24), grid(c1=16, c2=16, c3=16))
     assert sites(answer) == [(16, "c1"), (8, "c2")]
     assert isinstance(answer, Placement)
     assert answer.reason == "c1 had the most idle nodes (16 of 16), then c2 (8 of 16)"
 
 
-def test_the_cluster_filled_last_gives_up_nodes_first() -> None:
+def test_raise_last_moves_nodes_from_the_latest_cluster() -> None:
     answer = policy.place(FlexibleRequest(12, min_component_size=3), grid(a=6, b=5, c=4))
     assert sites(answer) == [(6, "a"), (3, "b"), (3, "c")]
 
 
-def test_the_earlier_ones_give_up_nodes_when_one_has_no_more_to_give() -> None:
+def test_raise_last_moves_nodes_from_earlier_clusters() -> None:
     answer = policy.place(FlexibleRequest(12, min_component_size=4), grid(a=6, b=5, c=4))
     assert sites(answer) == [(4, "a"), (4, "b"), (4, "c")]
 
 
-def test_shortens_a_long_reason() -> None:
+def test_cluster_minimization_shortens_a_long_reason() -> None:
     answer = policy.place(FlexibleRequest(6), grid(a=1, b=1, c=1, d=1, e=1, f=1))
     assert isinstance(answer, Placement)
     assert (
@@ -93,14 +91,14 @@ def test_shortens_a_long_reason() -> None:
     )
 
 
-def test_names_the_bound_that_cannot_be_met() -> None:
+def test_cluster_minimization_refusal_names_the_unmet_bound() -> None:
     view = grid(east=(1, 4), north=(3, 8), south=(2, 2))
-    told = {
+    refusals = {
         FlexibleRequest(7): "needs 7 nodes; 6 are idle",
         FlexibleRequest(6, min_component_size=2): "needs 6 nodes; 5 are idle on clusters with at least 2",
         FlexibleRequest(6, max_components=2): "needs 6 nodes on at most 2 clusters; 5 are idle on the largest",
     }
-    for request, problem in told.items():
+    for request, problem in refusals.items():
         assert summary(policy.place(request, view)) == f"{problem} (north 3, south 2, east 1)"
     assert summary(policy.place(FlexibleRequest(5, min_component_size=3), grid(north=4, south=4))) == (
         "5 nodes cannot be split into components of at least 3 (north 4, south 4)"
@@ -110,7 +108,7 @@ def test_names_the_bound_that_cannot_be_met() -> None:
     )
 
 
-def test_tells_of_clusters_that_cannot_be_used() -> None:
+def test_cluster_minimization_refusal_names_unusable_clusters() -> None:
     view = with_state(grid(north=3, south=6), "south", ClusterState.UNUSABLE, "3 errors in a row")
     assert summary(policy.place(FlexibleRequest(6), view)) == ("needs 6 nodes; 3 are idle (north 3; south unusable)")
     assert explained(policy, FlexibleRequest(6), view) == [
@@ -123,7 +121,7 @@ def test_tells_of_clusters_that_cannot_be_used() -> None:
     )
 
 
-def test_explains_what_each_cluster_lacks() -> None:
+def test_cluster_minimization_explains_each_cluster() -> None:
     view = grid(east=(1, 4), north=(3, 8), south=(2, 2))
     assert explained(policy, FlexibleRequest(6, min_component_size=2), view) == [
         ("east", "1 of 4 nodes idle, a component needs at least 2", 1),
@@ -132,7 +130,7 @@ def test_explains_what_each_cluster_lacks() -> None:
     ]
 
 
-def test_a_minimum_above_the_total_is_refused_without_end() -> None:
+def test_cluster_minimization_minimum_above_total_is_refused() -> None:
     request = FlexibleRequest(2, min_component_size=3)
     assert isinstance(policy.place(request, grid(north=8)), Refusal)
     assert [reason.missing for reason in policy.explain(request, grid(north=(4, 8)))] == [None]

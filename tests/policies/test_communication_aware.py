@@ -32,43 +32,45 @@ def all_to_all(view: GridView, latency: float = 1.0, **special: float) -> GridVi
     return with_links(view, links | {name.replace("_", " "): Link(value, 1 / value) for name, value in special.items()})
 
 
-def measured(policy: CommunicationAware, view: GridView, one: str, other: str) -> float | None:
-    link = view.link_between(one, other)
+def measured_cost(policy: CommunicationAware, view: GridView, first: str, second: str) -> float | None:
+    link = view.link_between(first, second)
     return link.bandwidth if policy is by_bandwidth else link.latency
 
 
-def average(policy: CommunicationAware, view: GridView, name: str) -> float:
-    values = [measured(policy, view, name, other.name) for other in view]
-    known = [value for value in values if value is not None]
+def average_cost(policy: CommunicationAware, view: GridView, name: str) -> float:
+    values = [measured_cost(policy, view, name, cluster.name) for cluster in view]
+    costs = [value for value in values if value is not None]
     worst = float("inf")
-    return worst if not known else sum(known) / len(known) * (-1 if policy is by_bandwidth else 1)
+    return worst if not costs else sum(costs) / len(costs) * (-1 if policy is by_bandwidth else 1)
 
 
-def own(policy: CommunicationAware, view: GridView, name: str) -> float:
-    value = measured(policy, view, name, name)
+def internal_cost(policy: CommunicationAware, view: GridView, name: str) -> float:
+    value = measured_cost(policy, view, name, name)
     return float("inf") if value is None else value * (-1 if policy is by_bandwidth else 1)
 
 
 @pytest.mark.parametrize("name", NAMED)
 @given(request=requests(), views=shuffled(linked(grids())))
-def test_never_combines_what_may_not_be(name: str, request: FlexibleRequest, views: tuple[GridView, GridView]) -> None:
+def test_communication_aware_combines_only_allowed_clusters(
+    name: str, request: FlexibleRequest, views: tuple[GridView, GridView]
+) -> None:
     policy, (view, _) = NAMED[name], views
     answer = policy.place(request, view)
     if isinstance(answer, Refusal):
         return
-    taken = [component.cluster for component in answer.components]
+    names = [component.cluster for component in answer.components]
     assert sum(component.size for component in answer.components) == request.total_size
-    assert len(set(taken)) == len(taken) <= (request.max_components or len(taken))
+    assert len(set(names)) == len(names) <= (request.max_components or len(names))
     assert all(component.size >= request.min_component_size for component in answer.components)
     able = [cluster for cluster in view if cluster.usable_idle >= request.min_component_size]
     suffices = any(
-        all(measured(policy, view, a.name, b.name) is not None for a, b in combinations(some, 2))
-        and fill_in_turn(request, some)
+        all(measured_cost(policy, view, a.name, b.name) is not None for a, b in combinations(combined, 2))
+        and fill_in_turn(request, combined)
         for count in range(1, len(able) + 1)
-        for some in combinations(able, count)
+        for combined in combinations(able, count)
     )
-    for pair in combinations(taken, 2):
-        value = measured(policy, view, *pair)
+    for pair in combinations(names, 2):
+        value = measured_cost(policy, view, *pair)
         assert not view.link_between(*pair).unreachable
         assert value is not None or not suffices, "there are others with all links between them measured"
         assert policy is not in_groups or (value is not None and value <= 2)
@@ -76,16 +78,16 @@ def test_never_combines_what_may_not_be(name: str, request: FlexibleRequest, vie
 
 @pytest.mark.parametrize("name", ["latency", "bandwidth"])
 @given(request=requests(), view=linked(grids()))
-def test_refuses_only_what_cannot_be_split_over_clusters_that_reach_each_other(
+def test_communication_aware_refuses_only_unreachable_splits(
     name: str, request: FlexibleRequest, view: GridView
 ) -> None:
     answer = NAMED[name].place(request, view)
     able = [cluster for cluster in view if cluster.usable_idle >= request.min_component_size]
     possible = any(
-        not any(view.link_between(a.name, b.name).unreachable for a, b in combinations(some, 2))
-        and fill_in_turn(request, some)
+        not any(view.link_between(a.name, b.name).unreachable for a, b in combinations(combined, 2))
+        and fill_in_turn(request, combined)
         for count in range(1, len(able) + 1)
-        for some in combinations(able, count)
+        for combined in combinations(able, count)
     )
     assert isinstance(answer, Placement) == bool(possible or whole_on_first(request, view.by_idle))
 
@@ -98,20 +100,20 @@ def test_refuses_only_what_cannot_be_split_over_clusters_that_reach_each_other(
     st.sampled_from([1, 1, 2, 5]),
     st.sampled_from([None, None, 2, 4]),
 )
-def test_places_on_an_empty_grid_whatever_cluster_minimization_does(
-    nodes: list[int], share: float, random: Random, wanted: float, least: int, most: int | None
+def test_communication_aware_on_empty_grid_places_any_request(
+    nodes: list[int], share: float, random: Random, requested: float, min_size: int, max_count: int | None
 ) -> None:
     """However many of the links between eight clusters are measured."""
     view = grid(**dict(zip("abcdefgh", nodes, strict=True)))
     pairs = [pair for pair in combinations("abcdefgh", 2) if random.random() < share]
     view = GridView(view.clusters, {pair: Link(random.random(), 1 / (1 + random.random())) for pair in pairs})
-    request = FlexibleRequest(max(least, 1 + round(wanted * (sum(nodes) - 1))), least, most)
+    request = FlexibleRequest(max(min_size, 1 + round(requested * (sum(nodes) - 1))), min_size, max_count)
     if isinstance(ClusterMinimization().place(request, view), Placement):
         for policy in (by_latency, by_bandwidth):
             assert isinstance(policy.place(request, view), Placement), summary(policy.place(request, view))
 
 
-def test_many_clusters_and_links_that_reach_nowhere_are_no_trouble() -> None:
+def test_communication_aware_with_many_unreachable_links_is_fast() -> None:
     """A hundred clusters, of which each is out of reach of half the others: to be sure would take for ever."""
     names = [f"c{number:02}" for number in range(100)]
     random = Random(1)
@@ -124,9 +126,9 @@ def test_many_clusters_and_links_that_reach_nowhere_are_no_trouble() -> None:
 
 @pytest.mark.parametrize("name", NAMED)
 @given(total=st.integers(1, 8), view=linked(grids()))
-def test_takes_one_cluster_by_its_own_network_where_one_suffices(name: str, total: int, view: GridView) -> None:
+def test_communication_aware_single_cluster_has_best_network(name: str, total: int, view: GridView) -> None:
     policy = NAMED[name]
-    able = sorted((own(policy, view, c.name), c.name) for c in view if c.usable_idle >= total)
+    able = sorted((internal_cost(policy, view, c.name), c.name) for c in view if c.usable_idle >= total)
     answer = policy.place(FlexibleRequest(total), view)
     if able:
         assert sites(answer) == [(total, able[0][1])]
@@ -136,7 +138,7 @@ def test_takes_one_cluster_by_its_own_network_where_one_suffices(name: str, tota
 
 @pytest.mark.parametrize("metric", ["latency", "bandwidth"])
 @given(request=requests(), view=grids(), values=st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=10, max_size=10))
-def test_with_all_links_measured_clusters_are_filled_by_their_averages(
+def test_communication_aware_fills_clusters_by_average_cost(
     metric: str, request: FlexibleRequest, view: GridView, values: list[float]
 ) -> None:
     policy = NAMED[metric]
@@ -148,16 +150,18 @@ def test_with_all_links_measured_clusters_are_filled_by_their_averages(
     if isinstance(answer, Refusal) or len(answer.components) == 1:
         return
     usable = [c for c in view if c.usable_idle >= request.min_component_size]
-    order = [c.name for c in sorted(usable, key=lambda c: (average(policy, view, c.name), c.name))]
-    taken = [component.cluster for component in answer.components]
-    assert taken == [name for name in order if name in taken]
+    order = [c.name for c in sorted(usable, key=lambda c: (average_cost(policy, view, c.name), c.name))]
+    names = [component.cluster for component in answer.components]
+    assert names == [name for name in order if name in names]
     if request.max_components is None and request.min_component_size == 1:
-        assert taken == order[: len(taken)]
+        assert names == order[: len(names)]
 
 
 @pytest.mark.parametrize("name", NAMED)
 @given(request=requests(), view=linked(grids()))
-def test_says_exactly_how_many_nodes_are_missing(name: str, request: FlexibleRequest, view: GridView) -> None:
+def test_communication_aware_explains_missing_nodes_exactly(
+    name: str, request: FlexibleRequest, view: GridView
+) -> None:
     policy = NAMED[name]
     reasons = policy.explain(request, view)
     assert isinstance(policy.place(request, view), Placement) == (reasons == ()) or not view.clusters
@@ -168,7 +172,7 @@ def test_says_exactly_how_many_nodes_are_missing(name: str, request: FlexibleReq
 # By hand
 
 
-def test_the_job_of_figure_2() -> None:
+def test_communication_aware_places_the_job_of_figure_2() -> None:
     """24 nodes on 3 x 16 idle: two clusters, as by cluster minimization, but those that are nearest."""
     view = all_to_all(grid(c1=16, c2=16, c3=16), c1_c2=5, c1_c3=3)
     answer = by_latency.place(FlexibleRequest(24), view)
@@ -178,7 +182,7 @@ def test_the_job_of_figure_2() -> None:
     assert sites(ClusterMinimization().place(FlexibleRequest(24), view)) == [(16, "c1"), (8, "c2")]
 
 
-def test_one_slow_link_is_avoided_where_cluster_minimization_does_not() -> None:
+def test_communication_aware_avoids_a_slow_link() -> None:
     view = with_links(
         grid(north=8, south=6, west=6),
         {
@@ -197,7 +201,7 @@ def test_one_slow_link_is_avoided_where_cluster_minimization_does_not() -> None:
     assert sites(by_latency.place(request, view)) == [(6, "west"), (6, "north")]
 
 
-def test_one_cluster_that_suffices_is_taken_by_its_own_network() -> None:
+def test_communication_aware_takes_fastest_sufficient_cluster() -> None:
     view = all_to_all(grid(north=8, south=6), north=2, south=1)
     answer = by_latency.place(FlexibleRequest(6), view)
     assert sites(answer) == [(6, "south")]
@@ -209,7 +213,7 @@ def test_one_cluster_that_suffices_is_taken_by_its_own_network() -> None:
     assert sites(by_latency.place(FlexibleRequest(2), grid(north=2))) == [(2, "north")]
 
 
-def test_delft_and_leiden_are_combined_only_where_others_do_not_suffice() -> None:
+def test_communication_aware_combines_slow_pair_only_if_needed() -> None:
     """The link between them could not be measured (sonmez-2010 V-A)."""
     links = {"amsterdam delft": Link(1.0), "amsterdam leiden": Link(1.0), "delft": Link(0.1)}
     view = with_links(grid(amsterdam=2, delft=(6, 9), leiden=(5, 9)), links)
@@ -224,7 +228,7 @@ def test_delft_and_leiden_are_combined_only_where_others_do_not_suffice() -> Non
     assert answer.reason.endswith("; not measured is the link between delft and leiden")
 
 
-def test_clusters_that_do_not_reach_each_other_are_never_combined() -> None:
+def test_communication_aware_never_combines_unreachable_clusters() -> None:
     links = {"amsterdam delft": Link(1.0), "delft leiden": Link(unreachable=True), "delft": Link(0.1)}
     view = with_links(grid(amsterdam=2, delft=(6, 9), leiden=(5, 9)), links)
     assert sites(by_latency.place(FlexibleRequest(7), with_links(grid(amsterdam=2, delft=1, leiden=5), links))) == [
@@ -245,7 +249,7 @@ def test_clusters_that_do_not_reach_each_other_are_never_combined() -> None:
     ]
 
 
-def test_a_job_stays_within_the_smallest_group_that_suffices() -> None:
+def test_communication_aware_takes_the_smallest_sufficient_group() -> None:
     near = {"a b": Link(1.0), "c d": Link(1.0), "c e": Link(1.0), "d e": Link(1.0)}
     far = {f"{x} {y}": Link(9.0) for x in "ab" for y in "cde"}
     view = with_links(grid(a=3, b=3, c=4, d=4, e=4), near | far)
@@ -258,7 +262,7 @@ def test_a_job_stays_within_the_smallest_group_that_suffices() -> None:
     assert isinstance(by_latency.place(FlexibleRequest(13), view), Placement)
 
 
-def test_split_options_are_followed() -> None:
+def test_communication_aware_follows_split_options() -> None:
     request = FlexibleRequest(6, split_options=((6,), (3, 3)))
     assert sites(by_latency.place(request, grid(north=4, south=3))) == [(3, "north"), (3, "south")]
     assert by_latency.explain(request, grid(north=4, south=3)) == ()
@@ -279,7 +283,7 @@ def test_split_options_are_followed() -> None:
         ("group_latency", "1 min", "group_latency is 1 min", "give a latency, such as 5ms or 0.005"),
     ],
 )
-def test_options_are_checked(name: str, value: str, message: str, hint: str) -> None:
+def test_communication_aware_checks_its_options(name: str, value: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
         builtin_policies().resolve("communication-aware", FlexibleRequest(1), ((name, value),))
     error = refused.value

@@ -56,14 +56,14 @@ class Scattering:
         if request.total_size > grid.usable_idle:
             return Refusal("no room")
         sizes = {cluster.name: 0 for cluster in grid.by_idle[: request.max_components]}
-        left = request.total_size
-        while left:
-            before = left
+        remaining = request.total_size
+        while remaining:
+            earlier = remaining
             for cluster in sorted(grid.by_idle, key=lambda c: c.name):
-                if left and cluster.name in sizes and sizes[cluster.name] < cluster.idle:
+                if remaining and cluster.name in sizes and sizes[cluster.name] < cluster.idle:
                     sizes[cluster.name] += 1
-                    left -= 1
-            if left == before:
+                    remaining -= 1
+            if remaining == earlier:
                 return Refusal("no room on so few")
         return Placement(tuple(PlacedComponent(size, name) for name, size in sizes.items() if size))
 
@@ -71,7 +71,7 @@ class Scattering:
         return ()
 
 
-def spec(request: Request, at_most: int | None = None, ratio: float | None = None, policy: str = "") -> JobSpec:
+def make_spec(request: Request, at_most: int | None = None, ratio: float | None = None, policy: str = "") -> JobSpec:
     return JobSpec(request, ("true",), policy=policy, coallocation=at_most, speed_ratio_min=ratio)
 
 
@@ -79,30 +79,30 @@ def policy_of(job: JobSpec) -> Policy:
     return Scattering() if job.policy == "scattering" else registry.resolve(job.policy, job.request)
 
 
-def ask(job: JobSpec, view: GridView) -> Placement | Refusal:
+def place_spec(job: JobSpec, view: GridView) -> Placement | Refusal:
     return PolicyCalls(eligibility).evaluate(policy_of(job), job, view)
 
 
-def explained(job: JobSpec, view: GridView) -> list[tuple[str, str, int | None]]:
+def explain_spec(job: JobSpec, view: GridView) -> list[tuple[str, str, int | None]]:
     return [(r.cluster, r.reason, r.missing) for r in PolicyCalls(eligibility).explain(policy_of(job), job, view)]
 
 
-def keeps(names: set[str], view: GridView, at_most: int | None, ratio: float | None) -> bool:
+def keeps_constraints(names: set[str], view: GridView, at_most: int | None, ratio: float | None) -> bool:
     speeds = [cluster.speed for cluster in view if cluster.name in names]
     return (at_most is None or len(names) <= at_most) and (ratio is None or min(speeds) >= max(speeds) * ratio)
 
 
-def possible(job: JobSpec, view: GridView) -> bool:
+def possible_sets(job: JobSpec, view: GridView) -> bool:
     """By trying every choice of clusters: whether the request fits, within what the job says of them."""
     names = [cluster.name for cluster in view.by_idle]
-    sets = [set(some) for count in range(1, len(names) + 1) for some in combinations(names, count)]
+    sets = [set(chosen_names) for count in range(1, len(names) + 1) for chosen_names in combinations(names, count)]
     for chosen in sets:
-        if keeps(chosen, view, job.coallocation, job.speed_ratio_min):
+        if keeps_constraints(chosen, view, job.coallocation, job.speed_ratio_min):
             part = view.restrict_to(frozenset(chosen))
             if isinstance(job.request, FlexibleRequest):
-                most = job.request.max_components or len(chosen)
+                max_count = job.request.max_components or len(chosen)
                 idle = [cluster.idle for cluster in part]
-                if any(splits(job.request.total_size, idle, job.request.min_component_size, most)):
+                if any(splits(job.request.total_size, idle, job.request.min_component_size, max_count)):
                     return True
             elif isinstance(policy_of(job).place(job.request, part), Placement):
                 return True
@@ -117,57 +117,59 @@ def flexible(draw: st.DrawFn) -> FlexibleRequest:
 
 @pytest.mark.parametrize("policy", [*FLEXIBLE, "scattering"])
 @given(request=flexible(), view=linked(grids()), at_most=at_most_drawn, ratio=ratio_drawn)
-def test_what_is_placed_keeps_them(
+def test_placement_keeps_constraints(
     policy: str, request: FlexibleRequest, view: GridView, at_most: int | None, ratio: float | None
 ) -> None:
     if policy == "scattering":
         request = FlexibleRequest(request.total_size)
-    answer = ask(spec(request, at_most, ratio, policy), view)
+    answer = place_spec(make_spec(request, at_most, ratio, policy), view)
     if isinstance(answer, Placement):
-        assert keeps({component.cluster for component in answer.components}, view, at_most, ratio)
+        assert keeps_constraints({component.cluster for component in answer.components}, view, at_most, ratio)
 
 
 @pytest.mark.parametrize("policy", FLEXIBLE[:-1])
 @given(request=flexible(), views=shuffled(linked(grids())), at_most=at_most_drawn, ratio=ratio_drawn)
-def test_flexible_requests_are_placed_whenever_they_can_be(
+def test_flexible_request_with_constraints_is_placed_if_possible(
     policy: str, request: FlexibleRequest, views: tuple[GridView, GridView], at_most: int | None, ratio: float | None
 ) -> None:
-    job = spec(request, at_most, ratio, policy)
-    answer = ask(job, views[0])
-    assert isinstance(answer, Placement) == possible(job, views[0])
-    assert answer == ask(job, views[1])
+    job = make_spec(request, at_most, ratio, policy)
+    answer = place_spec(job, views[0])
+    assert isinstance(answer, Placement) == possible_sets(job, views[0])
+    assert answer == place_spec(job, views[1])
 
 
 sizes_drawn = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
 @given(sizes_drawn, linked(grids()), at_most_drawn, ratio_drawn)
-def test_nonfixed_requests_are_placed_whenever_worst_fit_can_anywhere(
+def test_nonfixed_request_with_constraints_agrees_with_worst_fit(
     sizes: list[int], view: GridView, at_most: int | None, ratio: float | None
 ) -> None:
-    job = spec(nonfixed(*sizes), at_most, ratio)
-    answer = ask(job, view)
-    assert isinstance(answer, Placement) == possible(job, view)
+    job = make_spec(nonfixed(*sizes), at_most, ratio)
+    answer = place_spec(job, view)
+    assert isinstance(answer, Placement) == possible_sets(job, view)
     if isinstance(answer, Placement):
-        assert keeps({component.cluster for component in answer.components}, view, at_most, ratio)
+        assert keeps_constraints({component.cluster for component in answer.components}, view, at_most, ratio)
 
 
 @pytest.mark.parametrize("policy", FLEXIBLE[:-1])
 @given(request=flexible(), view=linked(grids()), at_most=at_most_drawn, ratio=ratio_drawn)
-def test_what_is_said_to_be_missing_would_suffice(
+def test_explanation_with_constraints_names_sufficient_nodes(
     policy: str, request: FlexibleRequest, view: GridView, at_most: int | None, ratio: float | None
 ) -> None:
-    check_missing(spec(request, at_most, ratio, policy), view)
+    check_missing(make_spec(request, at_most, ratio, policy), view)
 
 
 @given(sizes_drawn, linked(grids()), at_most_drawn, ratio_drawn)
-def test_so_it_would_for_worst_fit(sizes: list[int], view: GridView, at_most: int | None, ratio: float | None) -> None:
-    check_missing(spec(nonfixed(*sizes), at_most, ratio), view)
+def test_explanation_of_worst_fit_names_sufficient_nodes(
+    sizes: list[int], view: GridView, at_most: int | None, ratio: float | None
+) -> None:
+    check_missing(make_spec(nonfixed(*sizes), at_most, ratio), view)
 
 
 def check_missing(job: JobSpec, view: GridView) -> None:
     reasons = PolicyCalls(eligibility).explain(policy_of(job), job, view)
-    placed = isinstance(ask(job, view), Placement)
+    placed = isinstance(place_spec(job, view), Placement)
     assert [reason.cluster for reason in reasons] == ([] if placed else sorted(c.name for c in view))
     for reason in reasons:
         if reason.missing is not None:
@@ -175,7 +177,7 @@ def check_missing(job: JobSpec, view: GridView) -> None:
             assert cluster is not None
             assert cluster.idle + reason.missing <= cluster.total
             with_more = with_idle(view, cluster.name, cluster.idle + reason.missing)
-            assert isinstance(ask(job, with_more), Placement), reason
+            assert isinstance(place_spec(job, with_more), Placement), reason
 
 
 @given(
@@ -185,17 +187,17 @@ def check_missing(job: JobSpec, view: GridView) -> None:
     ratio_drawn,
     st.sampled_from(["", "best-fit", "fastest-one", "adaptive"]),
 )
-def test_what_fits_the_empty_grid_is_not_refused_at_submission_and_nothing_else_passes(
+def test_submission_with_constraints_agrees_with_empty_grid(
     request: Request, view: GridView, at_most: int | None, ratio: float | None, policy: str
 ) -> None:
-    job = spec(request, at_most, ratio, policy)
+    job = make_spec(request, at_most, ratio, policy)
     try:
         policy_of(job)
     except UsageError:
         return
     empty = with_speeds(grid(**{c.name: c.total for c in view}), **{c.name: c.speed for c in view})
     limits = [ClusterLimits(c.name, c.total, speed=c.speed) for c in empty]
-    placed = isinstance(ask(job, empty), Placement)
+    placed = isinstance(place_spec(job, empty), Placement)
     try:
         check_submission(job, Limits(limits, registry))
         passes = True
@@ -207,90 +209,100 @@ def test_what_fits_the_empty_grid_is_not_refused_at_submission_and_nothing_else_
 # By hand
 
 
-def test_never_to_coallocate() -> None:
+def test_coallocation_of_one_places_on_one_cluster() -> None:
     view = grid(north=4, south=3)
-    assert sites(ask(spec(FlexibleRequest(4), 1), view)) == [(4, "north")]
-    assert sites(ask(spec(nonfixed(2, 2), 1), view)) == [(2, "north"), (2, "north")]
-    assert sites(ask(spec(nonfixed(2, 2)), view)) == [(2, "north"), (2, "south")]
-    assert sites(ask(spec(FlexibleRequest(4, split_options=((3, 1),)), 1), view)) == [(3, "north"), (1, "north")]
-    assert summary(ask(spec(FlexibleRequest(6), 1), view)) == (
+    assert sites(place_spec(make_spec(FlexibleRequest(4), 1), view)) == [(4, "north")]
+    assert sites(place_spec(make_spec(nonfixed(2, 2), 1), view)) == [(2, "north"), (2, "north")]
+    assert sites(place_spec(make_spec(nonfixed(2, 2)), view)) == [(2, "north"), (2, "south")]
+    assert sites(place_spec(make_spec(FlexibleRequest(4, split_options=((3, 1),)), 1), view)) == [
+        (3, "north"),
+        (1, "north"),
+    ]
+    assert summary(place_spec(make_spec(FlexibleRequest(6), 1), view)) == (
         "needs 6 nodes on one cluster; 4 are idle on the largest (north 4, south 3); "
         "coallocation is 1, and it fits only on 2 clusters together"
     )
-    assert summary(ask(spec(nonfixed(2, 3), 1), view)) == "coallocation is 1, and it fits only on 2 clusters together"
-    assert summary(ask(spec(nonfixed(3, 1, 2, 3), 1), view)) == (
+    assert (
+        summary(place_spec(make_spec(nonfixed(2, 3), 1), view))
+        == "coallocation is 1, and it fits only on 2 clusters together"
+    )
+    assert summary(place_spec(make_spec(nonfixed(3, 1, 2, 3), 1), view)) == (
         "no cluster has 2 idle nodes left for component 2 (most: north with 1)"
     )
 
 
-def test_more_than_one_and_less_than_all() -> None:
+def test_coallocation_limits_the_number_of_clusters() -> None:
     view = grid(east=4, north=4, south=4, west=4)
-    answer = ask(spec(nonfixed(2, 2, 2), 2), view)
+    answer = place_spec(make_spec(nonfixed(2, 2, 2), 2), view)
     assert sites(answer) == [(2, "east"), (2, "north"), (2, "east")]
-    assert sites(ask(spec(FlexibleRequest(8), 2), view)) == [(4, "east"), (4, "north")]
-    assert "coallocation is 2" in summary(ask(spec(FlexibleRequest(9), 2), view))
+    assert sites(place_spec(make_spec(FlexibleRequest(8), 2), view)) == [(4, "east"), (4, "north")]
+    assert "coallocation is 2" in summary(place_spec(make_spec(FlexibleRequest(9), 2), view))
 
 
-def test_the_cluster_that_gets_the_inputs_soonest_is_the_one() -> None:
+def test_coallocation_of_one_takes_cluster_nearest_to_inputs() -> None:
     file = InputFile("data", 100, ("east",))
     near = with_links(
         grid(east=1, north=6, south=4), {"east south": Link(bandwidth=10), "east north": Link(bandwidth=5)}
     )
     request = NonFixedRequest((ComponentRequest(1, inputs=(file,)), ComponentRequest(2, inputs=(file,))))
-    free = ask(spec(request, policy="close-to-files"), near)
+    free = place_spec(make_spec(request, policy="close-to-files"), near)
     assert sites(free) == [(1, "east"), (2, "south")]
-    never = ask(spec(request, 1, policy="close-to-files"), near)
+    never = place_spec(make_spec(request, 1, policy="close-to-files"), near)
     assert sites(never) == [(1, "south"), (2, "south")]
     assert isinstance(never, Placement)
     assert [component.transfer_time for component in never.components] == [10, 10]
 
 
-def test_clusters_of_too_different_speeds_are_not_combined() -> None:
-    assert sites(ask(spec(FlexibleRequest(6)), SPEEDS)) == [(4, "east"), (2, "north")]
-    assert sites(ask(spec(FlexibleRequest(6), ratio=0.8), SPEEDS)) == [(4, "east"), (2, "west")]
-    assert sites(ask(spec(FlexibleRequest(8), ratio=0.8), SPEEDS)) == [(4, "north"), (4, "south")]
-    assert sites(ask(spec(nonfixed(3, 3), ratio=0.8), SPEEDS)) == [(3, "north"), (3, "south")]
-    assert summary(ask(spec(FlexibleRequest(9), ratio=0.8), SPEEDS)) == (
+def test_speed_ratio_excludes_clusters_of_different_speeds() -> None:
+    assert sites(place_spec(make_spec(FlexibleRequest(6)), SPEEDS)) == [(4, "east"), (2, "north")]
+    assert sites(place_spec(make_spec(FlexibleRequest(6), ratio=0.8), SPEEDS)) == [(4, "east"), (2, "west")]
+    assert sites(place_spec(make_spec(FlexibleRequest(8), ratio=0.8), SPEEDS)) == [(4, "north"), (4, "south")]
+    assert sites(place_spec(make_spec(nonfixed(3, 3), ratio=0.8), SPEEDS)) == [(3, "north"), (3, "south")]
+    assert summary(place_spec(make_spec(FlexibleRequest(9), ratio=0.8), SPEEDS)) == (
         "needs 9 nodes; 8 are idle (north 4, south 4); speed_ratio_min is 0.8, and east has 0.5 of the speed of north"
     )
 
 
-def test_the_range_of_speeds_that_the_policy_itself_prefers_is_tried_first() -> None:
+def test_speed_ratio_tries_preferred_speed_range_first() -> None:
     view = with_speeds(grid(east=3, north=4, south=2, west=4), east=2, north=1, south=2, west=1)
-    assert sites(ask(spec(FlexibleRequest(5), policy="faster-first"), view)) == [(3, "east"), (2, "south")]
-    assert sites(ask(spec(FlexibleRequest(5), ratio=1.0), view)) == [(4, "north"), (1, "west")]
+    assert sites(place_spec(make_spec(FlexibleRequest(5), policy="faster-first"), view)) == [(3, "east"), (2, "south")]
+    assert sites(place_spec(make_spec(FlexibleRequest(5), ratio=1.0), view)) == [(4, "north"), (1, "west")]
     request = FlexibleRequest(6)
-    assert sites(ask(spec(request, policy="faster-first"), view)) == [(3, "east"), (2, "south"), (1, "north")]
-    assert sites(ask(spec(request, ratio=1.0, policy="faster-first"), view)) == [(4, "north"), (2, "west")]
+    assert sites(place_spec(make_spec(request, policy="faster-first"), view)) == [
+        (3, "east"),
+        (2, "south"),
+        (1, "north"),
+    ]
+    assert sites(place_spec(make_spec(request, ratio=1.0, policy="faster-first"), view)) == [(4, "north"), (2, "west")]
 
 
-def test_a_fixed_request_is_held_to_its_own_words() -> None:
-    job = spec(fixed((1, "east"), (1, "north")), ratio=0.8)
-    said = "speed_ratio_min is 0.8, and east has 0.5 of the speed of north"
-    assert summary(ask(job, SPEEDS)) == said
-    assert explained(job, SPEEDS) == [("east", said, None), ("north", said, None)]
+def test_fixed_request_violating_constraints_is_refused() -> None:
+    job = make_spec(fixed((1, "east"), (1, "north")), ratio=0.8)
+    problem = "speed_ratio_min is 0.8, and east has 0.5 of the speed of north"
+    assert summary(place_spec(job, SPEEDS)) == problem
+    assert explain_spec(job, SPEEDS) == [("east", problem, None), ("north", problem, None)]
     together = replace(job, coallocation=1, speed_ratio_min=None)
-    assert summary(ask(together, SPEEDS)) == "coallocation is 1, and it fits only on 2 clusters together"
-    assert isinstance(ask(replace(job, speed_ratio_min=0.5), SPEEDS), Placement)
+    assert summary(place_spec(together, SPEEDS)) == "coallocation is 1, and it fits only on 2 clusters together"
+    assert isinstance(place_spec(replace(job, speed_ratio_min=0.5), SPEEDS), Placement)
 
 
-def test_each_cluster_is_explained_within_them() -> None:
+def test_constraints_explain_each_cluster() -> None:
     view = with_speeds(grid(east=(2, 8), north=(3, 9), south=(3, 3)), east=2)
-    assert explained(spec(FlexibleRequest(8), 1), view) == [
+    assert explain_spec(make_spec(FlexibleRequest(8), 1), view) == [
         ("east", "2 of 8 nodes idle, the request needs 8 in all; coallocation allows one cluster only", 6),
         ("north", "3 of 9 nodes idle, the request needs 8 in all; coallocation allows one cluster only", 5),
         ("south", "3 of 3 nodes idle, the request needs 8 in all; coallocation allows one cluster only", None),
     ]
     ruled_out = "speed_ratio_min of 0.8 rules out"
-    assert explained(spec(FlexibleRequest(7), ratio=0.8), view) == [
+    assert explain_spec(make_spec(FlexibleRequest(7), ratio=0.8), view) == [
         ("east", f"2 of 8 nodes idle, the request needs 7 in all; {ruled_out} north, south beside it", 5),
         ("north", f"3 of 9 nodes idle, the request needs 7 in all; {ruled_out} east beside it", 1),
         ("south", f"3 of 3 nodes idle, the request needs 7 in all; {ruled_out} east beside it", None),
     ]
 
 
-def test_an_ordinary_job_demands_nothing() -> None:
-    assert eligibility.demands(spec(FlexibleRequest(1))) == ()
-    jobs = [spec(FlexibleRequest(1), 1), spec(FlexibleRequest(1), ratio=0.5)]
-    jobs.append(replace(spec(FlexibleRequest(1)), policy_options=(("metric", "latency"),)))
+def test_job_without_constraints_has_none() -> None:
+    assert eligibility.demands(make_spec(FlexibleRequest(1))) == ()
+    jobs = [make_spec(FlexibleRequest(1), 1), make_spec(FlexibleRequest(1), ratio=0.5)]
+    jobs.append(replace(make_spec(FlexibleRequest(1)), policy_options=(("metric", "latency"),)))
     assert len({eligibility.demands(job) for job in jobs}) == 3

@@ -26,17 +26,17 @@ components_drawn = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(NAMES))
 
 
 @given(components_drawn, shuffled(grids()))
-def test_places_exactly_when_every_cluster_has_room(
+def test_fixed_places_if_every_cluster_has_enough_nodes(
     components: list[tuple[int, str]], views: tuple[GridView, GridView]
 ) -> None:
     view, other_order = views
     answer = policy.place(fixed(*components), view)
     assert answer == policy.place(fixed(*components), other_order)
-    wanted = Counter[str]()
+    required = Counter[str]()
     for size, name in components:
-        wanted[name] += size
+        required[name] += size
     idle = {c.name: c.usable_idle for c in view}
-    fits = all(idle.get(name, 0) >= size for name, size in wanted.items())
+    fits = all(idle.get(name, 0) >= size for name, size in required.items())
     assert isinstance(answer, Placement) == fits
     if isinstance(answer, Placement):
         assert sites(answer) == components
@@ -44,9 +44,7 @@ def test_places_exactly_when_every_cluster_has_room(
 
 
 @given(components_drawn, grids(largest=10))
-def test_explains_the_clusters_that_are_short_and_what_they_miss(
-    components: list[tuple[int, str]], view: GridView
-) -> None:
+def test_fixed_explains_clusters_with_missing_nodes(components: list[tuple[int, str]], view: GridView) -> None:
     request = fixed(*components)
     reasons = policy.explain(request, view)
     assert (reasons == ()) == isinstance(policy.place(request, view), Placement)
@@ -54,14 +52,14 @@ def test_explains_the_clusters_that_are_short_and_what_they_miss(
         assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
 
 
-def test_several_components_may_share_a_cluster() -> None:
+def test_fixed_components_may_share_a_cluster() -> None:
     answer = policy.place(fixed((2, "south"), (1, "north"), (1, "south")), grid(north=1, south=3))
     assert sites(answer) == [(2, "south"), (1, "north"), (1, "south")]
     assert isinstance(answer, Placement)
     assert answer.reason == "the request names its clusters: south (3), north (1)"
 
 
-def test_names_every_cluster_that_is_short() -> None:
+def test_fixed_refusal_names_every_lacking_cluster() -> None:
     view = with_state(grid(east=4, north=(1, 4), south=3), "east", ClusterState.UNREACHABLE, "no route to it")
     request = fixed((2, "east"), (2, "north"), (1, "nort"), (3, "south"))
     assert summary(policy.place(request, view)) == (
@@ -75,7 +73,7 @@ def test_names_every_cluster_that_is_short() -> None:
     ]
 
 
-def test_says_what_is_missing_when_one_cluster_alone_is_short() -> None:
+def test_fixed_refusal_of_one_lacking_cluster_counts_missing() -> None:
     assert explained(policy, fixed((4, "north"), (1, "south")), grid(north=(1, 4), south=3)) == [
         ("north", "1 of 4 nodes idle, the request needs 4 here", 3)
     ]

@@ -22,14 +22,14 @@ def orders(draw: st.DrawFn) -> list[ClusterView]:
     return list(draw(st.permutations([c for c in draw(grids()) if c.state is ClusterState.USABLE])))
 
 
-def ways(request: FlexibleRequest, clusters: list[ClusterView]) -> list[tuple[int, ...]]:
-    most = len(clusters) if request.max_components is None else request.max_components
-    return list(splits(request.total_size, [c.idle for c in clusters], request.min_component_size, most))
+def possible_splits(request: FlexibleRequest, clusters: list[ClusterView]) -> list[tuple[int, ...]]:
+    max_count = len(clusters) if request.max_components is None else request.max_components
+    return list(splits(request.total_size, [c.idle for c in clusters], request.min_component_size, max_count))
 
 
 @given(requests(), orders())
-def test_filling_finds_a_split_whenever_one_exists(request: FlexibleRequest, order: list[ClusterView]) -> None:
-    filled, possible = fill_in_turn(request, order), ways(request, order)
+def test_fill_in_turn_finds_a_split_if_one_exists(request: FlexibleRequest, order: list[ClusterView]) -> None:
+    filled, possible = fill_in_turn(request, order), possible_splits(request, order)
     if filled is None:
         assert possible == []
         return
@@ -39,18 +39,18 @@ def test_filling_finds_a_split_whenever_one_exists(request: FlexibleRequest, ord
 
 
 @given(st.integers(1, 16), orders())
-def test_without_bounds_clusters_are_filled_one_by_one(total: int, order: list[ClusterView]) -> None:
+def test_fill_in_turn_without_bounds_fills_in_order(total: int, order: list[ClusterView]) -> None:
     filled = fill_in_turn(FlexibleRequest(total), order)
     if filled is not None:
-        expected, left = [], total
+        expected, remaining = [], total
         for cluster in order:
-            if left and cluster.idle:
-                expected.append((cluster, min(left, cluster.idle)))
-                left -= min(left, cluster.idle)
+            if remaining and cluster.idle:
+                expected.append((cluster, min(remaining, cluster.idle)))
+                remaining -= min(remaining, cluster.idle)
         assert filled == expected
 
 
-def test_a_cluster_too_small_for_the_others_to_make_up_for_is_left_out() -> None:
+def test_fill_in_turn_skips_clusters_that_are_too_small() -> None:
     view = grid(east=1, north=2, south=10, west=9)
     filled = fill_in_turn(FlexibleRequest(11, max_components=2), view)
     assert filled is not None
@@ -59,7 +59,7 @@ def test_a_cluster_too_small_for_the_others_to_make_up_for_is_left_out() -> None
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.name))
 @given(request=requests(), view=linked(grids()))
-def test_both_place_what_can_be_placed(policy: Policy, request: FlexibleRequest, view: GridView) -> None:
+def test_orders_place_whatever_can_be_placed(policy: Policy, request: FlexibleRequest, view: GridView) -> None:
     answer, reasons = policy.place(request, view), policy.explain(request, view)
     minimal = ClusterMinimization().place(request, view)
     assert isinstance(answer, Refusal) == isinstance(minimal, Refusal)
@@ -69,22 +69,22 @@ def test_both_place_what_can_be_placed(policy: Policy, request: FlexibleRequest,
 
 
 @given(request=requests(), view=linked(grids()))
-def test_larger_first_takes_what_cluster_minimization_takes(request: FlexibleRequest, view: GridView) -> None:
+def test_larger_first_equals_cluster_minimization(request: FlexibleRequest, view: GridView) -> None:
     assert LargerFirst().place(request, view) == ClusterMinimization().place(request, view)
 
 
 @given(total=st.integers(1, 16), view=linked(grids()))
-def test_faster_first_takes_one_cluster_where_it_can_and_the_fastest_otherwise(total: int, view: GridView) -> None:
+def test_faster_first_prefers_one_cluster_then_the_fastest(total: int, view: GridView) -> None:
     answer = FasterFirst().place(FlexibleRequest(total), view)
     if isinstance(answer, Refusal):
         return
     usable = sorted((c for c in view if c.usable_idle), key=lambda c: (-c.speed, c.name))
-    whole = [c.name for c in usable if c.idle >= total]
-    taken = [component.cluster for component in answer.components]
-    assert taken == (whole[:1] or [c.name for c in usable[: len(taken)]])
+    sufficient = [c.name for c in usable if c.idle >= total]
+    names = [component.cluster for component in answer.components]
+    assert names == (sufficient[:1] or [c.name for c in usable[: len(names)]])
 
 
-def test_faster_first_by_hand() -> None:
+def test_faster_first_examples_have_expected_placement() -> None:
     alone = FasterFirst().place(FlexibleRequest(4), SPEEDS)
     assert sites(alone) == [(4, "south")]
     assert isinstance(alone, Placement)
@@ -95,12 +95,12 @@ def test_faster_first_by_hand() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.name))
-def test_the_job_of_figure_2(policy: Policy) -> None:
+def test_orders_place_the_job_of_figure_2(policy: Policy) -> None:
     assert sites(policy.place(FlexibleRequest(24), grid(c1=16, c2=16, c3=16))) == [(16, "c1"), (8, "c2")]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.name))
-def test_split_options_are_followed(policy: Policy) -> None:
+def test_orders_follow_split_options(policy: Policy) -> None:
     request = FlexibleRequest(6, split_options=((6,), (3, 3)))
     assert sites(policy.place(request, grid(north=4, south=3))) == [(3, "north"), (3, "south")]
     assert policy.explain(request, grid(north=4, south=3)) == ()

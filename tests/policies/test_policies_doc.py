@@ -31,10 +31,10 @@ def example_grid() -> GridView:
     rows = re.findall(r"^\| (\w+) \| (\d+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
     links = re.findall(r"between: \[(\w+), (\w+)\], latency: (\d+)(ms|us)", PAGE)
     clusters = tuple(ClusterView(name, int(idle), int(idle), speed=float(speed)) for name, idle, speed in rows)
-    return GridView(clusters, {(one, other): Link(int(value) * UNITS[unit]) for one, other, value, unit in links})
+    return GridView(clusters, {(first, second): Link(int(value) * UNITS[unit]) for first, second, value, unit in links})
 
 
-def parsed(words: str) -> Namespace:
+def parse_options(command: str) -> Namespace:
     parser = ArgumentParser()
     for option in ("--flexible", "--nonfixed", "--fixed", "--policy", "--coallocation", "--speed-ratio-min"):
         parser.add_argument(option)
@@ -42,37 +42,39 @@ def parsed(words: str) -> Namespace:
     parser.add_argument("--per-node-bandwidth")
     for option in ("--split", "--policy-option"):
         parser.add_argument(option, action="append", default=[])
-    return parser.parse_args(shlex.split(words))
+    return parser.parse_args(shlex.split(command))
 
 
-def numbers(text: str) -> list[int]:
+def parse_numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def request_of(given: Namespace) -> Request:
-    if given.flexible:
-        return FlexibleRequest(int(given.flexible), split_options=tuple(tuple(numbers(way)) for way in given.split))
-    if given.nonfixed:
-        return NonFixedRequest(tuple(ComponentRequest(size) for size in numbers(given.nonfixed)))
-    named = (component.split(":") for component in given.fixed.split(","))
-    return FixedRequest(tuple(ComponentRequest(int(size), name) for name, size in named))
+def request_of(options: Namespace) -> Request:
+    if options.flexible:
+        return FlexibleRequest(
+            int(options.flexible), split_options=tuple(tuple(parse_numbers(sizes)) for sizes in options.split)
+        )
+    if options.nonfixed:
+        return NonFixedRequest(tuple(ComponentRequest(size) for size in parse_numbers(options.nonfixed)))
+    components = (component.split(":") for component in options.fixed.split(","))
+    return FixedRequest(tuple(ComponentRequest(int(size), name) for name, size in components))
 
 
-def spec_of(given: Namespace) -> JobSpec:
-    at_most = {None: None, "never": 1}.get(given.coallocation, given.coallocation)
+def spec_of(options: Namespace) -> JobSpec:
+    at_most = {None: None, "never": 1}.get(options.coallocation, options.coallocation)
     return JobSpec(
-        request_of(given),
+        request_of(options),
         ("./a.out",),
-        policy=given.policy or "",
-        policy_options=tuple(tuple(option.split("=")) for option in given.policy_option),
+        policy=options.policy or "",
+        policy_options=tuple(tuple(option.split("=")) for option in options.policy_option),
         coallocation=None if at_most is None else int(at_most),
-        speed_ratio_min=None if given.speed_ratio_min is None else float(given.speed_ratio_min),
+        speed_ratio_min=None if options.speed_ratio_min is None else float(options.speed_ratio_min),
     )
 
 
-@pytest.mark.parametrize(("words", "expected"), EXAMPLES)
-def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> None:
-    view, spec = example_grid(), spec_of(parsed(words))
+@pytest.mark.parametrize(("command", "expected"), EXAMPLES)
+def test_policies_page_example_is_placed_as_written(command: str, expected: str) -> None:
+    view, spec = example_grid(), spec_of(parse_options(command))
     check_submission(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin_policies()))
     eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view}, Accounts())
     policy = builtin_policies().resolve(spec.policy, spec.request, spec.policy_options)
@@ -85,8 +87,8 @@ def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> Non
     assert ", ".join(f"{name} {answer.nodes_on(name)}" for name in names) == expected
 
 
-def test_the_page_names_every_policy_with_an_example_and_every_option() -> None:
-    used = {spec_of(parsed(words)).policy for words, _ in EXAMPLES}
+def test_policies_page_has_every_policy_and_option() -> None:
+    used = {spec_of(parse_options(command)).policy for command, _ in EXAMPLES}
     for policy in builtin_policies().describe_policies():
         assert f"\n| `{policy['name']}` | " in PAGE
         assert policy["name"] in used | set(DEFAULTS.values())

@@ -37,12 +37,12 @@ REQUESTS: dict[str, Request] = {"fixed": fixed((1, "north")), "nonfixed": nonfix
 @pytest.mark.parametrize(
     ("kind", "name"), [("fixed", "fixed"), ("nonfixed", "worst-fit"), ("flexible", "cluster-minimization")]
 )
-def test_every_type_of_request_has_a_default(kind: str, name: str) -> None:
+def test_registry_has_a_default_for_each_request_type(kind: str, name: str) -> None:
     assert builtin_policies().resolve("", REQUESTS[kind]).name == name
     assert builtin_policies().resolve(name, REQUESTS[kind]).name == name
 
 
-def test_a_third_party_policy_is_one_like_any_other() -> None:
+def test_registry_resolves_external_policy() -> None:
     registry = builtin_policies()
     registry.register(Alphabetical())
     policy = registry.resolve("alphabetical", FlexibleRequest(3))
@@ -53,7 +53,7 @@ def test_a_third_party_policy_is_one_like_any_other() -> None:
     assert (refused.value.field, refused.value.value) == ("policy", "alphabetical")
 
 
-def test_a_policy_that_does_not_serve_the_request_is_refused_with_those_that_do() -> None:
+def test_resolve_of_unserved_request_names_serving_policies() -> None:
     registry = builtin_policies()
     registry.register(Alphabetical())
     with pytest.raises(UsageError) as refused:
@@ -64,19 +64,19 @@ def test_a_policy_that_does_not_serve_the_request_is_refused_with_those_that_do(
     assert refused.value.hint == f"those that do: {', '.join(serving)}"
 
 
-def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+def test_get_of_unknown_policy_names_the_nearest() -> None:
     with pytest.raises(UsageError) as refused:
         builtin_policies().get("worstfit")
     error = refused.value
     assert (error.message, error.field, error.value) == ("there is no policy worstfit", "policy", "worstfit")
-    known = ", ".join(builtin_policies().names())
-    assert error.hint == f"did you mean worst-fit? known: {known}"
+    names = ", ".join(builtin_policies().names())
+    assert error.hint == f"did you mean worst-fit? known: {names}"
     with pytest.raises(UsageError) as refused:
         builtin_policies().get("zzz")
-    assert refused.value.hint == f"known: {known}"
+    assert refused.value.hint == f"known: {names}"
 
 
-def test_a_name_is_taken_once() -> None:
+def test_register_of_used_name_is_rejected() -> None:
     registry = builtin_policies()
     with pytest.raises(UsageError, match="there is a policy named fixed already"):
         registry.register(registry.get("fixed"))
@@ -93,7 +93,7 @@ class Together(Alphabetical):
         return sum(sizes) <= min(idle) if 0 not in sizes else 1 // 0 == 1
 
 
-def test_a_policy_has_the_capabilities_that_it_declares_and_no_others() -> None:
+def test_capabilities_are_those_that_the_policy_declares() -> None:
     registry = builtin_policies()
     registry.register(Alphabetical())
     registry.register(Together())
@@ -121,7 +121,7 @@ class Weighted(Alphabetical):
         return Weighted(str(1 / float(options["weight"])))
 
 
-def test_a_policy_is_configured_once_for_each_choice_of_options() -> None:
+def test_resolve_configures_policy_once_per_options() -> None:
     registry = builtin_policies()
     registry.register(Weighted())
     request = FlexibleRequest(1)
@@ -135,14 +135,14 @@ def test_a_policy_is_configured_once_for_each_choice_of_options() -> None:
     assert refused.value.field == "policy_options.wait"
 
 
-def test_a_policy_without_options_refuses_any() -> None:
+def test_resolve_with_options_of_policy_without_any_is_rejected() -> None:
     with pytest.raises(UsageError) as refused:
         builtin_policies().resolve("", FlexibleRequest(1), (("metric", "latency"),))
     assert (refused.value.field, refused.value.value) == ("policy_options.metric", "latency")
     assert refused.value.message == "policy cluster-minimization has no options"
 
 
-def test_a_policy_that_breaks_on_its_options_is_refused() -> None:
+def test_resolve_of_policy_that_fails_on_options_is_rejected() -> None:
     registry = builtin_policies()
     registry.register(Weighted())
     with pytest.raises(UsageError) as refused:
@@ -172,7 +172,7 @@ def _like_a_policy(**changes: object) -> SimpleNamespace:
         (_like_a_policy(place="here", explain=None), "it has no method place and no method explain"),
     ],
 )
-def test_what_is_no_policy_is_refused_with_what_it_lacks(policy: object, problem: str) -> None:
+def test_register_of_invalid_policy_names_what_is_missing(policy: object, problem: str) -> None:
     registry = Registry()
     with pytest.raises(UsageError) as refused:
         registry.register(policy)
@@ -181,7 +181,7 @@ def test_what_is_no_policy_is_refused_with_what_it_lacks(policy: object, problem
     assert registry.names() == []
 
 
-def test_describes_its_policies_for_users() -> None:
+def test_describe_policies_has_a_summary_of_each() -> None:
     registry = builtin_policies()
     registry.register(Alphabetical())
     described = registry.describe_policies()
@@ -195,7 +195,7 @@ def test_describes_its_policies_for_users() -> None:
 
 
 @pytest.mark.parametrize("name", builtin_policies().names())
-def test_policies_refuse_the_requests_they_do_not_serve(name: str) -> None:
+def test_policies_reject_requests_that_they_do_not_serve(name: str) -> None:
     policy = builtin_policies().get(name)
     assert isinstance(policy, Policy)
     for kind, request in REQUESTS.items():

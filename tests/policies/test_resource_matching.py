@@ -26,12 +26,12 @@ GB = 10**9
 HEURISTICS = ("cluster-minimization", "communication-aware", "larger-first", "faster-first", "best-fit", "fastest-one")
 
 
-def classed(name: str, total: int, *classes: NodeClass) -> ClusterView:
-    return ClusterView(name, total, sum(each.idle for each in classes), node_classes=classes)
+def cluster_of_classes(name: str, total: int, *classes: NodeClass) -> ClusterView:
+    return ClusterView(name, total, sum(node_class.idle for node_class in classes), node_classes=classes)
 
 
-def told(policy: ResourceMatching = MATCHING, **known: float | int) -> ResourceMatching:
-    return policy.informed(Knowledge(**known))  # type: ignore[arg-type]
+def informed_policy(policy: ResourceMatching = MATCHING, **facts: float | int) -> ResourceMatching:
+    return policy.informed(Knowledge(**facts))  # type: ignore[arg-type]
 
 
 def given_to(answer: object) -> list[tuple[int, str, str]]:
@@ -40,7 +40,7 @@ def given_to(answer: object) -> list[tuple[int, str, str]]:
 
 
 @st.composite
-def unlike(draw: st.DrawFn) -> GridView:
+def unlike_grids(draw: st.DrawFn) -> GridView:
     """Grids with classes of nodes, and uplinks, some of which are known."""
     view = draw(grids(largest=8))
     clusters = []
@@ -72,29 +72,29 @@ knowledge = st.builds(
 )
 
 
-def fastest(problem: Problem, placement: Placement) -> list[Share] | None:
+def fastest_shares(problem: Problem, placement: Placement) -> list[Share] | None:
     """The best nodes that a placement of another policy could get; None where they have not enough memory."""
     shares = []
     for site in problem.sites:
-        left = placement.nodes_on(site.name)
+        remaining = placement.nodes_on(site.name)
         for kind in sorted(site.kinds, key=lambda kind: kind.slowdown):
-            if taken := min(left, kind.idle):
-                shares.append(Share(site.name, kind.name, taken))
-                left -= taken
-        if left:
+            if share := min(remaining, kind.idle):
+                shares.append(Share(site.name, kind.name, share))
+                remaining -= share
+        if remaining:
             return None
     return shares
 
 
-@given(unlike(), requests, knowledge, st.sampled_from([Mode.OPTIMAL, Mode.NON_SATURATED]))
-def test_no_other_policy_is_better_by_its_own_measure(
-    view: GridView, request: FlexibleRequest, known: Knowledge, mode: Mode
+@given(unlike_grids(), requests, knowledge, st.sampled_from([Mode.OPTIMAL, Mode.NON_SATURATED]))
+def test_resource_matching_is_never_worse_than_other_policies(
+    view: GridView, request: FlexibleRequest, knowledge: Knowledge, mode: Mode
 ) -> None:
-    policy = ResourceMatching(mode, known)
+    policy = ResourceMatching(mode, knowledge)
     problem, ours = policy.matching_problem(request, view), policy.place(request, view)
     for name in HEURISTICS:
-        other = builtin_policies().get(name).place(request, view)
-        shares = fastest(problem, other) if isinstance(other, Placement) else None
+        answer = builtin_policies().get(name).place(request, view)
+        shares = fastest_shares(problem, answer) if isinstance(answer, Placement) else None
         if shares is None:
             continue
         theirs = problem.evaluate_shares(shares)
@@ -104,11 +104,11 @@ def test_no_other_policy_is_better_by_its_own_measure(
             assert mine.time <= theirs.time
 
 
-@given(unlike(), requests, knowledge, st.sampled_from(Mode))
-def test_a_refusal_has_a_reason_for_each_cluster_and_what_is_missing_would_do(
-    view: GridView, request: FlexibleRequest, known: Knowledge, mode: Mode
+@given(unlike_grids(), requests, knowledge, st.sampled_from(Mode))
+def test_resource_matching_explanation_names_sufficient_nodes(
+    view: GridView, request: FlexibleRequest, knowledge: Knowledge, mode: Mode
 ) -> None:
-    policy = ResourceMatching(mode, known)
+    policy = ResourceMatching(mode, knowledge)
     answer, reasons = policy.place(request, view), policy.explain(request, view)
     if isinstance(answer, Placement):
         assert reasons == ()
@@ -117,16 +117,16 @@ def test_a_refusal_has_a_reason_for_each_cluster_and_what_is_missing_would_do(
     for reason in reasons:
         cluster = view.get(reason.cluster)
         if reason.missing is not None and cluster is not None:
-            more = view.with_clusters([cluster.with_idle(cluster.idle + reason.missing)])
-            assert isinstance(policy.place(request, more), Placement)
+            extended = view.with_clusters([cluster.with_idle(cluster.idle + reason.missing)])
+            assert isinstance(policy.place(request, extended), Placement)
 
 
 @given(problems(), st.sampled_from(Mode))
-def test_what_fits_is_matched(problem: Problem, mode: Mode) -> None:
+def test_resource_matching_places_whatever_fits(problem: Problem, mode: Mode) -> None:
     assert has_matching(problem, mode) == (find_matching(problem, mode) is not None)
 
 
-def test_without_any_knowledge_it_goes_by_speed() -> None:
+def test_resource_matching_without_knowledge_prefers_speed() -> None:
     view = with_speeds(grid(north=4, south=4, west=8), north=2.0, south=1.5)
     assert sites(MATCHING.place(FlexibleRequest(3), view)) == [(3, "north")]
     assert sites(MATCHING.place(FlexibleRequest(6), view)) == [(4, "north"), (2, "south")]
@@ -134,24 +134,24 @@ def test_without_any_knowledge_it_goes_by_speed() -> None:
     assert sites(MATCHING.place(FlexibleRequest(9), view)) == [(8, "west"), (1, "north")]
 
 
-def test_nodes_of_a_class_are_a_component_and_the_fast_ones_go_first() -> None:
+def test_resource_matching_makes_a_component_per_node_class() -> None:
     fast, slow = NodeClass("fast", 4, 1.0), NodeClass("slow", 8, 0.5)
-    view = GridView((classed("north", 12, fast, slow),))
+    view = GridView((cluster_of_classes("north", 12, fast, slow),))
     assert given_to(MATCHING.place(FlexibleRequest(4), view)) == [(4, "north", "fast")]
     assert given_to(MATCHING.place(FlexibleRequest(6), view)) == [(6, "north", "slow")], "all wait for the slowest"
     assert given_to(MATCHING.place(FlexibleRequest(9), view)) == [(8, "north", "slow"), (1, "north", "fast")]
 
 
-def test_a_choice_says_what_it_costs_and_what_binds() -> None:
-    north = classed("north", 8, NodeClass("fast", 4, 1.0), NodeClass("slow", 4, 0.8))
+def test_resource_matching_reason_names_cost_and_bottleneck() -> None:
+    north = cluster_of_classes("north", 8, NodeClass("fast", 4, 1.0), NodeClass("slow", 4, 0.8))
     view = GridView((north, ClusterView("south", 4, 4)), uplinks={"south": Uplink(20e6, 10e6)})
-    answer = told(communication=0.2, bandwidth=10e6).place(FlexibleRequest(12), view)
+    answer = informed_policy(communication=0.2, bandwidth=10e6).place(FlexibleRequest(12), view)
     assert isinstance(answer, Placement)
     assert answer.reason == (
         "north 8 (4 slow, 4 fast), south 4: 1.39 × the run time on idle nodes of power 1; "
         "computation 1.25 × (north's slow), communication 1.95 × (south's uplink with 39.1 MB/s of 20 MB/s)"
     )
-    alone = told(communication=0.2, bandwidth=10e6).place(FlexibleRequest(3), view)
+    alone = informed_policy(communication=0.2, bandwidth=10e6).place(FlexibleRequest(3), view)
     assert isinstance(alone, Placement)
     assert alone.reason == (
         "north 3 (3 fast): 1 × the run time on idle nodes of power 1; "
@@ -159,27 +159,27 @@ def test_a_choice_says_what_it_costs_and_what_binds() -> None:
     )
 
 
-def test_a_refusal_says_what_binds() -> None:
-    north = classed("north", 8, NodeClass("big", 2, memory=64 * GB), NodeClass("small", 4, memory=8 * GB))
+def test_resource_matching_refusal_names_the_bottleneck() -> None:
+    north = cluster_of_classes("north", 8, NodeClass("big", 2, memory=64 * GB), NodeClass("small", 4, memory=8 * GB))
     view = GridView((north, ClusterView("south", 4, 4)), uplinks={"south": Uplink(20e6, 15e6)})
     assert summary(MATCHING.place(FlexibleRequest(11), view)) == "needs 11 nodes; 10 are idle (north 6, south 4)"
-    assert summary(told(memory=32 * GB).place(FlexibleRequest(8), view)) == (
+    assert summary(informed_policy(memory=32 * GB).place(FlexibleRequest(8), view)) == (
         "needs 8 nodes with 32 GB of memory; idle with that are north 2 of 6, south 4 of 4"
     )
     bounded = FlexibleRequest(6, min_component_size=3)
-    assert summary(told(memory=32 * GB).place(bounded, view)) == (
+    assert summary(informed_policy(memory=32 * GB).place(bounded, view)) == (
         "needs 6 nodes with 32 GB of memory within the request's bounds; idle with that are north 2 of 6, south 4 of 4"
     )
-    assert summary(told(FREE, bandwidth=10e6).place(FlexibleRequest(9), view)) == (
+    assert summary(informed_policy(FREE, bandwidth=10e6).place(FlexibleRequest(9), view)) == (
         "needs 9 nodes, and every split saturates an uplink: "
         "south's uplink admits 0 of its 4 nodes with 10 MB/s each (15 MB/s of 20 MB/s are used)"
     )
 
 
-def test_each_cluster_says_what_binds_there() -> None:
-    north = classed("north", 8, NodeClass("big", 2, memory=64 * GB), NodeClass("small", 4, memory=8 * GB))
+def test_resource_matching_explains_bottleneck_of_each_cluster() -> None:
+    north = cluster_of_classes("north", 8, NodeClass("big", 2, memory=64 * GB), NodeClass("small", 4, memory=8 * GB))
     view = GridView((north, ClusterView("south", 8, 4)), uplinks={"south": Uplink(20e6, 15e6)})
-    policy = told(FREE, bandwidth=10e6, memory=32 * GB)
+    policy = informed_policy(FREE, bandwidth=10e6, memory=32 * GB)
     assert explained(policy, FlexibleRequest(8), view) == [
         ("north", "6 of 8 nodes idle, 2 of them with 32 GB of memory; the request needs 8 in all", None),
         (
@@ -193,13 +193,18 @@ def test_each_cluster_says_what_binds_there() -> None:
     assert explained(MATCHING, FlexibleRequest(2), drained) == [("north", "drained", None)]
 
 
-def test_memory_that_is_not_known_is_never_too_small() -> None:
-    view = GridView((classed("north", 4, NodeClass("new", 2), NodeClass("old", 2, memory=GB)), ClusterView("s", 2, 2)))
-    assert given_to(told(memory=4 * GB).place(FlexibleRequest(4), view)) == [(2, "north", "new"), (2, "s", "")]
+def test_resource_matching_accepts_nodes_of_unknown_memory() -> None:
+    view = GridView(
+        (cluster_of_classes("north", 4, NodeClass("new", 2), NodeClass("old", 2, memory=GB)), ClusterView("s", 2, 2))
+    )
+    assert given_to(informed_policy(memory=4 * GB).place(FlexibleRequest(4), view)) == [
+        (2, "north", "new"),
+        (2, "s", ""),
+    ]
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_its_mode_is_an_option(mode: Mode) -> None:
+def test_resource_matching_mode_is_an_option(mode: Mode) -> None:
     request = FlexibleRequest(4)
     policy = builtin_policies().resolve("resource-matching", request, (("mode", mode),))
     crowded = replace(grid(north=2, south=2), uplinks={"north": Uplink(1.0, 2.0)})
@@ -213,20 +218,20 @@ def test_its_mode_is_an_option(mode: Mode) -> None:
         ({"mod": "optimal"}, "policy_options.mod", "did you mean mode? known: mode"),
     ],
 )
-def test_a_wrong_option_is_refused(options: dict[str, str], field: str, hint: str) -> None:
+def test_resource_matching_with_invalid_option_is_rejected(options: dict[str, str], field: str, hint: str) -> None:
     with pytest.raises(UsageError) as error:
         MATCHING.configured(options)
     assert (error.value.field, error.value.hint) == (field, hint)
 
 
-def test_ways_to_split_are_refused() -> None:
+def test_resource_matching_with_split_options_is_rejected() -> None:
     with pytest.raises(UsageError, match="splits a request itself"):
         builtin_policies().resolve("resource-matching", FlexibleRequest(4, split_options=((2, 2),)))
     with pytest.raises(TypeError):
         MATCHING.place(nonfixed(1), grid(north=1))
 
 
-def test_the_share_of_communication_is_the_declared_one_or_follows_from_the_slowdown() -> None:
+def test_knowledge_share_is_declared_or_from_slowdown() -> None:
     assert Knowledge(communication=0.3).share == 0.3
     assert Knowledge().share == pytest.approx(0.2), "of an application that is not known"
     for share in (0.15, 0.4, 0.6):

@@ -42,14 +42,14 @@ def by_name(policy: Policy) -> str:
 
 
 @given(one_size, kinds, views)
-def test_best_fit_leaves_the_fewest_idle_nodes(size: int, kind: type, view: GridView) -> None:
+def test_best_fit_leaves_the_fewest_idle_nodes_of_all(size: int, kind: type, view: GridView) -> None:
     answer = BestFit().place(kind(size), view)
     able = sorted((c.idle, c.name) for c in view if c.usable_idle >= size)
     assert isinstance(answer, Refusal) if not able else sites(answer) == [(size, able[0][1])]
 
 
 @given(one_size, kinds, views)
-def test_fastest_one_takes_the_fastest_that_has_room(size: int, kind: type, view: GridView) -> None:
+def test_fastest_one_takes_fastest_sufficient_cluster(size: int, kind: type, view: GridView) -> None:
     answer = FastestOne().place(kind(size), view)
     able = sorted((-c.speed, c.name) for c in view if c.usable_idle >= size)
     assert isinstance(answer, Refusal) if not able else sites(answer) == [(size, able[0][1])]
@@ -57,14 +57,14 @@ def test_fastest_one_takes_the_fastest_that_has_room(size: int, kind: type, view
 
 @pytest.mark.parametrize("policy", [*SINGLE, Adaptive()], ids=by_name)
 @given(size=one_size, kind=kinds, view=views)
-def test_each_says_exactly_how_many_nodes_are_missing(policy: Policy, size: int, kind: type, view: GridView) -> None:
+def test_single_policies_explain_missing_nodes_exactly(policy: Policy, size: int, kind: type, view: GridView) -> None:
     reasons = policy.explain(kind(size), view)
     assert isinstance(policy.place(kind(size), view), Placement) == (reasons == ()) or not view.clusters
     for reason in reasons:
         assert reason.missing == fewest_missing(policy, kind(size), view, reason.cluster)
 
 
-def test_by_hand() -> None:
+def test_single_policies_examples_have_expected_placement() -> None:
     best, fastest = (policy.place(nonfixed(5), GRID) for policy in SINGLE)
     assert (sites(best), sites(fastest)) == ([(5, "north")], [(5, "east")])
     assert isinstance(best, Placement)
@@ -80,7 +80,7 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", ["best-fit", "fastest-one", "adaptive"])
-def test_a_request_of_several_components_is_refused_at_submission(name: str) -> None:
+def test_single_policies_reject_several_components(name: str) -> None:
     with pytest.raises(UsageError) as refused:
         builtin_policies().resolve(name, nonfixed(2, 1))
     error = refused.value
@@ -90,7 +90,7 @@ def test_a_request_of_several_components_is_refused_at_submission(name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["best-fit", "fastest-one"])
-def test_split_options_are_refused_where_there_is_only_one_cluster(name: str) -> None:
+def test_single_policies_reject_split_options(name: str) -> None:
     with pytest.raises(UsageError) as refused:
         builtin_policies().resolve(name, FlexibleRequest(4, split_options=((4,),)))
     assert (refused.value.field, refused.value.value) == ("request.split_options", [[4]])
@@ -99,7 +99,7 @@ def test_split_options_are_refused_where_there_is_only_one_cluster(name: str) ->
 # Adaptive
 
 
-def left(view: GridView, placement: Placement) -> GridView:
+def remaining_grid(view: GridView, placement: Placement) -> GridView:
     for component in placement.components:
         cluster = view.get(component.cluster)
         assert cluster is not None
@@ -107,14 +107,14 @@ def left(view: GridView, placement: Placement) -> GridView:
     return view
 
 
-def count(waiting: tuple[Request, ...], view: GridView) -> int:
+def count_started(waiting: tuple[Request, ...], view: GridView) -> int:
     """How many can be started, with the policies themselves."""
     started = 0
     for request in waiting:
         chosen: dict[str, Policy] = {"nonfixed": WorstFit(), "flexible": BestFit(), "fixed": Fixed()}
         answer = chosen[request.type].place(request, view)
         if isinstance(answer, Placement):
-            view, started = left(view, answer), started + 1
+            view, started = remaining_grid(view, answer), started + 1
     return started
 
 
@@ -129,12 +129,12 @@ waiting_drawn = st.lists(
 
 
 @given(waiting_drawn, views)
-def test_the_waiting_jobs_that_can_start_are_counted_in_turn(waiting: tuple[Request, ...], view: GridView) -> None:
-    assert count_startable(waiting, {c.name: c.idle for c in view.by_idle}) == count(waiting, view)
+def test_count_startable_counts_waiting_jobs_in_turn(waiting: tuple[Request, ...], view: GridView) -> None:
+    assert count_startable(waiting, {c.name: c.idle for c in view.by_idle}) == count_started(waiting, view)
 
 
 @given(one_size, kinds, views, waiting_drawn)
-def test_adaptive_takes_the_choice_that_starts_more_of_them(
+def test_adaptive_takes_choice_that_starts_more_jobs(
     size: int, kind: type, view: GridView, waiting: tuple[Request, ...]
 ) -> None:
     view = GridView(view.clusters, view.links, waiting)
@@ -146,11 +146,13 @@ def test_adaptive_takes_the_choice_that_starts_more_of_them(
     if isinstance(roomy, Refusal) or isinstance(fast, Refusal):
         assert answer == fast
         return
-    more = count(waiting, left(view, roomy)) > count(waiting, left(view, fast))
-    assert sites(answer) == sites(roomy if more else fast)
+    starts_more = count_started(waiting, remaining_grid(view, roomy)) > count_started(
+        waiting, remaining_grid(view, fast)
+    )
+    assert sites(answer) == sites(roomy if starts_more else fast)
 
 
-def test_adaptive_by_hand() -> None:
+def test_adaptive_examples_have_expected_placement() -> None:
     """A job of 5 on the fast cluster with 8 keeps one of 8 waiting; on the one with 5 it does not."""
     nobody = Adaptive().place(nonfixed(5), GRID)
     assert sites(nobody) == [(5, "east")]
@@ -166,7 +168,7 @@ def test_adaptive_by_hand() -> None:
     assert sites(Adaptive().place(nonfixed(5), far_behind)) == [(5, "east")]
 
 
-def test_adaptive_splits_when_no_cluster_suffices() -> None:
+def test_adaptive_without_sufficient_cluster_splits() -> None:
     request = FlexibleRequest(9)
     assert sites(Adaptive().place(request, GRID)) == [(8, "east"), (1, "south")]
     assert isinstance(Adaptive().place(FlexibleRequest(20), GRID), Refusal)

@@ -14,19 +14,19 @@ policy = ClusterMinimization()
 options_drawn = st.sampled_from([(6,), (5, 1), (1, 5), (4, 2), (3, 3), (2, 2, 2), (3, 2, 1)])
 
 
-def split(*options: tuple[int, ...]) -> FlexibleRequest:
+def make_split(*options: tuple[int, ...]) -> FlexibleRequest:
     return FlexibleRequest(sum(options[0]), split_options=options)
 
 
 @given(st.lists(options_drawn, min_size=1, max_size=4), shuffled(grids()))
-def test_takes_the_first_option_that_worst_fit_places(
+def test_split_options_first_that_worst_fit_places_is_taken(
     options: list[tuple[int, ...]], views: tuple[GridView, GridView]
 ) -> None:
     view, other_order = views
-    answer = policy.place(split(*options), view)
-    assert answer == policy.place(split(*options), other_order)
-    each = (WorstFit().place(nonfixed(*option), view) for option in options)
-    first = next((placed for placed in each if isinstance(placed, Placement)), None)
+    answer = policy.place(make_split(*options), view)
+    assert answer == policy.place(make_split(*options), other_order)
+    answers = (WorstFit().place(nonfixed(*option), view) for option in options)
+    first = next((placed for placed in answers if isinstance(placed, Placement)), None)
     if first is None:
         assert isinstance(answer, Refusal)
         return
@@ -36,17 +36,17 @@ def test_takes_the_first_option_that_worst_fit_places(
 
 
 @given(st.lists(options_drawn, min_size=1, max_size=3), grids(largest=9))
-def test_says_exactly_how_many_nodes_are_missing(options: list[tuple[int, ...]], view: GridView) -> None:
-    request = split(*options)
+def test_split_options_explain_missing_nodes_exactly(options: list[tuple[int, ...]], view: GridView) -> None:
+    request = make_split(*options)
     reasons = policy.explain(request, view)
     assert (reasons == ()) == isinstance(policy.place(request, view), Placement) or not view.clusters
     for reason in reasons:
         assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
 
 
-def test_says_which_option_was_taken() -> None:
+def test_split_options_reason_names_the_option() -> None:
     view = grid(north=4, south=3)
-    answers = [policy.place(split(*options), view) for options in ([(4, 2), (6,)], [(6,), (3, 3)])]
+    answers = [policy.place(make_split(*options), view) for options in ([(4, 2), (6,)], [(6,), (3, 3)])]
     assert [sites(answer) for answer in answers] == [[(4, "north"), (2, "south")], [(3, "north"), (3, "south")]]
     assert [answer.reason for answer in answers if isinstance(answer, Placement)] == [
         "4+2 is the first split option",
@@ -54,10 +54,10 @@ def test_says_which_option_was_taken() -> None:
     ]
 
 
-def test_sums_up_why_no_option_fits() -> None:
+def test_split_options_refusal_summarizes_all_options() -> None:
     view = grid(north=(3, 6), south=(2, 4))
-    request = split((6,), (4, 2), (2, 2, 2), (1,) * 6)
-    wanting = split((6,), (4, 2), (2, 2, 2))
+    request = make_split((6,), (4, 2), (2, 2, 2), (1,) * 6)
+    wanting = make_split((6,), (4, 2), (2, 2, 2))
     assert summary(policy.place(wanting, view)) == (
         "no split option fits: 6: no cluster has 6 idle nodes; 4+2: no cluster has 4 idle nodes; "
         "2+2+2: no cluster has 2 idle nodes left (north 3, south 2)"
@@ -69,12 +69,12 @@ def test_sums_up_why_no_option_fits() -> None:
     assert "1+1+1+1+1+1: no cluster has 1 idle node left" in summary(policy.place(request, view))
 
 
-def test_does_not_spell_out_a_split_into_many() -> None:
-    assert summary(policy.place(split((1,) * 9), grid(north=2))) == (
+def test_split_options_of_many_components_are_abbreviated() -> None:
+    assert summary(policy.place(make_split((1,) * 9), grid(north=2))) == (
         "no split option fits: 9 components: no cluster has 1 idle node left (north 2)"
     )
 
 
-def test_refuses_when_no_cluster_is_usable() -> None:
+def test_split_options_without_usable_cluster_are_refused() -> None:
     view = with_state(grid(north=3), "north", ClusterState.DRAINED)
-    assert summary(policy.place(split((1, 1)), view)) == "no cluster is usable (north drained)"
+    assert summary(policy.place(make_split((1, 1)), view)) == "no cluster is usable (north drained)"

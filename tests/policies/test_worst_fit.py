@@ -26,22 +26,20 @@ sizes_drawn = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 def by_the_rule(sizes: list[int], view: GridView) -> list[tuple[int, str]] | None:
     """The rule in words: the largest first, each where most nodes are left, ties by name."""
-    left = {c.name: c.idle for c in view if c.state is ClusterState.USABLE}
+    remaining = {c.name: c.idle for c in view if c.state is ClusterState.USABLE}
     chosen: dict[int, str] = {}
     while len(chosen) < len(sizes):
         index = min((i for i in range(len(sizes)) if i not in chosen), key=lambda i: (-sizes[i], i))
-        fullest_last = sorted(left, key=lambda name: (-left[name], name))
-        if not fullest_last or left[fullest_last[0]] < sizes[index]:
+        fullest_last = sorted(remaining, key=lambda name: (-remaining[name], name))
+        if not fullest_last or remaining[fullest_last[0]] < sizes[index]:
             return None
         chosen[index] = fullest_last[0]
-        left[fullest_last[0]] -= sizes[index]
+        remaining[fullest_last[0]] -= sizes[index]
     return [(size, chosen[index]) for index, size in enumerate(sizes)]
 
 
 @given(sizes_drawn, shuffled(grids(largest=8)))
-def test_places_by_the_rule_and_refuses_only_when_the_rule_fails(
-    sizes: list[int], views: tuple[GridView, GridView]
-) -> None:
+def test_worst_fit_agrees_with_its_rule(sizes: list[int], views: tuple[GridView, GridView]) -> None:
     view, other_order = views
     answer, expected = policy.place(nonfixed(*sizes), view), by_the_rule(sizes, view)
     assert answer == policy.place(nonfixed(*sizes), other_order)
@@ -56,7 +54,7 @@ def test_places_by_the_rule_and_refuses_only_when_the_rule_fails(
 
 
 @given(sizes_drawn, grids(largest=12))
-def test_says_exactly_how_many_nodes_are_missing(sizes: list[int], view: GridView) -> None:
+def test_worst_fit_explains_missing_nodes_exactly(sizes: list[int], view: GridView) -> None:
     request = nonfixed(*sizes)
     reasons = policy.explain(request, view)
     if isinstance(policy.place(request, view), Placement):
@@ -68,12 +66,12 @@ def test_says_exactly_how_many_nodes_are_missing(sizes: list[int], view: GridVie
 
 
 @given(st.integers(1, 8), grids(largest=8))
-def test_a_single_component_is_placed_whenever_a_cluster_has_room(size: int, view: GridView) -> None:
+def test_worst_fit_places_one_component_if_it_fits(size: int, view: GridView) -> None:
     placed = isinstance(policy.place(nonfixed(size), view), Placement)
     assert placed == can_be_assigned([size], [c.usable_idle for c in view])
 
 
-def test_spreads_the_components_of_figure_2_over_all_clusters() -> None:
+def test_worst_fit_spreads_components_of_figure_2() -> None:
     answer = policy.place(nonfixed(8, 8, 8), grid(c1=16, c2=16, c3=16))
     assert sites(answer) == [(8, "c1"), (8, "c2"), (8, "c3")]
     assert isinstance(answer, Placement)
@@ -82,22 +80,22 @@ def test_spreads_the_components_of_figure_2_over_all_clusters() -> None:
     )
 
 
-def test_co_allocates_even_when_one_cluster_would_do() -> None:
+def test_worst_fit_coallocates_even_if_one_cluster_suffices() -> None:
     assert sites(policy.place(nonfixed(2, 2), grid(north=4, south=3))) == [(2, "north"), (2, "south")]
 
 
-def test_keeps_the_users_order_of_components() -> None:
+def test_worst_fit_keeps_the_order_of_components() -> None:
     answer = policy.place(nonfixed(1, 4, 2), grid(north=4, south=3))
     assert sites(answer) == [(1, "south"), (4, "north"), (2, "south")]
 
 
-def test_says_why_one_component_went_where_it_did() -> None:
+def test_worst_fit_reason_of_one_component_names_its_cluster() -> None:
     answer = policy.place(nonfixed(3), grid(north=3, south=5))
     assert isinstance(answer, Placement)
     assert answer.reason == "south had the most idle nodes (5)"
 
 
-def test_names_the_component_that_fits_nowhere() -> None:
+def test_worst_fit_refusal_names_the_unplaced_component() -> None:
     view = grid(north=(3, 8), south=(2, 4))
     assert summary(policy.place(nonfixed(4), view)) == (
         "no cluster has 4 idle nodes for component 0 (most: north with 3)"
@@ -108,7 +106,7 @@ def test_names_the_component_that_fits_nowhere() -> None:
     ]
 
 
-def test_counts_what_larger_components_take() -> None:
+def test_worst_fit_explanation_counts_larger_components() -> None:
     view = grid(north=(3, 3), south=(2, 4))
     assert summary(policy.place(nonfixed(1, 3, 2), view)) == (
         "no cluster has 1 idle node left for component 0 (most: north with 0)"
@@ -119,7 +117,7 @@ def test_counts_what_larger_components_take() -> None:
     ]
 
 
-def test_tells_of_clusters_that_cannot_be_used() -> None:
+def test_worst_fit_refusal_names_unusable_clusters() -> None:
     view = with_state(grid(north=3, south=6), "south", ClusterState.UNREACHABLE, "its agent has not connected yet")
     assert summary(policy.place(nonfixed(4), view)) == (
         "no cluster has 4 idle nodes for component 0 (most: north with 3; south unreachable)"
@@ -130,15 +128,13 @@ def test_tells_of_clusters_that_cannot_be_used() -> None:
     assert explained(policy, nonfixed(1), view)[0] == ("north", "drained", None)
 
 
-def test_refuses_when_there_are_no_clusters_at_all() -> None:
+def test_worst_fit_without_clusters_refuses() -> None:
     assert summary(policy.place(nonfixed(1), GridView(()))) == "there are no clusters"
 
 
 @given(sizes_drawn, grids(largest=8), st.integers(0, 3), st.integers(1, 4))
-def test_more_idle_nodes_never_turn_a_placement_into_a_refusal(
-    sizes: list[int], view: GridView, which: int, more: int
-) -> None:
+def test_worst_fit_with_more_nodes_still_places(sizes: list[int], view: GridView, index: int, extra: int) -> None:
     if isinstance(policy.place(nonfixed(*sizes), view), Placement):
-        cluster = view.clusters[which % len(view.clusters)]
-        larger = with_idle(view, cluster.name, cluster.idle + more)
+        cluster = view.clusters[index % len(view.clusters)]
+        larger = with_idle(view, cluster.name, cluster.idle + extra)
         assert isinstance(policy.place(nonfixed(*sizes), larger), Placement)
