@@ -23,15 +23,15 @@ def traces(tmp_path: Path) -> Traces:
         draws = Random(name)
         drawn = [(40 * number, draws.randrange(60, 3000), draws.randrange(1, 30)) for number in range(JOBS)]
         lines = [
-            swf_line(number, submitted=at, ran=ran, processors=wide, user=number % 9)
-            for number, (at, ran, wide) in enumerate(drawn)
+            swf_line(number, submitted=arrival, ran=ran, processors=wide, user=number % 9)
+            for number, (arrival, ran, wide) in enumerate(drawn)
         ]
         a_trace(tmp_path, name, lines)
     return Traces(tmp_path)
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
-def test_ways_are_compared_on_the_same_jobs(experiment: OfTraces, traces: Traces) -> None:
+def test_compared_ways_use_the_same_jobs(experiment: OfTraces, traces: Traces) -> None:
     cells = [cell for cell in experiment.cells(1) if cell["trace"] == MACHINES[1]]
     results = [Result(cell, experiment.run(cell, traces)) for cell in cells]
     assert {result.number("done") + result.number("wide") for result in results} == {JOBS}
@@ -39,14 +39,14 @@ def test_ways_are_compared_on_the_same_jobs(experiment: OfTraces, traces: Traces
     assert again == results[-1].values
 
 
-def test_rows_remarks_and_figures_are_made_of_all_results(traces: Traces) -> None:
+def test_beyond_traces_makes_rows_remarks_and_figures(traces: Traces) -> None:
     for experiment in EXPERIMENTS:
-        one = {
+        result = {
             (cell["setting"], cell["way"]): experiment.run(cell, traces)
             for cell in experiment.cells(1)
             if cell["trace"] == MACHINES[0]
         }
-        results = [Result(c, one[c["setting"], c["way"]]) for c in experiment.cells(2)]
+        results = [Result(c, result[c["setting"], c["way"]]) for c in experiment.cells(2)]
         rows = experiment.rows(results)
         assert len(rows) == (len(MACHINES) + 1) * len(experiment.settings) * (len(experiment.ways) - 1)
         assert all(row.low <= row.ours <= row.high for row in rows)
@@ -55,7 +55,7 @@ def test_rows_remarks_and_figures_are_made_of_all_results(traces: Traces) -> Non
         assert all(short(trace) in remarks for trace in MACHINES)
 
 
-def test_a_window_is_the_seeds_and_begins_at_nothing(traces: Traces) -> None:
+def test_window_depends_on_seed_and_starts_at_zero(traces: Traces) -> None:
     first, second = (window(traces, MACHINES[0], seed, 10) for seed in (0, 1))
     assert first == window(traces, MACHINES[0], 0, 10)
     assert first != second
@@ -63,22 +63,24 @@ def test_a_window_is_the_seeds_and_begins_at_nothing(traces: Traces) -> None:
     assert len(window(traces, MACHINES[0], 0, 500).jobs) == JOBS
 
 
-def test_processors_of_a_node_are_one_node(tmp_path: Path) -> None:
+def test_window_combines_processors_of_a_node(tmp_path: Path) -> None:
     traces = a_trace(tmp_path, "smp", [swf_line(1, processors=9)], header="; MaxProcs: 1152\n; MaxNodes: 144 (of 8)\n")
-    found = window(traces, "smp", 0, 1)
-    assert (found.nodes, found.jobs[0].nodes) == (144, 2)
+    cut = window(traces, "smp", 0, 1)
+    assert (cut.nodes, cut.jobs[0].nodes) == (144, 2)
 
 
 @given(st.integers(4, 10**5))
-def test_no_node_is_lost_in_cutting(nodes: int) -> None:
+def test_cutting_into_clusters_keeps_all_nodes(nodes: int) -> None:
     clusters = cut(nodes)
     assert sum(clusters.values()) == nodes
     assert min(clusters.values()) >= 1
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["even", "uneven"]))
-def test_a_user_has_one_home(user: int, setting: str) -> None:
+def test_home_of_user_is_the_same(user: int, setting: str) -> None:
     clusters = cut(100)
-    homes = {home_of(WindowJob(at, nodes, 1.0, user), clusters, setting) for at in (0.0, 9.0) for nodes in (1, 5)}
+    homes = {
+        home_of(WindowJob(arrival, nodes, 1.0, user), clusters, setting) for arrival in (0.0, 9.0) for nodes in (1, 5)
+    }
     assert len(homes) == 1
     assert homes <= set(clusters)

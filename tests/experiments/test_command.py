@@ -26,9 +26,9 @@ def toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_list_shows_missing_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["list"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "| huang-2007-squares | 2 | 6 | - |" in shown
-    assert "a-trace (1 missing)" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "| huang-2007-squares | 2 | 6 | - |" in output
+    assert "a-trace (1 missing)" in output
     a_trace(tmp_path, "a-trace", [swf_line(1)])
     main(["list"])
     assert "missing" not in capsys.readouterr().out
@@ -40,9 +40,9 @@ def test_run_and_report_of_paper_print_its_rows(capsys: pytest.CaptureFixture[st
     assert "| square of 2 |" in out
     assert "huang-2007-traced: it needs a-trace, not found in" in err
     assert main(["report", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [row["ours"] for row in told["rows"]] == pytest.approx([1.1, 4.1, 9.1])
-    assert told["experiments"][0]["repetitions"] == 3
+    report = json.loads(capsys.readouterr().out)
+    assert [row["ours"] for row in report["rows"]] == pytest.approx([1.1, 4.1, 9.1])
+    assert report["experiments"][0]["repetitions"] == 3
     assert main(["report", "-o", str(tmp_path / "docs")]) == 0
     assert capsys.readouterr().out == ""
     assert (tmp_path / "docs" / "huang-2007.md").exists()
@@ -57,7 +57,7 @@ def test_run_with_failing_cell_names_it(capsys: pytest.CaptureFixture[str], tmp_
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("arguments", "code", "report"),
     [
         (("run",), 2, "no experiment is named"),
         (("run", "--all", "huang-2007"), 2, "--all is every experiment"),
@@ -68,22 +68,22 @@ def test_run_with_failing_cell_names_it(capsys: pytest.CaptureFixture[str], tmp_
     ],
 )
 def test_wrong_usage_prints_one_line(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, told: str
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, report: str
 ) -> None:
-    assert main(words) == code
+    assert main(arguments) == code
     [line] = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert report in line
 
 
-def test_traces_shows_what_is_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_traces_lists_excluded_jobs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines = [swf_line(1), "1 2 3", swf_line(2, ran=0), swf_line(3, processors=0)]
     a_trace(tmp_path, "a-trace", lines)
     (tmp_path / "damaged.swf.xz").write_bytes(b"no packed file")
     assert main(["traces", "--malformed"]) == 1
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "| a-trace | 3 | 128 | 1 | 1 of run time 0, 1 of no known size |" in shown
-    assert "a-trace.swf.xz line 3 has 3 fields, not 18" in shown
-    assert "it is damaged" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "| a-trace | 3 | 128 | 1 | 1 of run time 0, 1 of no known size |" in output
+    assert "a-trace.swf.xz line 3 has 3 fields, not 18" in output
+    assert "it is damaged" in output
 
 
 def test_run_with_many_failures_prints_three(
@@ -105,18 +105,18 @@ def test_progress_line_shows_bar_and_remaining_time() -> None:
 @pytest.mark.processes
 @pytest.mark.mpi
 @needs(MPI)
-def test_the_ranks_of_an_mpi_job_give_the_same(tmp_path: Path) -> None:
+def test_run_as_mpi_job_gives_the_same_results(tmp_path: Path) -> None:
     lines = [swf_line(number, queue=number % 5 + 1, ran=number / 3, processors=number) for number in range(1, 20)]
     a_trace(tmp_path, "SDSC-SP2-1998-huang56490", lines)
     mpirun = shutil.which("mpirun", path=str(Path(sys.executable).parent))
     assert mpirun is not None
     ranks = [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable, "-m", "mpi4py.futures"]
-    words = ["-m", "experiments", "run", "huang-2007-table-1", "--traces", str(tmp_path), "--json", "--results"]
-    told = []
+    arguments = ["-m", "experiments", "run", "huang-2007-table-1", "--traces", str(tmp_path), "--json", "--results"]
+    report = []
     for name, command in (("ranks", ranks), ("processes", [sys.executable])):
-        done = subprocess.run(
-            [*command, *words, str(tmp_path / name)], capture_output=True, text=True, timeout=300, check=True
+        completed = subprocess.run(
+            [*command, *arguments, str(tmp_path / name)], capture_output=True, text=True, timeout=300, check=True
         )
-        told.append(json.loads(done.stdout)["rows"])
-    assert told[0] == told[1]
-    assert len(told[0]) == 25
+        report.append(json.loads(completed.stdout)["rows"])
+    assert report[0] == report[1]
+    assert len(report[0]) == 25

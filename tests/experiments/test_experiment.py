@@ -15,7 +15,7 @@ from koalapy.model.errors import NotFoundError, UsageError
 from tests.experiments.traces import a_trace, swf_line
 
 
-def test_each_experiment_has_a_name_of_its_paper_and_cells_of_different_keys() -> None:
+def test_experiments_have_paper_names_and_distinct_cells() -> None:
     for name, experiment in experiments().items():
         assert name == experiment.name
         assert name.startswith(experiment.paper + "-")
@@ -25,12 +25,12 @@ def test_each_experiment_has_a_name_of_its_paper_and_cells_of_different_keys() -
         assert set(keys) >= {cell.key for cell in experiment.cells(1)}
 
 
-def test_an_experiment_that_is_not_there_is_named() -> None:
+def test_select_of_unknown_experiment_names_it() -> None:
     with pytest.raises(NotFoundError, match="no experiment 'huang-2007-table-9'"):
         experiment_named("huang-2007-table-9")
 
 
-def test_table_1_of_huang_counts_completed_jobs_by_queue(tmp_path: Path) -> None:
+def test_table_1_of_huang_counts_jobs_by_queue(tmp_path: Path) -> None:
     lines = [swf_line(site, queue=site, processors=site, ran=10 * site + 0.555) for site in range(1, 6)]
     lines += [swf_line(6, queue=1, status=0, processors=99), swf_line(7, queue=1, processors=4, ran=20)]
     traces = a_trace(tmp_path, Table1.traces[0], lines)
@@ -42,7 +42,7 @@ def test_table_1_of_huang_counts_completed_jobs_by_queue(tmp_path: Path) -> None
     assert rows["site 3: mean run time (s)"] == 30.55  # of 30.555
 
 
-def test_malformed_lines_of_a_trace_are_left_out_and_listed(tmp_path: Path) -> None:
+def test_traces_list_malformed_lines(tmp_path: Path) -> None:
     traces = a_trace(tmp_path, "damaged", [swf_line(1), "1 2 3", swf_line(2).replace("60", "sixty", 1), swf_line(3)])
     trace = traces.read("damaged")
     assert [job.number for job in trace.jobs] == [1, 3]
@@ -52,50 +52,50 @@ def test_malformed_lines_of_a_trace_are_left_out_and_listed(tmp_path: Path) -> N
     ]
 
 
-def test_a_trace_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_trace_is_named(tmp_path: Path) -> None:
     traces = Traces(tmp_path)
     assert not traces.has("none")
     with pytest.raises(UsageError, match=r"no trace .*/none\.swf\.xz"):
         traces.read("none")
 
 
-def test_traces_are_where_the_environment_says() -> None:
+def test_traces_folder_is_read_from_environment() -> None:
     assert default_folder({"KOALA_TRACES": "/somewhere"}) == Path("/somewhere")
     assert default_folder({}).parts[-3:] == ("shared", "data", "traces")
 
 
-def test_cells_are_one_where_their_parameters_and_seeds_are() -> None:
-    one, same = Cell({"policy": "worst-fit", "load": 0.5}, 3), Cell({"load": 0.5, "policy": "worst-fit"}, 3)
-    assert one.key == same.key
-    assert one.key != Cell(one.parameters, 4).key
-    results = [Result(one, {"x": 1.0}), Result(Cell({"policy": "auto", "load": 0.5}, 3), {"x": 2.0})]
+def test_cells_with_equal_parameters_and_seed_are_equal() -> None:
+    cell, same = Cell({"policy": "worst-fit", "load": 0.5}, 3), Cell({"load": 0.5, "policy": "worst-fit"}, 3)
+    assert cell.key == same.key
+    assert cell.key != Cell(cell.parameters, 4).key
+    results = [Result(cell, {"x": 1.0}), Result(Cell({"policy": "auto", "load": 0.5}, 3), {"x": 2.0})]
     assert list(by(results, "load", "policy")) == [(0.5, "worst-fit"), (0.5, "auto")]
     assert results[0].has(load=0.5, policy="worst-fit")
     assert not results[0].has(load=0.5, policy="auto")
 
 
-def test_one_value_has_no_interval() -> None:
+def test_interval_of_one_value_is_none() -> None:
     assert Row.of("one", [3.0], 4.0) == Row("one", 4.0, 3.0, 3.0, 3.0)
     with pytest.raises(ValueError, match="no values"):
         Row.of("none", [])
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
-def test_the_mean_is_within_its_interval(values: list[float]) -> None:
+def test_interval_contains_the_mean(values: list[float]) -> None:
     mean, low, high = mean_interval(values)
     assert low <= mean <= high
     assert mean == pytest.approx(fmean(values), abs=1e-6)
 
 
-def test_the_interval_holds_the_mean_nineteen_times_of_twenty() -> None:
+def test_interval_covers_the_true_mean_in_95_percent() -> None:
     random = Random("intervals")
-    held = 0
+    covered = 0
     for _ in range(4000):
         _, low, high = mean_interval([random.gauss(5.0, 2.0) for _ in range(5)])
-        held += low <= 5.0 <= high
-    assert 0.94 < held / 4000 < 0.96
+        covered += low <= 5.0 <= high
+    assert 0.94 < covered / 4000 < 0.96
 
 
-def test_quantiles_of_student() -> None:
-    known = {1: 12.706, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 1000: 1.962}
-    assert {degrees: student(degrees) for degrees in known} == pytest.approx(known, abs=4e-3)
+def test_student_quantiles_match_published_values() -> None:
+    published = {1: 12.706, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 1000: 1.962}
+    assert {degrees: student(degrees) for degrees in published} == pytest.approx(published, abs=4e-3)

@@ -26,12 +26,12 @@ SPEED, LOAD = (1, 2, 4, 4, 8), (5, 4, 5, 4, 1)
 """Powers of two: no time is rounded."""
 
 
-def job(number: int, at: float, site: int, processors: int, ran: float) -> TraceJob:
-    return TraceJob(number, at, ran, processors, 1, queue=site)
+def job(number: int, time: float, site: int, processors: int, ran: float) -> TraceJob:
+    return TraceJob(number, time, ran, processors, 1, queue=site)
 
 
 def ends(outcome: Outcome) -> dict[int, float]:
-    return {one.ident: one.ended for one in outcome.jobs}
+    return {job.ident: job.ended for job in outcome.jobs}
 
 
 def by_the_rules(jobs: Sequence[TraceJob], sharing: SharingMode, policy: str, threshold: float) -> dict[int, float]:
@@ -44,14 +44,14 @@ def by_the_rules(jobs: Sequence[TraceJob], sharing: SharingMode, policy: str, th
     ended: dict[int, float] = {}
     coming = list(enumerate(jobs, 1))[::-1]
     while coming or running:
-        now = min([one.submitted for _, one in coming[-1:]] + [at for at, *_ in running[:1]])
+        now = min([job.submitted for _, job in coming[-1:]] + [time for time, *_ in running[:1]])
         while running and running[0][0] <= now:
-            at, number, site = heapq.heappop(running)
+            time, number, site = heapq.heappop(running)
             free[site] += jobs[number - 1].processors
-            ended[number] = at
+            ended[number] = time
         while coming and coming[-1][1].submitted <= now:
-            number, one = coming.pop()
-            insort(queues[one.queue - 1 if sharing == "independent" else 0], (one.processors, number))
+            number, job = coming.pop()
+            insort(queues[job.queue - 1 if sharing == "independent" else 0], (job.processors, number))
         for place, queue in queues.items():
             while queue:
                 processors, number = queue[0]
@@ -81,38 +81,36 @@ trace_jobs = st.lists(
 
 
 @given(trace_jobs, st.sampled_from(["fastest-one", "best-fit"]), st.sampled_from([0.0, 1.0]))
-def test_without_taking_back_jobs_end_as_by_the_rules(jobs: list[TraceJob], policy: str, threshold: float) -> None:
+def test_huang_without_reclaiming_ends_jobs_by_the_rules(jobs: list[TraceJob], policy: str, threshold: float) -> None:
     for sharing in ("independent", "ordinary"):
         setting = Setting(SPEED, LOAD, policy, sharing=sharing, threshold=threshold)
         assert ends(setting.simulate(jobs)) == by_the_rules(jobs, sharing, policy, threshold)
 
 
 @given(trace_jobs, st.sampled_from(["fastest-one", "best-fit", "adaptive"]), st.sampled_from([0.0, 1.0]))
-def test_the_plain_loop_gives_what_the_scheduler_gives(jobs: list[TraceJob], policy: str, threshold: float) -> None:
+def test_huang_plain_loop_equals_the_scheduler(jobs: list[TraceJob], policy: str, threshold: float) -> None:
     setting = Setting(SPEED, LOAD, policy, threshold=threshold)
     assert mean_response(jobs, setting) == pytest.approx(responses(setting.simulate(jobs))[ENTIRE], rel=1e-12)
 
 
 @given(trace_jobs, st.sampled_from(["place", "front"]))
-def test_with_taking_back_everybody_comes_to_an_end_and_who_is_at_home_is_not_stopped(
-    jobs: list[TraceJob], reclaimed: str
-) -> None:
+def test_huang_with_reclaiming_ends_all_jobs_and_keeps_home_jobs(jobs: list[TraceJob], reclaimed: str) -> None:
     setting = Setting(SPEED, LOAD, sharing="feasible", threshold=1.0, reclaimed=reclaimed)  # type: ignore[arg-type]
     outcome = setting.simulate(jobs)
     assert len(outcome.jobs) == len(jobs)
-    for one in outcome.jobs:
-        [(where, _)] = one.gang
-        lasts = one.planned.lasts / SPEED[int(where[-1]) - 1]
-        assert one.started is not None
-        assert one.ended == one.started + lasts, "it ran whole, as long as it takes there"
-    fastest = [one for one in outcome.jobs if one.planned.spec.home_site == site_name(5)]
+    for job in outcome.jobs:
+        [(site, _)] = job.gang
+        lasts = job.planned.lasts / SPEED[int(site[-1]) - 1]
+        assert job.started is not None
+        assert job.ended == job.started + lasts, "it ran whole, as long as it takes there"
+    fastest = [job for job in outcome.jobs if job.planned.spec.home_site == site_name(5)]
     alone = replace(setting, sharing="independent").simulate([each for each in jobs if each.queue == 5])
-    assert sorted(one.ended for one in fastest) == sorted(one.ended for one in alone.jobs), (
+    assert sorted(job.ended for job in fastest) == sorted(job.ended for job in alone.jobs), (
         "to the users of the fastest site the others are not there"
     )
 
 
-def test_a_site_takes_back_its_processors_from_the_youngest_and_work_is_lost() -> None:
+def test_huang_reclaims_from_the_youngest_job() -> None:
     jobs = [
         job(1, 0, 3, 100, 80),  # to site 5? it has 50 only: to site 3
         job(2, 1, 4, 30, 160),  # the fastest: site 5, until 1 + 160 · 4 / 8 = 81
@@ -121,20 +119,20 @@ def test_a_site_takes_back_its_processors_from_the_youngest_and_work_is_lost() -
     ]
     outcome = Setting(SPEED, LOAD, sharing="feasible", threshold=1.0).simulate(jobs)
     assert ends(outcome) == {1: 100.0, 2: 81.0, 3: 10.0 + 160 * 4 / 4, 4: 10.0 + 40 / 8}
-    assert {one.ident: one.attempts for one in outcome.jobs} == {1: 1, 2: 1, 3: 2, 4: 1}
+    assert {job.ident: job.attempts for job in outcome.jobs} == {1: 1, 2: 1, 3: 2, 4: 1}
 
 
-def test_a_job_on_several_sites_takes_1_plus_p_times_as_long_as_on_the_slowest() -> None:
+def test_huang_split_job_is_slower_by_the_penalty() -> None:
     jobs = [job(1, 0, 2, 128, 1000), job(2, 1, 3, 128, 1000), job(3, 2, 4, 100, 1000), job(4, 3, 2, 60, 8)]
     setting = Setting((1, 2, 4, 4, 8), policy="faster-first", p=2.0)
-    *_, split = sorted(setting.simulate(jobs).jobs, key=lambda one: one.ident)
+    *_, split = sorted(setting.simulate(jobs).jobs, key=lambda job: job.ident)
     assert len(split.gang) > 1
     slowest = min(SPEED[int(site[-1]) - 1] for site, _ in split.gang)
     assert split.started is not None
     assert split.ended == split.started + 3 * 8 / slowest
 
 
-def test_experiments_of_permutations_count_who_is_best() -> None:
+def test_huang_permutations_count_the_best_policy() -> None:
     figure = Figure2()
     cells = [cell for cell in figure.cells(1) if cell["speeds"] in (0, 1)]
     times = {"best-fit": 30.0, "fastest-one": 20.0, "adaptive": 20.0}
@@ -148,7 +146,7 @@ def test_experiments_of_permutations_count_who_is_best() -> None:
     assert rows[f"{crowded}: adaptive: last in so many"].paper == 0
 
 
-def test_with_the_whole_trace_half_of_the_readings_are_simulated_with_all_orders() -> None:
+def test_huang_whole_trace_simulates_half_of_the_readings() -> None:
     cells = Figure2Whole().cells(1)
     orders = Counter((cell["load"], cell["threshold"]) for cell in cells if cell["policy"] == "adaptive")
     assert sorted(orders.values()) == [12] * 3 + [120] * 3
@@ -159,7 +157,7 @@ def test_with_the_whole_trace_half_of_the_readings_are_simulated_with_all_orders
 @pytest.mark.parametrize(
     "experiment", [Table3(), Figure1(), Figure2(), Figure2Whole(), Figure3()], ids=lambda one: one.name
 )
-def test_experiments_run_on_a_small_trace(experiment: Experiment, tmp_path: Path) -> None:
+def test_huang_experiments_run_on_a_small_trace(experiment: Experiment, tmp_path: Path) -> None:
     lines = [swf_line(n, submitted=5 * n, queue=n % 5 + 1, processors=1 + n % 8, ran=100 + n) for n in range(1, 41)]
     traces = a_trace(tmp_path, TRACE, lines)
     cells = experiment.cells(1)
@@ -173,7 +171,7 @@ def test_experiments_run_on_a_small_trace(experiment: Experiment, tmp_path: Path
 
 
 @pytest.mark.skipif(not Traces(default_folder()).has(TRACE), reason="needs the trace")
-def test_no_site_is_worse_off_than_alone_in_the_setting_of_the_paper() -> None:
+def test_huang_no_site_loses_in_the_paper_setting() -> None:
     jobs = jobs_of(Traces(default_folder()))[:2000]
     alone, feasible = (
         responses(Setting(Table3.speed, Table3.load, sharing=sharing, threshold=1.0).simulate(jobs))

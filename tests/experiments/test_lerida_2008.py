@@ -29,19 +29,19 @@ def mean(results: list[Result], mode: Mode, pnbw: int, value: str = "SC") -> flo
     return fmean(r.number(value) for r in results if r.has(mode=mode.value, pnbw=pnbw, **usual))
 
 
-def test_the_more_is_sent_the_more_links_are_saturated_and_none_where_they_may_not_be(slowdowns: list[Result]) -> None:
+def test_lerida_more_communication_saturates_more_links(slowdowns: list[Result]) -> None:
     optimal, free = ([mean(slowdowns, mode, pnbw) for pnbw in lerida.PNBW] for mode in lerida.MODES)
     assert optimal == sorted(optimal)
     assert optimal[0] < optimal[-1]
     assert free == [1.0] * len(lerida.PNBW)
 
 
-def test_to_keep_links_free_never_makes_a_job_faster(slowdowns: list[Result]) -> None:
+def test_lerida_non_saturated_mode_is_never_faster(slowdowns: list[Result]) -> None:
     for pnbw in lerida.PNBW:
         assert mean(slowdowns, Mode.OPTIMAL, pnbw, "T") <= mean(slowdowns, Mode.NON_SATURATED, pnbw, "T")
 
 
-def test_rows_and_figure_are_made_of_all_that_was_varied(slowdowns: list[Result]) -> None:
+def test_lerida_makes_rows_and_figure_of_all_parameters(slowdowns: list[Result]) -> None:
     figure = lerida.Figure5()
     rows = figure.rows(slowdowns)
     assert len(rows) == len({row.label for row in rows}) == len(slowdowns) / SEEDS
@@ -52,14 +52,14 @@ def test_rows_and_figure_are_made_of_all_that_was_varied(slowdowns: list[Result]
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_it_is_the_production_policy_that_is_asked(mode: Mode) -> None:
+def test_lerida_uses_the_production_policy(mode: Mode) -> None:
     cell = lerida.cell(3, mode, pnbw=75)
-    problem, known = lerida.problem_of(cell), Knowledge(communication=0.5, bandwidth=0.75 * lerida.NODE_LINK)
-    placement = ResourceMatching(mode, known).place(FlexibleRequest(32), lerida.grid_of(cell))
-    found = find_matching(problem, mode)
+    problem, knowledge = lerida.problem_of(cell), Knowledge(communication=0.5, bandwidth=0.75 * lerida.NODE_LINK)
+    placement = ResourceMatching(mode, knowledge).place(FlexibleRequest(32), lerida.grid_of(cell))
+    matching = find_matching(problem, mode)
     assert isinstance(placement, Placement)
-    assert found is not None
-    assert [(c.cluster, c.node_class, c.size) for c in placement.components] == list(found.shares)
+    assert matching is not None
+    assert [(c.cluster, c.node_class, c.size) for c in placement.components] == list(matching.shares)
 
 
 def small(figure: Experiment) -> list[Cell]:
@@ -68,7 +68,7 @@ def small(figure: Experiment) -> list[Cell]:
 
 
 @pytest.mark.parametrize("figure", [lerida.Figure7(), lerida.Figure8()])
-def test_both_solvers_are_timed(figure: Experiment, tmp_path: object) -> None:
+def test_lerida_measures_both_solvers(figure: Experiment, tmp_path: object) -> None:
     results = [Result(cell, figure.run(cell, Traces(tmp_path))) for cell in small(figure)]  # type: ignore[arg-type]
     rows = figure.rows(results)
     assert len(rows) == len({row.label for row in rows}) == 2 * len(results)
@@ -77,7 +77,7 @@ def test_both_solvers_are_timed(figure: Experiment, tmp_path: object) -> None:
     assert all(result.values.keys().isdisjoint(result.cell.parameters) for result in results), "columns of one table"
 
 
-def test_they_are_experiments_of_their_paper() -> None:
+def test_lerida_experiments_belong_to_their_paper() -> None:
     names = [name for name, experiment in experiments().items() if experiment.paper == "lerida-2008"]
     assert names == [f"lerida-2008-fig-{number}" for number in (5, 6, 7, 8)]
     assert all(experiment.remarks([]) for name, experiment in experiments().items() if name in names)

@@ -27,7 +27,9 @@ from tests.needs import MPI, MPIRUN, needs
     [({"north": 2, "south": 2}, 2 / 3), ({"north": 3, "south": 2}, 3 / 4), ({"north": 3, "east": 3}, 3 / 5)],
 )
 @pytest.mark.parametrize("need", [1.0, 3.0])
-def test_it_is_the_equation_of_the_paper(placement: dict[str, int], slowdown: float, need: float) -> None:
+def test_predicted_time_follows_the_equation_of_the_paper(
+    placement: dict[str, int], slowdown: float, need: float
+) -> None:
     """(4): of each node's traffic the part to the other cluster's nodes, over what its way there takes."""
     matching = foretold(placement, need * RATE)
     assert matching.communication == pytest.approx(max(1.0, slowdown * need))
@@ -35,23 +37,25 @@ def test_it_is_the_equation_of_the_paper(placement: dict[str, int], slowdown: fl
     assert matching.time == pytest.approx(1 - share + share * matching.communication)
 
 
-def test_what_the_program_says_is_read() -> None:
-    told = told_by('a warning\n{"lasted": 15.0, "exchanging": 12.0}\n')
-    assert measured(told) == (12.0 / (STEPS * COMMUNICATING), 15.0 / (STEPS * (COMPUTING + COMMUNICATING)))
+def test_program_output_is_parsed() -> None:
+    output = told_by('a warning\n{"lasted": 15.0, "exchanging": 12.0}\n')
+    assert measured(output) == (12.0 / (STEPS * COMMUNICATING), 15.0 / (STEPS * (COMPUTING + COMMUNICATING)))
     with pytest.raises(ValueError, match="killed"):
         told_by("killed")
 
 
 @pytest.mark.processes
 @needs(MPI)
-def test_the_program_keeps_its_pace_where_nothing_is_slow() -> None:
+def test_paced_program_keeps_its_pace() -> None:
     flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
     command = [MPIRUN, *flags, "-np", "3", sys.executable, str(PROGRAM)]
-    done = subprocess.run([*command, "2", "0.01", "0.1", "1e6"], capture_output=True, text=True, check=True)
-    told = told_by(done.stdout)
-    assert 0.2 <= told["exchanging"] <= told["lasted"]
+    completed = subprocess.run([*command, "2", "0.01", "0.1", "1e6"], capture_output=True, text=True, check=True)
+    output = told_by(completed.stdout)
+    assert 0.2 <= output["exchanging"] <= output["lasted"]
 
 
-def test_the_page_is_that_of_the_kept_results() -> None:
-    kept = json.loads(PAGE.with_suffix(".json").read_text())
-    assert PAGE.read_text() == page([Point(**each) for each in kept["points"]], kept["load"], kept["processors"])
+def test_published_page_matches_its_results() -> None:
+    results = json.loads(PAGE.with_suffix(".json").read_text())
+    assert PAGE.read_text() == page(
+        [Point(**point) for point in results["points"]], results["load"], results["processors"]
+    )

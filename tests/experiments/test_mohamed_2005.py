@@ -19,13 +19,13 @@ from experiments.mohamed_2005 import (
 from koalapy.model.job import Priority
 
 
-def test_the_workload_is_that_of_section_4_2() -> None:
+def test_mohamed_workload_follows_section_4_2() -> None:
     jobs = list(workload(1, 300))
     shapes = {tuple(part.size for part in job.spec.request.components) for job in jobs}
     assert shapes == {(12,) * 3, (9,) * 4, (24,) * 3, (18,) * 4, (12,) * 6, (9,) * 8}
     assert {(sum(shape), len(shape)) for shape in shapes} == set(KINDS)
     assert all(30.0 <= job.lasts <= 192.0 for job in jobs)
-    assert all(one.arrives_at <= other.arrives_at for one, other in pairwise(jobs))
+    assert all(first.arrives_at <= second.arrives_at for first, second in pairwise(jobs))
     for job in jobs:
         files = {file for part in job.spec.request.components for file in part.inputs}
         (file,) = files
@@ -34,51 +34,51 @@ def test_the_workload_is_that_of_section_4_2() -> None:
     assert {job.spec.priority for job in jobs} == set(Priority)
 
 
-def test_only_the_cluster_that_is_given_up_breaks_almost_every_start() -> None:
-    assert {name for name, each in grid(0.1).clusters.items() if each.failures} == {UNRELIABLE}
-    assert all(each.failures is None for each in grid(0.0).clusters.values())
+def test_mohamed_only_one_cluster_fails_almost_always() -> None:
+    assert {name for name, cell in grid(0.1).clusters.items() if cell.failures} == {UNRELIABLE}
+    assert all(cell.failures is None for cell in grid(0.0).clusters.values())
 
 
-def test_every_job_succeeds_in_the_end_and_those_with_more_components_fail_more_often() -> None:
+def test_mohamed_jobs_with_more_components_fail_more_often() -> None:
     values = simulate(Cell({"failures": FAILURES}, 3), jobs=60)
     assert values["succeeded"] == 1.0
     assert 0.5 < float(str(values["used"])) <= 1.0
-    whole = simulate(Cell({"failures": 0.0}, 3), jobs=60)
-    assert all(value == 0.0 for name, value in whole.items() if name.startswith("failures"))
+    total = simulate(Cell({"failures": 0.0}, 3), jobs=60)
+    assert all(value == 0.0 for name, value in total.items() if name.startswith("failures"))
     assert any(float(str(value)) > 0.0 for name, value in values.items() if name.startswith("failures"))
 
 
-def test_equal_cells_give_equal_values() -> None:
-    one = Cell({"failures": FAILURES}, 2)
-    assert simulate(one, jobs=30) == simulate(one, jobs=30)
+def test_mohamed_equal_cells_give_equal_values() -> None:
+    first = Cell({"failures": FAILURES}, 2)
+    assert simulate(first, jobs=30) == simulate(first, jobs=30)
 
 
-def test_seeds_without_jobs_of_a_kind_are_left_out_of_its_row_only() -> None:
+def test_mohamed_rows_exclude_seeds_without_such_jobs() -> None:
     def values(seed: int) -> dict[str, float]:
-        found = {f"placement {s} in {p} {priority}": 10.0 * p for s, p in KINDS for priority in Priority}
+        values = {f"placement {s} in {p} {priority}": 10.0 * p for s, p in KINDS for priority in Priority}
         if seed == 0:
-            del found["placement 72 in 8 high"], found["placement 72 in 8 low"]
-        return found
+            del values["placement 72 in 8 high"], values["placement 72 in 8 low"]
+        return values
 
-    results = [Result(each, values(each.seed)) for each in Figure5a().cells(3)]
+    results = [Result(cell, values(cell.seed)) for cell in Figure5a().cells(3)]
     rows = {row.label: row for row in Figure5a().rows(results)}
     assert rows["72 in 8, high"].ours == 80.0
     assert rows["72 in 8 less 72 in 3"].ours == pytest.approx(50.0)
     assert rows["high priority less low"].ours == pytest.approx(0.0)
 
 
-def test_failures_are_told_of_all_attempts_and_of_those_that_came_to_an_end() -> None:
+def test_mohamed_failures_count_all_and_ended_attempts() -> None:
     def values(cell: Cell) -> dict[str, float]:
         usual = cell["every"] == EVERY
-        found = {}
+        values = {}
         for size, parts in KINDS:
             for priority, share in ((Priority.HIGH, 40.0), (Priority.LOW, 30.0 if usual else 45.0)):
-                found[f"failures {size} in {parts} {priority}"] = share
-                found[f"failures of runs to an end {size} in {parts} {priority}"] = 100.0 - share
-        return found
+                values[f"failures {size} in {parts} {priority}"] = share
+                values[f"failures of runs to an end {size} in {parts} {priority}"] = 100.0 - share
+        return values
 
     figure = Figure3()
-    results = [Result(each, values(each)) for each in figure.cells(2)]
+    results = [Result(cell, values(cell)) for cell in figure.cells(2)]
     rows = {row.label: row.ours for row in figure.rows(results)}
     assert rows["36 in 3, low"] == 30.0, "what other rates give is not in it"
     assert rows["high priority less low"] == pytest.approx(10.0)
@@ -87,8 +87,8 @@ def test_failures_are_told_of_all_attempts_and_of_those_that_came_to_an_end() ->
         assert rows[f"a job every {every:g} s: high priority less low"] == pytest.approx(-5.0)
 
 
-def test_figures_are_drawn_of_what_a_run_gives() -> None:
-    results = [Result(each, simulate(each, jobs=30)) for each in Figure2().cells(1)]
+def test_mohamed_figures_are_drawn_from_run_values() -> None:
+    results = [Result(cell, simulate(cell, jobs=30)) for cell in Figure2().cells(1)]
     for figure in (Figure2(), Figure3()):
         assert figure.figure(results).axes
         assert figure.remarks(results)

@@ -23,7 +23,7 @@ def outcomes(tmp_path: Path) -> list[Outcome]:
     return run(Asked(asked, tmp_path / "results", Traces(tmp_path)), Here())
 
 
-def test_a_page_has_the_table_the_plot_the_remarks_and_what_made_them(tmp_path: Path, outcomes: list[Outcome]) -> None:
+def test_page_has_table_plot_remarks_and_provenance(tmp_path: Path, outcomes: list[Outcome]) -> None:
     written = pages.write(tmp_path / "docs", outcomes)
     assert [path.name for path in written] == ["huang-2007.md", "README.md"]
     page = written[0].read_text()
@@ -36,7 +36,7 @@ def test_a_page_has_the_table_the_plot_the_remarks_and_what_made_them(tmp_path: 
     assert (tmp_path / "docs" / plot).read_text().startswith("<?xml")
 
 
-def test_the_index_leads_to_each_experiment_that_has_results(tmp_path: Path, outcomes: list[Outcome]) -> None:
+def test_index_links_experiments_with_results(tmp_path: Path, outcomes: list[Outcome]) -> None:
     pages.write(tmp_path, outcomes)
     index = (tmp_path / pages.INDEX).read_text()
     for page, anchor in re.findall(r"\]\(([\w.-]+)#([\w-]+)\)", index):
@@ -45,7 +45,7 @@ def test_the_index_leads_to_each_experiment_that_has_results(tmp_path: Path, out
     assert "traced" not in index
 
 
-def test_the_same_results_give_the_same_pages(tmp_path: Path, outcomes: list[Outcome]) -> None:
+def test_pages_of_same_results_are_equal(tmp_path: Path, outcomes: list[Outcome]) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     pages.write(first, outcomes)
     pages.write(second, outcomes)
@@ -53,29 +53,29 @@ def test_the_same_results_give_the_same_pages(tmp_path: Path, outcomes: list[Out
         assert path.read_bytes() == (second / path.name).read_bytes()
 
 
-def test_a_folder_for_pages_that_cannot_be_made_is_named(tmp_path: Path, outcomes: list[Outcome]) -> None:
+def test_pages_with_unwritable_folder_name_it(tmp_path: Path, outcomes: list[Outcome]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to .*/file/docs: Not a directory"):
         pages.write(tmp_path / "file" / "docs", outcomes)
 
 
-def test_each_experiment_is_of_a_known_paper() -> None:
+def test_experiments_belong_to_known_papers() -> None:
     assert {experiment.paper for experiment in experiments().values()} <= set(PAPERS)
 
 
-def test_json_has_all_rows_with_their_experiments_and_says_what_was_not_run(outcomes: list[Outcome]) -> None:
-    told = tables.as_json(outcomes)
-    assert told == json.loads(json.dumps(told, allow_nan=False))
-    assert [(row["experiment"], row["label"]) for row in told["rows"]] == [
+def test_json_has_all_rows_and_lists_missing_experiments(outcomes: list[Outcome]) -> None:
+    content = tables.as_json(outcomes)
+    assert content == json.loads(json.dumps(content, allow_nan=False))
+    assert [(row["experiment"], row["label"]) for row in content["rows"]] == [
         ("huang-2007-squares", f"square of {number}") for number in (1, 2, 3)
     ]
-    assert {"label", "paper", "ours", "low", "high"} < set(told["rows"][0])
-    squares, traced = told["experiments"]
+    assert {"label", "paper", "ours", "low", "high"} < set(content["rows"][0])
+    squares, traced = content["experiments"]
     assert (squares["cells"], squares["repetitions"], squares["problems"]) == (6, 2, [])
     assert traced["problems"]
 
 
-def test_a_column_that_no_row_needs_is_left_out() -> None:
+def test_table_omits_columns_without_values() -> None:
     single, repeated = Row("a", None, 1.0, 1.0, 1.0), Row("b", 2.0, 1.0, 0.5, 1.5)
     assert "paper" not in tables.table([single])
     assert "interval" not in tables.table([single])
@@ -91,7 +91,7 @@ def test_a_column_that_no_row_needs_is_left_out() -> None:
     assert "-50.00%" in both
 
 
-def test_numbers_that_are_none_are_dashes() -> None:
+def test_format_number_of_none_is_a_dash() -> None:
     assert [tables.number(value) for value in (None, nan, inf, -inf)] == ["-"] * 4
     assert tables.difference(Row("a", 0.0, 3.0, 3.0, 3.0)) == "3"
     assert tables.difference(Row("a", 0.0, 0.0, 0.0, 0.0)) == "equal"
@@ -99,5 +99,5 @@ def test_numbers_that_are_none_are_dashes() -> None:
 
 
 @given(st.floats(-1e9, 1e9))
-def test_numbers_are_near_what_they_stand_for(value: float) -> None:
+def test_format_number_is_close_to_its_value(value: float) -> None:
     assert float(tables.number(value)) == pytest.approx(value, rel=1e-4, abs=1e-4)

@@ -29,14 +29,14 @@ def asked(folder: Path, *experiments: Experiment, seeds: int | None = None, agai
     return Asked(experiments or (SQUARES,), folder, Traces(folder), seeds, again)
 
 
-def interrupted(what: Asked, after: int) -> None:
+def interrupted(what: Asked, count: int) -> None:
     """A run that ends when so many cells are kept."""
-    kept: list[Result] = []
+    results: list[Result] = []
 
     def add(self: Unfinished, result: Result) -> None:
-        if len(kept) == after:
+        if len(results) == count:
             raise KeyboardInterrupt
-        kept.append(result)
+        results.append(result)
         keep(self, result)
 
     keep = Unfinished.add
@@ -46,7 +46,7 @@ def interrupted(what: Asked, after: int) -> None:
             run(what, Here())
 
 
-def test_all_cells_are_run_and_kept_in_their_order(tmp_path: Path) -> None:
+def test_run_saves_all_cells_in_order(tmp_path: Path) -> None:
     here = Here()
     (outcome,) = run(asked(tmp_path), here)
     assert not outcome.problems
@@ -57,7 +57,7 @@ def test_all_cells_are_run_and_kept_in_their_order(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", f"{SQUARES.name}.parquet"]
 
 
-def test_figures_of_the_same_simulations_have_them_run_once(tmp_path: Path) -> None:
+def test_run_of_shared_simulations_runs_them_once(tmp_path: Path) -> None:
     here, states = Here(), list[Progress]()
     every = asked(tmp_path, Halves(), Quarters((2, 3, 4)), SQUARES, seeds=1)
     halves, quarters, squares = run(every, here, states.append)
@@ -71,21 +71,21 @@ def test_figures_of_the_same_simulations_have_them_run_once(tmp_path: Path) -> N
     assert "square" in squares.kept.results[0].values
 
 
-def test_a_simulation_that_fails_is_told_of_each_that_wants_it(tmp_path: Path) -> None:
+def test_run_with_failing_simulation_names_each_experiment(tmp_path: Path) -> None:
     for outcome in run(asked(tmp_path, Halves((7,)), Quarters((7,)), seeds=1), Here()):
         assert outcome.kept is None
         assert "it is odd" in outcome.problems[0]
 
 
-def test_what_is_there_is_not_run_again_unless_asked_for(tmp_path: Path) -> None:
-    before = run(asked(tmp_path), Here())
-    assert run(asked(tmp_path), idle := Here()) == before
+def test_run_repeats_saved_cells_only_if_requested(tmp_path: Path) -> None:
+    earlier = run(asked(tmp_path), Here())
+    assert run(asked(tmp_path), idle := Here()) == earlier
     assert not idle.ran
     run(asked(tmp_path, again=True), here := Here())
     assert len(here.ran) == 6
 
 
-def test_more_seeds_keep_the_earlier_ones(tmp_path: Path) -> None:
+def test_run_with_more_seeds_keeps_earlier_results(tmp_path: Path) -> None:
     run(asked(tmp_path, seeds=1), Here())
     (outcome,) = run(asked(tmp_path, seeds=3), here := Here())
     assert {cell.seed for cell in here.ran} == {1, 2}
@@ -93,8 +93,8 @@ def test_more_seeds_keep_the_earlier_ones(tmp_path: Path) -> None:
     assert [result.cell for result in outcome.kept.results] == list(SQUARES.cells(3))
 
 
-def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    interrupted(asked(tmp_path), after=4)
+def test_run_after_interrupt_continues(tmp_path: Path) -> None:
+    interrupted(asked(tmp_path), count=4)
     states = list[Progress]()
     (outcome,) = run(asked(tmp_path), here := Here(), states.append)
     assert len(here.ran) == 2
@@ -103,8 +103,8 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     assert [result.cell for result in outcome.kept.results] == list(SQUARES.cells(2))
 
 
-def test_a_line_that_broke_off_is_run_again(tmp_path: Path) -> None:
-    interrupted(asked(tmp_path), after=4)
+def test_run_with_truncated_line_repeats_its_cell(tmp_path: Path) -> None:
+    interrupted(asked(tmp_path), count=4)
     file = tmp_path / f"{SQUARES.name}.cells.jsonl"
     file.write_bytes(file.read_bytes()[:-20])
     (outcome,) = run(asked(tmp_path), here := Here())
@@ -113,8 +113,8 @@ def test_a_line_that_broke_off_is_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ['{"parameters":1,"seed":1,"values":{},"seconds":1}', "[" * 100_000, "null"])
-def test_a_line_that_is_none_is_passed_over(tmp_path: Path, line: str) -> None:
-    interrupted(asked(tmp_path), after=4)
+def test_run_with_invalid_line_skips_it(tmp_path: Path, line: str) -> None:
+    interrupted(asked(tmp_path), count=4)
     file = tmp_path / f"{SQUARES.name}.cells.jsonl"
     file.write_text(file.read_text() + line + "\n")
     (outcome,) = run(asked(tmp_path), here := Here())
@@ -122,21 +122,21 @@ def test_a_line_that_is_none_is_passed_over(tmp_path: Path, line: str) -> None:
     assert outcome.kept is not None
 
 
-def test_a_damaged_file_of_cells_is_begun_anew(tmp_path: Path) -> None:
+def test_run_with_damaged_file_starts_again(tmp_path: Path) -> None:
     (tmp_path / f"{SQUARES.name}.cells.jsonl").write_bytes(b"\xff\xfe{{{\n[]\n")
     run(asked(tmp_path), here := Here())
     assert len(here.ran) == 6
 
 
-def test_what_another_source_made_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_repeats_results_of_other_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(asked(tmp_path), Here())
-    interrupted(asked(tmp_path, seeds=3), after=1)
+    interrupted(asked(tmp_path, seeds=3), count=1)
     monkeypatch.setattr("experiments.provenance.source_hash", lambda module: "another")
     run(asked(tmp_path), here := Here())
     assert len(here.ran) == 6
 
 
-def test_the_traces_are_part_of_what_made_them(tmp_path: Path) -> None:
+def test_provenance_includes_the_traces(tmp_path: Path) -> None:
     a_trace(tmp_path, "a-trace", [swf_line(1)])
     (outcome,) = run(asked(tmp_path, Traced()), Here())
     assert outcome.kept is not None
@@ -146,14 +146,14 @@ def test_the_traces_are_part_of_what_made_them(tmp_path: Path) -> None:
     assert len(here.ran) == 6
 
 
-def test_without_its_trace_an_experiment_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_run_without_trace_names_experiment_and_continues(tmp_path: Path) -> None:
     first, second = run(asked(tmp_path, Traced(), SQUARES), Here())
     assert first.kept is None
     assert first.problems == (f"it needs a-trace, not found in {tmp_path}",)
     assert second.kept is not None
 
 
-def test_a_cell_that_fails_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
+def test_run_with_failing_cell_keeps_the_others(tmp_path: Path) -> None:
     (outcome,) = run(asked(tmp_path, Squares(fails=2), seeds=1), Here())
     assert outcome.kept is None
     assert outcome.problems == ('cell {"number": 2, "seed": 0} failed: ArithmeticError: it is too large',)
@@ -162,27 +162,29 @@ def test_a_cell_that_fails_is_told_and_the_others_are_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.processes
-def test_processes_give_the_same_as_this_one(tmp_path: Path) -> None:
+def test_run_in_processes_gives_the_same_results(tmp_path: Path) -> None:
     (here,) = run(asked(tmp_path / "here"), Here())
     with workers(2) as executor:
-        (there,) = run(asked(tmp_path / "there"), executor)
+        (parallel,) = run(asked(tmp_path / "there"), executor)
     assert here.kept is not None
-    assert there.kept is not None
-    assert [(r.cell.key, r.values) for r in here.kept.results] == [(r.cell.key, r.values) for r in there.kept.results]
+    assert parallel.kept is not None
+    assert [(r.cell.key, r.values) for r in here.kept.results] == [
+        (r.cell.key, r.values) for r in parallel.kept.results
+    ]
 
 
-def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path) -> None:
+def test_run_with_killed_worker_fails_and_can_continue(tmp_path: Path) -> None:
     numbers = (1, 2, 3)
-    with pytest.raises(KoalaError, match="a worker process died") as told, workers(1) as executor:
+    with pytest.raises(KoalaError, match="a worker process died") as refusal, workers(1) as executor:
         run(asked(tmp_path, Squares(numbers, dies=3), seeds=1), executor)
-    assert "run it again" in told.value.hint
+    assert "run it again" in refusal.value.hint
     (outcome,) = run(asked(tmp_path, Squares(numbers), seeds=1), here := Here())
     assert outcome.kept is not None
     assert [cell["number"] for cell in here.ran] == [3]
 
 
 @pytest.mark.processes
-def test_a_run_that_is_killed_leaves_no_workers_and_goes_on(tmp_path: Path) -> None:
+def test_run_killed_ends_its_workers_and_can_continue(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     cells = tmp_path / f"{SQUARES.name}.cells.jsonl"
     command = [sys.executable, "-m", "tests.experiments.toys", str(tmp_path), str(pipe)]
@@ -193,27 +195,27 @@ def test_a_run_that_is_killed_leaves_no_workers_and_goes_on(tmp_path: Path) -> N
             time.sleep(0.01)
         below = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-    gone, alive = psutil.wait_procs(below, timeout=60)
-    assert len(gone) >= 2
+    ended, alive = psutil.wait_procs(below, timeout=60)
+    assert len(ended) >= 2
     assert not alive
     (outcome,) = run(asked(tmp_path), here := Here())
     assert [cell["number"] for cell in here.ran] == [3, 3]
     assert outcome.kept is not None
 
 
-def test_a_folder_of_results_is_written_to_by_one_run_alone(tmp_path: Path) -> None:
+def test_run_locks_its_folder(tmp_path: Path) -> None:
     with writing_to(tmp_path), pytest.raises(ConflictError, match="another run writes to"):
         run(asked(tmp_path), Here())
     assert run(asked(tmp_path), Here())[0].kept is not None
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_run_with_unwritable_folder_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to .*/file/results: Not a directory"):
         run(asked(tmp_path / "file" / "results"), Here())
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_full_disk_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Unfinished, result: Result) -> None:
         raise OSError(28, "No space left on device")
 
@@ -222,11 +224,11 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         run(asked(tmp_path), Here())
 
 
-def test_a_damaged_parquet_file_is_refused(tmp_path: Path) -> None:
+def test_load_of_damaged_parquet_file_is_rejected(tmp_path: Path) -> None:
     path_of(tmp_path, SQUARES.name).write_bytes(b"PAR1 and no more")
-    with pytest.raises(UsageError, match="holds no results of an experiment") as told:
+    with pytest.raises(UsageError, match="holds no results of an experiment") as refusal:
         load(tmp_path, SQUARES.name)
-    assert "run the experiment again" in told.value.hint
+    assert "run the experiment again" in refusal.value.hint
 
 
 MADE_BY = Provenance("huang-2007-squares", "1.0", "3.11", "source", {"trace": "sha"})
@@ -241,31 +243,31 @@ VALUES = st.fixed_dictionaries({"mean": NUMBERS | st.none()}, optional={"curve":
 @given(
     st.lists(st.builds(Result, st.builds(Cell, PARAMETERS, st.integers(0, 99)), VALUES, st.floats(0, 9)), min_size=1)
 )
-def test_what_is_saved_is_loaded(tmp_path_factory: pytest.TempPathFactory, results: list[Result]) -> None:
+def test_load_returns_saved_results(tmp_path_factory: pytest.TempPathFactory, results: list[Result]) -> None:
     folder = tmp_path_factory.mktemp("results")
     save(folder, Kept(MADE_BY, tuple(results)))
     kept = load(folder, MADE_BY.experiment)
     assert kept is not None
     assert kept.made_by == MADE_BY
     assert [result.cell for result in kept.results] == [result.cell for result in results]
-    for found, given_ in zip(kept.results, results, strict=True):
-        assert {name: value for name, value in found.values.items() if value is not None} == {
-            name: value for name, value in given_.values.items() if value is not None
+    for loaded, saved in zip(kept.results, results, strict=True):
+        assert {name: value for name, value in loaded.values.items() if value is not None} == {
+            name: value for name, value in saved.values.items() if value is not None
         }
 
 
-def test_a_value_named_as_a_parameter_is_refused(tmp_path: Path) -> None:
+def test_save_of_value_named_like_parameter_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has two columns \['load'\]"):
         save(tmp_path, Kept(MADE_BY, (Result(Cell({"load": 1.0}), {"load": 2.0}),)))
 
 
-def test_pythons_and_versions_do_not_part_results_but_source_and_traces_do() -> None:
+def test_provenance_differs_by_source_and_traces_only() -> None:
     assert replace(MADE_BY, python="3.12", koalapy="2") == MADE_BY
-    for other in (replace(MADE_BY, source="x"), replace(MADE_BY, traces={}), replace(MADE_BY, experiment="x")):
-        assert other != MADE_BY
+    for changed in (replace(MADE_BY, source="x"), replace(MADE_BY, traces={}), replace(MADE_BY, experiment="x")):
+        assert changed != MADE_BY
 
 
-def test_the_source_is_all_that_an_experiment_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_hash_covers_all_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "koalapy"
     for name, text in {
         "paper.py": "from koalapy.rooms import rule\n",
@@ -286,19 +288,19 @@ def test_the_source_is_all_that_an_experiment_imports(tmp_path: Path, monkeypatc
         return source_hash("koalapy.paper")
 
     try:
-        whole = now()
+        source = now()
         (package / "other.py").write_text("changed = True\n")
-        assert now() == whole
+        assert now() == source
         for name in ("paper.py", "rooms/rule.py", "rooms/__init__.py", "deep.py", "../experiments/curve.json"):
             text = (package / name).read_text()
             (package / name).write_text(text + "\n")
-            assert now() != whole, name
+            assert now() != source, name
             (package / name).write_text(text)
     finally:
         source_hash.cache_clear()
         provenance_module._imported.cache_clear()
 
 
-def test_provenance_is_plain_json(tmp_path: Path) -> None:
+def test_provenance_round_trips_as_json(tmp_path: Path) -> None:
     made_by = provenance(SQUARES, Traces(tmp_path))
     assert Provenance(**json.loads(json.dumps(made_by.as_json()))) == made_by

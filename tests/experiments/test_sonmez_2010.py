@@ -40,12 +40,12 @@ def by_the_paper(jobs: Sequence[PlannedJob], idle: dict[str, int], times: Sequen
     heapq.heapify(agenda)
 
     def place(number: int, now: float) -> bool:
-        left, gang = jobs[number].spec.request.total_size, []
+        remaining, gang = jobs[number].spec.request.total_size, []
         for name in sorted(idle, key=lambda name: (-idle[name], name))[: limit or 1]:
-            if left and idle[name]:
-                gang.append((name, min(idle[name], left)))
-                left -= gang[-1][1]
-        if left:
+            if remaining and idle[name]:
+                gang.append((name, min(idle[name], remaining)))
+                remaining -= gang[-1][1]
+        if remaining:
             return False
         for name, nodes in gang:
             idle[name] -= nodes
@@ -58,8 +58,8 @@ def by_the_paper(jobs: Sequence[PlannedJob], idle: dict[str, int], times: Sequen
         if not arrives:
             for name, nodes in placed[number][1]:
                 idle[name] += nodes
-            more = bool(agenda) and agenda[0][:2] == (now, 0)  # ends of one moment are one
-            while not more and queue and place(queue[0], now):
+            has_more = bool(agenda) and agenda[0][:2] == (now, 0)  # ends of one moment are one
+            while not has_more and queue and place(queue[0], now):
                 queue.popleft()
         elif not place(number, now):
             queue.append(number)
@@ -67,28 +67,28 @@ def by_the_paper(jobs: Sequence[PlannedJob], idle: dict[str, int], times: Sequen
 
 
 @pytest.mark.parametrize(("name", "limit"), [(WF, 0), (PRIME, 4), (WAVE, 4), (WAVE_2, 2)])
-def test_every_job_is_placed_as_the_papers_text_has_it(name: str, limit: int) -> None:
-    series, where = SERIES[name], grid(DELFT)
+def test_sonmez_jobs_are_placed_as_in_the_paper(name: str, limit: int) -> None:
+    series, simulated = SERIES[name], grid(DELFT)
     specs = {size: series.spec(size) for size in SIZES}
-    jobs = list(stream(specs, series.lasts, 0.85, where.nodes, 8000.0, seed=5))
-    outcome = Simulation(where, rules(), run_time=series.run_time).run(jobs)
+    jobs = list(stream(specs, series.lasts, 0.85, simulated.nodes, 8000.0, seed=5))
+    outcome = Simulation(simulated, rules(), run_time=series.run_time).run(jobs)
     ours = sorted(outcome.jobs, key=lambda job: job.planned.arrives_at)
     curve = seconds({WF: "prime", PRIME: "prime"}.get(name, "wave"))
-    expected = by_the_paper(jobs, {name: each.nodes for name, each in where.clusters.items()}, curve, limit)
+    expected = by_the_paper(jobs, {name: entry.nodes for name, entry in simulated.clusters.items()}, curve, limit)
     assert [(job.placed, list(job.gang)) for job in ours] == expected
-    assert any(at > job.arrives_at for (at, _), job in zip(expected, jobs, strict=True))
+    assert any(start > job.arrives_at for (start, _), job in zip(expected, jobs, strict=True))
 
 
-def test_a_stream_uses_the_grid_as_it_says_and_has_the_same_sizes_for_all() -> None:
+def test_sonmez_stream_has_requested_utilisation_and_sizes() -> None:
     specs = {size: SERIES[PRIME].spec(size) for size in SIZES}
     jobs = list(stream(specs, 200.0, 0.6, 204, 400_000.0, seed=1))
     used = sum(job.spec.request.total_size * job.lasts for job in jobs) / (204 * 400_000.0)
     assert used == pytest.approx(0.6, rel=0.03)
-    others = list(stream(specs, 180.0, 0.3, 204, 400_000.0, seed=1))
-    assert [job.spec for job in jobs[: len(others)]] == [job.spec for job in others]
+    other_jobs = list(stream(specs, 180.0, 0.3, 204, 400_000.0, seed=1))
+    assert [job.spec for job in jobs[: len(other_jobs)]] == [job.spec for job in other_jobs]
 
 
-def test_a_run_tells_how_long_jobs_waited_and_what_was_used(tmp_path: Path) -> None:
+def test_sonmez_run_reports_waits_and_utilisation(tmp_path: Path) -> None:
     low, high = (OfLoads.run(cell(WF, percent, 0), Traces(tmp_path)) for percent in (10, 20))
     assert low["response"] == pytest.approx(200.0, abs=0.5)
     assert low["co-allocated"] == 0.0
@@ -100,59 +100,68 @@ def result(percent: int, early: float, late: float, seed: int = 0, series: str =
     return Result(cell(series, percent, seed), {"queued early": early, "queued late": late})
 
 
-def test_a_workload_is_saturated_where_its_queue_has_grown() -> None:
+def test_sonmez_workload_with_growing_queue_is_saturated() -> None:
     assert is_saturated(result(85, 400.0, 600.0))
     assert not is_saturated(result(85, 500.0, 600.0))
     assert not is_saturated(result(85, 100.0, 300.0))
 
 
-def test_a_utilisation_is_saturated_where_half_of_the_workloads_are() -> None:
+def test_sonmez_utilisation_with_half_saturated_is_saturated() -> None:
     assert saturates_at({85: 0.4, 90: 0.9}) == 90
     assert saturates_at({85: 0.5, 90: 0.9}) == 85
     assert saturates_at({85: 0.1, 90: 0.2}) == 95
-    found, low, high = share([True, False, False, False])
-    assert (found, round(low, 3), round(high, 3)) == (0.25, 0.046, 0.699)
+    fraction, low, high = share([True, False, False, False])
+    assert (fraction, round(low, 3), round(high, 3)) == (0.25, 0.046, 0.699)
 
 
-def test_table_4_has_the_papers_intervals_and_the_share_of_seeds() -> None:
+def test_sonmez_table_4_has_paper_intervals_and_seed_share() -> None:
     table = Table4()
     cells = table.cells(2)
-    results = [Result(each, {"queued early": 1.0, "queued late": 1000.0 * (each["percent"] == 90)}) for each in cells]
+    results = [
+        Result(entry, {"queued early": 1.0, "queued late": 1000.0 * (entry["percent"] == 90)}) for entry in cells
+    ]
     rows = {row.label: row for row in table.rows(results)}
     assert (rows["WF: saturated at"].ours, rows["WF: saturated at"].paper) == (90, 90)
     assert rows["– WF at 90 %"].ours == 100.0
     assert rows["FCM W-Wave: saturated at"].ours == 80
 
 
-def test_distant_clusters_make_wave_slower_and_all_combinations_together_give_its_curve() -> None:
+def test_sonmez_distant_clusters_slow_down_wave() -> None:
     factor = by_latency(seconds("wave"))
     job = PlannedJob(0.0, SERIES[WAVE].spec(8), 200.0)
 
-    def of(*names: str) -> float:
+    def factor_of(*names: str) -> float:
         return factor(job, [(name, 2) for name in names])
 
-    assert of("delft") == of("vrije") == 1.0
-    assert of("amsterdam", "multimedian") < of("vrije", "amsterdam") < of("vrije", "leiden") < of("vrije", "delft")
+    assert factor_of("delft") == factor_of("vrije") == 1.0
+    assert (
+        factor_of("amsterdam", "multimedian")
+        < factor_of("vrije", "amsterdam")
+        < factor_of("vrije", "leiden")
+        < factor_of("vrije", "delft")
+    )
     curve, clusters = seconds("wave"), grid(DELFT).clusters
-    assert of(*clusters) == pytest.approx(curve[3] / curve[0])
-    means = [fmean(curve[0] * of(*names) for names in combinations(clusters, count)) for count in (2, 3)]
+    assert factor_of(*clusters) == pytest.approx(curve[3] / curve[0])
+    means = [fmean(curve[0] * factor_of(*names) for names in combinations(clusters, count)) for count in (2, 3)]
     assert means == pytest.approx(curve[1:3], rel=0.06)
 
 
 @pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
-def test_whatever_counts_four_clusters_take_what_is_said_and_one_what_it_takes(cost: Cost) -> None:
+def test_sonmez_run_time_models_agree_on_one_and_four_clusters(cost: Cost) -> None:
     job, near = PlannedJob(0.0, SERIES[WAVE].spec(8), ONE_CLUSTER), ("amsterdam", "multimedian")
 
-    def of(*names: str) -> float:
+    def factor_of(*names: str) -> float:
         return ONE_CLUSTER * cost.run_time(job, [(name, 2) for name in names])
 
-    assert of("vrije") == ONE_CLUSTER
-    assert of(*grid(DELFT).clusters) == pytest.approx(cost.four)
-    assert of(*near) < of("vrije", "leiden") < of("vrije", "delft")
-    assert (of("vrije", *near) == pytest.approx(of("vrije", "amsterdam"))) == (cost.weigh is max and not cost.by_number)
+    assert factor_of("vrije") == ONE_CLUSTER
+    assert factor_of(*grid(DELFT).clusters) == pytest.approx(cost.four)
+    assert factor_of(*near) < factor_of("vrije", "leiden") < factor_of("vrije", "delft")
+    assert (factor_of("vrije", *near) == pytest.approx(factor_of("vrije", "amsterdam"))) == (
+        cost.weigh is max and not cost.by_number
+    )
 
 
-def test_what_the_mean_latency_costs_does_not_grow_with_the_number_of_clusters() -> None:
+def test_sonmez_mean_latency_cost_is_independent_of_clusters() -> None:
     factor = COSTS["mean latency, 350 s"].run_time
     job = PlannedJob(0.0, SERIES[WAVE].spec(8), ONE_CLUSTER)
     two, three = (
@@ -162,14 +171,17 @@ def test_what_the_mean_latency_costs_does_not_grow_with_the_number_of_clusters()
     assert three < two, "two near ones beside a distant one bring the mean down"
 
 
-def test_readings_of_figures_9_and_10_set_ca_beside_fcm_of_the_same_seed() -> None:
+def test_sonmez_figures_9_and_10_pair_policies_by_seed() -> None:
     def values(seed: int, policy: str, percent: int) -> dict[str, float]:
         late = 1000.0 if percent >= (80 if policy == CA else 70) else 10.0
         return {"response": (50.0 if policy == CA else 100.0) * (1 + seed), "queued early": 10.0, "queued late": late}
 
     ten, nine = Figure10Times(), Figure9Times()
     of_ten, of_nine = (
-        [Result(each, values(each.seed, str(each["policy"]), int(each["percent"]))) for each in experiment.cells(2)]
+        [
+            Result(entry, values(entry.seed, str(entry["policy"]), int(entry["percent"])))
+            for entry in experiment.cells(2)
+        ]
         for experiment in (ten, nine)
     )
     rows = {row.label: row for row in ten.rows(of_ten)}
@@ -183,45 +195,49 @@ def test_readings_of_figures_9_and_10_set_ca_beside_fcm_of_the_same_seed() -> No
     assert {row.paper for row in nine.rows(of_nine)} == {-50, -230}
 
 
-def test_the_first_reading_of_poisson_is_that_of_table_5(tmp_path: Path) -> None:
+def test_sonmez_first_reading_of_poisson_equals_table_5(tmp_path: Path) -> None:
     table, traces = Table5Poisson(), Traces(tmp_path)
-    first = {each["series"]: each for each in table.cells(1) if each["reading"] == next(iter(POISSON_READINGS))}
+    first = {entry["series"]: entry for entry in table.cells(1) if entry["reading"] == next(iter(POISSON_READINGS))}
     assert table.run(first[WF], traces) == OfLoads.run(cell(WF, table.percent, 0), traces)
-    results = [Result(each, {"response": 95.0 if each["series"] != WF else 100.0}) for each in table.cells(2)]
+    results = [Result(entry, {"response": 95.0 if entry["series"] != WF else 100.0}) for entry in table.cells(2)]
     assert [row.ours for row in table.rows(results)] == [pytest.approx(-5.0)] * len(POISSON_READINGS)
 
 
-def test_delft_and_leiden_are_never_in_one_grid_and_nothing_is_known_between_them() -> None:
+def test_sonmez_delft_and_leiden_have_no_measured_link() -> None:
     assert (DELFT, LEIDEN) not in links()
     assert DELFT not in grid(DELFT).clusters
     assert grid(DELFT).nodes == 204
     assert grid(LEIDEN).nodes == 240
 
 
-def test_equal_cells_give_equal_values(tmp_path: Path) -> None:
-    table, one = Table4(), cell(WAVE, 30, 3)
-    assert table.run(one, Traces(tmp_path)) == table.run(one, Traces(tmp_path))
+def test_sonmez_equal_cells_give_equal_values(tmp_path: Path) -> None:
+    table, single = Table4(), cell(WAVE, 30, 3)
+    assert table.run(single, Traces(tmp_path)) == table.run(single, Traces(tmp_path))
 
 
-def test_figure_2_is_the_papers(tmp_path: Path) -> None:
+def test_sonmez_figure_2_equals_the_paper(tmp_path: Path) -> None:
     figure = Figure2()
-    results = [Result(each, figure.run(each, Traces(tmp_path))) for each in figure.cells(1)]
+    results = [Result(entry, figure.run(entry, Traces(tmp_path))) for entry in figure.cells(1)]
     assert all(row.ours == row.paper for row in figure.rows(results))
 
 
-def test_in_groups_no_job_is_spread_over_distant_clusters(tmp_path: Path) -> None:
+def test_sonmez_groups_keep_jobs_off_distant_clusters(tmp_path: Path) -> None:
     figure = Figure10()
-    cells = {each["policy"]: each for each in figure.cells(1) if each["percent"] == 30 and each["grid"] == "with Delft"}
-    values = {policy: figure.run(each, Traces(tmp_path)) for policy, each in cells.items()}
-    assert float(str(values[GROUPS]["response"])) < min(float(str(each["response"])) for each in values.values()) + 1e-9
+    cells = {
+        entry["policy"]: entry for entry in figure.cells(1) if entry["percent"] == 30 and entry["grid"] == "with Delft"
+    }
+    values = {policy: figure.run(entry, Traces(tmp_path)) for policy, entry in cells.items()}
+    assert (
+        float(str(values[GROUPS]["response"])) < min(float(str(entry["response"])) for entry in values.values()) + 1e-9
+    )
 
 
-def test_figures_6_and_9_set_each_seed_beside_the_same_jobs() -> None:
+def test_sonmez_figures_6_and_9_pair_seeds_by_jobs() -> None:
     for figure, expected in ((Figure6(), 0.0), (Figure9(), 10.0)):
         results = []
-        for each in figure.cells(3):
-            response = 100.0 * (1 + each.seed) + (10.0 if each.parameters.get("policy") == CA else 0.0)
-            results.append(Result(each, {"response": response, "co-allocated": 0.5}))
+        for entry in figure.cells(3):
+            response = 100.0 * (1 + entry.seed) + (10.0 if entry.parameters.get("policy") == CA else 0.0)
+            results.append(Result(entry, {"response": response, "co-allocated": 0.5}))
         compared = [row for row in figure.rows(results) if row.paper is not None]
         assert compared
         assert {(row.ours, row.low, row.high) for row in compared} == {(expected, expected, expected)}

@@ -18,18 +18,18 @@ RUNS = (*FIGURE_6, *FIGURE_9)
 def found(factor: float = 3.0) -> dict[str, Any]:
     """Runs in which wave takes so many times as long on links that are held, and nothing else is slow."""
 
-    def one(name: str, links: str, placement: dict[str, int]) -> dict[str, Any]:
+    def first(name: str, links: str, placement: dict[str, int]) -> dict[str, Any]:
         slow = name == "wave" and len(placement) > 1
         slow &= links == "held" or (links == "to east held" and "east" in placement)
         lasted = alone() * (factor if slow else 1.0)
         return {"application": name, "links": links, "placement": placement, "lasted": lasted, "startup": 1.0}
 
-    alone_runs = [one(name, links, each) for links in ("free", "held") for name in NEEDS for each in SMALL]
-    alone_runs += [one("wave", "to east held", each) for each in WIDE]
+    alone_runs = [first(name, links, entry) for links in ("free", "held") for name in NEEDS for entry in SMALL]
+    alone_runs += [first("wave", "to east held", entry) for entry in WIDE]
     live = {"wait": 1.0, "execution": 5.0, "response": 6.0, "coallocated": 0.5, "startup": 1.0, "ran": 40, "local": 0.2}
     links = [
-        {"one": one, "other": other, "latency": 1e-4, "bandwidth": bandwidth, "bandwidth_back": None}
-        for one, other, bandwidth in (
+        {"one": first, "other": second, "latency": 1e-4, "bandwidth": bandwidth, "bandwidth_back": None}
+        for first, second, bandwidth in (
             ("east", "east", 1e9),
             ("north", "north", 1e9),
             ("south", "south", 1e9),
@@ -42,22 +42,22 @@ def found(factor: float = 3.0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-def test_workloads_are_what_the_command_takes(run: Any) -> None:
+def test_live_workloads_parse_as_workload_files(run: Any) -> None:
     workload = run.workload()
     again = parse_workload(workload_lines(workload), "workload")
-    assert [(round(each.arrives_at, 3), each.job) for each in workload.jobs] == [
-        (each.arrives_at, each.job) for each in again.jobs
+    assert [(round(entry.arrives_at, 3), entry.job) for entry in workload.jobs] == [
+        (entry.arrives_at, entry.job) for entry in again.jobs
     ]
     assert len(again.jobs) == run.jobs
 
 
-def test_all_runs_of_a_figure_have_the_same_sizes_at_the_same_moments() -> None:
+def test_live_runs_of_a_figure_have_equal_arrivals() -> None:
     for figure in (FIGURE_6, FIGURE_9):
-        for one, other in pairwise(run.workload() for run in figure):
-            assert [each.arrives_at for each in one.jobs] == [each.arrives_at for each in other.jobs]
+        for first, second in pairwise(run.workload() for run in figure):
+            assert [entry.arrives_at for entry in first.jobs] == [entry.arrives_at for entry in second.jobs]
 
 
-def test_the_simulation_goes_by_what_single_programs_took() -> None:
+def test_live_simulation_uses_measured_run_times() -> None:
     twin = Twin(found())
     never, prime, _, wave = (twin.simulate(run, 1) for run in FIGURE_6)
     assert never["coallocated"] == 0.0
@@ -68,13 +68,13 @@ def test_the_simulation_goes_by_what_single_programs_took() -> None:
     assert by_links["execution"] < by_number["execution"], "it keeps away from east"
 
 
-def test_the_page_is_made_of_the_last_run() -> None:
+def test_live_published_page_matches_its_results() -> None:
     assert PAGE.read_text() == page(json.loads(PAGE.with_suffix(".json").read_text()))
 
 
-def test_a_page_tells_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_page_contains_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sonmez_2010_live, "SEEDS", 2)
-    told = page(found(2.5))
-    (row,) = (line for line in told.splitlines() if line.startswith("| wave") and "| held" in line)
+    text = page(found(2.5))
+    (row,) = (line for line in text.splitlines() if line.startswith("| wave") and "| held" in line)
     assert [cell.strip() for cell in row.split("|")[3:6]] == ["5.0 (5.0 – 5.0)", "12.5 (12.5 – 12.5)", "12.5"]
-    assert "wave 2.50" in told
+    assert "wave 2.50" in text
