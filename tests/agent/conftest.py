@@ -227,7 +227,7 @@ class Site:
         self._agent.cancel()
         await asyncio.gather(self._agent, return_exceptions=True)
 
-    async def finish(self, token: str, command: list[str], size: int = 1) -> dict[str, Any]:
+    async def run_component(self, token: str, command: list[str], size: int = 1) -> dict[str, Any]:
         """Run one component from submit to end and return its last status."""
         await self.daemon.submit_component(token, size, self.settings.cluster)
         await self.daemon.wait_for_state(token, "claimed")

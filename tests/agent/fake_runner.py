@@ -90,7 +90,7 @@ class FakeRunner:
         await self.receive("exit_ack")
 
 
-async def claim(daemon: FakeDaemon, directory: Path, token: str = "7.1.0", **submit: Any) -> FakeRunner:
+async def claim_component(daemon: FakeDaemon, directory: Path, token: str = "7.1.0", **submit: Any) -> FakeRunner:
     """Return the runner of a component of one node, once that component is claimed."""
     await daemon.wait_until(lambda: bool(daemon.inventories))
     await daemon.submit_component(token, 1, **submit)

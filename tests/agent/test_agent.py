@@ -23,7 +23,7 @@ T = "7.1.0"
 
 
 async def test_component_from_submit_to_forget_leaves_nothing(site: Site, daemon: FakeDaemon) -> None:
-    end = await site.finish(T, ["sh", "-c", "echo $KOALA_NODE $SITE; exit 3"])
+    end = await site.run_component(T, ["sh", "-c", "echo $KOALA_NODE $SITE; exit 3"])
     assert daemon.headers == ["/api/v1/agents/north/connect Bearer s3cret"]
     assert (end["program_exit"], end["error"], end["infrastructure"]) == (3, "", False)
     assert end["hosts"] == ["127.0.1.1"]
@@ -35,7 +35,7 @@ async def test_component_from_submit_to_forget_leaves_nothing(site: Site, daemon
 
 
 async def test_lines_of_several_nodes_stay_complete(site: Site, daemon: FakeDaemon) -> None:
-    end = await site.finish(T, ["sh", "-c", "for i in 1 2 3 4 5; do echo $KOALA_NODE line $i; done"], size=3)
+    end = await site.run_component(T, ["sh", "-c", "for i in 1 2 3 4 5; do echo $KOALA_NODE line $i; done"], size=3)
     assert end["program_exit"] == 0
     lines = daemon.output[T].decode().splitlines()
     for node in ("north-1", "north-2", "north-3"):
@@ -110,7 +110,7 @@ async def test_program_exceeding_walltime_is_stopped(site: Site, daemon: FakeDae
 
 
 async def test_output_is_delivered_before_end_is_reported(site: Site, daemon: FakeDaemon) -> None:
-    end = await site.finish(T, ["seq", "400000"])
+    end = await site.run_component(T, ["seq", "400000"])
     assert end["program_exit"] == 0
     assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 400_001))
 
@@ -412,7 +412,7 @@ async def test_agent_killed_during_forget_leaves_nothing(tmp_path: Path, daemon:
         sys.executable, "-c", BLOCK_RMTREE + AGENT_PROGRAM, str(tmp_path), str(daemon.port)
     )
     await daemon.wait_until(lambda: len(daemon.inventories) == 1)
-    await site.finish(T, ["echo", "one"])
+    await site.run_component(T, ["echo", "one"])
     folder = site.settings.directory / "test" / T
     forgotten = folder.with_name(f"{T}.forgotten")
     await daemon.send_command("forget", T)

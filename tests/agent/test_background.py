@@ -27,7 +27,7 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[LocalL
     await lrm.close()
 
 
-async def until(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
+async def wait_for_snapshot(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
     async with asyncio.timeout(TIMEOUT_S), aclosing(lrm.watch_changes()) as changes:
         async for _ in changes:
             if condition(snapshot := await lrm.take_snapshot()):
@@ -41,14 +41,14 @@ async def test_background_job_counts_until_it_ends(lrm: LocalLrm, tmp_path: Path
     answer = await background.start_job({"nodes": 3, "seconds": 300})
     assert str(answer["name"]).startswith("local-")
     assert str(answer["lrm_job"])
-    snapshot = await until(lrm, lambda s: s.background == 3)
+    snapshot = await wait_for_snapshot(lrm, lambda s: s.background == 3)
     assert (snapshot.idle, snapshot.jobs) == (1, ())
     await background.stop_jobs({})
     await background.start_job({"nodes": 3, "seconds": 0.5})
     await background.start_job({"nodes": 4, "seconds": 300})
-    await until(lrm, lambda s: s.background == 4)
+    await wait_for_snapshot(lrm, lambda s: s.background == 4)
     await background.stop_jobs({})
-    ended = await until(lrm, lambda s: s.idle == 4)
+    ended = await wait_for_snapshot(lrm, lambda s: s.idle == 4)
     assert ended.background == 0
 
 
@@ -58,12 +58,12 @@ async def test_background_stop_ends_only_own_jobs(lrm: LocalLrm, tmp_path: Path)
     for _ in range(2):
         await background.start_job({"nodes": 1, "seconds": 300})
     await other_background.start_job({"nodes": 1, "seconds": 300})
-    await until(lrm, lambda s: s.background == 3)
+    await wait_for_snapshot(lrm, lambda s: s.background == 3)
     assert await background.stop_jobs({}) == {"stopped": 2}
-    await until(lrm, lambda s: s.background == 1)
+    await wait_for_snapshot(lrm, lambda s: s.background == 1)
     assert await background.stop_jobs({}) == {"stopped": 0}
     await other_background.stop_jobs({})
-    await until(lrm, lambda s: s.idle == 4)
+    await wait_for_snapshot(lrm, lambda s: s.idle == 4)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ async def run_check(
     return await check_cluster(settings, expected or Expected(4), lambda: lrm or MemoryLrm(), timeouts=timeouts)
 
 
-async def find(
+async def check_subject(
     settings: AgentSettings,
     subject: str,
     expected: Expected | None = None,
@@ -97,7 +97,7 @@ async def test_check_cluster_returns_findings_of_the_lrm_first(settings: AgentSe
 async def test_check_cluster_with_lrm_that_does_not_open_reports_it_once(settings: AgentSettings) -> None:
     lrm = FindingsLrm(Finding("controller", True, "answers"))
     lrm.open_error = SiteUnavailable("the library is busy", hint="wait")
-    assert await find(settings, "resource manager", lrm=lrm) == Finding(
+    assert await check_subject(settings, "resource manager", lrm=lrm) == Finding(
         "resource manager", False, "the library is busy", "wait"
     )
     library = Finding("library", False, "it is busy", "wait")
@@ -122,7 +122,7 @@ async def test_check_cluster_with_missing_package_reports_it(settings: AgentSett
 @processes
 async def test_open_mpi_is_found_on_the_path_of_programs(settings: AgentSettings, bin_folder: Path) -> None:
     path = write_mpirun(bin_folder)
-    assert await find(settings, "Open MPI") == Finding("Open MPI", True, f"4.1.4 ({path})")
+    assert await check_subject(settings, "Open MPI") == Finding("Open MPI", True, f"4.1.4 ({path})")
 
 
 @processes
@@ -131,14 +131,14 @@ async def test_open_mpi_with_prefix_ignores_the_path(settings: AgentSettings, bi
     prefix = tmp_path / "other"
     (prefix / "bin").mkdir(parents=True)
     path = write_mpirun(prefix / "bin", "mpirun (Open MPI) 5.0.6rc1\n\nReport bugs")
-    finding = await find(settings, "Open MPI", Expected(5, mpi_prefix=str(prefix)))
+    finding = await check_subject(settings, "Open MPI", Expected(5, mpi_prefix=str(prefix)))
     assert finding == Finding("Open MPI", True, f"5.0.6rc1 ({path})")
 
 
 @processes
 async def test_open_mpi_of_wrong_series_fails(settings: AgentSettings, bin_folder: Path) -> None:
     path = write_mpirun(bin_folder)
-    assert await find(settings, "Open MPI", Expected(5)) == Finding(
+    assert await check_subject(settings, "Open MPI", Expected(5)) == Finding(
         "Open MPI",
         False,
         f"4.1.4 ({path}), but clusters.north.mpi.series is 5",
@@ -149,7 +149,7 @@ async def test_open_mpi_of_wrong_series_fails(settings: AgentSettings, bin_folde
 @processes
 async def test_mpirun_of_another_vendor_fails(settings: AgentSettings, bin_folder: Path) -> None:
     path = write_mpirun(bin_folder, "HYDRA build details:\n Version: 4.1")
-    finding = await find(settings, "Open MPI")
+    finding = await check_subject(settings, "Open MPI")
     assert (finding.ok, finding.result) == (False, f"{path} is not Open MPI")
     assert "clusters.north.mpi.prefix" in finding.hint
 
@@ -157,7 +157,7 @@ async def test_mpirun_of_another_vendor_fails(settings: AgentSettings, bin_folde
 @processes
 @pytest.mark.parametrize("kind", ["slurm", "sge", "drmaa"])
 async def test_open_mpi_missing_on_head_node_passes(settings: AgentSettings, kind: str) -> None:
-    finding = await find(replace(settings, kind=kind), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
+    finding = await check_subject(replace(settings, kind=kind), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
     text = "/nowhere/bin/mpirun was not found on this host, where it is not needed"
     assert (finding.ok, finding.result) == (True, text)
     assert "see that the nodes have it" in finding.hint
@@ -165,7 +165,7 @@ async def test_open_mpi_missing_on_head_node_passes(settings: AgentSettings, kin
 
 @processes
 async def test_open_mpi_missing_on_embedded_cluster_fails(settings: AgentSettings) -> None:
-    finding = await find(replace(settings, kind="local"), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
+    finding = await check_subject(replace(settings, kind="local"), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
     assert (finding.ok, finding.result) == (False, "/nowhere/bin/mpirun was not found")
 
 
@@ -173,7 +173,7 @@ async def test_open_mpi_missing_on_embedded_cluster_fails(settings: AgentSetting
 async def test_modules_that_cannot_be_loaded_fail(settings: AgentSettings) -> None:
     settings = replace(settings, modules=["no-such-module"])
     for expected in (Expected(4), Expected(4, "/nowhere")):
-        assert not (await find(settings, "Open MPI", expected)).ok
+        assert not (await check_subject(settings, "Open MPI", expected)).ok
 
 
 # Python, folders, address
@@ -205,7 +205,7 @@ PYTHON_HINT = "set clusters.north.python to a Python 3.9 or newer that the nodes
 async def test_check_runner_runs_a_job_with_the_nodes_python(settings: AgentSettings, tmp_path: Path) -> None:
     node = NodeLrm(sys.executable)
     files = sorted(os.walk(tmp_path))
-    finding = await find(settings, TRIAL_SUBJECT, lrm=node)
+    finding = await check_subject(settings, TRIAL_SUBJECT, lrm=node)
     text = f"{VERSION} ({settings.python} on {socket.gethostname()}), which runs the runner"
     assert finding == Finding(TRIAL_SUBJECT, True, text)
     (submission,) = node.submissions
@@ -218,14 +218,14 @@ async def test_check_runner_runs_a_job_with_the_nodes_python(settings: AgentSett
 async def test_check_runner_submits_the_smallest_job(settings: AgentSettings) -> None:
     node = NodeLrm(sys.executable)
     node.min_job_nodes = 2
-    assert (await find(settings, TRIAL_SUBJECT, lrm=node)).ok
+    assert (await check_subject(settings, TRIAL_SUBJECT, lrm=node)).ok
     assert [submission.nodes for submission in node.submissions] == [2]
 
 
 @processes
 async def test_check_runner_looks_at_the_job_after_its_timeout(settings: AgentSettings) -> None:
     timeouts = replace(SHORT, trial_node_s=0.0)
-    finding = await find(settings, TRIAL_SUBJECT, lrm=NodeLrm(sys.executable), timeouts=timeouts)
+    finding = await check_subject(settings, TRIAL_SUBJECT, lrm=NodeLrm(sys.executable), timeouts=timeouts)
     assert finding.result.endswith(", which runs the runner")
 
 
@@ -246,7 +246,9 @@ async def test_check_runner_looks_at_the_job_after_its_timeout(settings: AgentSe
 async def test_check_runner_with_unusable_python_fails(
     settings: AgentSettings, bin_folder: Path, script: str, problem: str, hint: str
 ) -> None:
-    finding = await find(settings, TRIAL_SUBJECT, lrm=NodeLrm(str(write_program(bin_folder / "python", script))))
+    finding = await check_subject(
+        settings, TRIAL_SUBJECT, lrm=NodeLrm(str(write_program(bin_folder / "python", script)))
+    )
     assert finding == Finding(TRIAL_SUBJECT, False, problem.replace("PYTHON", settings.python), hint)
 
 
@@ -255,16 +257,16 @@ async def test_check_runner_on_embedded_cluster_uses_this_host(settings: AgentSe
     node = NodeLrm(sys.executable)
     local = replace(settings, kind="local")
     expected = Finding(TRIAL_SUBJECT, True, f"{VERSION} ({settings.python} on this host), which runs the runner")
-    assert await find(local, TRIAL_SUBJECT, lrm=node) == expected
+    assert await check_subject(local, TRIAL_SUBJECT, lrm=node) == expected
     assert node.submissions == []
-    finding = await find(replace(local, python="/nowhere"), TRIAL_SUBJECT)
+    finding = await check_subject(replace(local, python="/nowhere"), TRIAL_SUBJECT)
     assert (finding.ok, finding.result) == (False, "cannot run /nowhere: No such file or directory")
 
 
 @processes
 async def test_check_runner_without_free_node_uses_this_host(settings: AgentSettings) -> None:
     lrm = MemoryLrm()
-    finding = await find(settings, TRIAL_SUBJECT, lrm=lrm)
+    finding = await check_subject(settings, TRIAL_SUBJECT, lrm=lrm)
     assert finding.ok
     text = "on this host), which runs the runner; no node was free within 0.05 s to try it on"
     assert finding.result.endswith(text)
@@ -276,30 +278,32 @@ async def test_check_runner_without_free_node_uses_this_host(settings: AgentSett
 async def test_check_runner_with_rejected_job_reports_the_reason(settings: AgentSettings) -> None:
     lrm = MemoryLrm()
     lrm.submit_rejection = SiteRejected("no account", hint="set one")
-    assert await find(settings, TRIAL_SUBJECT, lrm=lrm) == Finding(TRIAL_SUBJECT, False, "no account", "set one")
+    assert await check_subject(settings, TRIAL_SUBJECT, lrm=lrm) == Finding(
+        TRIAL_SUBJECT, False, "no account", "set one"
+    )
 
 
 @processes
 async def test_check_directory_does_not_make_it(settings: AgentSettings, tmp_path: Path) -> None:
     files = sorted(os.walk(tmp_path))
-    finding = await find(settings, "agent's directory")
+    finding = await check_subject(settings, "agent's directory")
     assert finding.ok
     assert str(settings.directory) in finding.result
     assert sorted(os.walk(tmp_path)) == files
     assert "shared" in finding.hint, "this test runs on a local disk"
-    local = await find(replace(settings, kind="local"), "agent's directory")
+    local = await check_subject(replace(settings, kind="local"), "agent's directory")
     assert local == Finding("agent's directory", True, str(settings.directory))
 
 
 @processes
 async def test_check_directory_that_cannot_be_made_fails(settings: AgentSettings, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    finding = await find(replace(settings, directory=tmp_path / "file" / "spool"), "agent's directory")
+    finding = await check_subject(replace(settings, directory=tmp_path / "file" / "spool"), "agent's directory")
     assert (finding.ok, finding.result) == (False, f"{tmp_path}/file/spool cannot be made: Not a directory")
-    finding = await find(replace(settings, directory=Path("/proc/1")), "agent's directory")
+    finding = await check_subject(replace(settings, directory=Path("/proc/1")), "agent's directory")
     assert not finding.ok
     assert finding.result.startswith("/proc/1 cannot be written to: ")
-    finding = await find(replace(settings, stage_directory=tmp_path / "file" / "stages"), "stage directory")
+    finding = await check_subject(replace(settings, stage_directory=tmp_path / "file" / "stages"), "stage directory")
     assert finding.result == f"{tmp_path}/file/stages cannot be made: Not a directory"
     assert finding.hint.startswith("set clusters.north.stage_directory to another")
 
@@ -319,7 +323,7 @@ async def test_check_directory_that_cannot_be_made_fails(settings: AgentSettings
 async def test_check_runner_address_that_nodes_cannot_reach_fails(
     settings: AgentSettings, host: str, kind: str, problem: str
 ) -> None:
-    finding = await find(replace(settings, runner_host=host, kind=kind), "runner address")
+    finding = await check_subject(replace(settings, runner_host=host, kind=kind), "runner address")
     hint = "set clusters.north.runner_address to one that the nodes reach"
     assert finding == Finding("runner address", not problem, problem or host, hint if problem else "")
 
@@ -335,11 +339,11 @@ async def test_check_folders_of_programs_that_are_missing_fails(settings: AgentS
 
 @processes
 async def test_check_daemon_without_daemon_fails(settings: AgentSettings) -> None:
-    finding = await find(settings, "daemon")
+    finding = await check_subject(settings, "daemon")
     assert not finding.ok
     assert finding.result.startswith(f"no daemon answers at {CLOSED_URL} (")
     for url in ("nonsense", "http://[::1", ""):
-        assert not (await find(replace(settings, url=url), "daemon")).ok
+        assert not (await check_subject(replace(settings, url=url), "daemon")).ok
 
 
 @processes
@@ -358,17 +362,19 @@ async def test_check_rsync_that_is_missing_or_broken_fails(
 ) -> None:
     hint = "install rsync on this host: files are sent to and from other clusters with it"
     monkeypatch.setenv("PATH", str(bin_folder))
-    assert await find(settings, "rsync") == Finding("rsync", False, "cannot run rsync: No such file or directory", hint)
+    assert await check_subject(settings, "rsync") == Finding(
+        "rsync", False, "cannot run rsync: No such file or directory", hint
+    )
     write_program(bin_folder / "rsync", "echo nonsense")
     problem = "rsync --version prints no version: nonsense"
-    assert await find(settings, "rsync") == Finding("rsync", False, problem, hint)
+    assert await check_subject(settings, "rsync") == Finding("rsync", False, problem, hint)
     write_program(bin_folder / "rsync", "echo 'rsync  version 3.2.7  protocol version 31'")
-    assert await find(settings, "rsync") == Finding("rsync", True, "3.2.7")
+    assert await check_subject(settings, "rsync") == Finding("rsync", True, "3.2.7")
 
 
 @processes
 async def test_check_replica_directory_that_is_missing_fails(settings: AgentSettings, tmp_path: Path) -> None:
-    finding = await find(settings, "replica directories")
+    finding = await check_subject(settings, "replica directories")
     assert finding.ok
     assert "clusters.north.replica_directories" in finding.hint
     findings = await run_check(replace(settings, replica_directories=[tmp_path, Path("/nowhere")]))

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.agent.conftest import FakeDaemon
-from tests.agent.fake_runner import claim
+from tests.agent.fake_runner import claim_component
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
 
@@ -12,7 +12,7 @@ T = "7.1.0"
 
 async def test_report_names_components_that_hold_nodes(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
-        runner = await claim(daemon, tmp_path)
+        runner = await claim_component(daemon, tmp_path)
         await daemon.wait_until(lambda: daemon.report()["holding"] == [T])
         report = daemon.report()
         assert (report["total"], report["idle"], report["background"], report["down"]) == (2, 1, 0, 0)
@@ -59,7 +59,7 @@ async def test_daemon_older_than_known_one_is_rejected(daemon: FakeDaemon, tmp_p
     token, lrm = "7.1.0.aa", MemoryLrm()
     daemon.epoch = 5
     async with running_agent(lrm, daemon, tmp_path):
-        await claim(daemon, tmp_path, token)
+        await claim_component(daemon, tmp_path, token)
     for epoch, recording in ((4, ""), (5, "another")):
         daemon.epoch, daemon.life = epoch, recording
         hello_count = len(daemon.received("hello"))

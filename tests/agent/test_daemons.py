@@ -13,7 +13,7 @@ from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import JournalFolder, Spool
 from koalapy.protocol.messages import Hello, KnownDaemon, from_agent
 from tests.agent.conftest import FakeDaemon
-from tests.agent.fake_runner import claim, run_program
+from tests.agent.fake_runner import claim_component, run_program
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
@@ -98,9 +98,9 @@ def list_components(folder: Path) -> list[str]:
 async def test_stages_and_components_of_lost_daemon_are_removed(daemon: FakeDaemon, tmp_path: Path) -> None:
     old, new, stages = tmp_path / "agent" / "test", tmp_path / "agent" / "other", tmp_path / "agent-stages"
     async with running_agent(lrm := MemoryLrm(), daemon, tmp_path / "agent", TIMEOUTS):
-        await run_program(daemon, lrm, await claim(daemon, tmp_path / "agent", OLD), token=OLD)
+        await run_program(daemon, lrm, await claim_component(daemon, tmp_path / "agent", OLD), token=OLD)
         await daemon.wait_for_state(OLD, "ended")
-        waiting = await claim(daemon, tmp_path / "agent", WAITING)
+        waiting = await claim_component(daemon, tmp_path / "agent", WAITING)
         await daemon.request_stage(S)
         await daemon.wait_for_stage(S)
         await change_daemon(daemon, "other")
@@ -130,7 +130,7 @@ async def test_results_for_lost_daemon_are_removed(tmp_path: Path, daemon: FakeD
         await daemon.wait_until(lambda: bool(daemon.inventories))
         await daemon.request_stage(S)
         await daemon.wait_for_stage(S)
-        runner = await claim(daemon, agent, OLD, stage=S, collect=["*"])
+        runner = await claim_component(daemon, agent, OLD, stage=S, collect=["*"])
         await daemon.open_barrier(["true"], OLD)
         await runner.receive("open")
         (tmp_path / "agent-stages" / f"test-{S}" / "a").touch()

@@ -19,7 +19,7 @@ from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
 from koalapy.system.files import measure_disks
 from tests.agent.conftest import FakeDaemon, Site
-from tests.agent.fake_runner import claim
+from tests.agent.fake_runner import claim_component
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import hanging_threads
@@ -72,7 +72,7 @@ async def test_unrecorded_component_fails_naming_disk(disk: FullDisk, daemon: Fa
         assert len(daemon.inventories) == 1, "the connection stays open"
         disk.full = False
         daemon.messages.clear()
-        await claim(daemon, tmp_path)
+        await claim_component(daemon, tmp_path)
         disk.full = True
         await daemon.open_barrier(["true"], T)
         await daemon.wait_until(lambda: "No space left" in daemon.status(T)["error"])
@@ -91,13 +91,13 @@ async def test_full_disk_is_cluster_problem_before_failure(disk: FullDisk, daemo
         assert "No space left on device" in problems[-1]
         disk.full = False
         daemon.messages.clear()
-        await claim(daemon, tmp_path)
+        await claim_component(daemon, tmp_path)
         await daemon.wait_until(lambda: not daemon.report().get("problem", "none yet"))
 
 
 async def test_stop_is_acknowledged_once_written(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
-        runner = await claim(daemon, tmp_path)
+        runner = await claim_component(daemon, tmp_path)
         disk.full = True
         stopped = await daemon.send_command("stop", T, reason="test")
         unknown = await daemon.send_command("stop", "8.1.0", reason="test")
@@ -331,7 +331,7 @@ async def test_agent_on_full_disk_writes_address_later(
         assert not address.exists()
         full = False
         await daemon.wait_until(address.exists)
-        await claim(daemon, tmp_path)
+        await claim_component(daemon, tmp_path)
 
 
 async def test_silent_disk_is_reported(tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

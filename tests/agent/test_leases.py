@@ -18,7 +18,7 @@ from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runner.lease import SilenceClock
 from koalapy.system.clock import Clock
 from tests.agent.conftest import FakeDaemon, Site, running_pids
-from tests.agent.fake_runner import claim, run_program
+from tests.agent.fake_runner import claim_component, run_program
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
@@ -215,7 +215,7 @@ async def test_claim_ends_when_daemon_stops_renewing(daemon: FakeDaemon, tmp_pat
     """The claim has no program, and its nodes are released."""
     daemon.lease = 60.0
     async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
-        runner = await claim(daemon, tmp_path, TOKEN)
+        runner = await claim_component(daemon, tmp_path, TOKEN)
         daemon.renews = False
         await runner.receive("stop")
         runner.writer.close()
@@ -227,7 +227,7 @@ async def test_claim_ends_when_daemon_stops_renewing(daemon: FakeDaemon, tmp_pat
 async def test_program_continues_while_daemon_renews(daemon: FakeDaemon, tmp_path: Path) -> None:
     daemon.lease = 60.0
     async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
-        runner = await claim(daemon, tmp_path, TOKEN)
+        runner = await claim_component(daemon, tmp_path, TOKEN)
         await pass_time(10 * daemon.lease)
         assert len(daemon.received("renew_lease")) > 15
         await run_program(daemon, lrm, runner, token=TOKEN)

@@ -48,7 +48,7 @@ def make_settings(directory: Path, **changes: Any) -> AgentSettings:
 
 
 @asynccontextmanager
-async def serve(settings: AgentSettings) -> AsyncIterator[tuple[LoginServer, FakeDaemon]]:
+async def serve_logins(settings: AgentSettings) -> AsyncIterator[tuple[LoginServer, FakeDaemon]]:
     daemon = FakeDaemon()
     server = LoginServer(settings, daemon, loop_clock())  # type: ignore[arg-type]
     await server.listen()
@@ -74,7 +74,7 @@ async def request_login(path: Path, request: bytes = b'{"ask": "login"}\n') -> l
 
 @pytest.mark.evidence("A10", "C2")
 async def test_login_attests_account_given_by_kernel(tmp_path: Path) -> None:
-    async with serve(settings := make_settings(tmp_path)) as (_, daemon):
+    async with serve_logins(settings := make_settings(tmp_path)) as (_, daemon):
         greeting, answer = await request_login(
             settings.login_sockets[0], b'{"ask": "login", "account": "root", "uid": 0}\n'
         )
@@ -89,7 +89,7 @@ async def test_login_attests_account_given_by_kernel(tmp_path: Path) -> None:
     "request_line", [b"\n", b"{}\n", b"[]\n", b'{"ask": "token"}\n', b"\xff\n", b"[" * 10_000 + b"\n", b"x" * 1_000_000]
 )
 async def test_invalid_login_request_is_not_answered(tmp_path: Path, request_line: bytes) -> None:
-    async with serve(settings := make_settings(tmp_path)) as (_, daemon):
+    async with serve_logins(settings := make_settings(tmp_path)) as (_, daemon):
         with suppress(ConnectionResetError):
             assert len(await request_login(settings.login_sockets[0], request_line)) <= 1
         assert daemon.requests == []
@@ -97,7 +97,7 @@ async def test_invalid_login_request_is_not_answered(tmp_path: Path, request_lin
 
 
 async def test_unknown_and_repeated_answers_are_ignored(tmp_path: Path) -> None:
-    async with serve(settings := make_settings(tmp_path)) as (server, daemon):
+    async with serve_logins(settings := make_settings(tmp_path)) as (server, daemon):
         replayed: list[str] = []
 
         def answer(vouch: Vouch) -> None:
@@ -112,7 +112,7 @@ async def test_unknown_and_repeated_answers_are_ignored(tmp_path: Path) -> None:
 
 
 async def test_rejected_login_returns_error_and_hint(tmp_path: Path) -> None:
-    async with serve(settings := make_settings(tmp_path)) as (server, daemon):
+    async with serve_logins(settings := make_settings(tmp_path)) as (server, daemon):
         daemon.answer = lambda vouch: server.vouched(Vouched(ident=vouch.ident, error="not you", hint="ask them"))
         assert (await request_login(settings.login_sockets[0]))[1] == {"error": "not you", "hint": "ask them"}
         daemon.answer = lambda vouch: server.lost()
@@ -123,7 +123,7 @@ async def test_rejected_login_returns_error_and_hint(tmp_path: Path) -> None:
 
 
 async def test_login_without_answer_of_daemon_times_out(tmp_path: Path) -> None:
-    async with serve(settings := make_settings(tmp_path)) as (server, daemon):
+    async with serve_logins(settings := make_settings(tmp_path)) as (server, daemon):
         daemon.answer = lambda vouch: None
         assert "has not answered" in (await request_login(settings.login_sockets[0]))[1]["error"]
         late = daemon.requests[0].ident
@@ -132,7 +132,7 @@ async def test_login_without_answer_of_daemon_times_out(tmp_path: Path) -> None:
 
 @pytest.mark.evidence("A12")
 async def test_connections_and_logins_of_account_are_limited(tmp_path: Path) -> None:
-    async with serve(settings := make_settings(tmp_path)) as (_, daemon):
+    async with serve_logins(settings := make_settings(tmp_path)) as (_, daemon):
         path = str(settings.login_sockets[0])
         connections = [await asyncio.open_unix_connection(path) for _ in range(MAX_CONNECTIONS_PER_ACCOUNT)]
         for reader, _ in connections:
@@ -150,7 +150,7 @@ async def test_connections_and_logins_of_account_are_limited(tmp_path: Path) -> 
 
 
 async def test_own_agent_rejects_other_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serve(settings := make_settings(tmp_path, identity="own")) as (_, daemon):
+    async with serve_logins(settings := make_settings(tmp_path, identity="own")) as (_, daemon):
         assert (await request_login(settings.login_sockets[0]))[1]["token"] == TOKEN
         monkeypatch.setattr(login, "get_peer", lambda _: Peer(1, 4711))
         error = (await request_login(settings.login_sockets[0]))[1]["error"]
@@ -160,7 +160,7 @@ async def test_own_agent_rejects_other_accounts(tmp_path: Path, monkeypatch: pyt
 
 async def test_unknown_account_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login, "get_peer", lambda _: Peer(1, 987_654))
-    async with serve(settings := make_settings(tmp_path)) as (_, daemon):
+    async with serve_logins(settings := make_settings(tmp_path)) as (_, daemon):
         assert (await request_login(settings.login_sockets[0]))[1][
             "error"
         ] == "this host has no account with the uid 987654"
@@ -226,14 +226,14 @@ async def test_bound_socket_with_long_path_is_made(tmp_path: Path) -> None:
 async def test_server_without_usable_path_does_not_listen(tmp_path: Path) -> None:
     first, second = tmp_path / "nowhere" / "login.sock", tmp_path / "login.sock"
     settings = replace(make_settings(tmp_path), login_sockets=(first, second))
-    async with serve(settings):
+    async with serve_logins(settings):
         assert len(await request_login(second)) == 2
-    async with serve(replace(settings, login_sockets=(first,))):
+    async with serve_logins(replace(settings, login_sockets=(first,))):
         assert not second.exists()
 
 
 @pytest.mark.parametrize(("identity", "runs_jobs"), [("service", True), ("own", False), ("mapped", False)])
 async def test_attestation_includes_whether_jobs_run_as_account(tmp_path: Path, identity: str, runs_jobs: bool) -> None:
-    async with serve(settings := make_settings(tmp_path, identity=identity)) as (_, daemon):
+    async with serve_logins(settings := make_settings(tmp_path, identity=identity)) as (_, daemon):
         await request_login(settings.login_sockets[0])
         assert [vouch.runs_jobs for vouch in daemon.requests] == [runs_jobs]

@@ -24,7 +24,7 @@ from koalapy.model.reports import MAX_LOST_RECORDS
 from koalapy.runner.output import Output
 from koalapy.runner.session import seal_file
 from tests.agent.conftest import DEADLINE, FakeDaemon, Site, running_pids
-from tests.agent.fake_runner import FakeRunner, claim, runner_secret
+from tests.agent.fake_runner import FakeRunner, claim_component, runner_secret
 from tests.agent.memory_agent import loop_clock, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.needs import ROOT, needs
@@ -174,7 +174,7 @@ SUCCESS_RESULT = {"code": 0, "error": "", "infrastructure": False, "stopped": Fa
 RUNNER_HOST = {"host": "10.0.0.1", "name": "n1"}
 
 
-def recall(path: Path, key: bytes) -> Component:
+def recall_component(path: Path, key: bytes) -> Component:
     """Load the component with a key of the resource manager."""
     return Component.load_journal("test", T, JournalFolder(path, secret_of=lambda node: key))
 
@@ -196,7 +196,7 @@ def leave_result(path: Path, node: int, output: Output, key: bytes) -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[[int], list[Output]]:
+def start_runners(tmp_path: Path) -> Callable[[int], list[Output]]:
     """Start a component of several nodes and return the output buffers of its runners."""
 
     def start_runners(nodes: int) -> list[Output]:
@@ -208,15 +208,15 @@ def start(tmp_path: Path) -> Callable[[int], list[Output]]:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_result_after_lost_key_has_complete_output(
-    tmp_path: Path, start: Callable[[int], list[Output]], nodes: int
+    tmp_path: Path, start_runners: Callable[[int], list[Output]], nodes: int
 ) -> None:
-    for node, output in enumerate(start(nodes)):
+    for node, output in enumerate(start_runners(nodes)):
         for line in range(5):
             output.append(f"node {node} line {line}\n".encode())
         output.append(b"no end")
         leave_result(tmp_path, node, output, b"old")
-    assert recall(tmp_path, b"old").exit_code == 0
-    component = recall(tmp_path, b"new")
+    assert recall_component(tmp_path, b"old").exit_code == 0
+    component = recall_component(tmp_path, b"new")
     component.on_job_ended(None)
     assert (component.exit_code, component.error, component.output.missing) == (0, "", "")
     output_text = read_output(component)
@@ -225,22 +225,24 @@ def test_result_after_lost_key_has_complete_output(
     assert output_text.count(b"no end") == nodes
 
 
-def test_reported_result_is_recalled_after_lost_key(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
-    start(1)
-    first = recall(tmp_path, b"old")
+def test_reported_result_is_recalled_after_lost_key(
+    tmp_path: Path, start_runners: Callable[[int], list[Output]]
+) -> None:
+    start_runners(1)
+    first = recall_component(tmp_path, b"old")
     first.output.add_bytes(0, 0, b"all\n")
     first.record_result(0, SUCCESS_RESULT | RUNNER_HOST)
-    component = recall(tmp_path, b"new")
+    component = recall_component(tmp_path, b"new")
     component.on_job_ended(None)
     assert (component.exit_code, component.error, component.output.missing) == (0, "", "")
     assert component.current_status().hosts == ("10.0.0.1",)
 
 
-def test_unverified_output_is_reported_missing(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
-    (output,) = start(1)
+def test_unverified_output_is_reported_missing(tmp_path: Path, start_runners: Callable[[int], list[Output]]) -> None:
+    (output,) = start_runners(1)
     output.append(b"some line\n" * 5)
     leave_result(tmp_path, 0, output, b"old")
-    component = recall(tmp_path, b"new")
+    component = recall_component(tmp_path, b"new")
     component.on_job_ended(None)
     assert component.exit_code is None
     assert "no longer knows it" in component.error
@@ -248,17 +250,17 @@ def test_unverified_output_is_reported_missing(tmp_path: Path, start: Callable[[
 
 
 def test_result_without_complete_output_names_missing_bytes(
-    tmp_path: Path, start: Callable[[int], list[Output]]
+    tmp_path: Path, start_runners: Callable[[int], list[Output]]
 ) -> None:
     """The disk was full for the rest, and the runner has not reconnected."""
-    (output,) = start(1)
+    (output,) = start_runners(1)
     for line in range(3):
         output.append(f"line {line}\n".encode())
     leave_result(tmp_path, 0, output, b"old")
     (tmp_path / "output.0.14").unlink()
-    first = recall(tmp_path, b"old")
+    first = recall_component(tmp_path, b"old")
     assert first.output.missing == "", "its runner may still reconnect"
-    component = recall(tmp_path, b"new")
+    component = recall_component(tmp_path, b"new")
     component.on_job_ended(None)
     assert component.exit_code == 0
     assert component.output.missing.startswith("7 bytes of node 0")
@@ -287,7 +289,7 @@ def test_reconnected_runner_resends_output_not_copied(tmp_path: Path, lost: int)
 async def test_saved_output_of_lost_runner_is_sent(daemon: FakeDaemon, tmp_path: Path) -> None:
     """The daemon receives success and complete output before the resource manager ends the job."""
     async with running_agent(MemoryLrm(), daemon, tmp_path):
-        runner = await claim(daemon, tmp_path)
+        runner = await claim_component(daemon, tmp_path)
         await daemon.open_barrier(["true"], T)
         await runner.receive("open")
         await runner.send_output(0, b"first\n")

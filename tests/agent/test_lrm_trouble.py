@@ -23,7 +23,7 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import Hello
 from tests import signals
 from tests.agent.conftest import VIRTUAL_DEADLINE, FakeDaemon
-from tests.agent.fake_runner import claim
+from tests.agent.fake_runner import claim_component
 from tests.agent.memory_agent import loop_clock, reported_counts, running_agent
 from tests.agent.memory_lrm import MemoryLrm
 from tests.signals import pass_time
@@ -382,7 +382,7 @@ async def test_lost_node_without_disconnect_ends_component(
 ) -> None:
     """The report of the resource manager counts after a grace in which the runners may still report."""
     async with running_agent(lrm, daemon, tmp_path):
-        runner = await claim(daemon, tmp_path)
+        runner = await claim_component(daemon, tmp_path)
         lrm.lose_job("1", "NODE_FAIL")
         lrm.changed.set()
         if reports_exit:
@@ -395,7 +395,7 @@ async def test_lost_node_without_disconnect_ends_component(
 
 async def test_node_lost_after_success_is_no_failure(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with running_agent(lrm, daemon, tmp_path):
-        runner = await claim(daemon, tmp_path)
+        runner = await claim_component(daemon, tmp_path)
         await daemon.open_barrier(["true"], "7.1.0")
         await runner.receive("open")
         runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
@@ -411,7 +411,7 @@ async def test_node_lost_after_success_is_no_failure(lrm: MemoryLrm, daemon: Fak
 async def test_runner_of_ended_job_is_stopped(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """The nodes of the job are free for others, so a connected runner must end."""
     async with running_agent(lrm, daemon, tmp_path):
-        runner = await claim(daemon, tmp_path)
+        runner = await claim_component(daemon, tmp_path)
         lrm.end_job("1")
         lrm.changed.set()
         await runner.receive("stop")

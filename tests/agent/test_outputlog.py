@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from koalapy.agent.components.outputlog import OutputLog, Piece
 from koalapy.agent.core.reporter import DELIVERY_TIMEOUT
 from tests.agent.conftest import FakeDaemon
-from tests.agent.fake_runner import claim, run_program
+from tests.agent.fake_runner import claim_component, run_program
 from tests.agent.memory_agent import running_agent
 from tests.agent.memory_lrm import MemoryLrm
 
@@ -246,7 +246,7 @@ T = "7.1.0"
 async def test_unacknowledged_output_is_sent_again(daemon: FakeDaemon, tmp_path: Path) -> None:
     daemon.takes_output = False
     async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
-        await run_program(daemon, lrm, await claim(daemon, tmp_path), b"one\n")
+        await run_program(daemon, lrm, await claim_component(daemon, tmp_path), b"one\n")
         await daemon.wait_until(lambda: len(daemon.received("output", T)) > 2)
         assert daemon.status(T)["state"] == "delivering"
         daemon.takes_output = True
@@ -257,7 +257,7 @@ async def test_unacknowledged_output_is_sent_again(daemon: FakeDaemon, tmp_path:
 async def test_output_never_acknowledged_is_given_up(daemon: FakeDaemon, tmp_path: Path) -> None:
     daemon.takes_output = False
     async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
-        await run_program(daemon, lrm, await claim(daemon, tmp_path), b"one\n")
+        await run_program(daemon, lrm, await claim_component(daemon, tmp_path), b"one\n")
         end = await daemon.wait_for_state(T, "ended")
     missing = f"the last 4 bytes: the daemon took nothing for {DELIVERY_TIMEOUT:g} s"
     assert (end["program_exit"], end["missing"]) == (0, missing)
@@ -275,7 +275,7 @@ async def test_output_is_acknowledged_once_disk_has_space(
         raise OSError(28, "No space left on device")
 
     async with running_agent(lrm := MemoryLrm(), daemon, tmp_path):
-        runner = await claim(daemon, tmp_path)
+        runner = await claim_component(daemon, tmp_path)
         with monkeypatch.context() as disk:
             disk.setattr(os, "pwrite", raise_no_space)
             playing = asyncio.create_task(run_program(daemon, lrm, runner, b"one\n"))

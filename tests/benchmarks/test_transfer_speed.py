@@ -108,11 +108,12 @@ def test_transfer_time_of_large_file(
 ) -> None:
     async def measured() -> list[float]:
         pair = SitePair(tmp_path, rsync_url, encrypts=encrypts)
-        path = pair.south.make("big", random.Random(3).randbytes(LARGE_FILE_BYTES))
-        input_file = pair.south.input(path)
+        path = pair.south.make_replica("big", random.Random(3).randbytes(LARGE_FILE_BYTES))
+        input_file = pair.south.make_input(path)
         try:
             return await pair.compare(
-                lambda: pair.rsync("big"), lambda: pair.ours(lambda token: pair.north.stage(input_file, token=token))
+                lambda: pair.rsync("big"),
+                lambda: pair.ours(lambda token: pair.north.start_stage(input_file, token=token)),
             )
         finally:
             await pair.close()
@@ -124,11 +125,12 @@ def test_transfer_time_of_small_files(tmp_path: Path, rsync_url: str, benchmark:
     async def measured() -> list[float]:
         pair = SitePair(tmp_path, rsync_url)
         for name, content in create_small_files().items():
-            pair.south.make(f"many/{name}", content)
-        input_folder = pair.south.input(pair.south.replicas / "many")
+            pair.south.make_replica(f"many/{name}", content)
+        input_folder = pair.south.make_input(pair.south.replicas / "many")
         try:
             return await pair.compare(
-                lambda: pair.rsync("many"), lambda: pair.ours(lambda token: pair.north.stage(input_folder, token=token))
+                lambda: pair.rsync("many"),
+                lambda: pair.ours(lambda token: pair.north.start_stage(input_folder, token=token)),
             )
         finally:
             await pair.close()
@@ -142,7 +144,7 @@ def test_transfer_time_of_small_files_of_submitter(tmp_path: Path, rsync_url: st
         archive = io.BytesIO()
         with tarfile.open(fileobj=archive, mode="w") as opened:
             for name, content in create_small_files().items():
-                pair.south.make(f"many/{name}", content)
+                pair.south.make_replica(f"many/{name}", content)
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 opened.addfile(member, io.BytesIO(content))
@@ -152,7 +154,7 @@ def test_transfer_time_of_small_files_of_submitter(tmp_path: Path, rsync_url: st
         try:
             return await pair.compare(
                 lambda: pair.rsync("many"),
-                lambda: pair.ours(lambda token: pair.north.stage(token=token, bundle=bundle)),
+                lambda: pair.ours(lambda token: pair.north.start_stage(token=token, bundle=bundle)),
             )
         finally:
             await pair.close()

@@ -1,4 +1,4 @@
-"""Embedded clusters in temporary directories. Each is shut down after its test, and no process of it may be left."""
+"""Embedded clusters in temporary directories. Each is shut down after its test and may leave no process."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
+    """Return whether a process runs. A zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

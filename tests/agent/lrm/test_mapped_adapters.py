@@ -1,6 +1,6 @@
 """Slurm and Grid Engine with jobs of several accounts.
 
-Commands are answered in this process; what is done in accounts' folders is done by real processes, as we are.
+Commands are answered in this process. Real processes of this account work in the folders of the accounts.
 """
 
 import os
@@ -54,7 +54,7 @@ class FakeSudo:
         self._calls.append(f"{user}: {' '.join(command)}")
         return await self._run_command(*command, **options)
 
-    def calls(self, program: str) -> list[str]:
+    def list_calls(self, program: str) -> list[str]:
         """Return the calls of a program, each with the account before it."""
         return [call for call in self._calls if os.path.basename(call.split()[1]) == program]
 
@@ -68,7 +68,7 @@ def folders_of(tmp_path: Path, run_command: RunCommand = run_command) -> JobFold
     return JobFolders(run_as, tmp_path / "jobs", str(tmp_path / "tools" / "python"))
 
 
-def submission(folders: JobFolders, user: str, name: str = "koala-x-9.1.0") -> LrmSubmission:
+def make_submission(folders: JobFolders, user: str, name: str = "koala-x-9.1.0") -> LrmSubmission:
     work = folders.folder_path(user, f"work-{name}")
     return LrmSubmission(name, 1, ["/bin/true"], {}, work, work / "runner.log", user=user, secrets=("5ecret",))
 
@@ -96,14 +96,14 @@ def mapped(sudo: FakeSudo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
 async def test_slurm_finds_job_by_name_and_account(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
     jobs = (await mapped.take_snapshot()).jobs
     assert [(job.id, job.user) for job in jobs] == [("166", "ann"), ("167", "ann"), ("168", "ben"), ("169", "ann")]
-    assert slurm.calls("squeue")[0].startswith("--user=4242,ann,ben --states=all --noheader --noconvert --Format=")
+    assert slurm.list_calls("squeue")[0].startswith("--user=4242,ann,ben --states=all --noheader --noconvert --Format=")
 
 
 async def test_slurm_with_unknown_account_is_unavailable_while_it_exists(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await mapped.take_snapshot()
-    slurm.says("squeue", recorded_queue(), errors="squeue: error: Invalid user: ben\n\n", when=COLUMNS)
+    slurm.set_answer("squeue", recorded_queue(), errors="squeue: error: Invalid user: ben\n\n", when=COLUMNS)
     with pytest.raises(SiteUnavailable, match="squeue does not know the account ben"):
         await mapped.take_snapshot()
     monkeypatch.delitem(KNOWN, "ben")
@@ -120,12 +120,12 @@ async def test_slurm_submits_job_as_its_account(
     slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm, tmp_path: Path
 ) -> None:
     work = tmp_path / "jobs" / "ann" / "work-koala-x-9.1.0"
-    assert await mapped.submit_job(submission(mapped._folders, "ann")) == "171"
-    (call,) = sudo.calls("sbatch")
+    assert await mapped.submit_job(make_submission(mapped._folders, "ann")) == "171"
+    (call,) = sudo.list_calls("sbatch")
     assert call.startswith(f"ann: {tmp_path}/bin/sbatch --parsable --job-name=koala-x-9.1.0 --chdir={work} ")
     assert sorted(path.name for path in work.iterdir()) == ["launch", "secret.0"]
     assert [path.stat().st_mode & 0o777 for path in sorted(work.iterdir())] == [0o700, 0o600]
-    environment = slurm.environment("sbatch")
+    environment = slurm.last_environment("sbatch")
     assert (environment["HOME"], environment["USER"], environment["LOGNAME"]) == ("/home/ann", "ann", "ann")
     assert "5ecret" not in str(environment) + call
 
@@ -134,7 +134,7 @@ async def test_slurm_submits_job_as_its_account(
 async def test_slurm_find_ignores_jobs_of_other_accounts(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
     name = "koala-x-2.1.0"
     forged = f"167|RUNNING|1500|{name}\n180|RUNNING|1501|{name}\n"
-    slurm.says("squeue", forged, when=f"*--name={name}*")
+    slurm.set_answer("squeue", forged, when=f"*--name={name}*")
     assert await mapped.find_job(name, "ann") == "167"
     assert await mapped.find_job(name, "ben") == "180"
     assert await mapped.find_job(name) is None
@@ -142,24 +142,24 @@ async def test_slurm_find_ignores_jobs_of_other_accounts(slurm: FakeSlurm, mappe
 
 @pytest.mark.evidence("K9")
 async def test_slurm_cancels_job_as_its_account_only(slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm) -> None:
-    slurm.says("squeue", "167|RUNNING|1500|koala-x-2.1.0\n", when="*--jobs=167*")
+    slurm.set_answer("squeue", "167|RUNNING|1500|koala-x-2.1.0\n", when="*--jobs=167*")
     for user in ("ben", ""):
         with pytest.raises(SiteRejected, match=r"not koala-x-2\.1\.0 of .*: it is not cancelled"):
             await mapped.cancel_job("167", "koala-x-2.1.0", user)
-    assert slurm.calls("scancel") == []
+    assert slurm.list_calls("scancel") == []
     await mapped.cancel_job("167", "koala-x-2.1.0", "ann")
-    assert [call.split(" ", 1)[0] for call in sudo.calls("scancel")] == ["ann:"]
+    assert [call.split(" ", 1)[0] for call in sudo.list_calls("scancel")] == ["ann:"]
 
 
 @pytest.mark.evidence("K4")
 async def test_submit_as_unknown_account_is_rejected(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready = submission(mapped._folders, "ann")
+    ready = make_submission(mapped._folders, "ann")
     monkeypatch.delitem(KNOWN, "ann")
     with pytest.raises(SiteRejected, match="there is no account ann on north"):
         await mapped.submit_job(ready)
-    assert slurm.calls("sbatch") == []
+    assert slurm.list_calls("sbatch") == []
 
 
 async def test_snapshot_names_accounts_of_jobs(
@@ -170,7 +170,7 @@ async def test_snapshot_names_accounts_of_jobs(
     rows.append(("202", "RUNNING", "0", "1", "n2", "1999", "None", "koala-x-2.1.0"))
     rows.append(("203", "RUNNING", "0", "1", "n2", "1999", "None", "x\nkoala-x-1.1.0"))
     text = "".join("".join(v.ljust(w) for v, w in zip(row, widths, strict=True)) + "\n" for row in rows)
-    slurm.says("squeue", text, when="*--Format=*UserID*")
+    slurm.set_answer("squeue", text, when="*--Format=*UserID*")
     assert [(job.id, job.user) for job in (await mapped.take_snapshot()).jobs] == [("201", "ben")]
 
 
@@ -180,7 +180,7 @@ async def test_snapshot_names_accounts_of_jobs(
 @pytest.fixture
 def grid_sudo(engine: FakeGridEngine, tools: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSudo:
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
-    engine.answers("qsub", "41\n")
+    engine.set_answer("qsub", "41\n")
     return FakeSudo(tools, engine.run)
 
 
@@ -195,8 +195,8 @@ def grid(grid_sudo: FakeSudo, tmp_path: Path) -> SgeLrm:
 async def test_grid_engine_submits_job_as_its_account(
     engine: FakeGridEngine, grid: SgeLrm, grid_sudo: FakeSudo, tmp_path: Path
 ) -> None:
-    assert await grid.submit_job(submission(grid._folders, "ben")) == "41"
-    (call,) = grid_sudo.calls("qsub")
+    assert await grid.submit_job(make_submission(grid._folders, "ben")) == "41"
+    (call,) = grid_sudo.list_calls("qsub")
     work = tmp_path / "jobs" / "ben" / "work-koala-x-9.1.0"
     assert call.startswith(f"ben: {engine.programs}/qsub -terse -N koala-x-9.1.0 -wd {work} -o {work}/runner.log")
     assert call.endswith(f"-b y -shell n -r n {work}/launch")
@@ -210,24 +210,24 @@ async def test_grid_engine_finds_job_by_name_and_account(engine: FakeGridEngine,
         "<JB_owner>{1}</JB_owner><state>r</state><queue_name>all.q@h2-1</queue_name></job_list>"
     )
     rows = row.format(7, "ann") + row.format(8, "mallory") + row.format(9, "ben")
-    engine.answers("qstat", f"<job_info><queue_info>{rows}</queue_info><job_info/></job_info>")
+    engine.set_answer("qstat", f"<job_info><queue_info>{rows}</queue_info><job_info/></job_info>")
     jobs = (await grid.take_snapshot()).jobs
     assert [(job.id, job.user, job.state) for job in jobs] == [
         ("7", "ann", LrmJobState.RUNNING),
         ("9", "ben", LrmJobState.RUNNING),
     ]
-    assert all(" -u * " in call for call in engine.calls("qstat") if "-xml" in call)
+    assert all(" -u * " in call for call in engine.list_calls("qstat") if "-xml" in call)
     assert await grid.find_job("koala-x-7.1.0", "ben") is None
     with pytest.raises(SiteRejected, match="not cancelled"):
         await grid.cancel_job("7", "koala-x-7.1.0", "ben")
-    assert engine.calls("qdel") == []
+    assert engine.list_calls("qdel") == []
 
 
 @pytest.mark.processes
 async def test_rejection_of_qsub_has_its_text(engine: FakeGridEngine, grid: SgeLrm) -> None:
-    engine.answers("qsub", "Unable to run job: no suitable queues.\nExiting.\n", 1)
+    engine.set_answer("qsub", "Unable to run job: no suitable queues.\nExiting.\n", 1)
     with pytest.raises(SiteRejected, match="qsub: Unable to run job: no suitable queues") as refused:
-        await grid.submit_job(submission(grid._folders, "ann"))
+        await grid.submit_job(make_submission(grid._folders, "ann"))
     assert "qsub -w v" in refused.value.hint
 
 

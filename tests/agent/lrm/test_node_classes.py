@@ -18,7 +18,7 @@ from koalapy.agent.lrm.node_classes import (
 GIB = 1 << 30
 
 
-def node(name: str, *features: str, memory: int | None = None, weight: int = 1) -> KnownNode:
+def make_node(name: str, *features: str, memory: int | None = None, weight: int = 1) -> KnownNode:
     return KnownNode(name, memory, frozenset(features), weight)
 
 
@@ -27,23 +27,23 @@ def describe_groups(groups: NodeGroups) -> dict[str, list[str]]:
 
 
 def test_group_nodes_without_properties_returns_no_groups() -> None:
-    assert group_nodes([node("n1"), node("n2")], {}) == NodeGroups()
+    assert group_nodes([make_node("n1"), make_node("n2")], {}) == NodeGroups()
     assert group_nodes([], {"fast": NodeClassSettings(feature="fast")}).groups == ()
-    assert group_nodes([node("n1", "ib")], {}) == NodeGroups(), "all have that"
+    assert group_nodes([make_node("n1", "ib")], {}) == NodeGroups(), "all have that"
 
 
 def test_group_nodes_that_are_equal_returns_unnamed_group() -> None:
-    (group,) = group_nodes([node("n1", memory=63 * GIB), node("n2", memory=62 * GIB)], {}).groups
+    (group,) = group_nodes([make_node("n1", memory=63 * GIB), make_node("n2", memory=62 * GIB)], {}).groups
     assert (group.name, group.memory) == ("", 62 * GIB)
 
 
 def test_group_nodes_by_properties_orders_by_weight() -> None:
     groups = group_nodes(
         [
-            node("n1", "haswell", memory=64 * 10**9, weight=9),
-            node("n2", "haswell", memory=64 * 10**9, weight=9),
-            node("n3", "haswell", "ib", memory=64 * 10**9, weight=1),
-            node("n4", "haswell", memory=512 * 10**9, weight=5),
+            make_node("n1", "haswell", memory=64 * 10**9, weight=9),
+            make_node("n2", "haswell", memory=64 * 10**9, weight=9),
+            make_node("n3", "haswell", "ib", memory=64 * 10**9, weight=1),
+            make_node("n4", "haswell", memory=512 * 10**9, weight=5),
         ],
         {},
     )
@@ -52,7 +52,13 @@ def test_group_nodes_by_properties_orders_by_weight() -> None:
 
 
 def test_group_nodes_prefers_configured_classes() -> None:
-    nodes = [node("n1.site", "gpu"), node("n2", "gpu"), node("n3"), node("n4"), node("n5", memory=GIB)]
+    nodes = [
+        make_node("n1.site", "gpu"),
+        make_node("n2", "gpu"),
+        make_node("n3"),
+        make_node("n4"),
+        make_node("n5", memory=GIB),
+    ]
     groups = group_nodes(
         nodes,
         {
@@ -70,13 +76,13 @@ def test_group_nodes_prefers_configured_classes() -> None:
 
 
 def test_group_nodes_with_used_name_adds_number() -> None:
-    groups = group_nodes([node("n1", "gpu"), node("n2", "fast")], {"gpu": NodeClassSettings(feature="fast")})
+    groups = group_nodes([make_node("n1", "gpu"), make_node("n2", "fast")], {"gpu": NodeClassSettings(feature="fast")})
     assert describe_groups(groups) == {"gpu": ["n2"], "gpu-2": ["n1"]}
 
 
 def test_group_nodes_with_too_few_nodes_adds_notice() -> None:
     groups = group_nodes(
-        [node("n1"), node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)}
+        [make_node("n1"), make_node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)}
     )
     assert describe_groups(groups) == {"fast": ["n1", "n2"]}
     assert [notice[:34] for notice in groups.notices] == [
@@ -87,13 +93,15 @@ def test_group_nodes_with_too_few_nodes_adds_notice() -> None:
 
 def test_group_nodes_limits_length_of_names() -> None:
     features = [f"a-feature-with-a-long-name-{number}" for number in range(100)]
-    groups = group_nodes([node("n1", *features), node("n2", *features, "b"), node("n3", *features, "c")], {})
+    groups = group_nodes(
+        [make_node("n1", *features), make_node("n2", *features, "b"), make_node("n3", *features, "c")], {}
+    )
     assert len(groups.groups) == 3
     assert max(len(group.name) for group in groups.groups) <= MAX_NAME_LENGTH + 2
 
 
 def test_group_nodes_with_too_many_classes_joins_them() -> None:
-    many = [node(f"n{number}", f"rack{number}", memory=GIB) for number in range(MAX_CLASSES + 1)]
+    many = [make_node(f"n{number}", f"rack{number}", memory=GIB) for number in range(MAX_CLASSES + 1)]
     (group,) = group_nodes(many, {}).groups
     assert (group.name, len(group.nodes)) == ("", MAX_CLASSES + 1)
 

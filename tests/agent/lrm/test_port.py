@@ -1,7 +1,7 @@
-"""What every resource manager behind the ``Lrm`` port must do.
+"""Requirements of every resource manager behind the ``Lrm`` port.
 
-``KOALA_PORT_KIND`` says which one is tried: the embedded one by default; ``slurm`` or ``sge`` on a head of the testbed,
-where ``tests/grid/test_testbed.py`` plays this suite.
+``KOALA_PORT_KIND`` selects it: the embedded one by default; ``slurm`` or ``sge`` on a head node of the testbed, where
+``tests/grid/test_testbed.py`` runs this suite.
 """
 
 import asyncio
@@ -27,37 +27,41 @@ pytestmark = pytest.mark.processes
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A resource manager as these tests need to know it."""
+class ClusterUnderTest:
+    """Properties of the tested resource manager."""
 
     nodes: int
     walltime: float
-    """Seconds, the shortest that it knows."""
+    """Shortest walltime in seconds."""
     within: float
-    """Seconds that a change may take at most."""
+    """Longest time of a change in seconds."""
 
 
 KIND = os.environ.get("KOALA_PORT_KIND", "local")
-TRIED = {"local": Tried(4, 0.2, TIMEOUT_S), "slurm": Tried(3, 60, 120), "sge": Tried(3, 1, 60)}[KIND]
-NODES = TRIED.nodes
+CLUSTER = {
+    "local": ClusterUnderTest(4, 0.2, TIMEOUT_S),
+    "slurm": ClusterUnderTest(3, 60, 120),
+    "sge": ClusterUnderTest(3, 1, 60),
+}[KIND]
+NODES = CLUSTER.nodes
 run = ""
-"""Of the test under way: resource managers remember the jobs of earlier ones."""
+"""Identifier of the running test, since resource managers remember the jobs of earlier tests."""
 
 
 @pytest.fixture(autouse=True)
-def a_run_of_its_own() -> None:
+def new_run() -> None:
     global run
     run = uuid4().hex[:8]
 
 
 def job_name(letter: str = "a") -> str:
-    """The name of a job of ours."""
+    """Return the name of a job of this test."""
     return f"koala-{run}-{letter}"
 
 
 @pytest.fixture
 async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
-    """An LRM of idle nodes, ours by the prefix ``koala-``."""
+    """A resource manager of idle nodes. The prefix ``koala-`` marks our jobs."""
     lrm: Lrm
     if KIND == "slurm":
         from koalapy.agent.lrm.slurm.adapter import SlurmLrm
@@ -75,19 +79,19 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
     yield lrm
     for job in (await lrm.take_snapshot()).jobs:
         await lrm.cancel_job(job.id, job.name)
-    await until(lrm, lambda snapshot: snapshot.idle == NODES)
+    await wait_for_snapshot(lrm, lambda snapshot: snapshot.idle == NODES)
     await lrm.close()
 
 
-def submission(folder: Path, script: str, *, letter: str = "a", nodes: int = 1, **fields: Any) -> LrmSubmission:
+def make_submission(folder: Path, script: str, *, letter: str = "a", nodes: int = 1, **fields: Any) -> LrmSubmission:
     name = job_name(letter)
     argv = ["/bin/sh", "-c", script]
     return LrmSubmission(name, nodes, argv, {"GREETING": "hello"}, folder, folder / f"{name}.out", **fields)
 
 
-async def until(lrm: Lrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
-    """The first snapshot that fulfils the condition, looking only when the LRM tells of a change."""
-    async with asyncio.timeout(TRIED.within), aclosing(lrm.watch_changes()) as changes:
+async def wait_for_snapshot(lrm: Lrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
+    """Return the first snapshot that meets the condition, taken only after changes are announced."""
+    async with asyncio.timeout(CLUSTER.within), aclosing(lrm.watch_changes()) as changes:
         async for _ in changes:
             snapshot = await lrm.take_snapshot()
             if condition(snapshot):
@@ -100,8 +104,8 @@ def job_in(snapshot: LrmSnapshot, job: str) -> LrmJob:
     return matches
 
 
-async def state(lrm: Lrm, job: str, expected: LrmJobState) -> LrmJob:
-    snapshot = await until(
+async def wait_for_state(lrm: Lrm, job: str, expected: LrmJobState) -> LrmJob:
+    snapshot = await wait_for_snapshot(
         lrm, lambda snapshot: any(listed.id == job and listed.state is expected for listed in snapshot.jobs)
     )
     return job_in(snapshot, job)
@@ -114,97 +118,97 @@ async def test_snapshot_of_idle_cluster_has_all_nodes_idle(lrm: Lrm) -> None:
 
 async def test_job_holds_its_nodes_until_its_end(lrm: Lrm, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    job = await lrm.submit_job(submission(tmp_path, f"until [ -e {gate} ]; do sleep 0.02; done; exit 7", nodes=3))
-    running = await until(lrm, lambda snapshot: snapshot.idle == NODES - 3)
+    job = await lrm.submit_job(make_submission(tmp_path, f"until [ -e {gate} ]; do sleep 0.02; done; exit 7", nodes=3))
+    running = await wait_for_snapshot(lrm, lambda snapshot: snapshot.idle == NODES - 3)
     assert (running.background, running.down) == (0, 0)
     running_job = job_in(running, job)
     assert (running_job.name, running_job.state, len(set(running_job.nodes))) == (job_name(), LrmJobState.RUNNING, 3)
     gate.touch()
-    ended = await state(lrm, job, LrmJobState.ENDED)
+    ended = await wait_for_state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost, ended.nodes) == (7, False, running_job.nodes)
     assert (await lrm.take_snapshot()).idle == NODES
 
 
 async def test_program_starts_once_on_each_node(lrm: Lrm, tmp_path: Path) -> None:
-    job = await lrm.submit_job(submission(tmp_path, 'echo "$GREETING from $(pwd)"', nodes=2))
-    await state(lrm, job, LrmJobState.ENDED)
+    job = await lrm.submit_job(make_submission(tmp_path, 'echo "$GREETING from $(pwd)"', nodes=2))
+    await wait_for_state(lrm, job, LrmJobState.ENDED)
     assert (tmp_path / f"{job_name()}.out").read_text() == f"hello from {tmp_path}\n" * 2
 
 
 async def test_job_waits_until_its_nodes_are_idle(lrm: Lrm, tmp_path: Path) -> None:
-    first = await lrm.submit_job(submission(tmp_path, "exec sleep 60", nodes=NODES - 1))
-    second = await lrm.submit_job(submission(tmp_path, "exec sleep 60", letter="b", nodes=2))
-    snapshot = await until(lrm, lambda snapshot: snapshot.idle == 1)
+    first = await lrm.submit_job(make_submission(tmp_path, "exec sleep 60", nodes=NODES - 1))
+    second = await lrm.submit_job(make_submission(tmp_path, "exec sleep 60", letter="b", nodes=2))
+    snapshot = await wait_for_snapshot(lrm, lambda snapshot: snapshot.idle == 1)
     assert (job_in(snapshot, second).state, job_in(snapshot, second).nodes) == (LrmJobState.QUEUED, ())
     await lrm.cancel_job(first, job_name())
-    await state(lrm, second, LrmJobState.RUNNING)
+    await wait_for_state(lrm, second, LrmJobState.RUNNING)
 
 
 async def test_find_job_returns_ended_job(lrm: Lrm, tmp_path: Path) -> None:
     assert await lrm.find_job(job_name()) is None
-    job = await lrm.submit_job(submission(tmp_path, "true"))
+    job = await lrm.submit_job(make_submission(tmp_path, "true"))
     assert await lrm.find_job(job_name()) == job
-    await state(lrm, job, LrmJobState.ENDED)
+    await wait_for_state(lrm, job, LrmJobState.ENDED)
     assert await lrm.find_job(job_name()) == job
 
 
 async def test_cancel_ends_all_processes_of_job(lrm: Lrm, tmp_path: Path) -> None:
     output = tmp_path / f"{job_name()}.out"
     script = "setsid sh -c 'echo $$; exec sleep 60' & sleep 60 & echo $!; echo $$; wait"
-    job = await lrm.submit_job(submission(tmp_path, script))
+    job = await lrm.submit_job(make_submission(tmp_path, script))
     pids = await asyncio.to_thread(eventually, lambda: len(matches := numbers_in(output)) == 3 and matches)
     await lrm.cancel_job(job, job_name())
-    ended = await state(lrm, job, LrmJobState.ENDED)
+    ended = await wait_for_state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code != 0, ended.lost) == (True, False)
     if KIND == "local":  # else they were on a node, which is another container: tests/grid looks there
         assert not [pid for pid in pids if is_alive(pid)]
 
 
 async def test_cancelled_queued_job_never_starts(lrm: Lrm, tmp_path: Path) -> None:
-    first = await lrm.submit_job(submission(tmp_path, "exec sleep 60", nodes=NODES))
-    second = await lrm.submit_job(submission(tmp_path, "echo started", letter="b"))
+    first = await lrm.submit_job(make_submission(tmp_path, "exec sleep 60", nodes=NODES))
+    second = await lrm.submit_job(make_submission(tmp_path, "echo started", letter="b"))
     await lrm.cancel_job(second, job_name("b"))
-    ended = await state(lrm, second, LrmJobState.ENDED)
+    ended = await wait_for_state(lrm, second, LrmJobState.ENDED)
     assert (ended.exit_code, ended.nodes) == (None, ())
     await lrm.cancel_job(first, job_name())
-    await state(lrm, first, LrmJobState.ENDED)
+    await wait_for_state(lrm, first, LrmJobState.ENDED)
     assert not (tmp_path / f"{job_name('b')}.out").exists()
 
 
 async def test_cancel_of_job_with_other_name_is_rejected(lrm: Lrm, tmp_path: Path) -> None:
-    job = await lrm.submit_job(submission(tmp_path, "exec sleep 60"))
+    job = await lrm.submit_job(make_submission(tmp_path, "exec sleep 60"))
     with pytest.raises(SiteRejected, match=job_name("b")):
         await lrm.cancel_job(job, job_name("b"))
-    assert (await state(lrm, job, LrmJobState.RUNNING)).reason == ""
+    assert (await wait_for_state(lrm, job, LrmJobState.RUNNING)).reason == ""
 
 
 async def test_cancel_of_ended_job_is_no_error(lrm: Lrm, tmp_path: Path) -> None:
-    job = await lrm.submit_job(submission(tmp_path, "exit 3"))
-    await state(lrm, job, LrmJobState.ENDED)
+    job = await lrm.submit_job(make_submission(tmp_path, "exit 3"))
+    await wait_for_state(lrm, job, LrmJobState.ENDED)
     await lrm.cancel_job(job, job_name())
     await lrm.cancel_job("999999", job_name())
-    assert (await state(lrm, job, LrmJobState.ENDED)).exit_code == 3
+    assert (await wait_for_state(lrm, job, LrmJobState.ENDED)).exit_code == 3
 
 
 async def test_job_ends_at_its_walltime(lrm: Lrm, tmp_path: Path) -> None:
-    job = await lrm.submit_job(submission(tmp_path, "exec sleep 300", walltime=TRIED.walltime))
-    ended = await state(lrm, job, LrmJobState.ENDED)
+    job = await lrm.submit_job(make_submission(tmp_path, "exec sleep 300", walltime=CLUSTER.walltime))
+    ended = await wait_for_state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code != 0, "walltime" in ended.reason) == (True, True)
 
 
 async def test_submit_of_too_many_nodes_is_rejected(lrm: Lrm, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="nodes"):
-        await lrm.submit_job(submission(tmp_path, "true", nodes=NODES + 1))
+        await lrm.submit_job(make_submission(tmp_path, "true", nodes=NODES + 1))
     assert not [job for job in (await lrm.take_snapshot()).jobs if job.name == job_name()]
 
 
 async def test_missing_program_exits_127(lrm: Lrm, tmp_path: Path) -> None:
     wrong = LrmSubmission(job_name(), 1, ["/no/such/program"], {}, tmp_path, tmp_path / f"{job_name()}.out")
-    ended = await state(lrm, await lrm.submit_job(wrong), LrmJobState.ENDED)
+    ended = await wait_for_state(lrm, await lrm.submit_job(wrong), LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost) == (127, False)
     assert "/no/such/program" in (tmp_path / f"{job_name()}.out").read_text()
 
 
 async def test_killed_runner_is_lost(lrm: Lrm, tmp_path: Path) -> None:
-    ended = await state(lrm, await lrm.submit_job(submission(tmp_path, "kill -9 $$")), LrmJobState.ENDED)
+    ended = await wait_for_state(lrm, await lrm.submit_job(make_submission(tmp_path, "kill -9 $$")), LrmJobState.ENDED)
     assert (ended.lost, "signal 9" in ended.reason) == (True, True)

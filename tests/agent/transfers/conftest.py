@@ -161,19 +161,19 @@ class FileSite:
         self.statuses.append(status)
         return True
 
-    def make(self, name: str, content: bytes = b"content\n") -> Path:
+    def make_replica(self, name: str, content: bytes = b"content\n") -> Path:
         path = self.replicas / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         return path
 
-    def input(self, path: Path, *, part: str | None = None, target: str = "input", **changes: Any) -> StageFile:
+    def make_input(self, path: Path, *, part: str | None = None, target: str = "input", **changes: Any) -> StageFile:
         """Return the input for a replica as the catalogue describes it."""
         content = measure_path(path / part if part else path)
         fields = {"size": content[0], "checksum": content[1], **changes}
         return StageFile(name="/logical", source=self.name, path=str(path), part=part, target=target, **fields)
 
-    def stage(self, *files: StageFile, token: str = T, bundle: StageBundle | None = None) -> Path:
+    def start_stage(self, *files: StageFile, token: str = T, bundle: StageBundle | None = None) -> Path:
         """Start a stage and return its folder."""
         order = Stage(id=1, epoch=1, token=token, files=list(files), bundle=bundle)
         assert self.stages.start_stage(INSTANCE, order) == ""
@@ -186,12 +186,12 @@ class FileSite:
             pytest.fail(f"condition not met; last statuses: {self.statuses[-3:]}")
 
     async def wait_for_state(self, state: str, token: str = T) -> StageStatus:
-        await self.wait_until(lambda: self.last(token) is not None and self.last(token).state == state)  # type: ignore[union-attr]
-        status = self.last(token)
+        await self.wait_until(lambda: self.last_status(token) is not None and self.last_status(token).state == state)  # type: ignore[union-attr]
+        status = self.last_status(token)
         assert status is not None
         return status
 
-    def last(self, token: str = T) -> StageStatus | None:
+    def last_status(self, token: str = T) -> StageStatus | None:
         return next((status for status in reversed(self.statuses) if status.token == token), None)
 
 
@@ -214,9 +214,9 @@ class Gate:
 
     def close(self) -> None:
         self._server.close()
-        self.cut()
+        self.break_connections()
 
-    def cut(self) -> None:
+    def break_connections(self) -> None:
         """Break all connections. Later ones pass, and only their bytes count."""
         for writer in self._writers:
             writer.transport.abort()

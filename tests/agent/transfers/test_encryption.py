@@ -56,7 +56,7 @@ async def test_encrypted_transfer_shows_no_content(
     north.encrypts = south.encrypts = encrypted
     listener = Listener(wire)
     await listener.listen()
-    folder = north.stage(south.input(south.make("set", SECRET)))
+    folder = north.start_stage(south.make_input(south.make_replica("set", SECRET)))
     await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == SECRET
     assert (SECRET[:33] in listener.heard, b"@RSYNCD" in listener.heard) == (not encrypted, not encrypted)
@@ -65,7 +65,7 @@ async def test_encrypted_transfer_shows_no_content(
 
 async def test_large_file_arrives_in_one_attempt(north: FileSite, south: FileSite, wire: Wire) -> None:
     content = os.urandom(30_000_000)
-    folder = north.stage(south.input(south.make("set", content)))
+    folder = north.start_stage(south.make_input(south.make_replica("set", content)))
     await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == content
     assert wire.questions.count("export") == 1
@@ -77,7 +77,7 @@ async def test_source_can_require_encryption(
 ) -> None:
     """A source that requires encryption rejects a puller that requests an unencrypted transfer."""
     north.encrypts, south.encrypts = target_encrypts, source_encrypts
-    folder = north.stage(south.input(south.make("set", SECRET)))
+    folder = north.start_stage(south.make_input(south.make_replica("set", SECRET)))
     if source_encrypts:
         failed = await north.wait_for_state("failed")
         assert "the agent of north requests an unencrypted transfer" in failed.error
@@ -102,20 +102,20 @@ async def test_source_without_certificate_requires_unencrypted_transfers(
         return {name: value for name, value in answer.items() if name != "certificate"}
 
     south.handlers["export"] = export_unencrypted
-    path = south.make("set", SECRET)
-    north.stage(south.input(path))
+    path = south.make_replica("set", SECRET)
+    north.start_stage(south.make_input(path))
     failed = await north.wait_for_state("failed")
     assert "north allows only encrypted transfers" in failed.error
     assert wire.questions.count("export") == 1
     north.encrypts = False
-    folder = north.stage(south.input(path), token="8.1.0")
+    folder = north.start_stage(south.make_input(path), token="8.1.0")
     await north.wait_for_state("done", "8.1.0")
     assert (folder / "input").read_bytes() == SECRET
 
 
 @pytest.mark.evidence("L5")
 async def test_unencrypted_pull_is_rejected_unless_allowed(south: FileSite) -> None:
-    request = {"path": str(south.make("set", SECRET)), "part": None, "size": len(SECRET), "asker": "north"}
+    request = {"path": str(south.make_replica("set", SECRET)), "part": None, "size": len(SECRET), "asker": "north"}
     with pytest.raises(SiteRejected, match="the agent of north requests an unencrypted transfer") as rejection:
         await south.exports.export_replica(request)
     assert rejection.value.fault == "in-clear"
@@ -156,7 +156,7 @@ async def test_wrong_certificate_stops_transfer(
     server = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
     wire.change_answer = lambda payload: {**payload, "port": port} if "port" in payload else payload
-    north.stage(south.input(south.make("set", SECRET)))
+    north.start_stage(south.make_input(south.make_replica("set", SECRET)))
     failed = await north.wait_for_state("failed")
     assert f"127.0.0.1:{port} shows another certificate than its agent announced" in failed.error
     assert not any(received)
@@ -165,7 +165,7 @@ async def test_wrong_certificate_stops_transfer(
 
 async def test_ticket_is_valid_for_one_kind_only(south: FileSite, tmp_path: Path) -> None:
     south.encrypts = False
-    path = south.make("set/mine", b"mine")
+    path = south.make_replica("set/mine", b"mine")
     routes = [
         Route.model_validate(await south.exports.export_replica({"path": str(path), "size": 4, "encrypted": encrypted}))
         for encrypted in (True, False)
@@ -189,7 +189,7 @@ async def test_ticket_is_valid_for_one_kind_only(south: FileSite, tmp_path: Path
 
 @pytest.mark.evidence("C11")
 async def test_transfer_key_is_neither_on_disk_nor_command_line(north: FileSite, south: FileSite, gate: Gate) -> None:
-    north.stage(south.input(south.make("set", BIG)))
+    north.start_stage(south.make_input(south.make_replica("set", BIG)))
     await gate.reached.wait()
     arguments = [argument for process in find_tunnels() for argument in process.cmdline()]
     (ticket,) = south.exports._tickets.values()
@@ -202,7 +202,7 @@ async def test_transfer_key_is_neither_on_disk_nor_command_line(north: FileSite,
 
 
 async def test_cancelled_encrypted_transfer_leaves_nothing(north: FileSite, south: FileSite, gate: Gate) -> None:
-    north.stage(south.input(south.make("set", BIG)))
+    north.start_stage(south.make_input(south.make_replica("set", BIG)))
     await gate.reached.wait()
     assert len(find_tunnels()) == 2
     await north.stop()
@@ -211,7 +211,7 @@ async def test_cancelled_encrypted_transfer_leaves_nothing(north: FileSite, sout
 
 
 async def test_stalled_tls_handshake_is_disconnected(south: FileSite, logins: Logins) -> None:
-    path = south.make("set", SECRET)
+    path = south.make_replica("set", SECRET)
     route = Route.model_validate(
         await south.exports.export_replica({"path": str(path), "size": len(SECRET), "encrypted": True})
     )

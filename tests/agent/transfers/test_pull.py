@@ -38,8 +38,8 @@ BIG = random.Random(1).randbytes(6_000_000)
 
 
 async def test_pulled_file_arrives_and_is_reported(north: FileSite, south: FileSite) -> None:
-    path = south.make("data/set.bin", BIG)
-    folder = north.stage(south.input(path, target="set.bin"))
+    path = south.make_replica("data/set.bin", BIG)
+    folder = north.start_stage(south.make_input(path, target="set.bin"))
     status = await north.wait_for_state("done")
     assert (folder / "set.bin").read_bytes() == BIG
     assert (status.size, status.staged, status.error) == (len(BIG), len(BIG), "")
@@ -50,7 +50,7 @@ async def test_pulled_file_arrives_and_is_reported(north: FileSite, south: FileS
 
 async def test_speed_excludes_time_to_set_up_a_transfer(north: FileSite, south: FileSite, gate: Gate) -> None:
     """The gate passes half of the bytes and holds back the others until it is opened."""
-    north.stage(south.input(south.make("set", BIG)))
+    north.start_stage(south.make_input(south.make_replica("set", BIG)))
     await gate.reached.wait()
     run = north.stages._stages[INSTANCE, T]
     await north.wait_until(lambda: run._pull is not None and run._pull._first is not None)
@@ -87,7 +87,7 @@ async def test_speed_excludes_interruption(north: FileSite, south: FileSite, mon
         return outcome
 
     monkeypatch.setattr(pull, "run_rsync", run_recorded)
-    north.stage(south.input(south.make("set", BIG)))
+    north.start_stage(south.make_input(south.make_replica("set", BIG)))
     run = north.stages._stages[INSTANCE, T]
     (moved,) = (await north.wait_for_state("done")).moved
     assert (moved.size, moved.flowed) == (len(BIG), 3_000_000)
@@ -99,7 +99,7 @@ async def test_source_has_time_to_reconnect(
     north: FileSite, south: FileSite, wire: Wire, daemon_came: bool, gate: Gate
 ) -> None:
     """A restart of the daemon breaks all connections, and agents reconnect one by one; transfers must resume."""
-    north.stage(south.input(south.make("set", BIG)))
+    north.start_stage(south.make_input(south.make_replica("set", BIG)))
     await gate.reached.wait()
 
     def arriving_files() -> list[Path]:
@@ -110,7 +110,7 @@ async def test_source_has_time_to_reconnect(
     inode = arriving.stat().st_ino
     await north.stop()
     await south.stop()
-    gate.cut()
+    gate.break_connections()
     wire.online_since = time.monotonic() if daemon_came else time.monotonic() - 2 * RECONNECT_ALLOWANCE
     wire.questions.clear()
     north.start()
@@ -126,16 +126,16 @@ async def test_source_has_time_to_reconnect(
 
 
 async def test_short_transfer_measures_no_bandwidth(north: FileSite, south: FileSite) -> None:
-    north.stage(south.input(south.make("set", b"12345")))
+    north.start_stage(south.make_input(south.make_replica("set", b"12345")))
     (moved,) = (await north.wait_for_state("done")).moved
     assert (moved.size, moved.flowed) == (5, 0)
 
 
 @pytest.mark.parametrize("name", UNUSUAL_NAMES)
 async def test_unusual_file_names_are_pulled(north: FileSite, south: FileSite, name: str) -> None:
-    path = south.make(f"odd/{name}", name.encode())
-    south.make("odd/other")
-    folder = north.stage(south.input(path, target=name))
+    path = south.make_replica(f"odd/{name}", name.encode())
+    south.make_replica("odd/other")
+    folder = north.start_stage(south.make_input(path, target=name))
     await north.wait_for_state("done")
     assert os.listdir(folder) == [name]
     assert (folder / name).read_bytes() == name.encode()
@@ -143,11 +143,11 @@ async def test_unusual_file_names_are_pulled(north: FileSite, south: FileSite, n
 
 async def test_pulled_folder_arrives_complete(north: FileSite, south: FileSite) -> None:
     for name in UNUSUAL_NAMES:
-        south.make(f"set/{name}/{name}", name.encode())
-    script = south.make("set/run.sh", b"#!/bin/sh\n")
+        south.make_replica(f"set/{name}/{name}", name.encode())
+    script = south.make_replica("set/run.sh", b"#!/bin/sh\n")
     script.chmod(0o555)
     (south.replicas / "set/empty").mkdir()
-    folder = north.stage(south.input(south.replicas / "set", target="all"))
+    folder = north.start_stage(south.make_input(south.replicas / "set", target="all"))
     await north.wait_for_state("done")
     assert sorted(os.listdir(folder / "all")) == sorted([*UNUSUAL_NAMES, "run.sh", "empty"])
     assert all((folder / "all" / n / n).read_bytes() == n.encode() for n in UNUSUAL_NAMES)
@@ -156,12 +156,12 @@ async def test_pulled_folder_arrives_complete(north: FileSite, south: FileSite) 
 
 @pytest.mark.parametrize("name", ["-part 0", "[x]", "ünï"])
 async def test_pulled_entry_arrives_without_others(north: FileSite, south: FileSite, name: str) -> None:
-    south.make(f"set/{name}", BIG)
-    south.make("set/1/a", b"a")
-    south.make("set/1/b", b"b")
+    south.make_replica(f"set/{name}", BIG)
+    south.make_replica("set/1/a", b"a")
+    south.make_replica("set/1/b", b"b")
     folder_path = south.replicas / "set"
-    folder = north.stage(
-        south.input(folder_path, part=name, target="x"), south.input(folder_path, part="1", target="y")
+    folder = north.start_stage(
+        south.make_input(folder_path, part=name, target="x"), south.make_input(folder_path, part="1", target="y")
     )
     status = await north.wait_for_state("done")
     assert (folder / "x").read_bytes() == BIG
@@ -171,7 +171,9 @@ async def test_pulled_entry_arrives_without_others(north: FileSite, south: FileS
 
 async def test_empty_files_and_folders_are_pulled(north: FileSite, south: FileSite) -> None:
     (south.replicas / "nothing").mkdir()
-    folder = north.stage(south.input(south.make("void", b""), target="a"), south.input(south.replicas / "nothing"))
+    folder = north.start_stage(
+        south.make_input(south.make_replica("void", b""), target="a"), south.make_input(south.replicas / "nothing")
+    )
     await north.wait_for_state("done")
     assert (folder / "a").read_bytes() == b""
     assert os.listdir(folder / "input") == []
@@ -181,13 +183,13 @@ async def test_empty_files_and_folders_are_pulled(north: FileSite, south: FileSi
 
 
 async def test_killed_pull_is_resumed(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
-    path = south.make("big", BIG)
-    folder = north.stage(south.input(path))
+    path = south.make_replica("big", BIG)
+    folder = north.start_stage(south.make_input(path))
     await gate.reached.wait()
     work = north.directory / "stages" / f".{INSTANCE}-{T}"
     await north.wait_until(lambda: sum(f.stat().st_size for f in work.glob("input-0/*")) > 1_500_000)
     assert pull.kill_orphans(work)
-    gate.cut()
+    gate.break_connections()
     await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == BIG
     assert wire.questions.count("export") == 2
@@ -195,20 +197,20 @@ async def test_killed_pull_is_resumed(north: FileSite, south: FileSite, wire: Wi
 
 
 async def test_cut_connection_is_reopened(north: FileSite, south: FileSite, gate: Gate) -> None:
-    folder = north.stage(south.input(south.make("big", BIG)))
+    folder = north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await gate.reached.wait()
-    gate.cut()
+    gate.break_connections()
     await north.wait_for_state("done")
     assert (folder / "input").read_bytes() == BIG
 
 
 async def test_new_agent_resumes_pull(north: FileSite, south: FileSite, gate: Gate) -> None:
-    folder = north.stage(south.input(south.make("big", BIG)))
+    folder = north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await gate.reached.wait()
     await north.wait_until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
     await north.stop()
     came = next(north.directory.glob("stages/.*/input-0/big")).stat().st_size
-    gate.cut()
+    gate.break_connections()
     north.start()
     north.stages.load_stages()
     await north.wait_for_state("done")
@@ -217,7 +219,7 @@ async def test_new_agent_resumes_pull(north: FileSite, south: FileSite, gate: Ga
 
 
 async def test_progress_is_reported_and_never_decreases(north: FileSite, south: FileSite, gate: Gate) -> None:
-    north.stage(south.input(south.make("big", BIG)))
+    north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await north.wait_until(lambda: any(0 < s.staged < s.size for s in north.statuses))
     gate.open.set()
     await north.wait_for_state("done")
@@ -226,11 +228,11 @@ async def test_progress_is_reported_and_never_decreases(north: FileSite, south: 
 
 
 async def test_dead_source_is_reported(north: FileSite, south: FileSite, gate: Gate) -> None:
-    north.stage(south.input(south.make("big", BIG)))
+    north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await gate.reached.wait()
     await north.wait_until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
     await south.stop()
-    gate.cut()
+    gate.break_connections()
     failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source, failed.file) == ("source", "south", "/logical")
     assert "south is out of reach" in failed.error
@@ -241,19 +243,19 @@ async def test_dead_source_is_reported(north: FileSite, south: FileSite, gate: G
 
 
 async def test_missing_replica_fails_stage(north: FileSite, south: FileSite) -> None:
-    file = south.input(south.make("data"))
+    file = south.make_input(south.make_replica("data"))
     (south.replicas / "data").unlink()
     await check_failure(north, file, "data is not there")
 
 
 async def test_truncated_replica_fails_stage(north: FileSite, south: FileSite) -> None:
-    file = south.input(south.make("data", b"123456"))
-    south.make("data", b"123")
+    file = south.make_input(south.make_replica("data", b"123456"))
+    south.make_replica("data", b"123")
     await check_failure(north, file, "has 3 bytes now and not 6")
 
 
 async def test_replica_replaced_by_link_fails_stage(north: FileSite, south: FileSite) -> None:
-    file = south.input(south.make("data"))
+    file = south.make_input(south.make_replica("data"))
     (south.replicas / "data").unlink()
     (south.replicas / "data").symlink_to("/etc/hostname")
     await check_failure(north, file, "is a symbolic link")
@@ -261,8 +263,8 @@ async def test_replica_replaced_by_link_fails_stage(north: FileSite, south: File
 
 @pytest.mark.parametrize("path", ["data", "set"])
 async def test_changed_replica_of_same_size_fails_stage(north: FileSite, south: FileSite, path: str) -> None:
-    data_path = south.make("set/data" if path == "set" else path, b"123456")
-    file = south.input(south.replicas / path)
+    data_path = south.make_replica("set/data" if path == "set" else path, b"123456")
+    file = south.make_input(south.replicas / path)
     data_path.write_bytes(b"654321")
     await check_failure(north, file, "its checksum differs from the catalogue's")
     assert not list(north.directory.glob("stages/test-*/*")), "a wrong file must not reach the stage of a program"
@@ -271,7 +273,7 @@ async def test_changed_replica_of_same_size_fails_stage(north: FileSite, south: 
 async def test_unreadable_replica_fails_stage(
     north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = south.input(south.make("data"))
+    file = south.make_input(south.make_replica("data"))
     open_file = os.open
 
     def refusing(path: object, flags: int, *args: object, **options: object) -> int:
@@ -284,29 +286,29 @@ async def test_unreadable_replica_fails_stage(
 
 
 async def test_unknown_replica_fails_stage(north: FileSite, south: FileSite) -> None:
-    file = south.input(south.make("data"))
+    file = south.make_input(south.make_replica("data"))
     await check_failure(
         north, file.model_copy(update={"path": "", "checksum": ""}), "the catalogue has no such replica"
     )
 
 
 async def check_failure(north: FileSite, file: object, reason: str) -> None:
-    north.stage(file)  # type: ignore[arg-type]
+    north.start_stage(file)  # type: ignore[arg-type]
     failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source, failed.file) == ("file", "south", "/logical")
     assert reason in failed.error
 
 
 async def test_wrong_bytes_of_correct_replica_are_fault_of_site(north: FileSite, south: FileSite) -> None:
-    file = south.input(south.make("data"))
+    file = south.make_input(south.make_replica("data"))
     export_replica = south.exports.export_replica
 
     async def export_other(payload: dict[str, object]) -> dict[str, object]:
-        south.make("other/data", b"CONTENT\n")
+        south.make_replica("other/data", b"CONTENT\n")
         return await export_replica({**payload, "path": str(south.replicas / "other/data")})
 
     south.handlers["export"] = export_other  # type: ignore[arg-type]
-    north.stage(file)
+    north.start_stage(file)
     failed = await north.wait_for_state("failed")
     assert failed.fault == "site"
     assert "though its own is right" in failed.error
@@ -314,8 +316,8 @@ async def test_wrong_bytes_of_correct_replica_are_fault_of_site(north: FileSite,
 
 @pytest.mark.parametrize("path", ["data", "set"])
 async def test_surplus_bytes_are_not_awaited(north: FileSite, south: FileSite, gate: Gate, path: str) -> None:
-    data_path = south.make("set/data" if path == "set" else path)
-    file = south.input(south.replicas / path)
+    data_path = south.make_replica("set/data" if path == "set" else path)
+    file = south.make_input(south.replicas / path)
     export_replica = south.exports.export_replica
 
     async def export_grown(payload: dict[str, object]) -> dict[str, object]:
@@ -324,7 +326,7 @@ async def test_surplus_bytes_are_not_awaited(north: FileSite, south: FileSite, g
         return await export_replica({**payload, "size": len(BIG)})
 
     south.handlers["export"] = export_grown  # type: ignore[arg-type]
-    north.stage(file)
+    north.start_stage(file)
     failed = await north.wait_for_state("failed")
     assert not gate.open.is_set()
     assert failed.fault == "file"
@@ -336,11 +338,11 @@ async def test_surplus_bytes_are_not_awaited(north: FileSite, south: FileSite, g
 
 async def test_full_disk_fails_stage(north: FileSite, south: FileSite) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    path = south.make("big", BIG)
-    file = south.input(path)
+    path = south.make_replica("big", BIG)
+    file = south.make_input(path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:
-        north.stage(file)
+        north.start_stage(file)
         failed = await north.wait_for_state("failed")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -352,12 +354,12 @@ async def test_full_disk_fails_stage(north: FileSite, south: FileSite) -> None:
 async def test_missing_rsync_fails_pulls_only(
     north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote_file, local_file = south.input(south.make("data")), north.input(north.make("data"))
+    remote_file, local_file = south.make_input(south.make_replica("data")), north.make_input(north.make_replica("data"))
     monkeypatch.setenv("PATH", "/nowhere")
-    folder = north.stage(local_file, token="7.1.1")
+    folder = north.start_stage(local_file, token="7.1.1")
     await north.wait_for_state("done", "7.1.1")
     assert (folder / "input").read_bytes() == b"content\n"
-    north.stage(remote_file)
+    north.start_stage(remote_file)
     failed = await north.wait_for_state("failed")
     assert failed.fault == "source"
     assert "south: rsync is missing on its head node" in failed.error
@@ -365,14 +367,14 @@ async def test_missing_rsync_fails_pulls_only(
 
 async def test_missing_rsync_fails_stage(north: FileSite, south: FileSite) -> None:
     await north.restart(rsync_program="no-such-rsync")
-    north.stage(south.input(south.make("data")))
+    north.start_stage(south.make_input(south.make_replica("data")))
     failed = await north.wait_for_state("failed")
     assert failed.fault == "site"
     assert "rsync is missing on its head node" in failed.error
 
 
 async def test_cancelled_pull_leaves_no_process(north: FileSite, south: FileSite, gate: Gate) -> None:
-    folder = north.stage(south.input(south.make("big", BIG)))
+    folder = north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await gate.reached.wait()
     north.stages.discard_stage(INSTANCE, T)
     await north.wait_until(lambda: not any((north.directory / "stages").iterdir()))
@@ -394,8 +396,8 @@ def rsync_processes(argument: str) -> list[int]:
 
 
 async def test_ticket_allows_one_module_and_password(south: FileSite, tmp_path: Path) -> None:
-    south.make("set/mine", b"mine")
-    south.make("set/other", b"other")
+    south.make_replica("set/mine", b"mine")
+    south.make_replica("set/other", b"other")
     south.encrypts = False
     route = await south.exports.export_replica({"path": str(south.replicas / "set/mine"), "size": 4})
     url = f"rsync://koala@127.0.0.1:{route['port']}/{route['module']}/"
@@ -434,7 +436,7 @@ async def export_unencrypted(site: FileSite, path: Path) -> Route:
 async def test_puller_cannot_follow_links(south: FileSite, tmp_path: Path, option: str) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "s").write_text("secret")
-    south.make("set/a")
+    south.make_replica("set/a")
     route = await export_unencrypted(south, south.replicas / "set")
     (south.replicas / "set" / "link").symlink_to(tmp_path / "secret" / "s")
     (south.replicas / "set" / "route").symlink_to(tmp_path / "secret")
@@ -456,7 +458,7 @@ async def test_puller_cannot_follow_links(south: FileSite, tmp_path: Path, optio
 
 async def connect_to_source(site: FileSite) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to a source that exports a file both encrypted and unencrypted."""
-    path = site.make("data")
+    path = site.make_replica("data")
     await export_unencrypted(site, path)
     route = Route.model_validate(await site.exports.export_replica({"path": str(path), "size": 8, "encrypted": True}))
     return await asyncio.open_connection("127.0.0.1", route.port)
@@ -490,7 +492,7 @@ async def test_accepted_puller_has_no_time_limit(
         return judged[-1]
 
     monkeypatch.setattr(exports, "_has_begun", judging)
-    folder = north.stage(south.input(south.make("big", BIG)))
+    folder = north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await gate.reached.wait()
     await south.wait_until(lambda: logins.rsync_runs)
     logins.are_over()
@@ -504,14 +506,14 @@ async def test_accepted_puller_has_no_time_limit(
 
 async def test_tickets_beyond_limit_replace_oldest(south: FileSite) -> None:
     await south.restart(max_tickets=2)
-    path = south.make("data")
+    path = south.make_replica("data")
     routes = [await export_unencrypted(south, path) for _ in range(3)]
     assert list(south.exports._tickets) == [route.module for route in routes[1:]]
 
 
 async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another folder that gets the same descriptor number would be served in its place."""
-    route = await export_unencrypted(south, south.make("data"))
+    route = await export_unencrypted(south, south.make_replica("data"))
     folder = south.exports._tickets[route.module].folder
     reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
     writer.write(GREETING)
@@ -526,7 +528,7 @@ async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monke
 
 
 async def test_ticket_without_saved_secret_is_withdrawn(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = south.make("data")
+    path = south.make_replica("data")
     await export_unencrypted(south, path)
     open_files = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as full:
@@ -544,7 +546,7 @@ def refuse_to_write(*_: object) -> int:
 
 
 async def test_rsync_log_is_limited(south: FileSite) -> None:
-    path = south.make("data")
+    path = south.make_replica("data")
     await south.restart(max_log_size=100)
     await export_unencrypted(south, path)
     log = south.directory / "exports" / "rsync.log"
@@ -575,7 +577,7 @@ async def test_question_with_any_error_is_answered(
 
 
 async def test_lack_of_descriptors_is_no_fault_of_replica(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = south.make("data")
+    path = south.make_replica("data")
 
     def refusing(*_: object, **options: object) -> int:
         raise OSError(24, "Too many open files")
@@ -648,7 +650,7 @@ async def test_pull_passes_names_on_standard_input(tmp_path: Path, fake_rsync: C
 async def test_old_measurement_does_not_override_newer(north: FileSite, south: FileSite, tmp_path: Path) -> None:
     (tmp_path / "came").mkdir()
     (tmp_path / "came" / "data").write_bytes(b"content\n")
-    pull = Pull(south.input(south.make("data")), tmp_path / "came", 0, lambda: None, north.means)
+    pull = Pull(south.make_input(south.make_replica("data")), tmp_path / "came", 0, lambda: None, north.means)
     pull._looking = old = asyncio.get_running_loop().create_future()
     looking = asyncio.create_task(pull._measure_now())
     for _ in range(5):

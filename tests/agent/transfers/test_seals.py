@@ -77,12 +77,12 @@ CHANGES = [change_in_place, change_and_set_old_times, change_and_keep_times, rep
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("part", [None, "a"])
 async def test_changed_replica_is_rejected(north: FileSite, change: Callable[[Path], None], part: str | None) -> None:
-    path = make_old(north.make("set/a").parent) if part else make_old(north.make("data"))
-    file = north.input(path, part=part)
-    north.stage(file)
+    path = make_old(north.make_replica("set/a").parent) if part else make_old(north.make_replica("data"))
+    file = north.make_input(path, part=part)
+    north.start_stage(file)
     await north.wait_for_state("done")
     change(path / part if part else path)
-    north.stage(file, token=U)
+    north.start_stage(file, token=U)
     failed = await north.wait_for_state("failed", U)
     assert (failed.fault, failed.source, failed.file) == ("file", "north", "/logical")
     assert "it was changed" in failed.error
@@ -91,40 +91,40 @@ async def test_changed_replica_is_rejected(north: FileSite, change: Callable[[Pa
 @pytest.mark.usefixtures("settled_clock")
 @pytest.mark.parametrize("change", CHANGES)
 async def test_folder_with_changed_file_is_rejected(north: FileSite, change: Callable[[Path], None]) -> None:
-    north.make("set/below/a")
+    north.make_replica("set/below/a")
     path = make_old(north.replicas / "set")
-    file = north.input(path)
-    north.stage(file)
+    file = north.make_input(path)
+    north.start_stage(file)
     await north.wait_for_state("done")
     change(path / "below" / "a")
-    north.stage(file, token=U)
+    north.start_stage(file, token=U)
     assert "it was changed" in (await north.wait_for_state("failed", U)).error
 
 
 @pytest.mark.usefixtures("settled_clock")
 async def test_unchanged_replica_is_read_once(north: FileSite, read_files: list[str]) -> None:
-    path = make_old(north.make("data"))
-    file = north.input(path)
+    path = make_old(north.make_replica("data"))
+    file = north.make_input(path)
     for token in (T, U):
-        north.stage(file, token=token)
+        north.start_stage(file, token=token)
         await north.wait_for_state("done", token)
     await north.stop()
     north.start()
-    north.stage(file, token=V)
+    north.start_stage(file, token=V)
     await north.wait_for_state("done", V)
     assert read_files == [str(path)]
 
 
 @pytest.mark.usefixtures("settled_clock")
 async def test_replica_read_for_catalogue_is_not_read_again(north: FileSite, read_files: list[str]) -> None:
-    path = make_old(north.make("data"))
+    path = make_old(north.make_replica("data"))
     size, checksum = measure_path(path)
-    north.stage(
+    north.start_stage(
         StageFile(name="/logical", source="north", path=str(path), target="input", size=size, checksum=checksum)
     )
     await north.wait_for_state("done")
     answer = await north.stages._means.replicas.stat_replica({"path": str(path)})
-    north.stage(north.input(path), token=U)
+    north.start_stage(north.make_input(path), token=U)
     await north.wait_for_state("done", U)
     assert answer["checksum"] == checksum
     assert read_files == [str(path)] * 2, "once for the stage, once for the catalogue"
@@ -133,46 +133,46 @@ async def test_replica_read_for_catalogue_is_not_read_again(north: FileSite, rea
 @pytest.mark.usefixtures("settled_clock")
 @pytest.mark.parametrize("name", ["data", "set/below/data"])
 async def test_making_replica_read_only_is_no_change(north: FileSite, read_files: list[str], name: str) -> None:
-    north.make(name).chmod(0o664)
+    north.make_replica(name).chmod(0o664)
     path = north.replicas / name.split("/")[0]
     await north.stages._means.replicas.stat_replica({"path": str(path)})
     for token in (T, U):
-        north.stage(north.input(path), token=token)
+        north.start_stage(north.make_input(path), token=token)
         await north.wait_for_state("done", token)
         assert list_writable(path) == []
     assert read_files == [str(path)], "only for the catalogue"
 
 
 async def test_making_recent_replica_read_only_is_no_change(north: FileSite, read_files: list[str]) -> None:
-    path = north.make("data")
+    path = north.make_replica("data")
     path.chmod(0o664)
     await north.restart(clock=SetClock(path.stat().st_ctime + seals.SETTLED + 1e-5))
     for token in (T, U):
-        north.stage(north.input(path), token=token)
+        north.start_stage(north.make_input(path), token=token)
         await north.wait_for_state("done", token)
     assert read_files == [str(path)]
 
 
 @pytest.mark.usefixtures("settled_clock")
 async def test_replica_with_changed_links_is_read_again(north: FileSite, read_files: list[str]) -> None:
-    path = north.make("data")
-    file = north.input(path)
+    path = north.make_replica("data")
+    file = north.make_input(path)
     for token, elsewhere in ((T, False), (U, True), (V, True), ("10.1.0", False), ("11.1.0", False)):
         link = north.directory / "elsewhere"
         if elsewhere and not link.exists():
             link.hardlink_to(path)
         elif not elsewhere:
             link.unlink(missing_ok=True)
-        north.stage(file, token=token)
+        north.start_stage(file, token=token)
         await north.wait_for_state("done", token)
     assert read_files == [str(path)] * 3, "first, with the link, and without it"
 
 
 async def test_recently_changed_replica_is_read_again(north: FileSite, read_files: list[str]) -> None:
     """A further change within the same clock tick would change nothing but the content."""
-    path = north.make("data")
+    path = north.make_replica("data")
     for token in (T, U):
-        north.stage(north.input(path), token=token)
+        north.start_stage(north.make_input(path), token=token)
         await north.wait_for_state("done", token)
     assert read_files == [str(path)] * 2
 
@@ -184,9 +184,9 @@ def list_writable(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["data", "set/below/data"])
 async def test_programs_find_replicas_read_only(north: FileSite, name: str) -> None:
-    north.make(name).chmod(0o664)
+    north.make_replica(name).chmod(0o664)
     path = north.replicas / name.split("/")[0]
-    folder = north.stage(north.input(path))
+    folder = north.start_stage(north.make_input(path))
     await north.wait_for_state("done")
     assert (folder / "input").readlink() == path
     assert list_writable(path) == []
@@ -208,16 +208,16 @@ def link_elsewhere(path: Path) -> None:
 @pytest.mark.parametrize("share_file", [give_to_other_account, link_elsewhere])
 async def test_rights_of_shared_files_are_kept(north: FileSite, name: str, share_file: Callable[[Path], None]) -> None:
     """Files of other accounts and files with links elsewhere stay writable, and their changes are noticed."""
-    file = north.make(name)
+    file = north.make_replica(name)
     file.chmod(0o664)
     share_file(file)
     path = north.replicas / name.split("/")[0]
-    staged_input = north.input(make_old(path))
-    north.stage(staged_input)
+    staged_input = north.make_input(make_old(path))
+    north.start_stage(staged_input)
     await north.wait_for_state("done")
     assert file.stat().st_mode & 0o777 == 0o664
     file.write_bytes(b"CONTENT\n")
-    north.stage(staged_input, token=U)
+    north.start_stage(staged_input, token=U)
     assert "it was changed" in (await north.wait_for_state("failed", U)).error
 
 
@@ -225,9 +225,9 @@ async def test_rights_of_shared_files_are_kept(north: FileSite, name: str, share
 @needs_rsync
 @pytest.mark.parametrize("name", ["data", "set/below/data"])
 async def test_brought_input_is_read_only_and_removable(north: FileSite, south: FileSite, name: str) -> None:
-    south.make(name).chmod(0o664)
+    south.make_replica(name).chmod(0o664)
     path = south.replicas / name.split("/")[0]
-    folder = north.stage(south.input(path))
+    folder = north.start_stage(south.make_input(path))
     await north.wait_for_state("done")
     assert list_writable(folder / "input") == []
     assert list_writable(path) != [], "replicas of other sites are not changed"

@@ -36,9 +36,9 @@ async def wait_for_waiter(site: FileSite) -> None:
 async def test_pulls_stay_within_transfer_limit(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
     clock = SetClock()
     await north.restart(pulls=1, clock=clock)
-    north.stage(south.input(south.make("big", BIG)))
+    north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await gate.reached.wait()
-    north.stage(south.input(south.make("other", b"other")), token=U)
+    north.start_stage(south.make_input(south.make_replica("other", b"other")), token=U)
     await wait_for_waiter(north)
     assert wire.questions.count("export") == 1, "a waiting stage has no ticket"
     clock.steady = 1000.0
@@ -51,14 +51,14 @@ async def test_pulls_stay_within_transfer_limit(north: FileSite, south: FileSite
 
 async def test_discarded_stage_releases_its_turn(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
     await north.restart(pulls=1)
-    north.stage(south.input(south.make("big", BIG)))
+    north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await gate.reached.wait()
-    folder = north.stage(south.input(south.make("other", b"other")), token=U)
+    folder = north.start_stage(south.make_input(south.make_replica("other", b"other")), token=U)
     await wait_for_waiter(north)
     north.stages.discard_stage(INSTANCE, U)
     await north.wait_until(lambda: len(os.listdir(north.directory / "stages")) == 2)
     assert not folder.exists()
-    north.stage(south.input(south.make("third", b"third")), token=V)
+    north.start_stage(south.make_input(south.make_replica("third", b"third")), token=V)
     await wait_for_waiter(north)
     assert wire.questions.count("export") == 1
     gate.open.set()
@@ -69,11 +69,11 @@ async def test_discarded_stage_releases_its_turn(north: FileSite, south: FileSit
 
 async def test_interrupted_pull_releases_its_turn(north: FileSite, south: FileSite, gate: Gate) -> None:
     await north.restart(pulls=1, timeouts={"transfer_retry_s": 3600.0, "max_transfer_retry_s": 3600.0})
-    north.stage(south.input(south.make("big", BIG)))
+    north.start_stage(south.make_input(south.make_replica("big", BIG)))
     await gate.reached.wait()
-    north.stage(south.input(south.make("other", b"other")), token=U)
+    north.start_stage(south.make_input(south.make_replica("other", b"other")), token=U)
     await wait_for_waiter(north)
-    gate.cut()
+    gate.break_connections()
     await north.wait_for_state("done", U)
     assert north.stages.current_statuses(INSTANCE)[0].state == "running"
 
@@ -81,10 +81,10 @@ async def test_interrupted_pull_releases_its_turn(north: FileSite, south: FileSi
 async def test_restarted_agent_keeps_order_of_turns(north: FileSite, south: FileSite, gate: Gate) -> None:
     await north.restart(pulls=1)
     for number, token in enumerate(("9.1.0", "8.1.0", "10.1.0")):
-        north.stage(south.input(south.make(f"data-{number}", BIG)), token=token)
+        north.start_stage(south.make_input(south.make_replica(f"data-{number}", BIG)), token=token)
     await gate.reached.wait()
     await north.stop()
-    gate.cut()
+    gate.break_connections()
     gate.close_again(len(BIG) // 2)
     north.statuses.clear()
     north.start()
@@ -102,10 +102,10 @@ async def test_restarted_agent_keeps_order_of_turns(north: FileSite, south: File
 
 
 async def test_equal_inputs_share_one_pull(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
-    file = south.input(south.make("big", BIG))
-    folders = [north.stage(file)]
+    file = south.make_input(south.make_replica("big", BIG))
+    folders = [north.start_stage(file)]
     await gate.reached.wait()
-    folders.append(north.stage(file.model_copy(update={"target": "other"}), token=U))
+    folders.append(north.start_stage(file.model_copy(update={"target": "other"}), token=U))
     await wait_for_waiter(north)
     gate.open.set()
     first, second = await north.wait_for_state("done"), await north.wait_for_state("done", U)
@@ -119,14 +119,14 @@ async def test_equal_inputs_share_one_pull(north: FileSite, south: FileSite, wir
 
 
 async def test_shared_folder_is_copied_complete(north: FileSite, south: FileSite, wire: Wire) -> None:
-    south.make("set/deep/data")
-    south.make("set/-a b\nü*")
-    south.make("set/run.sh").chmod(0o755)
+    south.make_replica("set/deep/data")
+    south.make_replica("set/-a b\nü*")
+    south.make_replica("set/run.sh").chmod(0o755)
     (south.replicas / "set" / "empty").mkdir()
-    file = south.input(south.replicas / "set")
-    north.stage(file)
+    file = south.make_input(south.replicas / "set")
+    north.start_stage(file)
     await north.wait_for_state("done")
-    folder = north.stage(file, token=U)
+    folder = north.start_stage(file, token=U)
     await north.wait_for_state("done", U)
     assert measure_path(folder / "input") == measure_path(south.replicas / "set")
     assert (folder / "input" / "run.sh").stat().st_mode & 0o777 == 0o500
@@ -138,10 +138,10 @@ async def test_shared_folder_is_copied_complete(north: FileSite, south: FileSite
 async def test_discarded_stage_does_not_affect_others(
     north: FileSite, south: FileSite, wire: Wire, gate: Gate, unwanted: str
 ) -> None:
-    file = south.input(south.make("big", BIG))
-    folders = {T: north.stage(file)}
+    file = south.make_input(south.make_replica("big", BIG))
+    folders = {T: north.start_stage(file)}
     await gate.reached.wait()
-    folders |= {token: north.stage(file, token=token) for token in (U, V)}
+    folders |= {token: north.start_stage(file, token=token) for token in (U, V)}
     await wait_for_waiter(north)
     discarded = T if unwanted == "leader" else U
     north.stages.discard_stage(INSTANCE, discarded)
@@ -154,14 +154,14 @@ async def test_discarded_stage_does_not_affect_others(
 
 
 async def test_restarted_agent_resumes_shared_pull(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
-    file = south.input(south.make("big", BIG))
-    north.stage(file)
+    file = south.make_input(south.make_replica("big", BIG))
+    north.start_stage(file)
     await gate.reached.wait()
     await north.wait_until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
-    folder = north.stage(file, token=U)
+    folder = north.start_stage(file, token=U)
     await wait_for_waiter(north)
     await north.stop()
-    gate.cut()
+    gate.break_connections()
     wire.questions.clear()
     north.start()
     north.stages.load_stages()
@@ -194,11 +194,11 @@ def replace_by_pipe(place: Path) -> None:
 async def test_changed_input_is_not_shared(
     north: FileSite, south: FileSite, wire: Wire, change: Callable[[Path], None]
 ) -> None:
-    file = south.input(south.make("data"))
-    first = north.stage(file)
+    file = south.make_input(south.make_replica("data"))
+    first = north.start_stage(file)
     await north.wait_for_state("done")
     change(first / "input")
-    folder = north.stage(file, token=U)
+    folder = north.start_stage(file, token=U)
     await north.wait_for_state("done", U)
     assert (folder / "input").read_bytes() == b"content\n"
     assert wire.questions.count("export") == 2
@@ -207,10 +207,10 @@ async def test_changed_input_is_not_shared(
 async def test_changed_copies_are_tried_in_limited_number(
     north: FileSite, south: FileSite, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = south.input(south.make("data"))
+    file = south.make_input(south.make_replica("data"))
     folders = []
     for token in (T, U, V):
-        folders.append(north.stage(file, token=token))
+        folders.append(north.start_stage(file, token=token))
         await north.wait_for_state("done", token)
     for folder in folders:
         rewrite_file(folder / "input")
@@ -221,7 +221,7 @@ async def test_changed_copies_are_tried_in_limited_number(
         return copy_tree(source, target, stop)
 
     monkeypatch.setattr(stage, "copy_tree", copying)
-    folder = north.stage(file, token="9.1.1")
+    folder = north.start_stage(file, token="9.1.1")
     await north.wait_for_state("done", "9.1.1")
     assert (folder / "input").read_bytes() == b"content\n"
     assert sources == [folders[2] / "input", folders[1] / "input"]
@@ -229,7 +229,7 @@ async def test_changed_copies_are_tried_in_limited_number(
 
 
 async def test_waiting_stages_fail_with_same_reason(north: FileSite, south: FileSite) -> None:
-    file, requests, go_on = south.input(south.make("data")), [], asyncio.Event()
+    file, requests, go_on = south.make_input(south.make_replica("data")), [], asyncio.Event()
 
     async def raise_missing(payload: Any) -> dict[str, object]:
         requests.append(payload)
@@ -237,8 +237,8 @@ async def test_waiting_stages_fail_with_same_reason(north: FileSite, south: File
         raise SiteRejected("data is not there", fault=SiteFault.MISSING)
 
     south.handlers["export"] = raise_missing
-    north.stage(file)
-    north.stage(file, token=U)
+    north.start_stage(file)
+    north.start_stage(file, token=U)
     await wait_for_waiter(north)
     go_on.set()
     for token in (T, U):
@@ -246,17 +246,17 @@ async def test_waiting_stages_fail_with_same_reason(north: FileSite, south: File
         assert (failed.fault, failed.file) == ("file", "/logical")
     assert len(requests) == 1
     south.start()
-    north.stage(file, token=V)
+    north.start_stage(file, token=V)
     await north.wait_for_state("done", V)
 
 
 async def test_failed_stage_does_not_affect_others(
     north: FileSite, south: FileSite, daemon_files: FakeDaemonFiles, wire: Wire, gate: Gate
 ) -> None:
-    file = south.input(south.make("big", BIG))
-    north.stage(file, bundle=add_bundle(daemon_files, make_archive(make_member("input"))))
+    file = south.make_input(south.make_replica("big", BIG))
+    north.start_stage(file, bundle=add_bundle(daemon_files, make_archive(make_member("input"))))
     await gate.reached.wait()
-    folder = north.stage(file, token=U)
+    folder = north.start_stage(file, token=U)
     await wait_for_waiter(north)
     gate.open.set()
     assert "own files also contain 'input'" in (await north.wait_for_state("failed")).error

@@ -49,7 +49,7 @@ def add_bundle(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
 
 
 async def test_stage_without_inputs_is_done_at_once(north: FileSite) -> None:
-    folder = north.stage()
+    folder = north.start_stage()
     status = await north.wait_for_state("done")
     assert (status.size, status.staged, status.moved) == (0, 0, ())
     assert folder == north.directory / "stages" / f"{INSTANCE}-{T}"
@@ -57,9 +57,11 @@ async def test_stage_without_inputs_is_done_at_once(north: FileSite) -> None:
 
 
 async def test_local_replica_is_linked(north: FileSite) -> None:
-    path = north.make("data")
-    north.make("set/part-0")
-    folder = north.stage(north.input(path), north.input(north.replicas / "set", part="part-0", target="p"))
+    path = north.make_replica("data")
+    north.make_replica("set/part-0")
+    folder = north.start_stage(
+        north.make_input(path), north.make_input(north.replicas / "set", part="part-0", target="p")
+    )
     status = await north.wait_for_state("done")
     assert status.size == 0
     assert (folder / "input").readlink() == path
@@ -67,9 +69,9 @@ async def test_local_replica_is_linked(north: FileSite) -> None:
 
 
 async def test_changed_local_replica_fails_stage(north: FileSite) -> None:
-    file = north.input(north.make("data", b"1234"))
-    north.make("data", b"12")
-    north.stage(file)
+    file = north.make_input(north.make_replica("data", b"1234"))
+    north.make_replica("data", b"12")
+    north.start_stage(file)
     failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source, failed.file) == ("file", "north", "/logical")
     assert "2 bytes now and not 4" in failed.error
@@ -77,14 +79,14 @@ async def test_changed_local_replica_fails_stage(north: FileSite) -> None:
 
 @pytest.mark.parametrize("target", ["", ".", "..", "a/b", "/etc/passwd", "../x", "x" * 256, "a\0b"])
 async def test_input_with_invalid_target_fails_stage(north: FileSite, target: str) -> None:
-    north.stage(north.input(north.make("data"), target=target))
+    north.start_stage(north.make_input(north.make_replica("data"), target=target))
     failed = await north.wait_for_state("failed")
     assert failed.fault == "file"
     assert "not a plain file name" in failed.error
 
 
 async def test_inputs_with_same_name_fail_stage(north: FileSite) -> None:
-    north.stage(north.input(north.make("a")), north.input(north.make("b")))
+    north.start_stage(north.make_input(north.make_replica("a")), north.make_input(north.make_replica("b")))
     assert "two inputs have the name 'input'" in (await north.wait_for_state("failed")).error
 
 
@@ -98,21 +100,21 @@ async def test_invalid_stage_token_is_rejected(north: FileSite, token: str) -> N
 
 
 async def test_known_stage_is_reported_again(north: FileSite) -> None:
-    north.stage()
+    north.start_stage()
     await north.wait_for_state("done")
     north.statuses.clear()
-    north.stage()
+    north.start_stage()
     assert [status.state for status in north.statuses] == ["done"]
 
 
 async def test_discarded_stage_may_start_again(north: FileSite) -> None:
-    file = north.input(north.make("data"))
-    folder = north.stage(file)
+    file = north.make_input(north.make_replica("data"))
+    folder = north.start_stage(file)
     await north.wait_for_state("done")
     (folder / "left").write_text("by the program")
     north.stages.discard_stage(INSTANCE, T)
     north.statuses.clear()
-    restarted = north.stage(file)
+    restarted = north.start_stage(file)
     await north.wait_for_state("done")
     await north.wait_until(lambda: not folder.exists() or folder == restarted)
     assert os.listdir(restarted) == ["input"]
@@ -123,7 +125,7 @@ async def test_discarded_stage_may_start_again(north: FileSite) -> None:
 
 
 async def test_used_stage_is_removed_after_use(north: FileSite) -> None:
-    folder = north.stage()
+    folder = north.start_stage()
     await north.wait_for_state("done")
     north.stages_in_use.add(T)
     north.stages.discard_stage(INSTANCE, T)
@@ -140,7 +142,7 @@ async def test_used_stage_is_removed_after_use(north: FileSite) -> None:
 
 
 async def test_new_agent_knows_finished_stages(north: FileSite) -> None:
-    north.stage(north.input(north.make("data")))
+    north.start_stage(north.make_input(north.make_replica("data")))
     await north.wait_for_state("done")
     await north.stop()
     (north.replicas / "data").unlink()
@@ -152,7 +154,7 @@ async def test_new_agent_knows_finished_stages(north: FileSite) -> None:
 
 async def test_stage_without_folder_fails(north: FileSite) -> None:
     (north.directory / "stages").write_text("in the way")
-    north.stage()
+    north.start_stage()
     failed = await north.wait_for_state("failed")
     assert failed.fault == "site"
     assert "Not a directory" in failed.error
@@ -166,7 +168,7 @@ async def test_bundle_is_unpacked_into_stage(north: FileSite, daemon_files: Fake
     content = make_archive(
         make_member("bin", type=tarfile.DIRTYPE), script, make_member("./-a b\nü*", b"odd"), make_member("empty", b"")
     )
-    folder = north.stage(north.input(north.make("data")), bundle=add_bundle(daemon_files, content))
+    folder = north.start_stage(north.make_input(north.make_replica("data")), bundle=add_bundle(daemon_files, content))
     status = await north.wait_for_state("done")
     assert status.size == status.staged == len(content)
     assert (folder / "bin" / "run.sh").stat().st_mode & 0o7777 == 0o700
@@ -180,7 +182,7 @@ async def test_bundle_is_unpacked_into_stage(north: FileSite, daemon_files: Fake
 async def test_cut_bundle_is_resumed(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     content = make_archive(make_member("big", os.urandom(3_000_000)))
     daemon_files.cut_after = 2_000_000
-    north.stage(bundle=add_bundle(daemon_files, content))
+    north.start_stage(bundle=add_bundle(daemon_files, content))
     await north.wait_for_state("done")
     assert daemon_files.sent == len(content)
     first, second = daemon_files.requests
@@ -190,7 +192,7 @@ async def test_cut_bundle_is_resumed(north: FileSite, daemon_files: FakeDaemonFi
 
 
 async def test_missing_bundle_fails_stage(north: FileSite) -> None:
-    north.stage(bundle=StageBundle(id="0" * 64, size=1))
+    north.start_stage(bundle=StageBundle(id="0" * 64, size=1))
     failed = await north.wait_for_state("failed")
     assert (failed.fault, failed.source) == ("source", "")
     assert failed.error == "the submitter's own files: the daemon rejects it: there is no such bundle"
@@ -199,15 +201,16 @@ async def test_missing_bundle_fails_stage(north: FileSite) -> None:
 async def test_bundle_with_wrong_checksum_fails_stage(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     bundle = add_bundle(daemon_files, make_archive(make_member("a")))
     daemon_files.bundles[bundle.id] = make_archive(make_member("b"))
-    folder = north.stage(bundle=bundle)
+    folder = north.start_stage(bundle=bundle)
     assert "wrong checksum" in (await north.wait_for_state("failed")).error
     assert len(daemon_files.requests) == 2
     assert os.listdir(folder) == []
 
 
 async def test_input_named_like_bundled_file_is_rejected(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
-    folder = north.stage(
-        north.input(north.make("data")), bundle=add_bundle(daemon_files, make_archive(make_member("input", b"mine")))
+    folder = north.start_stage(
+        north.make_input(north.make_replica("data")),
+        bundle=add_bundle(daemon_files, make_archive(make_member("input", b"mine"))),
     )
     assert "own files also contain 'input'" in (await north.wait_for_state("failed")).error
     assert (folder / "input").read_bytes() == b"mine"
@@ -257,11 +260,11 @@ def test_damaged_archive_is_rejected(tmp_path: Path, content: bytes) -> None:
 
 
 async def test_repeated_stage_replaces_one_in_use(north: FileSite) -> None:
-    folder = north.stage()
+    folder = north.start_stage()
     await north.wait_for_state("done")
     north.stages_in_use.add(T)
     north.stages.discard_stage(INSTANCE, T)
-    repeated = north.stage()
+    repeated = north.start_stage()
     assert repeated != folder
     await north.wait_until(lambda: not folder.exists())
     assert [status.token for status in north.stages.current_statuses(INSTANCE)] == [T]
@@ -270,7 +273,7 @@ async def test_repeated_stage_replaces_one_in_use(north: FileSite) -> None:
 
 @pytest.mark.parametrize("unwanted", ["first", "last"])
 async def test_restarted_agent_resumes_wanted_stage_of_two(north: FileSite, unwanted: str) -> None:
-    folder = north.stage()
+    folder = north.start_stage()
     await north.wait_for_state("done")
     await north.stop()
     journal_folder = folder.with_name(f".{folder.name}")
@@ -306,7 +309,7 @@ async def test_folder_is_removed_after_unpacking_has_ended(
     remove_files = StageRun.remove_files
     monkeypatch.setattr(stage, "unpack_bundle", unpacking)
     monkeypatch.setattr(StageRun, "remove_files", lambda run: (events.append("removed"), remove_files(run)))
-    north.stage(bundle=add_bundle(daemon_files, make_archive(make_member("a"))))
+    north.start_stage(bundle=add_bundle(daemon_files, make_archive(make_member("a"))))
     assert await asyncio.to_thread(entered.wait, 30)
     north.stages.discard_stage(INSTANCE, T)
     await north.wait_until(lambda: len(events) == 2)
@@ -337,15 +340,17 @@ def test_read_only_stage_is_removed(tmp_path: Path) -> None:
 
 
 async def test_bundle_with_names_of_any_bytes_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
-    folder = north.stage(bundle=add_bundle(daemon_files, make_archive(make_member(os.fsdecode(b"caf\xe9"), b"x"))))
+    folder = north.start_stage(
+        bundle=add_bundle(daemon_files, make_archive(make_member(os.fsdecode(b"caf\xe9"), b"x")))
+    )
     await north.wait_for_state("done")
     assert os.listdir(os.fsencode(folder)) == [b"caf\xe9"]
 
 
 @pytest.mark.parametrize("path", ["/", "/data/.."])
 async def test_replica_without_name_fails_stage(north: FileSite, path: str) -> None:
-    file = north.input(north.make("data"))
-    north.stage(file.model_copy(update={"source": "south", "path": path}))
+    file = north.make_input(north.make_replica("data"))
+    north.start_stage(file.model_copy(update={"source": "south", "path": path}))
     assert "the catalogue has no such replica" in (await north.wait_for_state("failed")).error
 
 
@@ -361,10 +366,10 @@ async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, mo
     monkeypatch.setattr(DaemonFiles, "fetch_bundle", hanging)
     try:
         for number in range(MAX_BUNDLES + 4):
-            north.stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))
+            north.start_stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))
         for _ in range(4):
             assert await asyncio.to_thread(entered.acquire, timeout=30)
-        north.stage(north.input(north.make("data")))
+        north.start_stage(north.make_input(north.make_replica("data")))
         await north.wait_for_state("done")
         assert not proceed.is_set()
     finally:

@@ -56,7 +56,7 @@ def make_control(library: FakeLibrary, **changes: Any) -> DrmaaControl:
     return DrmaaControl(changes.pop("path", None), environment=environment, **changes)
 
 
-def submission(folder: Path, name: str = "koala-a", **changes: Any) -> LrmSubmission:
+def make_submission(folder: Path, name: str = "koala-a", **changes: Any) -> LrmSubmission:
     fields: dict[str, Any] = {
         "nodes": 1,
         "argv": ["true"],

@@ -35,8 +35,8 @@ class FakeControl(JobControl):
         self.controls.append(self)
 
     @property
-    def who(self) -> str:
-        """By the command line of its worker."""
+    def account(self) -> str:
+        """The account by the command line of its worker."""
         if self.become is None:
             return "agent"
         command, environment = self.become(["worker"], {"HOME": "/root", "PATH": "/bin"})
@@ -55,7 +55,7 @@ class FakeControl(JobControl):
         self.cancelled.append(job)
 
     async def read_states(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
-        return dict.fromkeys(jobs, self.who)
+        return dict.fromkeys(jobs, self.account)
 
     def on_ended(self, listener: Callable[[], None]) -> None:
         self.listeners.append(listener)
@@ -71,52 +71,52 @@ def controls(monkeypatch: pytest.MonkeyPatch) -> list[FakeControl]:
 
 
 @pytest.fixture
-def people() -> dict[str, Account]:
+def accounts() -> dict[str, Account]:
     return dict(PEOPLE)
 
 
 @pytest.fixture
 async def control(
-    controls: list[FakeControl], people: dict[str, Account], virtual_loop: VirtualTimeLoop
+    controls: list[FakeControl], accounts: dict[str, Account], virtual_loop: VirtualTimeLoop
 ) -> DrmaaAccounts:
     """Return one for two accounts at most."""
-    run_as = RunAs(Accounts("east", SiteSettings(identity="mapped"), people.get), SwitchMethod.SETUID)
+    run_as = RunAs(Accounts("east", SiteSettings(identity="mapped"), accounts.get), SwitchMethod.SETUID)
     clock = VirtualClock(virtual_loop)
     make_control: Any = FakeControl
     return DrmaaAccounts("/lib/libdrmaa.so", run_as, max_accounts=2, make_control=make_control, clock=clock)
 
 
-def submission(user: str) -> LrmSubmission:
+def make_submission(user: str) -> LrmSubmission:
     return LrmSubmission("koala-x-1.1.0", 1, ["true"], {}, Path("/x"), Path("/x/log"), user=user)
 
 
-async def submit(control: DrmaaAccounts, user: str) -> str:
-    return await control.submit_job(Path("/x/launch"), submission(user), [])
+async def submit_as(control: DrmaaAccounts, user: str) -> str:
+    return await control.submit_job(Path("/x/launch"), make_submission(user), [])
 
 
 async def test_each_account_has_its_own_worker(control: DrmaaAccounts, controls: list[FakeControl]) -> None:
     for user in ("ann", "ben", "ann"):
-        await submit(control, user)
-    assert [(entry.who, len(entry.jobs)) for entry in controls] == [("agent", 0), ("ann 2001", 2), ("ben 2002", 1)]
+        await submit_as(control, user)
+    assert [(entry.account, len(entry.jobs)) for entry in controls] == [("agent", 0), ("ann 2001", 2), ("ben 2002", 1)]
     await control.cancel_job(controls[2].jobs[0], "ben")
     assert [entry.cancelled for entry in controls] == [[], [], controls[2].jobs]
     assert await control.read_states(["7"], "ann") == {"7": "ann 2001"}
 
 
 async def test_submit_as_unknown_account_is_rejected(
-    control: DrmaaAccounts, controls: list[FakeControl], people: dict[str, Account]
+    control: DrmaaAccounts, controls: list[FakeControl], accounts: dict[str, Account]
 ) -> None:
-    await submit(control, "ann")
-    del people["ann"]
+    await submit_as(control, "ann")
+    del accounts["ann"]
     with pytest.raises(SiteRejected, match="there is no account ann"):
-        await submit(control, "ann")
+        await submit_as(control, "ann")
     assert len(controls[1].jobs) == 1
 
 
 async def test_endings_of_all_accounts_are_reported(control: DrmaaAccounts, controls: list[FakeControl]) -> None:
     calls: list[str] = []
     control.on_ended(lambda: calls.append("early"))
-    job = await submit(control, "ann")
+    job = await submit_as(control, "ann")
     control.on_ended(lambda: calls.append("late"))
     controls[1].endings[job] = DrmaaEnding(job, 3)
     for listener in controls[1].listeners:
@@ -129,21 +129,21 @@ async def test_endings_of_all_accounts_are_reported(control: DrmaaAccounts, cont
 async def test_idle_worker_without_jobs_is_closed(
     control: DrmaaAccounts, controls: list[FakeControl], virtual_loop: VirtualTimeLoop
 ) -> None:
-    done, _ = await submit(control, "ann"), await submit(control, "ben")
-    controls[1].endings[done] = DrmaaEnding(done, 0)
+    first, _ = await submit_as(control, "ann"), await submit_as(control, "ben")
+    controls[1].endings[first] = DrmaaEnding(first, 0)
     await control.submit_error()
     assert [entry.closed for entry in controls] == [False, False, False]
     virtual_loop.jump(IDLE_TIMEOUT_S + 1)
     await control.submit_error()
     assert [entry.closed for entry in controls] == [False, True, False]
-    await submit(control, "ann")
-    assert controls[3].who == "ann 2001"
+    await submit_as(control, "ann")
+    assert controls[3].account == "ann 2001"
 
 
 async def test_least_recently_used_worker_is_closed(control: DrmaaAccounts, controls: list[FakeControl]) -> None:
     for user in ("ann", "ben", "ann", "cat"):
-        await submit(control, user)
-    assert [(entry.who, entry.closed) for entry in controls[1:]] == [
+        await submit_as(control, user)
+    assert [(entry.account, entry.closed) for entry in controls[1:]] == [
         ("ann 2001", False),
         ("ben 2002", True),
         ("cat 2003", False),

@@ -1,4 +1,4 @@
-"""A cluster of which nothing but DRMAA is known, over a session in this process."""
+"""The adapter of clusters with DRMAA only, over a session in this process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +16,7 @@ from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmJob, LrmJobState,
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
-from .conftest import submission
+from .conftest import make_submission
 
 
 @pytest.fixture
@@ -31,22 +31,22 @@ class FakeSession(JobControl):
         self.natives: list[list[str]] = []
         """The native options of each job submitted."""
         self.cancelled: list[str] = []
-        self.refusal: SiteError | None = None
-        """What a submission raises."""
+        self.rejection: SiteError | None = None
+        """The error of a submission."""
         self.states: dict[str, str] = {}
-        """What the library says of each job; it does not know others."""
+        """The state of each job that the library knows."""
         self._endings: dict[str, DrmaaEnding] = {}
         self._listeners: list[Callable[[], None]] = []
 
     def end(self, state: str, ending: DrmaaEnding) -> None:
-        """End a job, and tell of it."""
+        """End a job and notify the listeners."""
         self.states[ending.job], self._endings[ending.job] = state, ending
         for listener in self._listeners:
             listener()
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        if self.refusal is not None:
-            raise self.refusal
+        if self.rejection is not None:
+            raise self.rejection
         self.natives.append(list(native))
         job = str(len(self.natives))
         self.states[job] = "running"
@@ -104,12 +104,12 @@ def test_walltime_has_the_form_of_the_library(
     control: DrmaaControl, tmp_path: Path, fanout: Literal["srun", "qrsh", "none"], walltime: float, limit: str
 ) -> None:
     lrm = DrmaaLrm(SiteSettings(native_specification="-l {walltime}", fanout=fanout), control, tmp_path)
-    assert lrm._native_options(submission(tmp_path, walltime=walltime)) == ["-l", limit]
+    assert lrm._native_options(make_submission(tmp_path, walltime=walltime)) == ["-l", limit]
 
 
 async def test_nodes_without_grid_jobs_are_idle(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
     assert await lrm.take_snapshot() == LrmSnapshot(4, 4, 0, 0, ())
-    job = await lrm.submit_job(submission(tmp_path, nodes=3, walltime=90.0))
+    job = await lrm.submit_job(make_submission(tmp_path, nodes=3, walltime=90.0))
     assert session.natives == [["-n", "3", "-t", "0:02:00"]]
     assert "srun --nodes=3" in (tmp_path / "launch").read_text()
     running = LrmJob(job, "koala-a", LrmJobState.RUNNING)
@@ -143,7 +143,7 @@ async def test_nodes_without_grid_jobs_are_idle(lrm: DrmaaLrm, session: FakeSess
 async def test_ended_job_has_its_ending(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, state: str, ending: DrmaaEnding, ended: LrmJob
 ) -> None:
-    job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
+    job = await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
     session.end(state, ending)
     assert await first_with(lrm, LrmJobState.ENDED) == ended
     assert (await lrm.take_snapshot()).idle == 4
@@ -151,7 +151,7 @@ async def test_ended_job_has_its_ending(
 
 
 async def test_job_without_state_is_unknown(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
-    job = await lrm.submit_job(submission(tmp_path, walltime=1.0, nodes=2))
+    job = await lrm.submit_job(make_submission(tmp_path, walltime=1.0, nodes=2))
     for answer in ("undetermined", "TryLaterException"):
         session.states[job] = answer
         snapshot = await lrm.take_snapshot()
@@ -161,7 +161,7 @@ async def test_job_without_state_is_unknown(lrm: DrmaaLrm, session: FakeSession,
 async def test_job_is_found_after_restart(
     lrm: DrmaaLrm, make_lrm: MakeLrm, session: FakeSession, tmp_path: Path
 ) -> None:
-    job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
+    job = await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
     await lrm.close()
     again = make_lrm()
     await again.open()
@@ -177,7 +177,7 @@ async def test_job_is_found_after_restart(
 async def test_ended_job_leaves_the_snapshots_after_its_retention(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, virtual_loop: VirtualTimeLoop
 ) -> None:
-    job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
+    job = await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
     session.end("done", DrmaaEnding(job, 0))
     for seconds, count in ((0.0, 1), (ENDED_RETENTION_S - 1, 1), (2.0, 0)):
         virtual_loop.jump(seconds)
@@ -185,7 +185,7 @@ async def test_ended_job_leaves_the_snapshots_after_its_retention(
 
 
 async def test_cancel_of_other_name_is_rejected(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
-    job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
+    job = await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
     with pytest.raises(SiteRejected, match="koala-b"):
         await lrm.cancel_job(job, "koala-b")
     await lrm.cancel_job("99", "koala-a")
@@ -198,17 +198,17 @@ async def test_cancel_of_other_name_is_rejected(lrm: DrmaaLrm, session: FakeSess
 
 
 async def test_unanswered_submission_is_not_repeated(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
-    session.refusal = Unanswered("the library died")
+    session.rejection = Unanswered("the library died")
     with pytest.raises(SiteUnavailable):
-        await lrm.submit_job(submission(tmp_path, walltime=1.0))
+        await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
     with pytest.raises(SiteRejected, match="is not known"):
         await lrm.find_job("koala-a")
 
 
 async def test_rejected_submission_may_be_repeated(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
-    session.refusal = SiteRejected("DRMAA: denied")
+    session.rejection = SiteRejected("DRMAA: denied")
     with pytest.raises(SiteRejected):
-        await lrm.submit_job(submission(tmp_path, walltime=1.0))
+        await lrm.submit_job(make_submission(tmp_path, walltime=1.0))
     assert await lrm.find_job("koala-a") is None
 
 
@@ -219,7 +219,7 @@ async def test_impossible_submission_is_rejected(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, changes: dict[str, float], message: str
 ) -> None:
     with pytest.raises(SiteRejected, match=message):
-        await lrm.submit_job(submission(tmp_path, **changes))
+        await lrm.submit_job(make_submission(tmp_path, **changes))
     assert session.natives == []
 
 

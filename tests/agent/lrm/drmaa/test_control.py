@@ -17,7 +17,7 @@ from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, DrmaaTimeouts, Unanswer
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agent.lrm.conftest import eventually, is_alive
 
-from .conftest import PACKAGE, FakeLibrary, make_control, submission
+from .conftest import PACKAGE, FakeLibrary, make_control, make_submission
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +26,7 @@ QUICK = DrmaaTimeouts(first_restart_s=0.0, max_restart_s=0.0, rejected_s=0.0)
 
 
 async def hand_in(control: DrmaaControl, folder: Path) -> str:
-    return await control.submit_job(folder / "launch", submission(folder), ["-pe", "koala", "4", "-ac", "a b"])
+    return await control.submit_job(folder / "launch", make_submission(folder), ["-pe", "koala", "4", "-ac", "a b"])
 
 
 async def test_submit_passes_all_attributes(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
@@ -96,14 +96,14 @@ async def test_read_states_returns_state_or_error(control: DrmaaControl, library
 async def test_unknown_error_of_wait_keeps_other_exit_codes(
     control: DrmaaControl, library: FakeLibrary, tmp_path: Path
 ) -> None:
-    odd, other = await hand_in(control, tmp_path), await hand_in(control, tmp_path)
+    odd, second = await hand_in(control, tmp_path), await hand_in(control, tmp_path)
     ended = asyncio.Event()
-    control.on_ended(lambda: ended.set() if control.reported_ending(odd) and control.reported_ending(other) else None)
+    control.on_ended(lambda: ended.set() if control.reported_ending(odd) and control.reported_ending(second) else None)
     library.job(odd, "done odd")
-    library.job(other, "done exit 3")
+    library.job(second, "done exit 3")
     async with asyncio.timeout(60):
         await ended.wait()
-    endings = control.reported_ending(odd), control.reported_ending(other)
+    endings = control.reported_ending(odd), control.reported_ending(second)
     assert [entry.exit_code for entry in endings if entry] == [None, 3]
     assert len(library.pids()) == 1
 

@@ -15,7 +15,7 @@ from koalapy.agent.lrm.local.server import Server
 from koalapy.runner.link import Loop
 
 TimerCalls = tuple[Callable[[str, float, Callable[[], None]], None], Callable[[str], None], Callable[[], None]]
-"""Functions that set a timer, cancel it, and call what is due."""
+"""Functions that set a timer, cancel it and run due timers."""
 
 
 def timers_of_locald() -> TimerCalls:

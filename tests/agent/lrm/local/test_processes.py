@@ -1,4 +1,4 @@
-"""Marks and ancestors of processes that exec and end meanwhile."""
+"""Marks and ancestors of processes that exec or end during the check."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A Grid Engine whose commands are answered in this process, and a control that records calls."""
+"""A fake Grid Engine that answers commands in this process, and a control that records calls."""
 
 import asyncio
 import os
@@ -34,28 +34,28 @@ class FakeGridEngine:
             (folder / name).touch()
             (folder / name).chmod(0o755)
         self.paths: list[str] = []
-        """Of the programs that were called."""
+        """Paths of the called programs."""
         self._calls: list[str] = []
         self._answers: dict[str, tuple[str, int]] = {}
         self._hanging: dict[str, asyncio.Event] = {}
-        self.answers("qconf -sp koala", (ANSWERS / "environment.txt").read_text())
-        self.answers("qconf -sql", "all.q\n")
-        self.answers("qconf -spl", "koala\n")
-        self.answers("qconf -sm", "sgeadmin\n")
-        self.answers("qconf -sconf", "#global:\nqmaster_params               ENABLE_FORCED_QDEL=true\n")
-        self.answers("qselect", "".join(f"all.q@h2-{n}\n" for n in (1, 2, 3, 4)))
-        self.shows("idle.xml")
+        self.set_answer("qconf -sp koala", (ANSWERS / "environment.txt").read_text())
+        self.set_answer("qconf -sql", "all.q\n")
+        self.set_answer("qconf -spl", "koala\n")
+        self.set_answer("qconf -sm", "sgeadmin\n")
+        self.set_answer("qconf -sconf", "#global:\nqmaster_params               ENABLE_FORCED_QDEL=true\n")
+        self.set_answer("qselect", "".join(f"all.q@h2-{n}\n" for n in (1, 2, 3, 4)))
+        self.show_recording("idle.xml")
 
-    def lrm(self, control: JobControl, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> SgeLrm:
+    def make_lrm(self, control: JobControl, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> SgeLrm:
         """Return an adapter of this cluster."""
         site_settings = SiteSettings(kind="sge", queue="all.q", **settings)
         return SgeLrm(site_settings, control, folders=JobFolders.for_own_account(self.run), clock=clock)
 
-    def answers(self, command: str, text: str, code: int = 0) -> None:
-        """Set the answer to a command, with the given arguments or, if there are none, with any that has no own."""
+    def set_answer(self, command: str, text: str, code: int = 0) -> None:
+        """Set the answer to a command with these arguments, or to all calls of a program without own answers."""
         self._answers[command] = text, code
 
-    def hangs(self, command: str) -> Callable[[], None]:
+    def block_command(self, command: str) -> Callable[[], None]:
         """Make a command wait until the returned function is called."""
         released = self._hanging[command] = asyncio.Event()
         return released.set
@@ -63,7 +63,7 @@ class FakeGridEngine:
     async def run(
         self, *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = 0.0
     ) -> CommandResult:
-        """Answer a command; as ``commands.run`` does, refuse one that there is not."""
+        """Answer a command, or reject it as ``commands.run`` does when it is not installed."""
         if isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
             loop.jump(COMMAND_DURATION_S)
         self.paths.append(argv[0])
@@ -77,39 +77,39 @@ class FakeGridEngine:
         text, code = self._answers.get(call) or self._answers.get(name, (f"{name}: nothing to say\n", 1))
         return CommandResult(code, text.encode(), "")
 
-    def shows(self, recorded: str, **changes: str) -> None:
-        """Have qstat give a recorded answer, with the jobs of koala as ours."""
+    def show_recording(self, recorded: str, **changes: str) -> None:
+        """Set a recorded answer of qstat, with the jobs of koala owned by this account."""
         text = (ANSWERS / recorded).read_text().replace(">koala</JB_owner>", f">{OWNER}</JB_owner>")
         for old, new in changes.items():
             text = text.replace(old, new)
-        self.answers("qstat", text)
+        self.set_answer("qstat", text)
 
-    def accounts(
+    def add_accounting(
         self, job: str, name: str, failed: str, exit_status: int, host: str = "h2-1", *, asked_by: str = ""
     ) -> None:
-        """Add a record to the accounting of a job, which is asked for by its number or by ``asked_by``."""
+        """Add an accounting record of a job, which is queried by its number or by ``asked_by``."""
         fields = f"hostname {host}\njobnumber {job}\nowner {OWNER}\njobname {name}\n"
         fields += f"failed {failed}\nexit_status {exit_status}\n"
         command = f"qacct -o {OWNER} -j {asked_by or job}"
         earlier_text, _ = self._answers.get(command, ("", 0))
-        self.answers(command, f"{earlier_text}=====\n{fields}ru_wallclock 5s\ncategory -pe koala 2\n")
+        self.set_answer(command, f"{earlier_text}=====\n{fields}ru_wallclock 5s\ncategory -pe koala 2\n")
 
-    def calls(self, command: str) -> list[str]:
+    def list_calls(self, command: str) -> list[str]:
         return [call for call in self._calls if call.startswith(command)]
 
 
 class RememberingControl(JobControl):
-    """Hands in nothing."""
+    """Records submissions and cancellations."""
 
     def __init__(self) -> None:
         self.native: list[list[str]] = []
         self.cancelled: list[str] = []
-        self.told = ""
-        self.refusal: Exception | None = None
+        self.problem = ""
+        self.rejection: Exception | None = None
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        if self.refusal is not None:
-            raise self.refusal
+        if self.rejection is not None:
+            raise self.rejection
         self.native.append(list(native))
         return "7"
 
@@ -117,7 +117,7 @@ class RememberingControl(JobControl):
         self.cancelled.append(job)
 
     async def submit_error(self) -> str:
-        return self.told
+        return self.problem
 
     async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         return [Finding("control", True, "remembers")]

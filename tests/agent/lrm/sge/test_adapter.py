@@ -23,13 +23,13 @@ from .conftest import OWNER, FakeGridEngine, RememberingControl
 async def lrm(
     engine: FakeGridEngine, control: RememberingControl, virtual_loop: VirtualTimeLoop
 ) -> AsyncIterator[SgeLrm]:
-    lrm = engine.lrm(control, VirtualClock(virtual_loop), native_specification="-P grid", poll_interval=10.0)
+    lrm = engine.make_lrm(control, VirtualClock(virtual_loop), native_specification="-P grid", poll_interval=10.0)
     await lrm.open()
     yield lrm
     await lrm.close()
 
 
-def submission(folder: Path, *, nodes: int = 2, walltime: float | None = None) -> LrmSubmission:
+def make_submission(folder: Path, *, nodes: int = 2, walltime: float | None = None) -> LrmSubmission:
     return LrmSubmission("koala-new", nodes, ["true"], {}, folder, folder / "out", walltime)
 
 
@@ -38,7 +38,7 @@ def get_job(snapshot: LrmSnapshot, name: str) -> LrmJob:
     return match
 
 
-async def ended(lrm: SgeLrm, name: str) -> LrmJob:
+async def wait_until_ended(lrm: SgeLrm, name: str) -> LrmJob:
     async with asyncio.timeout(600):
         async for _ in lrm.watch_changes():
             if (job := get_job(await lrm.take_snapshot(), name)).state is LrmJobState.ENDED:
@@ -51,7 +51,7 @@ async def test_snapshot_of_idle_cluster(lrm: SgeLrm) -> None:
 
 
 async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     snapshot = await lrm.take_snapshot()
     assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 0, 0)
     states = {job.name: (job.state, len(job.nodes), job.lost, job.reason) for job in snapshot.jobs}
@@ -62,37 +62,39 @@ async def test_snapshot_lists_grid_jobs_and_their_nodes(lrm: SgeLrm, engine: Fak
         "koala-x1": (LrmJobState.RUNNING, 1, False, ""),
         "koala-x2": (LrmJobState.RUNNING, 1, False, ""),
     }
-    engine.shows("deleting.xml")
+    engine.show_recording("deleting.xml")
     assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
 
 
 async def test_snapshot_counts_other_jobs_as_background(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("busy.xml", **{f">{OWNER}</JB_owner>": ">somebody</JB_owner>"})
+    engine.show_recording("busy.xml", **{f">{OWNER}</JB_owner>": ">somebody</JB_owner>"})
     assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, ())
-    engine.shows("busy.xml", **{">koala-": ">other-"})
+    engine.show_recording("busy.xml", **{">koala-": ">other-"})
     assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, ())
 
 
 async def test_snapshot_runs_one_query(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     for _ in range(3):
         await lrm.take_snapshot()
-    assert engine.calls("qstat") == [f"qstat -f -g t -s {which} -u {OWNER} -xml" for which in ("prsz", "prs", "prs")]
-    assert len(engine.calls("qconf")) == len(engine.calls("qselect")) == 1
+    assert engine.list_calls("qstat") == [
+        f"qstat -f -g t -s {which} -u {OWNER} -xml" for which in ("prsz", "prs", "prs")
+    ]
+    assert len(engine.list_calls("qconf")) == len(engine.list_calls("qselect")) == 1
 
 
 async def test_snapshot_with_old_layout_reads_queues_again(
     lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
 ) -> None:
     await lrm.take_snapshot()
-    engine.answers("qselect", "all.q@h2-1\nall.q@h2-2\n")
+    engine.set_answer("qselect", "all.q@h2-1\nall.q@h2-2\n")
     assert (await lrm.take_snapshot()).total == 4
     virtual_loop.jump(LAYOUT_MAX_AGE_S + 1)
     assert (await lrm.take_snapshot()).total == 2
 
 
 async def test_jobs_in_error_are_lost(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("troubled.xml")
-    engine.answers("qstat -j 95", 'job_number: 95\nerror reason    1:      can\'t stat() "/root/no"\n')
+    engine.show_recording("troubled.xml")
+    engine.set_answer("qstat -j 95", 'job_number: 95\nerror reason    1:      can\'t stat() "/root/no"\n')
     for _ in range(2):
         snapshot = await lrm.take_snapshot()
     assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 1, 2)
@@ -100,26 +102,26 @@ async def test_jobs_in_error_are_lost(lrm: SgeLrm, engine: FakeGridEngine) -> No
     assert (broken.state, broken.lost) == (LrmJobState.QUEUED, True)
     assert broken.reason == 'Grid Engine will not start it: can\'t stat() "/root/no"'
     assert get_job(snapshot, "koala-sus").reason == "suspended by Grid Engine"
-    assert len(engine.calls("qstat -j")) == 1
+    assert len(engine.list_calls("qstat -j")) == 1
 
 
 async def test_deleted_job_on_unreachable_node_has_ended(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("silent.xml", **{"<state>dr</state>": "<state>r</state>"})
+    engine.show_recording("silent.xml", **{"<state>dr</state>": "<state>r</state>"})
     snapshot = await lrm.take_snapshot()
     job = get_job(snapshot, "koala-d1")
     assert (job.state, job.lost, job.reason) == (LrmJobState.RUNNING, False, "node h2-3 does not answer Grid Engine")
     assert (snapshot.idle, snapshot.background, snapshot.down) == (1, 0, 0)
-    engine.shows("silent.xml")
+    engine.show_recording("silent.xml")
     snapshot = await lrm.take_snapshot()
     assert get_job(snapshot, "koala-d1").state is LrmJobState.ENDED
     assert (snapshot.idle, snapshot.background, snapshot.down) == (1, 2, 1)
 
 
 async def test_ended_job_has_its_exit_code(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     running_job = get_job(await lrm.take_snapshot(), "koala-m")
-    engine.accounts(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
-    engine.shows("idle.xml")
+    engine.add_accounting(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
+    engine.show_recording("idle.xml")
     for _ in range(2):
         snapshot = await lrm.take_snapshot()
         assert get_job(snapshot, "koala-m") == LrmJob(
@@ -127,16 +129,16 @@ async def test_ended_job_has_its_exit_code(lrm: SgeLrm, engine: FakeGridEngine) 
         )
         assert snapshot.idle == 4
     assert await lrm.find_job("koala-m") == running_job.id
-    assert len(engine.calls(f"qacct -o {OWNER} -j {running_job.id}")) == 1
+    assert len(engine.list_calls(f"qacct -o {OWNER} -j {running_job.id}")) == 1
 
 
 async def test_ended_job_leaves_the_snapshots_after_its_retention(
     lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
 ) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     running_job = get_job(await lrm.take_snapshot(), "koala-m")
-    engine.accounts(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
-    engine.shows("idle.xml")
+    engine.add_accounting(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
+    engine.show_recording("idle.xml")
     assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.ENDED
     virtual_loop.jump(ENDED_RETENTION_S + 1)
     assert "koala-m" not in {job.name for job in (await lrm.take_snapshot()).jobs}
@@ -153,32 +155,32 @@ async def test_ended_job_leaves_the_snapshots_after_its_retention(
 async def test_ended_job_has_reason_of_accounting(
     lrm: SgeLrm, engine: FakeGridEngine, failed: str, status: int, lost: bool, reason: str
 ) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     job = get_job(await lrm.take_snapshot(), "koala-m")
-    engine.accounts(job.id, "koala-m", failed, status, job.nodes[0])
-    engine.shows("idle.xml")
+    engine.add_accounting(job.id, "koala-m", failed, status, job.nodes[0])
+    engine.show_recording("idle.xml")
     ended_job = get_job(await lrm.take_snapshot(), "koala-m")
     assert (ended_job.state, ended_job.lost, ended_job.reason) == (LrmJobState.ENDED, lost, reason)
 
 
 async def test_accounting_record_of_first_host_is_used(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     job = get_job(await lrm.take_snapshot(), "koala-m")
     first, second = job.nodes
-    engine.accounts(job.id, "koala-m", "0", 3, first)
-    engine.accounts(job.id, "koala-m", "100 : assumedly after job", 129, second)
-    engine.shows("idle.xml")
+    engine.add_accounting(job.id, "koala-m", "0", 3, first)
+    engine.add_accounting(job.id, "koala-m", "100 : assumedly after job", 129, second)
+    engine.show_recording("idle.xml")
     ended_job = get_job(await lrm.take_snapshot(), "koala-m")
     assert (ended_job.state, ended_job.exit_code, ended_job.lost) == (LrmJobState.ENDED, 3, False)
 
 
 async def test_end_without_accounting_is_recorded_after_delay(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     job = get_job(await lrm.take_snapshot(), "koala-m")
-    engine.shows("idle.xml")
-    engine.accounts(job.id, "koala-of-long-ago", "0", 0, job.nodes[0])  # numbers come round again
+    engine.show_recording("idle.xml")
+    engine.add_accounting(job.id, "koala-of-long-ago", "0", 0, job.nodes[0])  # numbers come round again
     assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
-    ended_job = await ended(lrm, "koala-m")
+    ended_job = await wait_until_ended(lrm, "koala-m")
     assert (ended_job.exit_code, ended_job.lost, ended_job.reason) == (
         None,
         False,
@@ -187,50 +189,50 @@ async def test_end_without_accounting_is_recorded_after_delay(lrm: SgeLrm, engin
 
 
 async def test_slow_accounting_delays_its_job_only(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     running_job = get_job(await lrm.take_snapshot(), "koala-m")
-    engine.accounts(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
-    release = engine.hangs("qacct")
-    engine.shows("idle.xml")
+    engine.add_accounting(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
+    release = engine.block_command("qacct")
+    engine.show_recording("idle.xml")
     async with asyncio.timeout(20):
         for _ in range(3):
             snapshot = await lrm.take_snapshot()
             assert snapshot.idle == 4
             assert get_job(snapshot, "koala-m").state is LrmJobState.RUNNING
     release()
-    assert (await ended(lrm, "koala-m")).exit_code == 7
+    assert (await wait_until_ended(lrm, "koala-m")).exit_code == 7
 
 
 async def test_accounting_without_answer_is_given_up(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     await lrm.take_snapshot()
-    engine.hangs("qacct")
-    engine.shows("idle.xml")
+    engine.block_command("qacct")
+    engine.show_recording("idle.xml")
     assert get_job(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
-    ended_job = await ended(lrm, "koala-m")
+    ended_job = await wait_until_ended(lrm, "koala-m")
     assert ended_job.reason == "Grid Engine does not say how it ended: its accounting has not answered for 60 s"
 
 
 async def test_failed_accounting_is_queried_again(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     running_job = get_job(await lrm.take_snapshot(), "koala-m")
-    engine.answers("qacct", "error: commlib error: got read error\n", 1)
-    engine.shows("idle.xml")
+    engine.set_answer("qacct", "error: commlib error: got read error\n", 1)
+    engine.show_recording("idle.xml")
     snapshot = await lrm.take_snapshot()
     assert (snapshot.idle, get_job(snapshot, "koala-m").state) == (4, LrmJobState.RUNNING)
-    engine.accounts(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
-    assert (await ended(lrm, "koala-m")).exit_code == 7
+    engine.add_accounting(running_job.id, "koala-m", "0", 7, running_job.nodes[0])
+    assert (await wait_until_ended(lrm, "koala-m")).exit_code == 7
 
 
 async def test_job_error_without_answer_leaves_snapshot(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("troubled.xml")
-    engine.answers("qstat -j 95", "error: commlib error: got read error\n", 1)
+    engine.show_recording("troubled.xml")
+    engine.set_answer("qstat -j 95", "error: commlib error: got read error\n", 1)
     snapshot = await lrm.take_snapshot()
     assert (snapshot.total, get_job(snapshot, "koala-err").lost) == (4, True)
 
 
 async def test_submit_requests_whole_nodes(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
-    assert await lrm.submit_job(submission(tmp_path, walltime=90.5)) == "7"
+    assert await lrm.submit_job(make_submission(tmp_path, walltime=90.5)) == "7"
     assert control.native == [
         ["-pe", "koala", "4", "-q", "all.q", "-l", "h_rt=91", "-b", "y", "-shell", "n", "-r", "n", "-P", "grid"]
     ]
@@ -251,31 +253,31 @@ async def test_submit_requests_whole_nodes(lrm: SgeLrm, control: RememberingCont
 async def test_rejection_has_hint(
     lrm: SgeLrm, control: RememberingControl, tmp_path: Path, message: str, hint: str
 ) -> None:
-    control.refusal = SiteRejected(f"DRMAA: {message}")
+    control.rejection = SiteRejected(f"DRMAA: {message}")
     with pytest.raises(SiteRejected) as raised:
-        await lrm.submit_job(submission(tmp_path))
+        await lrm.submit_job(make_submission(tmp_path))
     assert message in raised.value.message
     assert hint in raised.value.hint
 
 
 async def test_submit_of_too_many_nodes_is_rejected(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match=r"5 nodes requested, but queue all\.q has 4"):
-        await lrm.submit_job(submission(tmp_path, nodes=5))
+        await lrm.submit_job(make_submission(tmp_path, nodes=5))
     assert not control.native
 
 
 async def test_find_job_uses_queue_and_accounting(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     assert (await lrm.find_job("koala-q")) is not None
     assert (await lrm.find_job("koala-nobody")) is None
-    engine.accounts("12", "koala-old", "0", 0, asked_by="koala-old")
+    engine.add_accounting("12", "koala-old", "0", 0, asked_by="koala-old")
     assert (await lrm.find_job("koala-old")) == "12"
 
 
 async def test_cancel_of_other_name_is_rejected(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     snapshot = get_job(await lrm.take_snapshot(), "koala-m")
     job = snapshot.id
     with pytest.raises(SiteRejected, match="koala-m, not koala-b"):
@@ -284,11 +286,11 @@ async def test_cancel_of_other_name_is_rejected(
     assert not control.cancelled
     await lrm.cancel_job(job, "koala-m")
     assert control.cancelled == [job]
-    engine.shows("deleting.xml")
+    engine.show_recording("deleting.xml")
     await lrm.cancel_job(job, "koala-m")
     assert control.cancelled == [job]
-    engine.accounts(job, "koala-m", "100 : assumedly after job", 137, snapshot.nodes[0])
-    engine.shows("idle.xml")
+    engine.add_accounting(job, "koala-m", "100 : assumedly after job", 137, snapshot.nodes[0])
+    engine.show_recording("idle.xml")
     ended_job = get_job(await lrm.take_snapshot(), "koala-m")
     assert (ended_job.exit_code, ended_job.lost, ended_job.reason) == (137, False, "cancelled")
 
@@ -296,10 +298,10 @@ async def test_cancel_of_other_name_is_rejected(
 async def test_cancelled_queued_job_has_ended_at_once(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
-    engine.shows("busy.xml")
+    engine.show_recording("busy.xml")
     job = get_job(await lrm.take_snapshot(), "koala-q").id
     await lrm.cancel_job(job, "koala-q")
-    engine.shows("idle.xml")
+    engine.show_recording("idle.xml")
     ended_job = get_job(await lrm.take_snapshot(), "koala-q")
     assert (ended_job.state, ended_job.exit_code, ended_job.nodes, ended_job.lost) == (
         LrmJobState.ENDED,
@@ -311,20 +313,22 @@ async def test_cancelled_queued_job_has_ended_at_once(
 
 async def test_snapshot_without_master_is_unavailable(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     await lrm.take_snapshot()
-    engine.answers("qstat", "error: commlib error: got select error (Connection refused)\nerror: unable to send\n", 1)
+    engine.set_answer(
+        "qstat", "error: commlib error: got select error (Connection refused)\nerror: unable to send\n", 1
+    )
     with pytest.raises(SiteUnavailable, match="qstat: error: commlib error: got select error"):
         await lrm.take_snapshot()
 
 
 async def test_queue_without_environment_is_rejected(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.answers("qselect", "", 1)
+    engine.set_answer("qselect", "", 1)
     with pytest.raises(SiteRejected, match=r"queue all\.q does not offer the parallel environment koala"):
         await lrm.take_snapshot()
 
 
 @pytest.mark.parametrize("rule", ["$fill_up", "$round_robin", "$pe_slots", "0"])
 async def test_environment_without_whole_nodes_is_rejected(lrm: SgeLrm, engine: FakeGridEngine, rule: str) -> None:
-    engine.answers("qconf -sp koala", f"pe_name koala\nallocation_rule {rule}\n")
+    engine.set_answer("qconf -sp koala", f"pe_name koala\nallocation_rule {rule}\n")
     with pytest.raises(SiteRejected, match="does not give whole nodes") as raised:
         await lrm.take_snapshot()
     assert "allocation_rule" in raised.value.hint
@@ -333,38 +337,38 @@ async def test_environment_without_whole_nodes_is_rejected(lrm: SgeLrm, engine: 
 async def test_job_with_other_name_is_not_tracked(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
-    assert await lrm.submit_job(replace(submission(tmp_path), name="local-1")) == "7"
+    assert await lrm.submit_job(replace(make_submission(tmp_path), name="local-1")) == "7"
     for _ in range(2):
         assert (await lrm.take_snapshot()).jobs == ()
-    assert engine.calls("qacct") == []
+    assert engine.list_calls("qacct") == []
 
 
 async def test_cancel_by_force_of_deleted_job_forces_qdel(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
-    engine.shows("deleting.xml")
+    engine.show_recording("deleting.xml")
     job = get_job(await lrm.take_snapshot(), "koala-m").id
-    engine.answers("qdel", f"koala has registered the job {job} for deletion\n............\n", code=1)
+    engine.set_answer("qdel", f"koala has registered the job {job} for deletion\n............\n", code=1)
     await lrm.cancel_job(job, "koala-m")
-    assert engine.calls("qdel") == []
+    assert engine.list_calls("qdel") == []
     await lrm.cancel_job(job, "koala-m", by_force=True)
-    assert engine.calls("qdel") == [f"qdel -f {job}"]
+    assert engine.list_calls("qdel") == [f"qdel -f {job}"]
     assert control.cancelled == []
-    engine.answers("qdel", f"job {job} is already in deletion\nkoala forced the deletion of job {job}\n", code=1)
+    engine.set_answer("qdel", f"job {job} is already in deletion\nkoala forced the deletion of job {job}\n", code=1)
     await lrm.cancel_job(job, "koala-m", by_force=True)
-    engine.answers("qdel", "koala - you are not a manager\n", code=1)
+    engine.set_answer("qdel", "koala - you are not a manager\n", code=1)
     with pytest.raises(SiteRejected, match="you are not a manager") as caught:
         await lrm.cancel_job(job, "koala-m", by_force=True)
     assert "ENABLE_FORCED_QDEL" in caught.value.hint
 
 
 async def test_snapshot_contains_submit_error(lrm: SgeLrm, control: RememberingControl) -> None:
-    control.told = "there is no library"
+    control.problem = "there is no library"
     assert (await lrm.take_snapshot()).submit_error == "there is no library"
 
 
 async def test_rejection_has_fault(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
-    control.refusal = SiteRejected("job rejected: only 1 jobs are allowed per user (current job count: 1)")
+    control.rejection = SiteRejected("job rejected: only 1 jobs are allowed per user (current job count: 1)")
     with pytest.raises(SiteRejected) as caught:
         await lrm.submit_job(LrmSubmission("koala-x", 1, ("true",), {}, tmp_path, tmp_path / "out"))
     assert caught.value.fault == "limit"

@@ -19,19 +19,19 @@ def lrm(engine: FakeGridEngine, control: RememberingControl, monkeypatch: pytest
     (cell / "bootstrap").touch()
     monkeypatch.setenv("SGE_ROOT", str(tmp_path / "root"))
     monkeypatch.delenv("SGE_CELL", raising=False)
-    engine.answers("qstat -help", "SGE 8.1.9\nusage: qstat\n")
-    engine.answers("qconf -ss", f"{socket.gethostname()}\n")
-    return engine.lrm(control)
+    engine.set_answer("qstat -help", "SGE 8.1.9\nusage: qstat\n")
+    engine.set_answer("qconf -ss", f"{socket.gethostname()}\n")
+    return engine.make_lrm(control)
 
 
-async def wrong(lrm: SgeLrm) -> list[Finding]:
+async def find_failures(lrm: SgeLrm) -> list[Finding]:
     failed = [finding for finding in await lrm.check_setup() if not finding.ok]
     assert all(finding.hint and "\n" not in finding.result for finding in failed)
     return failed
 
 
 async def test_check_of_healthy_cluster_passes(lrm: SgeLrm) -> None:
-    assert not await wrong(lrm)
+    assert not await find_failures(lrm)
     text = " ".join(finding.result for finding in await lrm.check_setup())
     for phrase in ("SGE 8.1.9", "9999 slots, 2 on each node", "all.q", "4, all up", "remembers"):
         assert phrase in text
@@ -39,13 +39,13 @@ async def test_check_of_healthy_cluster_passes(lrm: SgeLrm) -> None:
 
 async def test_check_without_commands_fails(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    (finding,) = await wrong(lrm)
+    (finding,) = await find_failures(lrm)
     assert "qstat is not on" in finding.result
 
 
 async def test_check_without_root_fails(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGE_ROOT")
-    (finding,) = await wrong(lrm)
+    (finding,) = await find_failures(lrm)
     assert (finding.subject, finding.result) == ("SGE_ROOT", "not set")
 
 
@@ -65,13 +65,13 @@ async def test_check_without_root_fails(lrm: SgeLrm, monkeypatch: pytest.MonkeyP
 async def test_check_names_problem(
     lrm: SgeLrm, engine: FakeGridEngine, command: str, answer: str, code: int, problem: str
 ) -> None:
-    engine.answers(command, answer, code)
-    (finding,) = await wrong(lrm)
+    engine.set_answer(command, answer, code)
+    (finding,) = await find_failures(lrm)
     assert problem in finding.result
 
 
 async def test_check_names_nodes_that_are_down(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    engine.shows("troubled.xml")
+    engine.show_recording("troubled.xml")
     (nodes,) = [finding for finding in await lrm.check_setup() if finding.subject == "nodes"]
     assert (nodes.ok, nodes.result) == (True, "4, of which 2 are down: h2-1 (d), h2-3 (u)")
 
@@ -81,11 +81,11 @@ async def test_find_programs_bypasses_wrapper(
 ) -> None:
     """Debian's costs ten times as much as the program that it starts."""
     root = Path(os.environ["SGE_ROOT"])
-    engine.answers("arch", "lx-amd64\n")
+    engine.set_answer("arch", "lx-amd64\n")
     programs = root / "bin" / "lx-amd64"
     programs.mkdir(parents=True)
     (programs / "qstat").symlink_to("/bin/true")
-    assert not await wrong(lrm)
+    assert not await find_failures(lrm)
     arch, *others = engine.paths
     assert arch == f"{root}/util/arch"
     assert {os.path.dirname(path) for path in others} == {str(programs)}

@@ -17,12 +17,12 @@ NODES = tuple(f"h2-{n}" for n in (1, 2, 3, 4))
 LAYOUT = Layout(2, frozenset(("all.q", node) for node in NODES))
 
 
-def read(name: str) -> bytes:
+def read_answer(name: str) -> bytes:
     return (ANSWERS / name).read_bytes()
 
 
 def test_read_listing_of_active_jobs() -> None:
-    listing = read_listing(read("busy.xml"))
+    listing = read_listing(read_answer("busy.xml"))
     assert [(entry.queue, entry.host, entry.total, entry.states) for entry in listing.instances] == [
         ("all.q", node, 2, "") for node in NODES
     ]
@@ -38,7 +38,7 @@ def test_read_listing_of_active_jobs() -> None:
 
 
 def test_read_listing_of_troubled_queues() -> None:
-    listing = read_listing(read("troubled.xml"))
+    listing = read_listing(read_answer("troubled.xml"))
     assert listing.instances == (
         QueueInstance("all.q", "h2-1", "d", 0, 0, 2),
         QueueInstance("all.q", "h2-2", "", 1, 0, 2),
@@ -52,7 +52,7 @@ def test_read_listing_of_troubled_queues() -> None:
 
 
 def test_snapshot_counts_troubled_nodes() -> None:
-    snapshot = make_snapshot(read_listing(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
+    snapshot = make_snapshot(read_listing(read_answer("troubled.xml")), LAYOUT, {"h2-4"}, ())
     assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 1, 2)
 
 
@@ -61,12 +61,12 @@ def test_snapshot_counts_troubled_nodes() -> None:
     [
         b"",
         b"error: commlib error: got select error (Connection refused)\nerror: unable to send message",
-        read("busy.xml")[:700],
+        read_answer("busy.xml")[:700],
         b"<html><body>Service\nunavailable</body></html>",
         b"<job_info/>",
         b"<?xml version='1.0' encoding='nonsense'?><job_info/>",
         b"\x00\xff\xfe",
-        read("busy.xml").replace(b"<JB_job_number>", b"<JB_job_number>x"),
+        read_answer("busy.xml").replace(b"<JB_job_number>", b"<JB_job_number>x"),
     ],
 )
 def test_read_listing_of_other_text_is_unavailable(text: bytes) -> None:
@@ -76,9 +76,9 @@ def test_read_listing_of_other_text_is_unavailable(text: bytes) -> None:
 
 
 def test_read_listing_with_invalid_queue_shows_it_down() -> None:
-    text = read("idle.xml").replace(b"all.q@h2-1", b"all.q", 1)
+    text = read_answer("idle.xml").replace(b"all.q@h2-1", b"all.q", 1)
     assert {entry.host for entry in read_listing(text).instances} == set(NODES) - {"h2-1"}
-    text = read("idle.xml").replace(b"<slots_used>0<", b"<slots_used>none<", 1)
+    text = read_answer("idle.xml").replace(b"<slots_used>0<", b"<slots_used>none<", 1)
     snapshot = make_snapshot(read_listing(text), LAYOUT, (), ())
     assert (snapshot.total, snapshot.idle, snapshot.down) == (4, 3, 1)
 
@@ -123,16 +123,16 @@ ODD = [
 @pytest.mark.parametrize("invalid", ODD)
 def test_read_listing_accepts_names_of_any_bytes(invalid: bytes) -> None:
     """One job of a stranger's had been the end of every look at the cluster."""
-    listing = read_listing(read("busy.xml").replace(b"<JB_name>koala-x1<", b"<JB_name>" + invalid + b"<"))
+    listing = read_listing(read_answer("busy.xml").replace(b"<JB_name>koala-x1<", b"<JB_name>" + invalid + b"<"))
     assert len(listing.jobs) == 5
     assert [job.name for job in listing.jobs if job.name.startswith("koala-")] == [
-        job.name for job in read_listing(read("busy.xml")).jobs if job.name != "koala-x1"
+        job.name for job in read_listing(read_answer("busy.xml")).jobs if job.name != "koala-x1"
     ]
-    assert listing.instances == read_listing(read("busy.xml")).instances
+    assert listing.instances == read_listing(read_answer("busy.xml")).instances
 
 
 def test_read_listing_reads_character_references() -> None:
-    listing = read_listing(read("busy.xml").replace(b">koala-x1<", b">a&amp;b&#252;&#x20AC;&#xA;c<"))
+    listing = read_listing(read_answer("busy.xml").replace(b">koala-x1<", b">a&amp;b&#252;&#x20AC;&#xA;c<"))
     assert "a&bü€\nc" in {job.name for job in listing.jobs}
 
 
@@ -154,13 +154,14 @@ queues = st.lists(
 )
 
 
-def element(name: str, text: str) -> str:
+def make_element(name: str, text: str) -> str:
     return f"<{name}>{escape(text)}</{name}>"
 
 
-def rows(jobs: list[tuple[str, str, str]]) -> str:
+def make_rows(jobs: list[tuple[str, str, str]]) -> str:
     return "".join(
-        f"<job_list>{element('JB_job_number', id)}{element('JB_name', name)}{element('state', state)}</job_list>"
+        f"<job_list>{make_element('JB_job_number', id)}{make_element('JB_name', name)}"
+        f"{make_element('state', state)}</job_list>"
         for id, name, state in jobs
     )
 
@@ -171,16 +172,16 @@ def test_read_listing_of_any_rows_counts_each_node_once(
 ) -> None:
     text = "".join(
         "<Queue-List>"
-        + element("name", name)
-        + element("slots_used", used)
-        + element("slots_resv", reserved)
-        + element("slots_total", total)
-        + element("state", states)
-        + rows(jobs)  # type: ignore[arg-type]
+        + make_element("name", name)
+        + make_element("slots_used", used)
+        + make_element("slots_resv", reserved)
+        + make_element("slots_total", total)
+        + make_element("state", states)
+        + make_rows(jobs)  # type: ignore[arg-type]
         + "</Queue-List>"
         for name, used, reserved, total, states, jobs in queue_rows
     )
-    answer = f"<job_info><queue_info>{text}</queue_info><job_info>{rows(waiting)}</job_info></job_info>"  # type: ignore[arg-type]
+    answer = f"<job_info><queue_info>{text}</queue_info><job_info>{make_rows(waiting)}</job_info></job_info>"  # type: ignore[arg-type]
     try:
         listing = read_listing(answer.encode())
     except SiteUnavailable as error:

@@ -1,4 +1,4 @@
-"""A Slurm whose commands are answered in this process."""
+"""A fake Slurm that answers commands in this process."""
 
 import json
 import os
@@ -70,7 +70,7 @@ class FakeSlurm:
         self._calls: dict[str, list[str]] = {}
         self._environments: dict[str, dict[str, str]] = {}
 
-    def lrm(
+    def make_lrm(
         self,
         *,
         options: tuple[str, ...] = (),
@@ -82,30 +82,32 @@ class FakeSlurm:
         site_settings = SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings)  # type: ignore[arg-type]
         return SlurmLrm(site_settings, control, folders=JobFolders.for_own_account(self.run), clock=clock)
 
-    def says(self, command: str, output: str | bytes, *, errors: str = "", code: int = 0, when: str = "*") -> None:
-        """From now on, for calls whose arguments fit the shell pattern ``when``; the last one said that fits counts."""
+    def set_answer(
+        self, command: str, output: str | bytes, *, errors: str = "", code: int = 0, when: str = "*"
+    ) -> None:
+        """Set the answer to calls that match the shell pattern ``when``. The latest matching answer counts."""
         answer = CommandResult(code, output.encode() if isinstance(output, str) else output, errors)
         self._answers.setdefault(command, []).insert(0, (when, answer))
         program = self._folder / command
         program.touch()
         program.chmod(0o755)
 
-    def dies(self, command: str) -> None:
-        """Make a command be killed by a signal."""
-        self.says(command, "", code=-9)
+    def kill_command(self, command: str) -> None:
+        """End all calls of a command by a signal."""
+        self.set_answer(command, "", code=-9)
 
-    def calls(self, command: str) -> list[str]:
+    def list_calls(self, command: str) -> list[str]:
         """Return the arguments of the calls so far."""
         return self._calls.get(command, [])
 
-    def environment(self, command: str) -> dict[str, str]:
+    def last_environment(self, command: str) -> dict[str, str]:
         """Return the environment of the last call."""
         return self._environments[command]
 
     async def run(
         self, *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = 0.0
     ) -> CommandResult:
-        """Answer a command, or refuse it as ``commands.run`` does when it is not installed."""
+        """Answer a command, or reject it as ``commands.run`` does when it is not installed."""
         if environment is None or shutil.which(argv[0], path=environment.get("PATH")) is None:
             raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault=SiteFault.SITE)
         command, arguments = os.path.basename(argv[0]), " ".join(argv[1:])
@@ -117,17 +119,17 @@ class FakeSlurm:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """The cluster of the 22.05 recording, seen by ``koala``, who is user 1500 there."""
+    """The cluster of the 22.05 recording, as seen by user ``koala`` with uid 1500."""
     fake = FakeSlurm(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(os, "getuid", lambda: 1500)
-    fake.says("sinfo", (ANSWERS / "sinfo-22.05.json").read_bytes())
-    fake.says("sinfo", "main*|up|1-infinite\nother|up|1-infinite\n", when="*%P*")
-    fake.says("sinfo", "slurm-wlm 22.05.8\n", when="--version")
-    fake.says("squeue", "")
-    fake.says("squeue", recorded_queue(), when=COLUMNS)
-    fake.says("sbatch", "171\n")
-    fake.says("scancel", "")
-    fake.says("sacct", "", errors="Slurm accounting storage is disabled\n", code=1)
-    fake.says("srun", "")
+    fake.set_answer("sinfo", (ANSWERS / "sinfo-22.05.json").read_bytes())
+    fake.set_answer("sinfo", "main*|up|1-infinite\nother|up|1-infinite\n", when="*%P*")
+    fake.set_answer("sinfo", "slurm-wlm 22.05.8\n", when="--version")
+    fake.set_answer("squeue", "")
+    fake.set_answer("squeue", recorded_queue(), when=COLUMNS)
+    fake.set_answer("sbatch", "171\n")
+    fake.set_answer("scancel", "")
+    fake.set_answer("sacct", "", errors="Slurm accounting storage is disabled\n", code=1)
+    fake.set_answer("srun", "")
     return fake

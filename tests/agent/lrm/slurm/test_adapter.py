@@ -19,13 +19,13 @@ from .conftest import COLUMNS, FakeSlurm, column_line, recorded_queue
 RUNNING = "167|RUNNING|1500|koala-x-2.1.0\n"
 
 
-def submission(folder: Path, **more: object) -> LrmSubmission:
+def make_submission(folder: Path, **more: object) -> LrmSubmission:
     fields = {"nodes": 2, "argv": ["/bin/true"], "environment": {}, "workdir": folder, "output": folder / "50%.out"}
     return LrmSubmission(**{"name": "koala-x-9.1.0", **fields, **more})  # type: ignore[arg-type]
 
 
 async def test_snapshot_counts_each_node_once(slurm: FakeSlurm) -> None:
-    assert await slurm.lrm().take_snapshot() == LrmSnapshot(
+    assert await slurm.make_lrm().take_snapshot() == LrmSnapshot(
         total=4,
         idle=0,
         background=1,
@@ -39,38 +39,38 @@ async def test_snapshot_counts_each_node_once(slurm: FakeSlurm) -> None:
 
 
 async def test_snapshot_runs_each_query_once_unless_job_ended(slurm: FakeSlurm) -> None:
-    lrm = slurm.lrm(partition="main")
+    lrm = slurm.make_lrm(partition="main")
     await lrm.take_snapshot()
     await lrm.take_snapshot()
-    # At the first look the ended job is news, and nodes may have been seen before its end.
-    assert [call for call in slurm.calls("sinfo") if "--json" in call] == ["--Node --partition=main --json"] * 3
-    assert sum("--Format" in call for call in slurm.calls("squeue")) == 3
+    # The first poll finds the ended job, whose nodes may have been read before its end.
+    assert [call for call in slurm.list_calls("sinfo") if "--json" in call] == ["--Node --partition=main --json"] * 3
+    assert sum("--Format" in call for call in slurm.list_calls("squeue")) == 3
 
 
 async def test_default_partition_is_read_once(slurm: FakeSlurm) -> None:
-    lrm = slurm.lrm()
+    lrm = slurm.make_lrm()
     await lrm.take_snapshot()
     await lrm.take_snapshot()
-    assert sum("%P" in call for call in slurm.calls("sinfo")) == 1
+    assert sum("%P" in call for call in slurm.list_calls("sinfo")) == 1
 
 
 async def test_snapshot_queries_own_jobs_only(slurm: FakeSlurm) -> None:
-    await slurm.lrm().take_snapshot()
-    assert {call.split()[0] for call in slurm.calls("squeue")} == {f"--user={own_account()}"}
-    assert not any("--json" in call for call in slurm.calls("squeue"))
+    await slurm.make_lrm().take_snapshot()
+    assert {call.split()[0] for call in slurm.list_calls("squeue")} == {f"--user={own_account()}"}
+    assert not any("--json" in call for call in slurm.list_calls("squeue"))
 
 
 @pytest.mark.parametrize("status", ["1792", "7:0"])
 async def test_snapshot_reads_exit_code_of_any_release(slurm: FakeSlurm, status: str) -> None:
-    slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
-    (job,) = (await slurm.lrm().take_snapshot()).jobs
+    slurm.set_answer("squeue", recorded_queue({166}, status=status), when=COLUMNS)
+    (job,) = (await slurm.make_lrm().take_snapshot()).jobs
     assert (job.state, job.exit_code, job.lost) == (LrmJobState.ENDED, 7, False)
 
 
 @pytest.mark.parametrize("status", ["9", "0:9"])
 async def test_snapshot_reads_signal_of_any_release(slurm: FakeSlurm, status: str) -> None:
-    slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
-    (job,) = (await slurm.lrm().take_snapshot()).jobs
+    slurm.set_answer("squeue", recorded_queue({166}, status=status), when=COLUMNS)
+    (job,) = (await slurm.make_lrm().take_snapshot()).jobs
     assert (job.exit_code, job.lost, job.reason) == (None, True, "killed by signal 9")
 
 
@@ -79,19 +79,19 @@ async def test_snapshot_knows_own_jobs_by_large_user_id(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, user: str
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 3_000_000_001)
-    slurm.says("squeue", recorded_queue({167}, user=user), when=COLUMNS)
-    slurm.says("squeue", f"167|RUNNING|{user}|koala-x-2.1.0\n", when="*%i*")
-    lrm = slurm.lrm()
+    slurm.set_answer("squeue", recorded_queue({167}, user=user), when=COLUMNS)
+    slurm.set_answer("squeue", f"167|RUNNING|{user}|koala-x-2.1.0\n", when="*%i*")
+    lrm = slurm.make_lrm()
     assert [job.id for job in (await lrm.take_snapshot()).jobs] == ["167"]
     assert await lrm.find_job("koala-x-2.1.0") == "167"
     await lrm.cancel_job("167", "koala-x-2.1.0")
-    assert slurm.calls("scancel") == ["167"]
+    assert slurm.list_calls("scancel") == ["167"]
 
 
 async def test_squeue_without_own_account_is_unavailable(slurm: FakeSlurm) -> None:
     """Slurm up to 24.05 says so of an own account that has no name and a number of 2³¹ and more."""
-    slurm.says("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
-    lrm = slurm.lrm()
+    slurm.set_answer("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
+    lrm = slurm.make_lrm()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
         await lrm.take_snapshot()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
@@ -107,21 +107,21 @@ async def test_squeue_without_own_account_is_unavailable(slurm: FakeSlurm) -> No
     ],
 )
 async def test_slurm_without_json_plugin_gives_hint(slurm: FakeSlurm, errors: str, code: int) -> None:
-    slurm.says("sinfo", "", errors=errors, code=code, when="*--json*")
+    slurm.set_answer("sinfo", "", errors=errors, code=code, when="*--json*")
     with pytest.raises(SiteRejected) as caught:
-        await slurm.lrm().take_snapshot()
+        await slurm.make_lrm().take_snapshot()
     assert "json-c" in caught.value.hint
-    (results,) = [entry for entry in await slurm.lrm().check_setup() if entry.subject == "nodes"]
+    (results,) = [entry for entry in await slurm.make_lrm().check_setup() if entry.subject == "nodes"]
     assert (results.ok, "json-c" in results.hint) == (False, True)
 
 
 async def test_snapshot_after_unreadable_queue_recovers(slurm: FakeSlurm) -> None:
-    lrm = slurm.lrm()
+    lrm = slurm.make_lrm()
     first = await lrm.take_snapshot()
-    slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
+    slurm.set_answer("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
     with pytest.raises(SiteUnavailable):
         await lrm.take_snapshot()
-    slurm.says("squeue", recorded_queue(), when=COLUMNS)
+    slurm.set_answer("squeue", recorded_queue(), when=COLUMNS)
     assert await lrm.take_snapshot() == first
 
 
@@ -141,12 +141,12 @@ def test_snapshot_reads_requested_nodes_in_any_form(wants: str, nodes: int) -> N
 async def test_snapshot_queries_long_node_lists_separately(slurm: FakeSlurm) -> None:
     names = ",".join(f"rack{n % 7}-node{n}" for n in range(2000))
     lines = [column_line("koala-x-2.1.0", "167", names), column_line("koala-x-3.1.0", "168", "n3")]
-    slurm.says("squeue", "".join(lines), when="*--Format*")
-    slurm.says("squeue", f"167|{names}\n", when="*--jobs=167 --format=%i?%N*")
-    lrm = slurm.lrm()
+    slurm.set_answer("squeue", "".join(lines), when="*--Format*")
+    slurm.set_answer("squeue", f"167|{names}\n", when="*--jobs=167 --format=%i?%N*")
+    lrm = slurm.make_lrm()
     jobs = {job.id: job.nodes for job in (await lrm.take_snapshot()).jobs}
     assert jobs == {"167": tuple(names.split(",")), "168": ("n3",)}
-    slurm.says("squeue", "", when="*--jobs=167 --format=%i?%N*")
+    slurm.set_answer("squeue", "", when="*--jobs=167 --format=%i?%N*")
     with pytest.raises(SiteUnavailable, match="does not show the nodes of job 167"):
         await lrm.take_snapshot()
 
@@ -200,16 +200,16 @@ def test_jobs_with_other_names_are_no_grid_jobs() -> None:
     ],
 )
 async def test_invalid_answer_is_unavailable(slurm: FakeSlurm, command: str, answer: str, text: str) -> None:
-    slurm.says(command, answer, when="*--json*")
+    slurm.set_answer(command, answer, when="*--json*")
     with pytest.raises(SiteUnavailable, match=text):
-        await slurm.lrm().take_snapshot()
+        await slurm.make_lrm().take_snapshot()
 
 
 async def test_controller_that_is_down_is_unavailable(slurm: FakeSlurm) -> None:
     text = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    slurm.says("squeue", "", errors=text + "\n", code=1, when=COLUMNS)
+    slurm.set_answer("squeue", "", errors=text + "\n", code=1, when=COLUMNS)
     with pytest.raises(SiteUnavailable) as caught:
-        await slurm.lrm().take_snapshot()
+        await slurm.make_lrm().take_snapshot()
     assert caught.value.message == f"squeue: {text}"
 
 
@@ -219,14 +219,14 @@ async def test_submit_passes_options_to_sbatch(
     monkeypatch.setenv("KOALA_TOKEN", "secret")
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("SLURM_CONF", "/etc/north.conf")
-    lrm = slurm.lrm(partition="main", account="physics", options=("--qos=low",))
-    assert await lrm.submit_job(submission(tmp_path, walltime=61.0)) == "171"
-    assert slurm.calls("sbatch") == [
+    lrm = slurm.make_lrm(partition="main", account="physics", options=("--qos=low",))
+    assert await lrm.submit_job(make_submission(tmp_path, walltime=61.0)) == "171"
+    assert slurm.list_calls("sbatch") == [
         f"--parsable --job-name=koala-x-9.1.0 --chdir={tmp_path} --output={tmp_path}/50%%.out --open-mode=append "
         "--nodes=2 --comment=koala-x-9.1.0 --time=0:02:00 --ntasks-per-node=1 --exclusive --no-requeue "
         f"--mem=0 --partition=main --account=physics --qos=low {tmp_path}/launch"
     ]
-    environment = slurm.environment("sbatch")
+    environment = slurm.last_environment("sbatch")
     assert environment["SLURM_CONF"] == "/etc/north.conf"
     assert not {"KOALA_TOKEN", "SBATCH_PARTITION"} & environment.keys()
     assert "secret" not in environment.values()
@@ -245,8 +245,8 @@ async def test_submit_passes_options_to_sbatch(
 async def test_submit_requests_all_memory_unless_configured(
     slurm: FakeSlurm, tmp_path: Path, options: tuple[str, ...], has_all_memory: bool
 ) -> None:
-    await slurm.lrm(partition="main", options=options).submit_job(submission(tmp_path))
-    assert ("--mem=0" in slurm.calls("sbatch")[0].split()) is has_all_memory
+    await slurm.make_lrm(partition="main", options=options).submit_job(make_submission(tmp_path))
+    assert ("--mem=0" in slurm.list_calls("sbatch")[0].split()) is has_all_memory
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ async def test_submit_requests_all_memory_unless_configured(
         ("TaskPlugin              = task/cgroup\n", True),
         ("TaskPlugin              = task/none\nTaskPluginParam         = (null type)\n", False),
         ("TaskPlugin              = (null)\n", False),
-        ("", True),  # nobody knows
+        ("", True),  # the state is unknown
     ],
 )
 @pytest.mark.processes
@@ -264,7 +264,7 @@ async def test_launch_script_disables_binding_only_if_active(
     slurm: FakeSlurm, tmp_path: Path, text: str, bound: bool
 ) -> None:
     """srun would say so in the output of each job."""
-    await slurm.lrm(partition="main").submit_job(submission(tmp_path))
+    await slurm.make_lrm(partition="main").submit_job(make_submission(tmp_path))
     output_file = tmp_path / "asked"
     for name, body in (("scontrol", f"printf %s {shlex.quote(text)}"), ("srun", f'echo "$*" > {output_file}')):
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -290,14 +290,14 @@ async def test_launch_script_disables_binding_only_if_active(
 async def test_submit_rounds_walltime_to_minutes(
     slurm: FakeSlurm, tmp_path: Path, walltime: float | None, option: str
 ) -> None:
-    await slurm.lrm().submit_job(submission(tmp_path, walltime=walltime))
-    assert [word for word in slurm.calls("sbatch")[0].split() if word.startswith("--time")] == option.split()
+    await slurm.make_lrm().submit_job(make_submission(tmp_path, walltime=walltime))
+    assert [word for word in slurm.list_calls("sbatch")[0].split() if word.startswith("--time")] == option.split()
 
 
 async def test_submit_of_too_many_nodes_is_rejected_before_sbatch(slurm: FakeSlurm, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="5 nodes requested, but partition main has 4"):
-        await slurm.lrm().submit_job(submission(tmp_path, nodes=5))
-    assert slurm.calls("sbatch") == []
+        await slurm.make_lrm().submit_job(make_submission(tmp_path, nodes=5))
+    assert slurm.list_calls("sbatch") == []
 
 
 @pytest.mark.parametrize(
@@ -311,9 +311,9 @@ async def test_submit_of_too_many_nodes_is_rejected_before_sbatch(slurm: FakeSlu
     ],
 )
 async def test_permanent_error_of_sbatch_is_rejected(slurm: FakeSlurm, tmp_path: Path, text: str, hint: str) -> None:
-    slurm.says("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {text}\n", code=1)
+    slurm.set_answer("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {text}\n", code=1)
     with pytest.raises(SiteRejected) as caught:
-        await slurm.lrm().submit_job(submission(tmp_path))
+        await slurm.make_lrm().submit_job(make_submission(tmp_path))
     assert caught.value.message == f"sbatch: look here; {text}"
     assert hint in caught.value.hint
 
@@ -328,23 +328,23 @@ async def test_permanent_error_of_sbatch_is_rejected(slurm: FakeSlurm, tmp_path:
     ],
 )
 async def test_temporary_error_of_sbatch_is_unavailable(slurm: FakeSlurm, tmp_path: Path, text: str) -> None:
-    slurm.says("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {text}\n", code=1)
+    slurm.set_answer("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {text}\n", code=1)
     with pytest.raises(SiteUnavailable, match=text.split("(")[0]):
-        await slurm.lrm().submit_job(submission(tmp_path))
-    assert "--name=koala-x-9.1.0" in slurm.calls("squeue")[-1]
+        await slurm.make_lrm().submit_job(make_submission(tmp_path))
+    assert "--name=koala-x-9.1.0" in slurm.list_calls("squeue")[-1]
 
 
 async def test_unanswered_submission_is_found_by_name(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.dies("sbatch")
-    slurm.says("squeue", "171|PENDING|1500|koala-x-9.1.0\n", when="*--name=koala-x-9.1.0*")
-    assert await slurm.lrm().submit_job(submission(tmp_path)) == "171"
+    slurm.kill_command("sbatch")
+    slurm.set_answer("squeue", "171|PENDING|1500|koala-x-9.1.0\n", when="*--name=koala-x-9.1.0*")
+    assert await slurm.make_lrm().submit_job(make_submission(tmp_path)) == "171"
 
 
 async def test_unanswered_submission_without_squeue_is_unavailable(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.dies("sbatch")
-    slurm.dies("squeue")
+    slurm.kill_command("sbatch")
+    slurm.kill_command("squeue")
     with pytest.raises(SiteUnavailable, match="sbatch was killed by signal 9"):
-        await slurm.lrm().submit_job(submission(tmp_path))
+        await slurm.make_lrm().submit_job(make_submission(tmp_path))
 
 
 async def test_cluster_without_commands_is_rejected(
@@ -352,43 +352,43 @@ async def test_cluster_without_commands_is_rejected(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SiteRejected, match="cannot run sinfo"):
-        await slurm.lrm().take_snapshot()
-    (finding,) = await slurm.lrm().check_setup()
+        await slurm.make_lrm().take_snapshot()
+    (finding,) = await slurm.make_lrm().check_setup()
     assert (finding.ok, finding.result) == (False, "not found: sinfo, squeue, srun")
 
 
 async def test_find_job_of_several_returns_the_active_one(slurm: FakeSlurm) -> None:
     lines = "99|RUNNING|1500|koala-a\n100|FAILED|1500|koala-a\n101|RUNNING|1500|koala-ab\n"
-    slurm.says("squeue", lines, when="*--name=koala-a *")
-    assert await slurm.lrm().find_job("koala-a") == "99"
+    slurm.set_answer("squeue", lines, when="*--name=koala-a *")
+    assert await slurm.make_lrm().find_job("koala-a") == "99"
 
 
 async def test_find_job_uses_the_accounting(slurm: FakeSlurm) -> None:
-    assert await slurm.lrm().find_job("koala-a") is None  # there is none
-    slurm.says("sacct", "12|CANCELLED by 0|1500|koala-a\n7|COMPLETED|1500|koala-a\n")
-    assert await slurm.lrm().find_job("koala-a") == "12"
+    assert await slurm.make_lrm().find_job("koala-a") is None  # no such job
+    slurm.set_answer("sacct", "12|CANCELLED by 0|1500|koala-a\n7|COMPLETED|1500|koala-a\n")
+    assert await slurm.make_lrm().find_job("koala-a") == "12"
 
 
 async def test_cancel_of_other_name_is_rejected(slurm: FakeSlurm) -> None:
-    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    slurm.set_answer("squeue", RUNNING, when="*--jobs=167*")
     with pytest.raises(SiteRejected, match=r"job 167 is koala-x-2\.1\.0 of uid 1500, not koala-b"):
-        await slurm.lrm().cancel_job("167", "koala-b")
-    assert slurm.calls("scancel") == []
+        await slurm.make_lrm().cancel_job("167", "koala-b")
+    assert slurm.list_calls("scancel") == []
 
 
 async def test_cancel_of_other_user_is_rejected(slurm: FakeSlurm) -> None:
-    slurm.says("squeue", "168|RUNNING|1501|koala-y-3.1.0\n", when="*--jobs=168*")
+    slurm.set_answer("squeue", "168|RUNNING|1501|koala-y-3.1.0\n", when="*--jobs=168*")
     with pytest.raises(SiteRejected, match="of uid 1501"):
-        await slurm.lrm().cancel_job("168", "koala-y-3.1.0")
-    assert slurm.calls("scancel") == []
+        await slurm.make_lrm().cancel_job("168", "koala-y-3.1.0")
+    assert slurm.list_calls("scancel") == []
 
 
 async def test_cancelled_job_ends_as_cancelled(slurm: FakeSlurm) -> None:
-    slurm.says("squeue", RUNNING, when="*--jobs=167*")
-    lrm = slurm.lrm()
+    slurm.set_answer("squeue", RUNNING, when="*--jobs=167*")
+    lrm = slurm.make_lrm()
     await lrm.cancel_job("167", "koala-x-2.1.0")
-    assert slurm.calls("scancel") == ["167"]
-    slurm.says("squeue", recorded_queue(state="CANCELLED", status="15"), when=COLUMNS)
+    assert slurm.list_calls("scancel") == ["167"]
+    slurm.set_answer("squeue", recorded_queue(state="CANCELLED", status="15"), when=COLUMNS)
     ended = {job.id: (job.lost, job.exit_code) for job in (await lrm.take_snapshot()).jobs}
     assert ended == {"166": (True, None), "167": (False, None), "169": (True, None)}
 
@@ -402,26 +402,26 @@ async def test_cancelled_job_ends_as_cancelled(slurm: FakeSlurm) -> None:
     ],
 )
 async def test_cancel_of_ended_job_does_nothing(slurm: FakeSlurm, output: str, errors: str, code: int) -> None:
-    slurm.says("squeue", output, errors=errors, code=code, when="*--jobs=*")
-    await slurm.lrm().cancel_job("167", "koala-x-2.1.0")
-    assert slurm.calls("scancel") == []
+    slurm.set_answer("squeue", output, errors=errors, code=code, when="*--jobs=*")
+    await slurm.make_lrm().cancel_job("167", "koala-x-2.1.0")
+    assert slurm.list_calls("scancel") == []
 
 
 @pytest.mark.parametrize(
     "text", ["Kill job error on job id 167: Invalid job id specified", "Job/step already completing"]
 )
 async def test_cancel_of_job_that_ends_meanwhile_succeeds(slurm: FakeSlurm, text: str) -> None:
-    slurm.says("squeue", RUNNING, when="*--jobs=167*")
-    slurm.says("scancel", "", errors=f"scancel: error: {text}\n", code=1)
-    await slurm.lrm().cancel_job("167", "koala-x-2.1.0")
-    assert slurm.calls("scancel") == ["167"]
+    slurm.set_answer("squeue", RUNNING, when="*--jobs=167*")
+    slurm.set_answer("scancel", "", errors=f"scancel: error: {text}\n", code=1)
+    await slurm.make_lrm().cancel_job("167", "koala-x-2.1.0")
+    assert slurm.list_calls("scancel") == ["167"]
 
 
 async def test_changes_follow_own_actions_at_once(slurm: FakeSlurm, tmp_path: Path) -> None:
-    lrm = slurm.lrm(poll_interval=3600.0)
+    lrm = slurm.make_lrm(poll_interval=3600.0)
     async with aclosing(lrm.watch_changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
         await anext(changes)
-        await lrm.submit_job(submission(tmp_path))
+        await lrm.submit_job(make_submission(tmp_path))
         await anext(changes)
         following = asyncio.ensure_future(anext(changes))
         await lrm.close()
@@ -454,11 +454,11 @@ class Recorded(JobControl):
 
 
 async def test_other_control_submits_and_cancels(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    slurm.set_answer("squeue", RUNNING, when="*--jobs=167*")
     control = Recorded()
-    lrm = slurm.lrm(partition="main", control=control)
+    lrm = slurm.make_lrm(partition="main", control=control)
     await lrm.open()
-    assert await lrm.submit_job(submission(tmp_path, walltime=60.0)) == "171"
+    assert await lrm.submit_job(make_submission(tmp_path, walltime=60.0)) == "171"
     await lrm.cancel_job("167", "koala-x-2.1.0")
     results = await lrm.check_setup()
     await lrm.close()
@@ -474,42 +474,42 @@ async def test_other_control_submits_and_cancels(slurm: FakeSlurm, tmp_path: Pat
     submitted = (tmp_path / "launch", "koala-x-9.1.0", [*options, "--partition=main"])
     assert control.told == [submitted, "167", "close"]
     assert results[-1] == Finding("library", True, "there")
-    assert slurm.calls("sbatch") == slurm.calls("scancel") == []
+    assert slurm.list_calls("sbatch") == slurm.list_calls("scancel") == []
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
 async def test_settling_time_is_the_message_timeout(slurm: FakeSlurm, text: str, seconds: float) -> None:
-    slurm.says("scontrol", f"MaxJobCount = 1\n{text}")
-    assert await slurm.lrm().settling_time() == seconds
-    slurm.dies("scontrol")
-    assert await slurm.lrm().settling_time() == 10.0
+    slurm.set_answer("scontrol", f"MaxJobCount = 1\n{text}")
+    assert await slurm.make_lrm().settling_time() == seconds
+    slurm.kill_command("scontrol")
+    assert await slurm.make_lrm().settling_time() == 10.0
 
 
 async def test_snapshot_contains_submit_error(slurm: FakeSlurm) -> None:
     control = Recorded()
-    lrm = slurm.lrm(partition="main", control=control)
+    lrm = slurm.make_lrm(partition="main", control=control)
     assert (await lrm.take_snapshot()).submit_error == ""
     control.error_told = "there is no library"
     assert (await lrm.take_snapshot()).submit_error == "there is no library"
 
 
 async def test_cluster_without_sbatch_has_submit_error(slurm: FakeSlurm, tmp_path: Path) -> None:
-    assert (await slurm.lrm().take_snapshot()).submit_error == ""
+    assert (await slurm.make_lrm().take_snapshot()).submit_error == ""
     (tmp_path / "bin" / "sbatch").unlink()
-    assert (await slurm.lrm().take_snapshot()).submit_error.startswith(
+    assert (await slurm.make_lrm().take_snapshot()).submit_error.startswith(
         "not found: sbatch; install Slurm's client commands"
     )
 
 
 async def test_job_that_never_starts_has_fault(slurm: FakeSlurm) -> None:
-    slurm.says("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
-    results = {job.id: (job.state, job.fault, job.reason) for job in (await slurm.lrm().take_snapshot()).jobs}
+    slurm.set_answer("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
+    results = {job.id: (job.state, job.fault, job.reason) for job in (await slurm.make_lrm().take_snapshot()).jobs}
     assert results["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
     assert results["167"] == (LrmJobState.RUNNING, None, "")
 
 
 async def test_rejection_has_fault(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.says("sbatch", "", errors="sbatch: error: QOSMaxSubmitJobPerUserLimit\n", code=1)
+    slurm.set_answer("sbatch", "", errors="sbatch: error: QOSMaxSubmitJobPerUserLimit\n", code=1)
     with pytest.raises(SiteRejected) as caught:
-        await slurm.lrm().submit_job(submission(tmp_path))
+        await slurm.make_lrm().submit_job(make_submission(tmp_path))
     assert caught.value.fault == "limit"

@@ -20,7 +20,7 @@ from .conftest import ANSWERS, column_line, recorded_queue
 OTHERS = ["21.08", "23.02", "23.11", "24.11"]
 
 
-def answer(name: str) -> bytes:
+def read_answer(name: str) -> bytes:
     return (ANSWERS / f"{name}.json").read_bytes()
 
 
@@ -54,20 +54,20 @@ def test_read_uid_of_any_text_is_a_number_or_none(text: str) -> None:
 
 
 def test_read_nodes_of_release_22_05() -> None:
-    main = {node.name: (node.words, node.reason) for node in read_nodes(answer("sinfo-22.05"), ["main"])}
+    main = {node.name: (node.words, node.reason) for node in read_nodes(read_answer("sinfo-22.05"), ["main"])}
     assert main == {
         "n1": (make_flags("ALLOCATED"), ""),
         "n2": (make_flags("ALLOCATED"), ""),
         "n3": (make_flags("ALLOCATED"), ""),
         "n4": (make_flags("IDLE", "DRAIN"), "disk"),
     }
-    (x9,) = [node for node in read_nodes(answer("sinfo-22.05"), ["other"]) if node.name == "x9"]
+    (x9,) = [node for node in read_nodes(read_answer("sinfo-22.05"), ["other"]) if node.name == "x9"]
     assert (x9.words, x9.reason) == (make_flags("DOWN", "NOT_RESPONDING"), "not bought yet")
 
 
 @pytest.mark.parametrize("release", OTHERS)
 def test_read_nodes_of_other_releases(release: str) -> None:
-    nodes = {node.name: (node.words, node.reason) for node in read_nodes(answer(f"sinfo-{release}"), ["main"])}
+    nodes = {node.name: (node.words, node.reason) for node in read_nodes(read_answer(f"sinfo-{release}"), ["main"])}
     drained = "DRAINING" if release == "21.08" else "DRAIN"
     assert nodes == {
         "n1": (make_flags("ALLOCATED"), ""),
@@ -76,12 +76,12 @@ def test_read_nodes_of_other_releases(release: str) -> None:
         "n4": (make_flags("IDLE", drained), "disk"),
         "n5": (make_flags("IDLE"), ""),
     }
-    assert {node.name for node in read_nodes(answer(f"sinfo-{release}"), ["other"])} == {"n1", "n2", "x9"}
+    assert {node.name for node in read_nodes(read_answer(f"sinfo-{release}"), ["other"])} == {"n1", "n2", "x9"}
 
 
 @pytest.mark.parametrize("odd", [b"sim\xfc", b"sim\x01", b"sim\xed\xa0\x80"])
 def test_read_nodes_with_reason_of_any_bytes(odd: bytes) -> None:
-    nodes = read_nodes(answer("sinfo-22.05").replace(b'"disk"', b'"disk: ' + odd + b'"'), ["main"])
+    nodes = read_nodes(read_answer("sinfo-22.05").replace(b'"disk"', b'"disk: ' + odd + b'"'), ["main"])
     assert [node.name for node in nodes] == ["n1", "n2", "n3", "n4"]
     assert nodes[3].reason.startswith("disk: sim")
 
@@ -97,17 +97,17 @@ def test_read_columns_with_reason_of_any_bytes(reason: str) -> None:
 
 @pytest.mark.parametrize("odd", [{}, {"name": 3, "partitions": ["other"]}, {"partitions": [None, {}]}])
 def test_read_nodes_skips_invalid_entry_of_other_partition(odd: dict[str, Any]) -> None:
-    document = json.loads(answer("sinfo-22.05"))
+    document = json.loads(read_answer("sinfo-22.05"))
     document["nodes"].append(odd)
-    assert read_nodes(json.dumps(document).encode(), ["main"]) == read_nodes(answer("sinfo-22.05"), ["main"])
+    assert read_nodes(json.dumps(document).encode(), ["main"]) == read_nodes(read_answer("sinfo-22.05"), ["main"])
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("output", "expected"),
     [
         (b"", "sinfo answered no JSON: nothing"),
         (b"slurm_load_node error:\n Unable", "sinfo answered no JSON: slurm_load_node error: Unable"),
-        (answer("sinfo-22.05")[:2000], 'sinfo answered no JSON: { "meta"'),
+        (read_answer("sinfo-22.05")[:2000], 'sinfo answered no JSON: { "meta"'),
         (b"\xff\xfe", "sinfo answered no JSON"),
         (b"[" * 100_000, "sinfo answered no JSON"),
         (b"[]", "sinfo answered what cannot be understood: it is not an object"),
@@ -120,9 +120,9 @@ def test_read_nodes_skips_invalid_entry_of_other_partition(odd: dict[str, Any]) 
         ),
     ],
 )
-def test_read_nodes_of_invalid_answer_is_unavailable(given: bytes, expected: str) -> None:
+def test_read_nodes_of_invalid_answer_is_unavailable(output: bytes, expected: str) -> None:
     with pytest.raises(SiteUnavailable) as caught:
-        read_nodes(given, ["main"])
+        read_nodes(output, ["main"])
     assert caught.value.message.startswith(expected)
     assert "\n" not in caught.value.message
 

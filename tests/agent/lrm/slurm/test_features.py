@@ -11,8 +11,8 @@ from koalapy.agent.lrm.slurm.offer import may_match
 from koalapy.model.errors import SiteRejected
 
 from .conftest import COLUMNS, FakeSlurm
-from .test_adapter import submission
-from .test_offer import counts, take_snapshot
+from .test_adapter import make_submission
+from .test_offer import node_counts, take_snapshot
 
 FEATURES = {"n1": "ib,gpu", "n2": "ib", "n3": "gpu", "n4": ""}
 
@@ -53,7 +53,7 @@ def test_may_match_binds_and_before_or(either: list[list[str]], features: frozen
     assert may_match(features, constraint) == any(features.issuperset(names) for names in either)
 
 
-def shows(slurm: FakeSlurm, form: str) -> None:
+def show_nodes(slurm: FakeSlurm, form: str) -> None:
     """Four nodes that are idle, as one of Slurm's releases writes them."""
 
     def node(name: str, text: str) -> dict[str, Any]:
@@ -65,8 +65,8 @@ def shows(slurm: FakeSlurm, form: str) -> None:
 
     results = [node(*entry) for entry in FEATURES.items()]
     key = "nodes" if form == "22.05" else "sinfo"
-    slurm.says("sinfo", json.dumps({key: results, "errors": []}), when="*--json*")
-    slurm.says("squeue", "", when=COLUMNS)
+    slurm.set_answer("sinfo", json.dumps({key: results, "errors": []}), when="*--json*")
+    slurm.set_answer("squeue", "", when=COLUMNS)
 
 
 @pytest.mark.parametrize("form", ["22.05", "grouped", "list"])
@@ -84,17 +84,19 @@ def shows(slurm: FakeSlurm, form: str) -> None:
 async def test_snapshot_counts_nodes_that_match_only(
     slurm: FakeSlurm, form: str, options: tuple[str, ...], idle: int
 ) -> None:
-    shows(slurm, form)
-    assert counts(await take_snapshot(slurm, "main", *options)) == (idle, idle, 0, 0)
+    show_nodes(slurm, form)
+    assert node_counts(await take_snapshot(slurm, "main", *options)) == (idle, idle, 0, 0)
 
 
 async def test_submit_of_too_many_matching_nodes_is_rejected(slurm: FakeSlurm, tmp_path: Any) -> None:
-    shows(slurm, "22.05")
+    show_nodes(slurm, "22.05")
     with pytest.raises(SiteRejected, match="3 nodes requested, but partition main with ib has 2"):
-        await slurm.lrm(partition="main", options=("--constraint=ib",)).submit_job(submission(tmp_path, nodes=3))
+        await slurm.make_lrm(partition="main", options=("--constraint=ib",)).submit_job(
+            make_submission(tmp_path, nodes=3)
+        )
 
 
 async def test_invalid_exclude_is_a_submit_error(slurm: FakeSlurm) -> None:
-    shows(slurm, "22.05")
+    show_nodes(slurm, "22.05")
     results = await take_snapshot(slurm, "main", "--exclude=n[2-")
     assert results.submit_error.startswith("--exclude cannot be understood")

@@ -11,7 +11,7 @@ from koalapy.agent.lrm.port import LrmSnapshot
 from koalapy.model.errors import SiteRejected
 
 from .conftest import COLUMNS, FakeSlurm
-from .test_adapter import submission
+from .test_adapter import make_submission
 
 GB = 1000
 """Of Slurm's megabytes."""
@@ -19,7 +19,7 @@ NODES = {"n1": ("ib", 64 * GB, 9), "n2": ("ib", 64 * GB, 9), "n3": ("ib,gpu", 64
 FORMS = ["22.05", "grouped", "numbers"]
 
 
-def shows(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
+def show_nodes(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
     """Four nodes, as one of Slurm's releases writes them."""
 
     def node(name: str, features: str, memory: int, weight: int) -> dict[str, Any]:
@@ -39,18 +39,20 @@ def shows(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
         return group | {"memory": memory, "weight": {"set": True, "infinite": False, "number": weight}}
 
     nodes = [node(name, *facts) for name, facts in NODES.items()]
-    slurm.says("sinfo", json.dumps({"nodes" if form == "22.05" else "sinfo": nodes, "errors": []}), when="*--json*")
-    slurm.says("squeue", "", when=COLUMNS)
+    slurm.set_answer(
+        "sinfo", json.dumps({"nodes" if form == "22.05" else "sinfo": nodes, "errors": []}), when="*--json*"
+    )
+    slurm.set_answer("squeue", "", when=COLUMNS)
 
 
-def idle(snapshot: LrmSnapshot) -> dict[str, int]:
+def count_idle(snapshot: LrmSnapshot) -> dict[str, int]:
     return {entry.name: entry.idle for entry in snapshot.node_classes}
 
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_classes_by_features_are_ordered_by_weight(slurm: FakeSlurm, form: str) -> None:
-    shows(slurm, form, n1="ALLOCATED")
-    classes = (await slurm.lrm().take_snapshot()).node_classes
+    show_nodes(slurm, form, n1="ALLOCATED")
+    classes = (await slurm.make_lrm().take_snapshot()).node_classes
     assert [(c.name, c.total, c.idle, c.memory, c.power) for c in classes] == [
         ("gpu+ib-67.1GB", 1, 1, 64 * GB << 20, None),
         ("ib-537GB", 1, 1, 512 * GB << 20, None),
@@ -61,36 +63,36 @@ async def test_classes_by_features_are_ordered_by_weight(slurm: FakeSlurm, form:
 @pytest.mark.parametrize("memory", [0, 1, None, "64GB", {"minimum": -1}, [], True])
 async def test_unconfigured_memory_is_unknown(slurm: FakeSlurm, memory: object) -> None:
     nodes = [{"name": n, "state": "idle", "partitions": ["main"], "real_memory": memory} for n in ("n1", "n2")]
-    slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
-    assert (await slurm.lrm().take_snapshot()).node_classes == ()
+    slurm.set_answer("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
+    assert (await slurm.make_lrm().take_snapshot()).node_classes == ()
 
 
 async def test_job_of_class_excludes_other_nodes(slurm: FakeSlurm, tmp_path: Path) -> None:
-    shows(slurm)
-    await slurm.lrm().submit_job(submission(tmp_path, nodes=1, node_class="ib-537GB"))
-    assert " --exclude=n1,n2,n3 " in slurm.calls("sbatch")[-1]
-    assert "--constraint" not in slurm.calls("sbatch")[-1], "others have that feature, too"
-    await slurm.lrm().submit_job(submission(tmp_path))
-    assert "--exclude" not in slurm.calls("sbatch")[-1]
+    show_nodes(slurm)
+    await slurm.make_lrm().submit_job(make_submission(tmp_path, nodes=1, node_class="ib-537GB"))
+    assert " --exclude=n1,n2,n3 " in slurm.list_calls("sbatch")[-1]
+    assert "--constraint" not in slurm.list_calls("sbatch")[-1], "others have that feature, too"
+    await slurm.make_lrm().submit_job(make_submission(tmp_path))
+    assert "--exclude" not in slurm.list_calls("sbatch")[-1]
 
 
 async def test_job_of_feature_class_has_constraint(slurm: FakeSlurm, tmp_path: Path) -> None:
-    shows(slurm)
+    show_nodes(slurm)
     classes = {"fast": NodeClassSettings(feature="gpu", power=3.0)}
-    adapter = slurm.lrm(node_classes=classes)
-    assert idle(await adapter.take_snapshot()) == {"fast": 1, "ib-537GB": 1, "ib-67.1GB": 2}
-    await adapter.submit_job(submission(tmp_path, nodes=1, node_class="fast"))
-    assert " --constraint=gpu " in slurm.calls("sbatch")[-1]
+    adapter = slurm.make_lrm(node_classes=classes)
+    assert count_idle(await adapter.take_snapshot()) == {"fast": 1, "ib-537GB": 1, "ib-67.1GB": 2}
+    await adapter.submit_job(make_submission(tmp_path, nodes=1, node_class="fast"))
+    assert " --constraint=gpu " in slurm.list_calls("sbatch")[-1]
 
 
 async def test_job_of_class_keeps_configured_options(slurm: FakeSlurm, tmp_path: Path) -> None:
-    shows(slurm)
+    show_nodes(slurm)
     classes = {"fast": NodeClassSettings(feature="gpu"), "some": NodeClassSettings(hosts="n[1,4]")}
-    adapter = slurm.lrm(node_classes=classes, options=("--constraint=ib", "--exclude=n4"))
-    assert idle(await adapter.take_snapshot()) == {"fast": 1, "some": 1, "ib-67.1GB": 1}
+    adapter = slurm.make_lrm(node_classes=classes, options=("--constraint=ib", "--exclude=n4"))
+    assert count_idle(await adapter.take_snapshot()) == {"fast": 1, "some": 1, "ib-67.1GB": 1}
     for name, others in (("fast", "n1,n2,n4"), ("some", "n2,n3,n4")):
-        await adapter.submit_job(submission(tmp_path, nodes=1, node_class=name))
-        options = slurm.calls("sbatch")[-1].split()
+        await adapter.submit_job(make_submission(tmp_path, nodes=1, node_class=name))
+        options = slurm.list_calls("sbatch")[-1].split()
         assert [option for option in options if option.startswith(("--exclude", "--constraint"))] == [
             "--constraint=ib",
             "--exclude=n4",
@@ -99,9 +101,9 @@ async def test_job_of_class_keeps_configured_options(slurm: FakeSlurm, tmp_path:
 
 
 async def test_unknown_or_small_class_is_rejected_as_limit(slurm: FakeSlurm, tmp_path: Path) -> None:
-    shows(slurm)
+    show_nodes(slurm)
     for name, nodes in (("gone", 1), ("ib-537GB", 2)):
         with pytest.raises(SiteRejected, match=f"nodes of the class {name}") as refused:
-            await slurm.lrm().submit_job(submission(tmp_path, nodes=nodes, node_class=name))
+            await slurm.make_lrm().submit_job(make_submission(tmp_path, nodes=nodes, node_class=name))
         assert refused.value.fault == "limit"
-    assert slurm.calls("sbatch") == []
+    assert slurm.list_calls("sbatch") == []

@@ -26,9 +26,9 @@ from koalapy.model.errors import SiteRejected
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 from .conftest import COLUMNS, FakeSlurm, recorded_queue
-from .test_adapter import submission
+from .test_adapter import make_submission
 
-# Slurm 22.05.8 said so
+# output of Slurm 22.05.8
 PARTITIONS = "short|up|1|1:00:00\nlong*|up|1-infinite|infinite\nshut|down|1-infinite|infinite\n"
 RESERVATIONS = """\
 ReservationName=r1 StartTime=2026-11-22T05:24:06 EndTime=2026-11-22T06:24:06 Duration=01:00:00 Nodes=n[1-2] NodeCnt=2 \
@@ -43,7 +43,7 @@ CONFIGURATION = (
 )
 
 
-def shows(slurm: FakeSlurm, states: Mapping[str, str], partitions: Mapping[str, str] | None = None) -> None:
+def show_partitions(slurm: FakeSlurm, states: Mapping[str, str], partitions: Mapping[str, str] | None = None) -> None:
     """Have the nodes be in these states (a word and flags), in these partitions or in main."""
     nodes = [
         {
@@ -54,20 +54,20 @@ def shows(slurm: FakeSlurm, states: Mapping[str, str], partitions: Mapping[str, 
         }
         for name, text in states.items()
     ]
-    slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
-    slurm.says("squeue", "", when=COLUMNS)
+    slurm.set_answer("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
+    slurm.set_answer("squeue", "", when=COLUMNS)
 
 
-def waits(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description: str = "") -> None:
+def add_waiting_job(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description: str = "") -> None:
     """Have one job of ours, of three nodes, that waits for this."""
-    slurm.says("squeue", recorded_queue({169}, state=state, reason=description or reason), when=COLUMNS)
+    slurm.set_answer("squeue", recorded_queue({169}, state=state, reason=description or reason), when=COLUMNS)
 
 
 async def take_snapshot(slurm: FakeSlurm, partition: str | None = "main", *options: str) -> LrmSnapshot:
-    return await slurm.lrm(partition=partition, options=options).take_snapshot()
+    return await slurm.make_lrm(partition=partition, options=options).take_snapshot()
 
 
-def counts(snapshot: LrmSnapshot) -> tuple[int, int, int, int]:
+def node_counts(snapshot: LrmSnapshot) -> tuple[int, int, int, int]:
     return snapshot.total, snapshot.idle, snapshot.background, snapshot.down
 
 
@@ -88,10 +88,10 @@ STATES = {"n1": "idle RESERVED", "n2": "idle RESERVED", "n3": "idle MAINTENANCE 
 async def test_reserved_nodes_are_idle_with_reservation_only(
     slurm: FakeSlurm, options: tuple[str, ...], expected: tuple[int, int, int, int]
 ) -> None:
-    shows(slurm, STATES)
-    slurm.says("scontrol", RESERVATIONS, when="show reservation*")
+    show_partitions(slurm, STATES)
+    slurm.set_answer("scontrol", RESERVATIONS, when="show reservation*")
     snapshot = await take_snapshot(slurm, "main", *options)
-    assert (counts(snapshot), snapshot.submit_error) == (expected, "")
+    assert (node_counts(snapshot), snapshot.submit_error) == (expected, "")
 
 
 @pytest.mark.parametrize(
@@ -99,25 +99,25 @@ async def test_reserved_nodes_are_idle_with_reservation_only(
     [("later", "reservation later begins at 2026-11-22T06:24:06"), ("gone", "there is no reservation gone")],
 )
 async def test_inactive_reservation_is_a_submit_error(slurm: FakeSlurm, name: str, error: str) -> None:
-    shows(slurm, STATES)
-    slurm.says("scontrol", RESERVATIONS, when="show reservation*")
+    show_partitions(slurm, STATES)
+    slurm.set_answer("scontrol", RESERVATIONS, when="show reservation*")
     assert (await take_snapshot(slurm, "main", f"--reservation={name}")).submit_error == error
 
 
 async def test_partition_that_is_down_has_no_nodes(slurm: FakeSlurm) -> None:
-    slurm.says("sinfo", PARTITIONS, when="*%P*")
-    shows(slurm, {"n1": "idle", "n2": "idle"}, {"n1": "shut", "n2": "shut"})
+    slurm.set_answer("sinfo", PARTITIONS, when="*%P*")
+    show_partitions(slurm, {"n1": "idle", "n2": "idle"}, {"n1": "shut", "n2": "shut"})
     snapshot = await take_snapshot(slurm, "shut")
-    assert (counts(snapshot), snapshot.submit_error) == ((2, 0, 0, 2), "partition shut is DOWN")
+    assert (node_counts(snapshot), snapshot.submit_error) == ((2, 0, 0, 2), "partition shut is DOWN")
 
 
 async def test_partition_that_comes_up_has_nodes(slurm: FakeSlurm) -> None:
-    slurm.says("sinfo", PARTITIONS, when="*%P*")
-    shows(slurm, {"n1": "idle"}, {"n1": "shut"})
-    lrm = slurm.lrm(partition="shut")
+    slurm.set_answer("sinfo", PARTITIONS, when="*%P*")
+    show_partitions(slurm, {"n1": "idle"}, {"n1": "shut"})
+    lrm = slurm.make_lrm(partition="shut")
     assert (await lrm.take_snapshot()).idle == 0
-    slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
-    waits(slurm, "PartitionDown")
+    slurm.set_answer("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
+    add_waiting_job(slurm, "PartitionDown")
     await lrm.take_snapshot()
     snapshot = await lrm.take_snapshot()
     assert (snapshot.idle, snapshot.submit_error) == (1, "")
@@ -126,11 +126,11 @@ async def test_partition_that_comes_up_has_nodes(slurm: FakeSlurm) -> None:
 async def test_snapshot_with_an_old_offer_reads_the_partitions_anew(
     slurm: FakeSlurm, virtual_loop: VirtualTimeLoop
 ) -> None:
-    slurm.says("sinfo", PARTITIONS, when="*%P*")
-    shows(slurm, {"n1": "idle"}, {"n1": "shut"})
-    lrm = slurm.lrm(partition="shut", clock=VirtualClock(virtual_loop))
+    slurm.set_answer("sinfo", PARTITIONS, when="*%P*")
+    show_partitions(slurm, {"n1": "idle"}, {"n1": "shut"})
+    lrm = slurm.make_lrm(partition="shut", clock=VirtualClock(virtual_loop))
     await lrm.take_snapshot()
-    slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
+    slurm.set_answer("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
     assert (await lrm.take_snapshot()).idle == 0
     virtual_loop.jump(OFFER_MAX_AGE_S + 1)
     assert (await lrm.take_snapshot()).idle == 1
@@ -151,33 +151,33 @@ BOTH = {"n1": "short long", "n2": "short long", "n3": "long", "n4": "long shut"}
 async def test_idle_nodes_respect_limits_of_partitions(
     slurm: FakeSlurm, partition: str | None, expected: tuple[int, int, int, int], notice: str
 ) -> None:
-    slurm.says("sinfo", PARTITIONS, when="*%P*")
-    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    slurm.set_answer("sinfo", PARTITIONS, when="*%P*")
+    show_partitions(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     snapshot = await take_snapshot(slurm, partition)
-    assert (counts(snapshot), snapshot.notices) == (expected, (notice,) if notice else ())
+    assert (node_counts(snapshot), snapshot.notices) == (expected, (notice,) if notice else ())
 
 
 async def test_submit_beyond_limits_is_rejected_before_sbatch(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.says("sinfo", PARTITIONS, when="*%P*")
-    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    slurm.set_answer("sinfo", PARTITIONS, when="*%P*")
+    show_partitions(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     with pytest.raises(SiteRejected, match="2 nodes requested, but partition short gives a job at most 1") as caught:
-        await slurm.lrm(partition="short").submit_job(submission(tmp_path, nodes=2))
+        await slurm.make_lrm(partition="short").submit_job(make_submission(tmp_path, nodes=2))
     assert caught.value.fault == "limit"
-    assert slurm.calls("sbatch") == []
+    assert slurm.list_calls("sbatch") == []
 
 
 async def test_submit_passes_several_partitions(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.says("sinfo", PARTITIONS, when="*%P*")
-    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
-    await slurm.lrm(partition="short,long").submit_job(submission(tmp_path, nodes=4))
-    assert "--partition=short,long" in slurm.calls("sbatch")[0]
+    slurm.set_answer("sinfo", PARTITIONS, when="*%P*")
+    show_partitions(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    await slurm.make_lrm(partition="short,long").submit_job(make_submission(tmp_path, nodes=4))
+    assert "--partition=short,long" in slurm.list_calls("sbatch")[0]
 
 
 async def test_planned_nodes_are_idle_for_queued_grid_jobs(slurm: FakeSlurm) -> None:
-    shows(slurm, dict.fromkeys(("n1", "n2", "n3", "n4", "n5"), "idle PLANNED") | {"n6": "idle"})
-    assert counts(await take_snapshot(slurm)) == (6, 1, 5, 0)
-    waits(slurm, "Resources")
-    assert counts(await take_snapshot(slurm)) == (6, 4, 2, 0)
+    show_partitions(slurm, dict.fromkeys(("n1", "n2", "n3", "n4", "n5"), "idle PLANNED") | {"n6": "idle"})
+    assert node_counts(await take_snapshot(slurm)) == (6, 1, 5, 0)
+    add_waiting_job(slurm, "Resources")
+    assert node_counts(await take_snapshot(slurm)) == (6, 4, 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,16 @@ async def test_planned_nodes_are_idle_for_queued_grid_jobs(slurm: FakeSlurm) -> 
     ],
 )
 async def test_queued_job_has_reason(slurm: FakeSlurm, reason: str, description: str, expected: str) -> None:
-    shows(slurm, {"n1": "idle"})
-    waits(slurm, reason, description=description)
+    show_partitions(slurm, {"n1": "idle"})
+    add_waiting_job(slurm, reason, description=description)
     (job,) = (await take_snapshot(slurm)).jobs
     assert (job.state, job.reason, job.fault, job.starting) == (LrmJobState.QUEUED, expected, None, 0.0)
 
 
 async def test_limit_of_one_of_several_partitions_is_no_fault(slurm: FakeSlurm) -> None:
-    slurm.says("sinfo", PARTITIONS, when="*%P*")
-    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
-    waits(slurm, "PartitionTimeLimit")
+    slurm.set_answer("sinfo", PARTITIONS, when="*%P*")
+    show_partitions(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    add_waiting_job(slurm, "PartitionTimeLimit")
     (job,) = (await take_snapshot(slurm, "short,long")).jobs
     assert (job.fault, job.reason) == (None, "Slurm says PartitionTimeLimit")
     (job,) = (await take_snapshot(slurm, "short")).jobs
@@ -225,9 +225,9 @@ async def test_limit_of_one_of_several_partitions_is_no_fault(slurm: FakeSlurm) 
     ],
 )
 async def test_starting_nodes_have_slurms_timeout(slurm: FakeSlurm, state: str, reason: str, starting: float) -> None:
-    slurm.says("scontrol", CONFIGURATION, when="show config")
-    shows(slurm, {"n1": "allocated NOT_RESPONDING POWERING_UP", "n2": "down REBOOT_ISSUED", "n3": "down"})
-    waits(slurm, "None", state=state, description=reason)
+    slurm.set_answer("scontrol", CONFIGURATION, when="show config")
+    show_partitions(slurm, {"n1": "allocated NOT_RESPONDING POWERING_UP", "n2": "down REBOOT_ISSUED", "n3": "down"})
+    add_waiting_job(slurm, "None", state=state, description=reason)
     (job,) = (await take_snapshot(slurm)).jobs
     assert job.starting == starting
     assert bool(job.reason) is (state != "RUNNING")
@@ -259,24 +259,24 @@ def test_partition_has_its_least_nodes(size: str, minimum: int) -> None:
 
 
 async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
-    adapter = slurm.lrm(partition="main")
+    slurm.set_answer("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    adapter = slurm.make_lrm(partition="main")
     with pytest.raises(SiteRejected, match="2 nodes requested, but partition main gives a job at least 3") as caught:
-        await adapter.submit_job(submission(tmp_path, nodes=2))
+        await adapter.submit_job(make_submission(tmp_path, nodes=2))
     assert (caught.value.fault, caught.value.hint) == ("unsuitable", "ask for at least 3 nodes")
-    assert slurm.calls("sbatch") == []
-    assert await adapter.submit_job(submission(tmp_path, nodes=3)) == "171"
+    assert slurm.list_calls("sbatch") == []
+    assert await adapter.submit_job(make_submission(tmp_path, nodes=3)) == "171"
 
 
 async def test_submit_rejected_for_size_reads_limits_again(slurm: FakeSlurm, tmp_path: Path) -> None:
-    adapter = slurm.lrm(partition="main")
-    slurm.says("sbatch", "", errors="sbatch: error: Node count specification invalid\n", code=1)
+    adapter = slurm.make_lrm(partition="main")
+    slurm.set_answer("sbatch", "", errors="sbatch: error: Node count specification invalid\n", code=1)
     with pytest.raises(SiteRejected) as caught:
-        await adapter.submit_job(submission(tmp_path, nodes=2))
+        await adapter.submit_job(make_submission(tmp_path, nodes=2))
     assert (caught.value.fault, "MinNodes" in caught.value.hint) == ("unsuitable", True)
-    slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    slurm.set_answer("sinfo", "main*|up|3-infinite\n", when="*%P*")
     with pytest.raises(SiteRejected, match="at least 3"):
-        await adapter.submit_job(submission(tmp_path, nodes=2))
+        await adapter.submit_job(make_submission(tmp_path, nodes=2))
 
 
 @pytest.mark.parametrize(("nodes", "size"), [(1, 1), (2, 2), (3, 8), (7, 8), (8, 8), (64, 64), (65, 65)])
@@ -286,21 +286,21 @@ def test_next_size_is_one_that_a_partition_takes(nodes: int, size: int) -> None:
 
 
 async def test_snapshot_of_partition_with_min_nodes_has_notice(slurm: FakeSlurm) -> None:
-    slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
-    shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "idle"})
+    slurm.set_answer("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    show_partitions(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "idle"})
     snapshot = await take_snapshot(slurm)
     assert (snapshot.idle, snapshot.background, snapshot.notices) == (
         3,
         1,
         ("a job in partition main gets at least 3 nodes, and smaller ones are rejected",),
     )
-    shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "allocated"})
-    assert counts(await take_snapshot(slurm)) == (4, 0, 4, 0)
+    show_partitions(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "allocated"})
+    assert node_counts(await take_snapshot(slurm)) == (4, 0, 4, 0)
 
 
 async def test_sinfo_has_option_noconvert(slurm: FakeSlurm) -> None:
-    slurm.says("sinfo", "main*|up|1-1K\n", when="*%P*")
-    slurm.says("sinfo", "main*|up|1-1030\n", when="*--noconvert*%P*")
+    slurm.set_answer("sinfo", "main*|up|1-1K\n", when="*%P*")
+    slurm.set_answer("sinfo", "main*|up|1-1030\n", when="*--noconvert*%P*")
     assert (await list_partitions(SlurmCommands(JobFolders.for_own_account(slurm.run).run_as)))[
         "main"
     ].max_nodes == 1030

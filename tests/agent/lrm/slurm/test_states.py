@@ -1,4 +1,4 @@
-"""Every word of Slurm for a state has a meaning here, and an unknown one is never taken for an end."""
+"""Every state_name of Slurm for a state has a meaning here, and an unknown one is never taken for an end."""
 
 import pytest
 from hypothesis import given
@@ -21,14 +21,14 @@ JOB_STATES = {
 
 
 @pytest.mark.parametrize(
-    ("word", "state"), [(word, state) for state, all in JOB_STATES.items() for word in all.split()]
+    ("name", "state"), [(state_name, state) for state, all in JOB_STATES.items() for state_name in all.split()]
 )
-def test_job_state_of_each_word(word: str, state: LrmJobState) -> None:
-    assert job_state({word}) is state
+def test_job_state_of_each_word(name: str, state: LrmJobState) -> None:
+    assert job_state({name}) is state
 
 
 @pytest.mark.parametrize(
-    ("words", "state"),
+    ("state_names", "state"),
     [
         ("COMPLETED COMPLETING", LrmJobState.RUNNING),
         ("RUNNING CONFIGURING", LrmJobState.RUNNING),
@@ -37,19 +37,19 @@ def test_job_state_of_each_word(word: str, state: LrmJobState) -> None:
         ("", LrmJobState.UNKNOWN),
     ],
 )
-def test_job_state_of_several_words(words: str, state: LrmJobState) -> None:
-    assert job_state(set(words.split())) is state
+def test_job_state_of_several_words(state_names: str, state: LrmJobState) -> None:
+    assert job_state(set(state_names.split())) is state
 
 
 @given(st.sets(st.text(max_size=12)))
-def test_job_state_of_unknown_words_is_not_ended(words: set[str]) -> None:
-    known_words = {word for all in JOB_STATES.values() for word in all.split()}
-    if not words & known_words:
-        assert job_state(words) is LrmJobState.UNKNOWN
+def test_job_state_of_unknown_words_is_not_ended(names: set[str]) -> None:
+    known_words = {name for all in JOB_STATES.values() for name in all.split()}
+    if not names & known_words:
+        assert job_state(names) is LrmJobState.UNKNOWN
 
 
 @pytest.mark.parametrize(
-    ("word", "code", "signal", "reason", "expected"),
+    ("state_name", "code", "signal", "reason", "expected"),
     [
         ("COMPLETED", 0, 0, "None", (0, False, "")),
         ("FAILED", 7, 0, "NonZeroExitCode", (7, False, "")),
@@ -69,17 +69,18 @@ def test_job_state_of_unknown_words_is_not_ended(words: set[str]) -> None:
     ],
 )
 def test_job_end_of_states(
-    word: str, code: int, signal: int, reason: str, expected: tuple[int | None, bool, str]
+    state_name: str, code: int, signal: int, reason: str, expected: tuple[int | None, bool, str]
 ) -> None:
-    end = job_end({word}, code, signal, reason, cancelled_by_us=False)
+    end = job_end({state_name}, code, signal, reason, cancelled_by_us=False)
     assert (end.exit_code, end.lost, end.reason) == expected
 
 
 @pytest.mark.parametrize(
-    ("word", "exceeded"), [("OUT_OF_MEMORY", "memory"), ("TIMEOUT", "walltime"), ("NODE_FAIL", ""), ("FAILED", "")]
+    ("state_name", "exceeded"),
+    [("OUT_OF_MEMORY", "memory"), ("TIMEOUT", "walltime"), ("NODE_FAIL", ""), ("FAILED", "")],
 )
-def test_job_end_names_the_limit_that_was_exceeded(word: str, exceeded: str) -> None:
-    assert job_end({word}, 0, 9, "", cancelled_by_us=False).exceeded == exceeded
+def test_job_end_names_the_limit_that_was_exceeded(state_name: str, exceeded: str) -> None:
+    assert job_end({state_name}, 0, 9, "", cancelled_by_us=False).exceeded == exceeded
 
 
 def test_job_end_of_own_cancellation_is_not_lost() -> None:
@@ -90,7 +91,7 @@ def test_job_end_of_own_cancellation_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "state"),
+    ("state_names", "state"),
     [
         ("IDLE", "idle"),
         ("IDLE PLANNED", "planned"),
@@ -129,12 +130,12 @@ def test_job_end_of_own_cancellation_is_not_lost() -> None:
         ("", "down"),
     ],
 )
-def test_node_state_of_words(words: str, state: str) -> None:
-    assert node_state(set(words.split())) == state
+def test_node_state_of_words(state_names: str, state: str) -> None:
+    assert node_state(set(state_names.split())) == state
 
 
 @pytest.mark.parametrize(
-    ("words", "state"),
+    ("state_names", "state"),
     [
         ("IDLE RESERVED", "idle"),
         ("IDLE MAINTENANCE RESERVED", "idle"),
@@ -144,8 +145,8 @@ def test_node_state_of_words(words: str, state: str) -> None:
         ("DOWN RESERVED", "down"),
     ],
 )
-def test_node_state_in_own_reservation(words: str, state: str) -> None:
-    assert node_state(set(words.split()), reserved=True) == state
+def test_node_state_in_own_reservation(state_names: str, state: str) -> None:
+    assert node_state(set(state_names.split()), reserved=True) == state
 
 
 @given(st.sets(st.text(min_size=1, max_size=12)))
@@ -164,13 +165,14 @@ JOBS = st.lists(st.tuples(st.sampled_from(LrmJobState), st.lists(st.integers(0, 
 
 @given(NODES, JOBS, st.integers(0, 8))
 def test_snapshot_counts_each_node_once(
-    words: tuple[set[str], ...], held: list[tuple[LrmJobState, list[int]]], wanted: int
+    node_flags: tuple[set[str], ...], held_jobs: list[tuple[LrmJobState, list[int]]], requested: int
 ) -> None:
     nodes = [
-        SlurmNode(f"n{index}", frozenset(entry), partitions=frozenset({"main"})) for index, entry in enumerate(words)
+        SlurmNode(f"n{index}", frozenset(entry), partitions=frozenset({"main"}))
+        for index, entry in enumerate(node_flags)
     ]
-    jobs = [LrmJob(str(i), "koala-a", state, tuple(f"n{n}" for n in on)) for i, (state, on) in enumerate(held)]
-    snapshot = make_snapshot(nodes, jobs, Offer((Partition("main"),)), wanted)
+    jobs = [LrmJob(str(i), "koala-a", state, tuple(f"n{n}" for n in on)) for i, (state, on) in enumerate(held_jobs)]
+    snapshot = make_snapshot(nodes, jobs, Offer((Partition("main"),)), requested)
     holding = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
     held_nodes = {node for job in jobs if job.state in holding for node in job.nodes}
     assert min(snapshot.idle, snapshot.background, snapshot.down) >= 0

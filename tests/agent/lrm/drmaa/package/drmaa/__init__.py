@@ -1,4 +1,4 @@
-"""Stands in for the package of that name: jobs are lines in a file, and one can have the library fail in every way."""
+"""A fake of the drmaa package. Jobs are files, and tests can make the library fail in every way."""
 
 import json
 import os
@@ -17,13 +17,13 @@ _STATE = Path(os.environ["FAKE_DRMAA"])
 JobInfo = namedtuple("JobInfo", "hasExited hasSignal terminatedSignal wasAborted exitStatus")
 
 
-def _tell(event):
+def _record(event):
     with open(_STATE / "calls", "a") as calls:
         calls.write(event + "\n")
 
 
 def _misbehave(how):
-    """What a file of that name in the state's folder says: raise, crash, exit, hang or write to standard output."""
+    """Fail as the file of this name in the state folder says: raise, crash, exit, hang or write to standard output."""
     path = _STATE / how
     if not path.exists():
         return
@@ -55,11 +55,11 @@ class Session:
 
     def initialize(self, contact):
         _misbehave("initialize")
-        _tell("initialize " + json.dumps({"environment": sorted(os.environ), "contact": contact, "pid": os.getpid()}))
+        _record("initialize " + json.dumps({"environment": sorted(os.environ), "contact": contact, "pid": os.getpid()}))
 
     def exit(self):
         _misbehave("leave")
-        _tell("exit")
+        _record("exit")
 
     def createJobTemplate(self):
         return JobTemplate()
@@ -71,14 +71,14 @@ class Session:
         _misbehave("runJob")
         number = 1 + len(list(_STATE.glob("job-*")))
         (_STATE / f"job-{number}").write_text("running")
-        _tell("runJob " + json.dumps(vars(template), sort_keys=True))
+        _record("runJob " + json.dumps(vars(template), sort_keys=True))
         return str(number)
 
     def control(self, job, action):
         _misbehave("control")
         if not (_STATE / f"job-{job}").exists():
             raise errors.InvalidJobException("code 18: no such job")
-        _tell(f"{action} {job}")
+        _record(f"{action} {job}")
 
     def jobStatus(self, job):
         _misbehave("jobStatus")
@@ -88,7 +88,7 @@ class Session:
         return path.read_text().split()[0]
 
     def wait(self, job, timeout):
-        """A job's file holds its state, and in the end how wait() tells of it."""
+        """Return how a job ended. Its file holds its state, and after the end the answer of wait()."""
         _state, *fields = (_STATE / f"job-{job}").read_text().split()
         if fields[:1] == ["odd"]:
             (_STATE / f"job-{job}").write_text("done reaped")
