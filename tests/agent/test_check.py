@@ -94,7 +94,7 @@ async def test_check_cluster_returns_findings_of_the_lrm_first(settings: AgentSe
 
 
 @processes
-async def test_check_cluster_with_lrm_that_does_not_open_reports_it_once(settings: AgentSettings) -> None:
+async def test_check_cluster_with_unopened_lrm_reports_it_once(settings: AgentSettings) -> None:
     lrm = FindingsLrm(Finding("controller", True, "answers"))
     lrm.open_error = SiteUnavailable("the library is busy", hint="wait")
     assert await check_subject(settings, "resource manager", lrm=lrm) == Finding(
@@ -404,7 +404,7 @@ def test_file_system_type_is_that_of_the_last_mount() -> None:
     assert file_system_type(Path("/x"), "") == "unknown"
 
 
-def test_check_logins_names_the_usable_socket_and_the_rejected_folder(settings: AgentSettings, tmp_path: Path) -> None:
+def test_check_logins_names_usable_and_rejected_sockets(settings: AgentSettings, tmp_path: Path) -> None:
     private, writable = tmp_path / "private", tmp_path / "writable"
     private.mkdir(mode=0o755)
     writable.mkdir()

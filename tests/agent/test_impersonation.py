@@ -13,7 +13,7 @@ from koalapy.agent.core.settings import RUNNER
 from koalapy.runner.session import TAG_LENGTH, Line, Session
 from tests.agent.conftest import FakeDaemon
 from tests.agent.fake_runner import HERE, runner_secret
-from tests.agent.test_unauthenticated import Port, open_port
+from tests.agent.test_runner_port import Port, open_port
 
 TOKEN = "1.1.0.aa"
 NAME = f"koala-test-{TOKEN}"
@@ -114,7 +114,7 @@ async def test_disconnected_runner_reconnects(port: Port) -> None:
 
 
 @pytest.mark.evidence("R4")
-async def test_first_runner_of_node_keeps_its_place_after_agent_restart(daemon: FakeDaemon, tmp_path: Path) -> None:
+async def test_first_runner_is_kept_after_agent_restart(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with open_port(daemon, tmp_path) as port:
         await daemon.submit_component(TOKEN)
         await daemon.wait_for_state(TOKEN, "waiting")

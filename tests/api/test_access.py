@@ -282,7 +282,7 @@ def view_as_bob(spec: JobSpec) -> Json:
     return view
 
 
-def test_job_of_daemon_is_redacted_for_user_of_same_name() -> None:
+def test_job_of_daemon_is_redacted_for_its_namesake() -> None:
     user = Identity("koala", Role.USER, "test token")
     spec = replace(MINIMAL_SPEC, owner="koala", internal=True)
     assert as_json(view_for(user, JobRecord(Job(1, spec, 0.0), "")))["redacted"]
@@ -313,7 +313,7 @@ async def test_list_jobs_by_name_of_other_user_finds_nothing(api: Api) -> None:
 
 
 @pytest.mark.parametrize("ident", ["1", "01", "+1", "1.0", "%201", "1%20", "1_", "0_1", "1e0", "１"])
-async def test_logs_by_odd_job_number_of_other_user_are_rejected(api: Api, ident: str) -> None:
+async def test_logs_by_odd_job_number_are_rejected(api: Api, ident: str) -> None:
     await api.submit_as("ada")
     answer = await api.send_as("bob", "GET", f"/api/v1/jobs/{ident}/logs")
     assert answer.status_code in (403, 404, 422), answer.text
@@ -435,7 +435,7 @@ async def test_submit_with_key_from_other_site_returns_same_job(tmp_path: Path) 
             assert (answer.status_code, answer.json()["id"], answer.json()["home_site"]) == (status, 1, "north")
 
 
-async def test_submit_for_name_of_daemon_by_another_administrator_returns_403(tmp_path: Path) -> None:
+async def test_submit_for_daemon_by_administrator_returns_403(tmp_path: Path) -> None:
     async with open_access_api(tmp_path, submission_rules=SubmissionRules(reserved={"koala"})) as api:
         for user in ("director", "root"):
             refused = await api.send_as(user, "POST", "/api/v1/jobs", json=BODY | {"owner": "koala"})

@@ -51,5 +51,5 @@ def test_classify_unknown_text_is_never_job(text: str) -> None:
         ("QOSMaxJobsPerUserLimit", None),
     ],
 )
-def test_fault_of_waiting_is_set_for_jobs_that_never_start(reason: str, fault: str | None) -> None:
+def test_fault_is_set_for_jobs_that_never_start(reason: str, fault: str | None) -> None:
     assert fault_of_waiting(reason) == fault

@@ -48,7 +48,7 @@ def test_read_uid_of_signed_number_is_unsigned(uid: int) -> None:
 
 
 @given(st.text(max_size=12))
-def test_read_uid_of_any_text_is_a_number_or_none(text: str) -> None:
+def test_read_uid_of_any_text_is_number_or_none(text: str) -> None:
     uid = read_uid(text)
     assert uid is None or 0 <= uid < 1 << 32
 
@@ -201,7 +201,7 @@ def test_read_nodes_of_any_valid_answer_adds_up(lines: list[str], sinfo: Any) ->
 
 
 @given(JOBS, nodes_answers(lambda good: st.one_of(*[good] * 7, ODD)))
-def test_read_nodes_of_any_answer_adds_up_or_is_unavailable(lines: list[str], sinfo: Any) -> None:
+def test_read_nodes_of_any_answer_adds_up_or_fails(lines: list[str], sinfo: Any) -> None:
     problem = ""
     try:
         add_up(lines, sinfo)

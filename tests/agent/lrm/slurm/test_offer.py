@@ -258,7 +258,7 @@ def test_partition_has_its_least_nodes(size: str, minimum: int) -> None:
     assert read_partitions(f"long|up|{size}\n")["long"].min_nodes == minimum
 
 
-async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slurm: FakeSlurm, tmp_path: Path) -> None:
+async def test_submit_below_partition_minimum_is_unsuitable(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.set_answer("sinfo", "main*|up|3-infinite\n", when="*%P*")
     adapter = slurm.make_lrm(partition="main")
     with pytest.raises(SiteRejected, match="2 nodes requested, but partition main gives a job at least 3") as caught:

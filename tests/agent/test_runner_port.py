@@ -134,7 +134,7 @@ async def test_authenticated_runner_may_be_silent(port: Port) -> None:
 
 
 @pytest.mark.evidence("N4")
-async def test_unauthenticated_connections_do_not_block_runners(port: Port) -> None:
+async def test_runner_port_connections_do_not_block_runners(port: Port) -> None:
     """The oldest connections without a hello are closed; a runner sends its hello at once."""
     strangers = [await port.connect() for _ in range(runners.MAX_UNAUTHENTICATED)]
     runner = await port.connect_runner("1.1.0.aa")
@@ -143,7 +143,7 @@ async def test_unauthenticated_connections_do_not_block_runners(port: Port) -> N
     assert (await runner.receive("output"))["offset"] == 2
 
 
-async def test_unauthenticated_connections_are_limited(tmp_path: Path) -> None:
+async def test_runner_port_connections_are_limited(tmp_path: Path) -> None:
     server = runners.RunnerServer("127.0.0.1", tmp_path / "agent.json", max_unauthenticated=3)
     await server.listen(Handler())
     address = json.loads((tmp_path / "agent.json").read_bytes())
