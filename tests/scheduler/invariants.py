@@ -39,7 +39,7 @@ NOT_CLAIMED = re.compile(r"not claimed in (\d+) tries: no room on (.*?)(?: befor
 
 
 class AttemptHistory:
-    """All attempts so far: their submitted, replaced and claimed components, and those whose barrier opened."""
+    """All attempts so far, with their submitted, replaced and claimed components and opened barriers."""
 
     def __init__(self) -> None:
         self.tokens: defaultdict[AttemptKey, set[Token]] = defaultdict(set)
@@ -98,7 +98,7 @@ def check_effects(world: "World", effects: Effects) -> None:
 
 
 def _token(world: "World", effects: Effects, entry: TimelineEntry) -> Token:
-    """Return the token of an entry's component, whose attempt may end in this step."""
+    """Return the token of an entry's component. Its attempt may end in this step."""
     attempts = [attempt for job, attempt in effects.attempts if job == entry.job]
     attempts += [job.attempt for jobs in (effects.jobs, world.jobs) if (job := jobs.get(entry.job)) and job.attempt]
     nonce = next(attempt.nonce for attempt in attempts if attempt.generation == entry.generation)
@@ -210,7 +210,7 @@ def check_live_attempts(world: "World") -> None:
 
 
 def _running_programs(world: "World") -> Iterator[Token]:
-    """Yield the components whose program runs, except on clusters that an operator declared lost."""
+    """Yield the components with a running program, except on clusters that an operator declared lost."""
     for site in world.sites.values():
         yield from (token for token in site.live_programs() if token not in world.declared_lost)
 

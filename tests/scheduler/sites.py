@@ -103,7 +103,7 @@ class Site:
         self.lease_of: Callable[[Token], float | None] = lambda token: None
         """Return the lease of a component from its submission."""
         self.stuck_components: set[Token] = set()
-        """Components whose nodes the resource manager does not release."""
+        """Components that keep their nodes after a stop."""
         self.supports_warnings = True
         self.graces: list[tuple[Token, float]] = []
         """Warned programs with their grace in seconds that the world has not processed."""
@@ -186,11 +186,11 @@ class Site:
     # Runners and programs
 
     def startable(self) -> list[Token]:
-        """Return the components with nodes whose runners have not reported."""
+        """Return the components that have nodes but no report of their runners."""
         return [t for t, r in self.runners.items() if r.phase == "waiting" and t in self.held and not r.stopped]
 
     def live_programs(self) -> list[Token]:
-        """Return the components whose program runs."""
+        """Return the components with a running program."""
         return [token for token in self.in_phase("running") if not self.runners[token].is_killed]
 
     def in_phase(self, *phases: str) -> list[Token]:
@@ -236,14 +236,14 @@ class Site:
         self.report_component(token)
 
     def release_stuck_nodes(self) -> None:
-        """End all stopped components whose nodes were stuck."""
+        """End all stopped components that kept their nodes."""
         stuck, self.stuck_components = self.stuck_components, set()
         for token in stuck & self.runners.keys():
             if self.runners[token].stopped:
                 self.end_component(token)
 
     def finish_delivery(self, token: Token) -> None:
-        """End a component whose output has reached the daemon."""
+        """End a component after its output has reached the daemon."""
         if self.runners[token].phase == "delivering":
             self._enter(token, "ended")
 
@@ -318,7 +318,7 @@ class Site:
         self.report_component(token)
 
     def expire_lease(self, token: Token) -> None:
-        """End a component whose lease was not renewed."""
+        """End a component because its lease has expired."""
         self.runners[token].is_killed = True
         self.fail_component(token, "its lease is over")
         self.end_component(token)

@@ -78,8 +78,8 @@ def test_placement_avoids_clusters_without_owner_account(request: Request, view:
     for name in closed & {reason.cluster for reason in reasons}:
         (reason,) = (reason for reason in reasons if reason.cluster == name)
         assert "account" in reason.reason or view.get(name) is None or str(view.get(name).state) in reason.reason  # type: ignore[union-attr]
-    for closed_name, other in product(closed, NAMES):
-        assert not ELIGIBILITY.may_run_on(job, frozenset({closed_name, other}), view)
+    for closed_name, second_name in product(closed, NAMES):
+        assert not ELIGIBILITY.may_run_on(job, frozenset({closed_name, second_name}), view)
 
 
 def create_world() -> World:

@@ -328,7 +328,7 @@ def test_advice_waiting_head_of_fcfs_queue_blocks_others() -> None:
 
 
 class Careless(Auto):
-    """A policy whose ``informed`` fails or returns a wrong value."""
+    """A policy with an ``informed`` method that fails or returns a wrong value."""
 
     name = "careless"
 

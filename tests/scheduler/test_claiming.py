@@ -211,7 +211,7 @@ def test_claim_of_idle_nodes_is_not_prolonged_by_leaving_jobs() -> None:
     site = world.sites["north"]
     running_jobs = [world.submit(fixed(north=2), run_time=1e6) for _ in range(2)]
     world.advance(1)
-    site.stuck_components.update(token for other in running_jobs for token in world.tokens(other))
+    site.stuck_components.update(token for running_job in running_jobs for token in world.tokens(running_job))
     world.cancel(running_jobs[0])
     site.add_local_user(2)  # not yet reported
     job = world.submit(fixed(north=3))

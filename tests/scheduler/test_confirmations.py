@@ -274,10 +274,13 @@ def test_walltime_is_decided_by_actual_exit_times(
     """Agents and daemon act at random times; ``invariants.check_effects`` compares with actual exit times."""
     world, job = submit_running_job(launcher)
     agenda = [
-        (at, lambda name=name: exit_programs_on(world, name)) for name, at in zip(world.sites, exit_times, strict=True)
+        (time, lambda name=name: exit_programs_on(world, name))
+        for name, time in zip(world.sites, exit_times, strict=True)
     ]
-    agenda += [(at, lambda name=name, full=full: receive_messages(world, name, full)) for name, at, full in deliveries]
-    agenda += [(at, world.step) for at in steps]
+    agenda += [
+        (time, lambda name=name, full=full: receive_messages(world, name, full)) for name, time, full in deliveries
+    ]
+    agenda += [(time, world.step) for time in steps]
     for world.now, act in sorted(agenda, key=lambda entry: entry[0]):
         act()
     world.now = 100.0

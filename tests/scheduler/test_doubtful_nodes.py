@@ -111,7 +111,7 @@ def test_doubt_does_not_arise_on_busy_cluster() -> None:
 
 
 def test_doubt_of_nodes_behind_wide_local_job_ends_with_allocation() -> None:
-    """In a strict queue the local job waits for all nodes, and nodes stay idle meanwhile."""
+    """In a strict queue the local job waits for all nodes, and idle nodes stay unused."""
     world = World({"north": 8, "south": 2}, RULES)
     site = world.sites["north"]
     first_user = site.add_local_user(2)
@@ -196,7 +196,7 @@ def test_doubt_is_learned_again_after_restart() -> None:
     world.cancel(job)
     later_jobs = [world.submit(flexible(8), run_time=20) for _ in range(3)]
     world.advance(120)
-    assert all(world.state(other) is JobState.SUCCEEDED for other in later_jobs)
+    assert all(world.state(later_job) is JobState.SUCCEEDED for later_job in later_jobs)
     assert len(submission_times(world, "hole", *later_jobs)) <= 4
 
 

@@ -207,7 +207,7 @@ def the_named_cluster_is_out_of_reach() -> tuple[World, JobId]:
 
 
 def fail_start_on_south(rules: Rules) -> tuple[World, JobId]:
-    """Submit a job that may only run on south and whose start there fails."""
+    """Submit a job that may only run on south, where its start fails."""
     world = create_busy_grid(TWO_CLUSTERS, rules)
     job = world.submit(fixed(south=2))
     world.settle()
@@ -555,7 +555,7 @@ def test_explanation_of_finished_job_is_its_end() -> None:
     assert explanation.reasons[0].event == "placed"
 
 
-# Submissions that nobody made
+# Dry runs
 
 
 def test_dry_run_of_placeable_submission_names_clusters() -> None:

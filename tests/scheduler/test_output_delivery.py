@@ -59,10 +59,10 @@ def test_delivery_does_not_delay_restarted_job() -> None:
     effects = world.scheduler.step([failure], world.now)
     assert effects.jobs[job].state is JobState.QUEUED
     assert not world.queries.grid["north"].delivering
-    after = world.scheduler.step([delivering_report(token)], world.now)
-    assert not after.commands, "it is neither stopped nor forgotten before its delivery ends"
-    after = world.scheduler.step([Reported("north", ComponentStatus(token, ComponentState.ENDED))], world.now)
-    assert after.commands == [ForgetComponent("north", token)]
+    later_effects = world.scheduler.step([delivering_report(token)], world.now)
+    assert not later_effects.commands, "it is neither stopped nor forgotten before its delivery ends"
+    later_effects = world.scheduler.step([Reported("north", ComponentStatus(token, ComponentState.ENDED))], world.now)
+    assert later_effects.commands == [ForgetComponent("north", token)]
 
 
 def test_delivery_of_unreachable_cluster_ends_with_timeline_entry() -> None:

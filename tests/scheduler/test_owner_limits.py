@@ -241,8 +241,8 @@ def perform_action(grid: World, action: tuple[object, ...]) -> None:
             grid.cancel(jobs[number % len(jobs)].id)
         case ("hold", int(number)) if queued := [job for job in jobs if job.state is JobState.QUEUED]:
             grid.hold(queued[number % len(queued)].id)
-        case ("release", int(number)) if held := [job for job in jobs if job.state is JobState.HELD]:
-            grid.release(held[number % len(held)].id)
+        case ("release", int(number)) if held_jobs := [job for job in jobs if job.state is JobState.HELD]:
+            grid.release(held_jobs[number % len(held_jobs)].id)
         case ("advance", float(seconds)):
             grid.advance(seconds)
         case ("restart",):

@@ -426,7 +426,7 @@ def test_explanation_of_silent_or_broken_policy_is_replaced() -> None:
     )
 
 
-# Clusters whose resource manager is out of order
+# Failing resource managers
 
 
 def test_placement_avoids_cluster_with_failing_resource_manager() -> None:

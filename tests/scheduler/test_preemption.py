@@ -449,7 +449,7 @@ def test_preemption_waits_longer_if_victim_has_warning() -> None:
 
 
 def create_job_with_late_end(world: World) -> int:
-    """Run a job whose program has ended while its output and nodes are late."""
+    """Run a job that keeps its nodes after its program has ended."""
     low = world.submit(fixed(north=4), run_time=500)
     world.advance(10)
     world.queries.grid["north"].over.add(world.tokens(low)[0])

@@ -157,7 +157,7 @@ def test_drained_cluster_receives_no_jobs_and_keeps_running_ones() -> None:
     world.step([ClusterDrained("north", "ops", "new disks")])
     cluster = world.queries.grid["north"]
     assert (cluster.state, cluster.state_reason) == (ClusterState.DRAINED, "by ops: new disks")
-    world.step([ClusterDrained("north", "somebody", "")])
+    world.step([ClusterDrained("north", "other", "")])
     assert cluster.state_reason == "by ops: new disks", "a drain without a reason keeps the earlier reason"
     waiting = world.submit(fixed(north=1))
     elsewhere = world.submit(flexible(2))

@@ -77,7 +77,7 @@ def hold_and_release(world: World, job: JobId) -> None:
 @pytest.mark.parametrize("requeue_job", [fail_claim, preempt_job, restart_after_failure])
 @pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
 def test_queue_returning_job_keeps_position_and_tries(requeue_job: Callable[[World, JobId], None], queue: str) -> None:
-    """And what it was tried is not forgotten: what befell it was no fault of its own."""
+    """Tries are kept as well: these causes are no fault of the job."""
     world = World({"north": 4}, Rules(scan_interval=LONG_INTERVAL_S, claim_grace=8, queue=queue))  # type: ignore[arg-type]
     job = world.submit(fixed(north=3), run_time=1000)
     waiting_jobs = submit_jobs(world, fixed(north=4))
@@ -140,7 +140,7 @@ def test_queue_returning_job_waits_for_scan_without_event_driven() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-# Who came at the same moment
+# Jobs of one transaction
 
 
 def test_queue_high_job_of_one_transaction_is_tried_first() -> None:

@@ -14,7 +14,7 @@ RULES = Rules(error_threshold=1000, restart_pause=4, restart_pause_max=20, max_r
 
 
 def create_failing_job(world: World, times: int = 2, **spec: object) -> Job:
-    """Submit a job of one node on north whose attempts fail that often."""
+    """Submit a job of one node on north and let its first attempts fail."""
     job_id = world.submit(fixed(north=1), run_time=1000, **spec)  # type: ignore[arg-type]
     for _ in range(times):
         fail_again(world, job_id)

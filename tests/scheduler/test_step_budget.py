@@ -24,7 +24,7 @@ drawn_specs = st.builds(
 
 
 def create_world(budget: float | None, **rules: object) -> World:
-    """Create a world whose clock advances by one with every read."""
+    """Create a world with a clock that advances by one with every read."""
     clock = partial(next, count(1.0)) if budget else None
     return World(SIZES, Rules(step_budget=budget or 1.0, preemption="never", **rules), clock=clock)  # type: ignore[arg-type]
 

@@ -306,7 +306,7 @@ class World:
         return self._leases[token]
 
     def expire_leases(self) -> None:
-        """End components whose lease is over, as late as slow clocks permit."""
+        """End components with an expired lease, as late as slow clocks permit."""
         for name, site in self.sites.items():
             if name in self._ready:
                 self.renewed_at[name] = self.now

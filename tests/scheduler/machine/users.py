@@ -83,7 +83,7 @@ codes = st.sampled_from([0, 0, 3])
 
 
 class Users(Machine):
-    """Users who submit, hold, release, reprioritize and cancel jobs."""
+    """Submitting, holding, releasing, reprioritizing and cancelling jobs."""
 
     def can_submit(self) -> bool:
         return len(self.jobs_in(*JobState)) < MAX_OPEN_JOBS
