@@ -22,15 +22,15 @@ class DecayingSum:
 
     def add(self, amount: float, now: float) -> None:
         if now < self._at:  # decay the amount to the time of the sum
-            self._sum += amount * _left(self._at - now)
+            self._sum += amount * _decay_factor(self._at - now)
         else:
             self._sum, self._at = self.at(now) + amount, now
 
     def at(self, now: float) -> float:
-        return self._sum * _left(now - self._at) if now > self._at else self._sum
+        return self._sum * _decay_factor(now - self._at) if now > self._at else self._sum
 
 
-def _left(seconds: float) -> float:
+def _decay_factor(seconds: float) -> float:
     return float(2.0 ** -min(seconds / HALF_LIFE, 1000.0))
 
 

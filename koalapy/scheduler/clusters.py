@@ -73,8 +73,8 @@ class NodeClasses:
         for token, name in self._asked_for.items():
             promised[name] = promised.get(name, 0) + awaiting.get(token, 0)
         remaining = tuple(
-            replace(node_class, idle=max(0, node_class.idle - taken))
-            if (taken := promised.get(node_class.name, 0))
+            replace(node_class, idle=max(0, node_class.idle - promised_count))
+            if (promised_count := promised.get(node_class.name, 0))
             else node_class
             for node_class in self._classes
         )
@@ -136,7 +136,7 @@ class ClusterStatus:
     outdated_since: float | None = None
     """Since when the node counts may be outdated, as the agent is away or cannot query its resource manager. None after
     the next full report."""
-    over: set[Token] = field(default_factory=set)
+    exited: set[Token] = field(default_factory=set)
     """Components with a program that has ended, as reported before its exit code."""
     classes: NodeClasses = field(default_factory=NodeClasses)
     _idle: int = 0
@@ -172,7 +172,7 @@ class ClusterStatus:
     """For each component promised nodes of leaving ones: when the last of their graces ends."""
     _promised_from: dict[Token, frozenset[Token]] = field(default_factory=dict)
     """For each component promised more nodes than were idle: the components that were leaving then."""
-    _kept: dict[JobId, int] = field(default_factory=dict)
+    _reserved_by_job: dict[JobId, int] = field(default_factory=dict)
     """Nodes reserved for jobs with a starvation guarantee, in the order of these jobs."""
     _trials: set[Token] = field(default_factory=set)
     """Components placed here as trials during probation."""
@@ -301,14 +301,14 @@ class ClusterStatus:
             self.clear_preemptible(token)
             self.about_to_end[token] = until
 
-    def expect_release(self, token: Token, by: float | None = None) -> None:
-        """Expect a stopped component to release its nodes soon, or by ``by``, the end of its grace."""
+    def expect_release(self, token: Token, deadline: float | None = None) -> None:
+        """Expect a stopped component to release its nodes soon, or by ``deadline``, the end of its grace."""
         self.clear_preemptible(token)
         self._leave_by.pop(token, None)
-        if by is not None and token in self.live:
-            self._leave_by[token] = by
+        if deadline is not None and token in self.live:
+            self._leave_by[token] = deadline
             for waiting in (waiting for waiting, leaving in self._promised_from.items() if token in leaving):
-                self._release_deadlines[waiting] = max(self._release_deadlines[waiting], by)
+                self._release_deadlines[waiting] = max(self._release_deadlines[waiting], deadline)
         if token in self.live:
             self.capacity_expected |= token not in self._leaving
             self._leaving[token] = self.live[token]
@@ -334,7 +334,7 @@ class ClusterStatus:
         self.classes.release(token)
         self.capacity_gained |= self.uplink.remove_demand(token)
         self._promised_from.pop(token, None)
-        self.over.discard(token)
+        self.exited.discard(token)
         self._leave_by.pop(token, None)
         self._release_deadlines.pop(token, None)
         self.clear_preemptible(token)
@@ -385,14 +385,14 @@ class ClusterStatus:
     def reserve(self, job: JobId, nodes: int) -> None:
         """Reserve nodes for a job, in place of its previous reservation here."""
         self.on_change(self.name)
-        self._kept[job] = nodes
+        self._reserved_by_job[job] = nodes
         if not nodes:
-            del self._kept[job]
+            del self._reserved_by_job[job]
 
     def reserved_for_others(self, job: JobId | None = None) -> int:
         """Return the nodes reserved for other jobs. For a job with a reservation, only earlier ones count."""
         count = 0
-        for holder, nodes in self._kept.items():
+        for holder, nodes in self._reserved_by_job.items():
             if holder == job:
                 break
             count += nodes

@@ -44,9 +44,9 @@ class ReplicaSites(Mapping[str, Sites]):
             return ReplicaSites(self._before, lately)
         return ReplicaSites({**self._before, **lately})
 
-    def without_missing(self, wanted: Collection[str]) -> "ReplicaSites":
-        """Return a copy without the files that have no replica, except those ``wanted``."""
-        return ReplicaSites({name: sites for name, sites in self.items() if sites or name in wanted})
+    def without_missing(self, requested: Collection[str]) -> "ReplicaSites":
+        """Return a copy without the files that have no replica, except those ``requested``."""
+        return ReplicaSites({name: sites for name, sites in self.items() if sites or name in requested})
 
 
 Links = Mapping[ClusterPair, Link]
@@ -182,26 +182,26 @@ class GridStatus:
     def _forget_uplinks(self) -> None:
         self._uplinks = None
 
-    def link(self, one: ClusterName, other: ClusterName) -> Link:
+    def link(self, source: ClusterName, target: ClusterName) -> Link:
         """Return the link from one cluster to another, or within one; that of the other direction if only that is
         known."""
-        return self._links.get((one, other)) or self._links.get((other, one)) or Link()
+        return self._links.get((source, target)) or self._links.get((target, source)) or Link()
 
-    def set_link(self, one: ClusterName, other: ClusterName, link: Link) -> None:
+    def set_link(self, source: ClusterName, target: ClusterName, link: Link) -> None:
         """Store the measurement of one direction of a link. Missing values stay as they were; an unreachable link is
         stored for both directions."""
         self._link_learned = True
         self._measured = self._uplinks = None
         self.touch(NO_CLUSTER)
         if link.unreachable:
-            self._links = self._links | {(one, other): link, (other, one): link}
+            self._links = self._links | {(source, target): link, (target, source): link}
             return
-        previous, links = self.link(one, other), dict(self._links)
+        previous, links = self.link(source, target), dict(self._links)
         latency = previous.latency if link.latency is None else link.latency
         bandwidth = previous.bandwidth if link.bandwidth is None else link.bandwidth
-        links[one, other] = Link(latency, bandwidth)
-        if (back := links.get((other, one))) is not None and back.unreachable:
-            del links[other, one]
+        links[source, target] = Link(latency, bandwidth)
+        if (back := links.get((target, source))) is not None and back.unreachable:
+            del links[target, source]
         self._links = links
 
     def set_replicas(self, sites: Mapping[str, tuple[ClusterName, ...]]) -> None:
@@ -211,10 +211,10 @@ class GridStatus:
         self._files_learned |= {name for name, clusters in sites.items() if clusters}
         self.missing_files += sum(not clusters for clusters in sites.values())
 
-    def forget_files(self, wanted: Collection[str]) -> None:
-        """Forget which files have no replica, except those ``wanted`` by jobs."""
+    def forget_files(self, requested: Collection[str]) -> None:
+        """Forget which files have no replica, except those ``requested`` by jobs."""
         self.missing_files = 0
-        self._replicas = self._replicas.without_missing(wanted)
+        self._replicas = self._replicas.without_missing(requested)
         self.touch(NO_CLUSTER)
 
 

@@ -129,9 +129,9 @@ class Queries:
         """Return the waiting job that nodes are reserved for; None if there is none."""
         return self.queues.reservation.job
 
-    def kept(self, cluster: ClusterName, priority: Priority) -> int:
+    def reserved_nodes(self, cluster: ClusterName, priority: Priority) -> int:
         """Return the number of nodes on a cluster that are reserved for others and not offered to a priority."""
-        return self.queues.reservation.kept(cluster, priority)
+        return self.queues.reservation.reserved_nodes(cluster, priority)
 
     # Offered nodes and answers of policies
 

@@ -135,7 +135,9 @@ def _out_of_range(name: str, value: object, requirement: str) -> OutOfRange:
 
 def _constraints(kind: Any) -> list[Any]:
     """Return the constraints of a parameter's type, which may be optional."""
-    return list(getattr(kind, "__metadata__", ())) or [each for part in get_args(kind) for each in _constraints(part)]
+    return list(getattr(kind, "__metadata__", ())) or [
+        constraint for part in get_args(kind) for constraint in _constraints(part)
+    ]
 
 
 _CONSTRAINTS = {field.name: _constraints(field.type) for field in fields(Rules)}

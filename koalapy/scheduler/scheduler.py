@@ -203,9 +203,9 @@ def _component(component: Component, now: float) -> Component:
     )
 
 
-def _past(at: float | None, latest: float) -> float | None:
-    return None if at is None else min(at, latest)
+def _past(time: float | None, latest: float) -> float | None:
+    return None if time is None else min(time, latest)
 
 
-def _earlier(at: float | None, seconds: float) -> float | None:
-    return None if at is None else at - seconds
+def _earlier(time: float | None, seconds: float) -> float | None:
+    return None if time is None else time - seconds

@@ -73,7 +73,7 @@ class Timers:
 
     def add(
         self,
-        at: float,
+        due_at: float,
         kind: Deadline,
         *,
         job: JobId = 0,
@@ -82,12 +82,12 @@ class Timers:
         cluster: ClusterName = "",
     ) -> None:
         self._seq += 1
-        self._push(Timer(at, self._seq, kind, job, generation, component, cluster))
+        self._push(Timer(due_at, self._seq, kind, job, generation, component, cluster))
 
-    def postpone(self, timer: Timer, at: float) -> None:
+    def postpone(self, timer: Timer, due_at: float) -> None:
         """Add a deadline that was due again, for a later time."""
         self._seq += 1
-        self._push(timer._replace(at=at, seq=self._seq))
+        self._push(timer._replace(at=due_at, seq=self._seq))
 
     def _push(self, timer: Timer) -> None:
         heapq.heappush(self._heap, timer)
@@ -114,7 +114,7 @@ class Timers:
         return heap[0].at if heap else None
 
     def pop_due(self, now: float) -> Iterator[Timer]:
-        while self._heap and self._heap[0].at <= now and (at := self.next_at()) is not None and at <= now:
+        while self._heap and self._heap[0].at <= now and (due_at := self.next_at()) is not None and due_at <= now:
             timer = heapq.heappop(self._heap)
             deadlines = self._of[timer.job, timer.generation]
             del deadlines[timer.seq]

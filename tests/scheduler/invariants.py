@@ -279,7 +279,7 @@ def check_views(queries: Queries) -> None:
     grid = queries.grid
 
     def view_for(priority: Priority) -> GridView:
-        return grid.view(lambda cluster: cluster.available - queries.kept(cluster.name, priority))
+        return grid.view(lambda cluster: cluster.available - queries.reserved_nodes(cluster.name, priority))
 
     def nodes_for_reservation(cluster: ClusterStatus) -> int:
         # Without a reservation this view is not used.
@@ -367,7 +367,10 @@ def _reclaimable_nodes(world: "World", job: Job, has_reservation: bool) -> int:
     keeps_low_share = job.spec.priority is Priority.LOW and not has_reservation
     return max(
         0,
-        capacity - (queries.kept(cluster.name, Priority.LOW) - cluster.reserved_for_others() if keeps_low_share else 0),
+        capacity
+        - (
+            queries.reserved_nodes(cluster.name, Priority.LOW) - cluster.reserved_for_others() if keeps_low_share else 0
+        ),
     )
 
 

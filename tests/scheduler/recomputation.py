@@ -37,7 +37,7 @@ def check_views(world: "World") -> None:
     clusters = queries.grid.clusters()
     _check_view(queries.grid.view(), {c.name: c.available for c in clusters}, clusters)
     for priority in Priority:
-        spared = {c.name: c.available - queries.kept(c.name, priority) for c in clusters}
+        spared = {c.name: c.available - queries.reserved_nodes(c.name, priority) for c in clusters}
         _check_view(queries.view(priority), spared, clusters)
     _check_view(
         queries.own_view(),

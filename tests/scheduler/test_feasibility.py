@@ -52,7 +52,7 @@ def test_feasibility_of_fixed_request_is_exact(request: Request, view: GridView)
         (flexible(10, 2, 3), Needs(10, 4, 2)),
         (flexible(6, split=((4, 2), (3, 3))), Needs(6, 3)),
         (nonfixed(2, 4, 4), Needs(10, 4, slots=((4, 2), (2, 3)))),
-        (fixed(north=4, south=2), Needs(6, 4, wanted=(("north", 4), ("south", 2)))),
+        (fixed(north=4, south=2), Needs(6, 4, cluster_sizes=(("north", 4), ("south", 2)))),
     ],
 )
 def test_needs_of_request(request_: Request, needs: Needs) -> None:

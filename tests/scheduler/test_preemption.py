@@ -452,7 +452,7 @@ def create_job_with_late_end(world: World) -> int:
     """Run a job that keeps its nodes after its program has ended."""
     low = world.submit(fixed(north=4), run_time=500)
     world.advance(10)
-    world.queries.grid["north"].over.add(world.tokens(low)[0])
+    world.queries.grid["north"].exited.add(world.tokens(low)[0])
     return low
 
 

@@ -208,7 +208,7 @@ def test_reservation_stays_behind_preempted_job_of_equal_shape() -> None:
     assert world.queries.reservation == waiting_job
     world.advance(150)
     assert world.state(waiting_job) is JobState.RUNNING
-    assert world.queries.kept("north", Priority.LOW) == 0
+    assert world.queries.reserved_nodes("north", Priority.LOW) == 0
     assert {world.state(job) for job in narrow} <= {JobState.QUEUED, JobState.RUNNING}
 
 

@@ -249,7 +249,7 @@ def test_guarantee_keeps_nodes_across_daemon_restart(is_restarted: bool) -> None
         world.restart()
         world.connect("north")
         world.connect("south")
-    assert world.queries.kept("north", Priority.HIGH) == 2
+    assert world.queries.reserved_nodes("north", Priority.HIGH) == 2
     world.advance(1)
     high = world.submit(fixed(north=2), priority=Priority.HIGH, run_time=1000)
     world.advance(1)

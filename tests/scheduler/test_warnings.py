@@ -166,7 +166,7 @@ def test_drain_spares_job_with_ended_program() -> None:
     world.start_automation()
     job = start_warned_job(world)
     (token,) = world.tokens(job)
-    world.queries.grid["north"].over.add(token)
+    world.queries.grid["north"].exited.add(token)
     drain_cluster(world)
     assert (stop_warnings(world, job), world.job(job).ending) == ([], None)
 

@@ -125,11 +125,11 @@ class Fit:
                 beliefs.append(group.belief(self.scatter).divide_by(slowdowns.on_clusters(clusters)))
         return combine_estimates(beliefs)
 
-    def multi_cluster_time(self, size: Size, where: ClusterSet, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
+    def multi_cluster_time(self, size: Size, clusters: ClusterSet, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
         """Return the run time on several clusters, from runs there and from those on one, slowed down."""
-        group = self.groups.get((size, where))
+        group = self.groups.get((size, clusters))
         beliefs = [] if group is None else [group.belief(self.scatter)]
-        belief = combine_estimates([*beliefs, alone.multiply_by(slowdowns.on_clusters(where))])
+        belief = combine_estimates([*beliefs, alone.multiply_by(slowdowns.on_clusters(clusters))])
         return belief if belief.log >= alone.log else alone  # a faster result on several clusters is chance
 
 
@@ -148,9 +148,9 @@ def _estimate_speed_up(times: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
     return LogNormal((assumed * SPEED_UP + products) / (assumed + squares), 1.0 / sqrt(assumed + squares))
 
 
-def apart(one: Size, other: Size) -> float:
+def apart(first: Size, second: Size) -> float:
     """Return the distance of two sizes. Another number of processes per node counts as much as e times the nodes."""
-    return abs(log(one.nodes / other.nodes)) + (one.per_node != other.per_node)
+    return abs(log(first.nodes / second.nodes)) + (first.per_node != second.per_node)
 
 
 def fit(groups: Groups, prior: LogNormal) -> Fit:

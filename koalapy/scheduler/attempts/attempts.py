@@ -34,9 +34,9 @@ class Attempts:
         self._warned: set[Token] = set()
         """Components stopped with a warning that have not ended yet."""
 
-    def set_deadline(self, job: Job, kind: Deadline, at: float, component: int = 0) -> None:
+    def set_deadline(self, job: Job, kind: Deadline, due_at: float, component: int = 0) -> None:
         """Set a deadline for the job's live attempt. It is cancelled with the attempt."""
-        self._timers.add(at, kind, job=job.id, generation=job.generation, component=component)
+        self._timers.add(due_at, kind, job=job.id, generation=job.generation, component=component)
 
     # From submission to launch
 
@@ -70,8 +70,8 @@ class Attempts:
 
     def set_barrier_timeout(self, job: Job, now: float) -> None:
         """Set the barrier timeout once all components are submitted. Components added later make it void."""
-        at = now + self._rules.barrier_timeout
-        self.set_deadline(job, Deadline.BARRIER, at, len(live(job).components))
+        due_at = now + self._rules.barrier_timeout
+        self.set_deadline(job, Deadline.BARRIER, due_at, len(live(job).components))
 
     def mark_claimed(self, job: Job, component: Component, now: float) -> Job:
         """Mark a component of which all nodes have reported."""
@@ -103,8 +103,8 @@ class Attempts:
             return job
         job = self._ledger.change_attempt(job, launched_at=now)
         self._timers.cancel(job.id, job.generation, Deadline.LAUNCH)
-        if (at := walltime_ends(job)) is not None:
-            self.set_deadline(job, Deadline.WALLTIME, at)
+        if (walltime_end := walltime_ends(job)) is not None:
+            self.set_deadline(job, Deadline.WALLTIME, walltime_end)
         if job.state is JobState.STARTING and job.ending is None:
             job = self._ledger.change_state(job, JobState.RUNNING, now, "running")
         return job
@@ -327,10 +327,10 @@ class Attempts:
         else:
             self.pause_job(job, job.retry_at)
 
-    def end_pause(self, job_id: JobId, at: float) -> None:
+    def end_pause(self, job_id: JobId, due_at: float) -> None:
         """Requeue a job after its pause, unless it was held or cancelled since."""
         job = self._ledger.get(job_id)
-        if job is not None and job.state is JobState.QUEUED and job.retry_at == at:
+        if job is not None and job.state is JobState.QUEUED and job.retry_at == due_at:
             self._queues.requeue(job)
 
     def pause_job(self, job: Job, until: float) -> None:

@@ -44,7 +44,7 @@ class Components:
         if status.token in self._ledger.unsent_submits:
             return None
         if status.over and status.token in self._grid[cluster].live:
-            self._grid[cluster].over.add(status.token)
+            self._grid[cluster].exited.add(status.token)
         match = self._ledger.find(status.token)
         if match is None or match[1].state in NOT_THERE or match[1].cluster != cluster:
             self._reject_stray(cluster, status)

@@ -243,10 +243,10 @@ class Contact:
             return False
         return now >= max(contact.silent_since + self._rules.unreachable_after, contact.silence_ignored_until)
 
-    def _check_at(self, cluster: ClusterStatus, at: float) -> None:
+    def _check_at(self, cluster: ClusterStatus, due_at: float) -> None:
         """Check a silent cluster at a time, instead of the time set before."""
-        cluster.contact.check_at = at
-        self._timers.add(at, Deadline.UNREACHABLE, cluster=cluster.name)
+        cluster.contact.check_at = due_at
+        self._timers.add(due_at, Deadline.UNREACHABLE, cluster=cluster.name)
 
 
 def _lease_over_at(job: Job, component: Component, silent_since: float) -> float:

@@ -70,10 +70,10 @@ class ClusterHealth:
             health.probation_at = now + pause
             self._timers.add(health.probation_at, Deadline.PROBATION, cluster=name)
 
-    def begin_probation(self, name: ClusterName, at: float) -> None:
+    def begin_probation(self, name: ClusterName, due_at: float) -> None:
         """Begin the probation of a cluster after its pause: components are tried one at a time."""
         cluster = self._grid[name]
-        if cluster.health.unusable and cluster.health.probation_at == at:
+        if cluster.health.unusable and cluster.health.probation_at == due_at:
             cluster.clear_trials()
             cluster.health.probation, cluster.capacity_gained = True, True
             self._ledger.mark_cluster_changed(name)
@@ -113,17 +113,17 @@ class ClusterHealth:
         cluster = self._grid[name]
         if cluster.limit is None:
             return
-        at = max(now, cluster.limit_lifted_at + LIMIT_PAUSE)
-        if at < cluster.limit.until:
-            cluster.limit = replace(cluster.limit, until=at)
-            self._timers.add(at, Deadline.LIMIT, cluster=name)
+        retry_at = max(now, cluster.limit_lifted_at + LIMIT_PAUSE)
+        if retry_at < cluster.limit.until:
+            cluster.limit = replace(cluster.limit, until=retry_at)
+            self._timers.add(retry_at, Deadline.LIMIT, cluster=name)
             self._ledger.mark_cluster_changed(name)
 
-    def lift_limit(self, name: ClusterName, at: float) -> None:
+    def lift_limit(self, name: ClusterName, due_at: float) -> None:
         """Lift a limit after its pause."""
         cluster = self._grid[name]
-        if cluster.limit is not None and cluster.limit.until == at:
-            cluster.limit, cluster.limit_lifted_at, cluster.capacity_gained = None, at, True
+        if cluster.limit is not None and cluster.limit.until == due_at:
+            cluster.limit, cluster.limit_lifted_at, cluster.capacity_gained = None, due_at, True
             self._ledger.mark_cluster_changed(name)
 
     def count_accepted(self, name: ClusterName) -> None:
@@ -168,9 +168,9 @@ class ClusterHealth:
             status.doubt, status.evidence.consecutive_failures, status.capacity_gained = None, 0, True
             self._ledger.mark_cluster_changed(cluster)
 
-    def retry_doubted_nodes(self, cluster: ClusterName, at: float) -> None:
+    def retry_doubted_nodes(self, cluster: ClusterName, due_at: float) -> None:
         """Count doubted nodes again after the pause, for one claim at a time until one succeeds."""
         status = self._grid[cluster]
-        if status.doubt is not None and status.doubt.until == at:
+        if status.doubt is not None and status.doubt.until == due_at:
             status.doubt, status.capacity_gained = replace(status.doubt, is_tried=True), True
             self._ledger.mark_cluster_changed(cluster)

@@ -71,9 +71,9 @@ class ClaimTry:
         """Return the nodes left for another component; None if there may be no other, as on a cluster on probation."""
         if self._taken[cluster] and self._grid[cluster].health.probation and not self._grid.has_no_trusted_cluster:
             return None
-        return self._left(cluster)
+        return self._free_nodes(cluster)
 
-    def _left(self, cluster: ClusterName) -> int | None:
+    def _free_nodes(self, cluster: ClusterName) -> int | None:
         status = self._grid[cluster]
         remaining = max(0, status.available - status.reserved_for_others(self._job)) - self._taken[cluster]
         return remaining if status.is_open else None
@@ -81,7 +81,7 @@ class ClaimTry:
     def _free_for(self, component: Component) -> int | None:
         """Return the nodes left for a component where it was placed, of its class if it requests one."""
         cluster, name = component.cluster, component.node_class
-        free = self._left(cluster)
+        free = self._free_nodes(cluster)
         if free is None or not name:
             return free
         return min(free, self._grid[cluster].available_of(name) - self._taken_of[cluster, name])
@@ -201,10 +201,10 @@ class Claiming:
         else:
             self._attempts.set_barrier_timeout(job, now)
 
-    def handle_due_claim(self, job: Job, at: float, now: float) -> Job:
+    def handle_due_claim(self, job: Job, claim_at: float, now: float) -> Job:
         """Claim a job at its JCT, or set a later JCT if its transfers are late. Ignore an outdated JCT."""
         attempt = live(job)
-        if attempt.claim_at != at or not unclaimed(job):
+        if attempt.claim_at != claim_at or not unclaimed(job):
             return job
         estimated = attempt.start_estimate
         job = self.estimate_start(job, now)
@@ -440,9 +440,9 @@ class Claiming:
         )
         return self._ledger.change_attempt(job, components=(*attempt.components, stand_in))
 
-    def _claim_at(self, job: Job, at: float) -> Job:
-        job = self._ledger.change_attempt(job, claim_at=at)
-        self._attempts.set_deadline(job, Deadline.CLAIM, at)
+    def _claim_at(self, job: Job, claim_at: float) -> Job:
+        job = self._ledger.change_attempt(job, claim_at=claim_at)
+        self._attempts.set_deadline(job, Deadline.CLAIM, claim_at)
         return job
 
     def _give_up(self, job: Job, reason: str, now: float) -> Job:

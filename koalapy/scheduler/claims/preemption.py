@@ -176,9 +176,9 @@ class Victim(NamedTuple):
     """A job that is preempted."""
 
     job: Job
-    where: str
+    cluster_names: str
     """The clusters on which its nodes are needed."""
-    why: str
+    choice_reason: str
     """Why this job was chosen, appended to the reason; may be empty."""
 
 
@@ -201,10 +201,10 @@ def within_limit(cluster: ClusterStatus, count: int) -> int:
     return count if cluster.limit is None else min(count, cluster.limit.size - 1)
 
 
-def capacity_with_preemption(cluster: ClusterStatus, more: int = 0) -> int:
-    """Return the nodes that a job of high priority could have, if ``more`` were idle: idle, about to be, or held by
-    low-priority jobs, less those reserved by the starvation guarantee."""
-    return within_limit(cluster, cluster.expected + more + cluster.preemptible - cluster.reserved_for_others())
+def capacity_with_preemption(cluster: ClusterStatus, extra_idle: int = 0) -> int:
+    """Return the nodes that a job of high priority could have, if ``extra_idle`` more were idle: nodes that are idle,
+    about to be, or held by low-priority jobs, less those reserved by the starvation guarantee."""
+    return within_limit(cluster, cluster.expected + extra_idle + cluster.preemptible - cluster.reserved_for_others())
 
 
 class Preemption:
@@ -343,10 +343,10 @@ def _preemption_cost(job: Job, now: float) -> PreemptionCost:
     return PreemptionCost(round(lasted * sum(component.size for component in attempt.gang)), job.generation, width)
 
 
-def capacity_with_reclaiming(cluster: ClusterStatus, more: int = 0) -> int:
-    """Return the nodes that a job could have on its home site, if ``more`` were idle: idle, about to be, or held by
-    low-priority jobs of other sites, less those reserved by the starvation guarantee."""
-    return within_limit(cluster, cluster.expected + more + cluster.reclaimable - cluster.reserved_for_others())
+def capacity_with_reclaiming(cluster: ClusterStatus, extra_idle: int = 0) -> int:
+    """Return the nodes that a job could have on its home site, if ``extra_idle`` more were idle: nodes that are idle,
+    about to be, or held by low-priority jobs of other sites, less those reserved by the starvation guarantee."""
+    return within_limit(cluster, cluster.expected + extra_idle + cluster.reclaimable - cluster.reserved_for_others())
 
 
 class Reclaiming(Preemption):

@@ -114,7 +114,7 @@ class _FutureGrid:
         for cluster in dry_run.queries.grid.clusters():
             offered = self._now.get(cluster.name)
             idle = offered.idle if offered is not None else 0
-            self._spare[cluster.name] = idle or cluster.surplus - dry_run.kept(cluster.name, base.priority)
+            self._spare[cluster.name] = idle or cluster.surplus - dry_run.reserved_nodes(cluster.name, base.priority)
             self._most[cluster.name] = cluster.total if cluster.limit is None else cluster.limit.size - 1
         self._views: dict[int, GridView] = {0: self._now}
 

@@ -82,11 +82,11 @@ class DryRun:
     def _has_reservation(self) -> bool:
         return self.job is not None and self.queries.reservation == self.job.id
 
-    def kept(self, cluster: ClusterName, priority: Priority) -> int:
+    def reserved_nodes(self, cluster: ClusterName, priority: Priority) -> int:
         """Return the nodes on a cluster that are reserved for another job."""
         if self.job is not None and self._has_reservation:
             return self.queries.grid[cluster].reserved_for_others(self.job.id)
-        return self.queries.kept(cluster, priority)
+        return self.queries.reserved_nodes(cluster, priority)
 
     @property
     def keeper(self) -> JobId | None:
@@ -128,7 +128,9 @@ class DryRun:
         priority, queries = spec.priority, self.queries
         yield NodeSource(
             self.view(priority),
-            lambda cluster, more: within_limit(cluster, cluster.surplus + more) - self.kept(cluster.name, priority),
+            lambda cluster, extra_idle: (
+                within_limit(cluster, cluster.surplus + extra_idle) - self.reserved_nodes(cluster.name, priority)
+            ),
             lambda _: 0,
         )
         if self._left is not None:
@@ -142,8 +144,9 @@ class DryRun:
             takes_all = self._has_reservation or priority is Priority.HIGH
             yield NodeSource(
                 home,
-                lambda c, more: (
-                    capacity_with_reclaiming(c, more) - (0 if takes_all else queries.queues.reservation.aged(c.name))
+                lambda c, extra_idle: (
+                    capacity_with_reclaiming(c, extra_idle)
+                    - (0 if takes_all else queries.queues.reservation.aged(c.name))
                 ),
                 lambda c: c.leaving + c.reclaimable,
                 "those that it would take back",

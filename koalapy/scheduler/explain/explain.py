@@ -59,11 +59,11 @@ def cluster_findings(
     view: GridView,
     placement: Placement | None,
     refused: Sequence[ClusterReason],
-    kept: Kept,
+    reserved: Kept,
     lacking: Mapping[ClusterName, Lack],
     now: float,
 ) -> Iterator[ClusterFinding]:
-    """Yield a finding for every cluster that concerns the request; ``kept``: nodes reserved for another job."""
+    """Yield a finding for every cluster that concerns the request; ``reserved``: nodes reserved for another job."""
     reasons = {reason.cluster: reason for reason in refused}
     requested_clusters = {c.cluster for c in request.components} if isinstance(request, FixedRequest) else None
     for cluster in clusters:
@@ -76,7 +76,7 @@ def cluster_findings(
         reason = (
             not_usable(cluster, now) or (refusal.reason if refusal is not None else "") or _part_of(placement, gives)
         )
-        if cluster.is_open and (holders := _holders(cluster, idle, kept.by)):
+        if cluster.is_open and (holders := _holders(cluster, idle, reserved.by)):
             reason = f"{reason or f'{idle} of {cluster.total} nodes idle'} ({holders})"
         missing = lacking[cluster.name].nodes if cluster.name in lacking else None
         yield finding_of(cluster, idle, gives=gives, reason=reason, missing=missing)
@@ -98,8 +98,8 @@ def lacking_by(
 def _more_idle(cluster: ClusterStatus, source: NodeSource, required: int) -> int | None:
     """Return how many more idle nodes offer ``required`` nodes; None if that many cannot become idle."""
     counts = range(cluster.total - cluster.idle - source.others(cluster) + 1)
-    more = bisect_left(counts, required, key=lambda more: source.offered(cluster, more))
-    return more if more < len(counts) else None
+    count = bisect_left(counts, required, key=lambda count: source.offered(cluster, count))
+    return count if count < len(counts) else None
 
 
 def not_usable(cluster: ClusterStatus, now: float) -> str:
@@ -113,8 +113,8 @@ def not_usable(cluster: ClusterStatus, now: float) -> str:
         since = "" if heard is None else f" since {format_time(heard, now)}"
         return f"unreachable{since}: {cluster.state_reason}"
     if cluster.state is ClusterState.UNUSABLE:
-        at = cluster.health.probation_at
-        again = "" if at is None else f"; to be tried again at {format_time(at, now)}"
+        probation_at = cluster.health.probation_at
+        again = "" if probation_at is None else f"; to be tried again at {format_time(probation_at, now)}"
         return f"{cluster.state_reason}{again}"
     return cluster.state_reason
 
@@ -197,22 +197,22 @@ def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWai
         return _out_of_reach(attempt, now)
     if job.state is JobState.RUNNING:
         started = attempt.launched_at or job.started_at or attempt.placed_at
-        return f"runs since {format_time(started, now)} on {_where(attempt.gang)}"
+        return f"runs since {format_time(started, now)} on {_component_list(attempt.gang)}"
     if job.state is JobState.STARTING:
         return "every node has reported, and the program is being launched"
     starting = [c for c in attempt.gang if (waits.up_by(job.token(c.index)) or now) > now]
     reasons = {c.cluster: waits.reason(job.token(c.index)) for c in attempt.gang if c.state is ComponentState.WAITING}
     if starting:
-        at = max(waits.up_by(job.token(c.index)) or now for c in starting)
+        boot_end = max(waits.up_by(job.token(c.index)) or now for c in starting)
         headline = f"the nodes of {_components(starting)} on {_names(starting)} are being started, "
-        headline += f"which takes until {format_time(at, now, exact=True)} at most"
+        headline += f"which takes until {format_time(boot_end, now, exact=True)} at most"
     else:
         headline = _claiming(attempt, rules, now)
     lrm_reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(reasons.items()) if reason)
     return headline + lrm_reasons + _lrm_problems(attempt, grid)
 
 
-def _where(components: Sequence[Component]) -> str:
+def _component_list(components: Sequence[Component]) -> str:
     return format_list([f"{c.cluster} ({format_nodes(c.size)})" for c in components])
 
 
@@ -238,10 +238,11 @@ def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
     for component in attempt.gang:
         by_state.setdefault(component.state, []).append(component)
     if placed := by_state.get(ComponentState.PLACED):
-        at = attempt.claim_at if attempt.claim_at is not None else now
+        claim_at = attempt.claim_at if attempt.claim_at is not None else now
         nodes_text = "its nodes" if len(placed) == len(attempt.gang) else f"the nodes of {_components(placed)}"
         awaited = f"; {_files(attempt, now)}" if _awaited(attempt) else ""
-        return f"placed on {_where(attempt.gang)}{awaited}; asks for {nodes_text} at {format_time(at, now, exact=True)}"
+        claim_time = format_time(claim_at, now, exact=True)
+        return f"placed on {_component_list(attempt.gang)}{awaited}; asks for {nodes_text} at {claim_time}"
     if waiting := by_state.get(ComponentState.WAITING):
         return (
             f"waits in the resource manager of {_names(waiting)} behind local users with {_components(waiting)}, "
@@ -328,14 +329,14 @@ def _from(component: Component) -> str:
 def _since(component: Component, now: float) -> str:
     if component.unknown_since is not None:
         return f" (as known at {format_time(component.unknown_since, now, exact=True)})"
-    at = {
+    phase_starts = {
         ComponentState.WAITING: component.submitted_at,
         ComponentState.SUBMITTED: component.submitted_at,
         ComponentState.CLAIMED: component.claimed_at,
         ComponentState.DELIVERING: component.ended_at,
         ComponentState.ENDED: component.ended_at,
     }.get(component.state)
-    return "" if at is None else f" since {format_time(at, now, exact=True)}"
+    return "" if phase_starts is None else f" since {format_time(phase_starts, now, exact=True)}"
 
 
 MAX_HISTORY_LENGTH = 50
@@ -450,8 +451,8 @@ def _clusters(
     """Return the findings by cluster, and the reasons that belong to none."""
     view = dry_run.view(spec.priority)
     clusters = dry_run.queries.grid.clusters()
-    kept = Kept(dry_run.keeper, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
-    findings = cluster_findings(spec.request, clusters, view, placement, refused, kept, lacking, now)
+    reserved = Kept(dry_run.keeper, {c.name: dry_run.reserved_nodes(c.name, spec.priority) for c in clusters})
+    findings = cluster_findings(spec.request, clusters, view, placement, refused, reserved, lacking, now)
     names = {cluster.name for cluster in clusters}
     return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
 
@@ -470,7 +471,7 @@ def _lacking(
 def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
     """Return whether only the nodes reserved for another job prevent the placement."""
     queries = dry_run.queries
-    if not any(dry_run.kept(cluster.name, spec.priority) for cluster in queries.grid.clusters()):
+    if not any(dry_run.reserved_nodes(cluster.name, spec.priority) for cluster in queries.grid.clusters()):
         return False
     return isinstance(dry_run.ask(spec, queries.grid.view()), Placement)
 

@@ -244,8 +244,8 @@ def _smaller_total(spec: JobSpec, request: FlexibleRequest, view: GridView, also
     largest = min(request.total_size - 1, view.usable_idle)
 
     def candidate(total: int) -> Candidate:
-        least = min(request.min_component_size, total)
-        changed = replace(request, total_size=total, min_component_size=least, split_options=())
+        min_size = min(request.min_component_size, total)
+        changed = replace(request, total_size=total, min_component_size=min_size, split_options=())
         text = f"ask for {format_nodes(total)}{also}"
         return Candidate("request.total_size", total, text, replace(spec, request=changed))
 

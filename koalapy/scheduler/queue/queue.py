@@ -26,11 +26,11 @@ class Needs:
     total: int
     largest: int
     """Nodes needed on one cluster."""
-    least: int = 1
+    min_component_size: int = 1
     """Clusters with fewer idle nodes are not usable."""
     slots: tuple[tuple[int, int], ...] = ()
     """Pairs (size, count): at least ``count`` components of that size or larger."""
-    wanted: tuple[tuple[ClusterName, int], ...] = ()
+    cluster_sizes: tuple[tuple[ClusterName, int], ...] = ()
     """Nodes needed on each named cluster."""
     home: ClusterName = ""
     """The cluster that may reclaim nodes for the job, which then needs all of its nodes there."""
@@ -55,7 +55,7 @@ def _needs_of(request: Request) -> Needs:
         by_cluster: Counter[ClusterName] = Counter()
         for component in request.components:
             by_cluster[component.cluster or ""] += component.size
-        return Needs(sum(sizes), max(sizes, default=0), wanted=tuple(by_cluster.items()))
+        return Needs(sum(sizes), max(sizes, default=0), cluster_sizes=tuple(by_cluster.items()))
     counted = ((size, sum(1 for larger in sizes if larger >= size)) for size in sorted(set(sizes), reverse=True))
     return Needs(sum(sizes), max(sizes, default=0), slots=tuple(slot for slot in counted if slot[1] > 1))
 
@@ -73,9 +73,9 @@ class IdleSummary:
         by_idle = self.view.by_idle
         if not by_idle or needs.total > self.view.usable_idle or needs.largest > by_idle[0].idle:
             return False
-        if needs.least > 1 and not self._has_nodes(needs.total, needs.least):
+        if needs.min_component_size > 1 and not self._has_nodes(needs.total, needs.min_component_size):
             return False
-        if needs.wanted and not all(self._has_idle(name, size) for name, size in needs.wanted):
+        if needs.cluster_sizes and not all(self._has_idle(name, size) for name, size in needs.cluster_sizes):
             return False
         return all(self._has_slots(count, size) for size, count in needs.slots)
 
@@ -163,11 +163,11 @@ class Wakeup:
     def __bool__(self) -> bool:
         return self.all_jobs or bool(self.changes or self.jobs)
 
-    def add(self, other: "Wakeup") -> None:
+    def add(self, wakeup: "Wakeup") -> None:
         """Add the jobs of another wakeup."""
-        self.all_jobs |= other.all_jobs
-        self.changes |= other.changes
-        self.jobs |= other.jobs
+        self.all_jobs |= wakeup.all_jobs
+        self.changes |= wakeup.changes
+        self.jobs |= wakeup.jobs
 
 
 Place = tuple[int, int, int, JobId]

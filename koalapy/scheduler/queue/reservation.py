@@ -52,7 +52,7 @@ class Reservation:
         self._chosen: JobId | None = None
         self._placed: JobId | None = None
         """The previous holder of the reservation, which was placed."""
-        self._kept: Counter[ClusterName] = Counter()
+        self._reserved_nodes: Counter[ClusterName] = Counter()
         self._is_promised = False
         """Whether the nodes are also reserved against jobs of high priority."""
         self._held: dict[JobId, Counter[ClusterName]] = {}
@@ -90,7 +90,7 @@ class Reservation:
         """Return whether jobs of a priority are offered less than is available."""
         return bool(self._held) or (priority is Priority.LOW and self.job is not None)
 
-    def kept(self, cluster: ClusterName, priority: Priority) -> int:
+    def reserved_nodes(self, cluster: ClusterName, priority: Priority) -> int:
         """Return the nodes on a cluster that are not offered to jobs of a priority."""
         if not self.is_kept_from(priority):
             return 0
@@ -98,10 +98,10 @@ class Reservation:
 
     def aged(self, cluster: ClusterName) -> int:
         """Return the nodes on a cluster that are reserved only against low-priority jobs, by aging."""
-        return 0 if self._is_promised or self.job is None else self._kept[cluster]
+        return 0 if self._is_promised or self.job is None else self._reserved_nodes[cluster]
 
     def _left_to(self, priority: Priority, cluster: ClusterStatus) -> int:
-        return cluster.available - self.kept(cluster.name, priority)
+        return cluster.available - self.reserved_nodes(cluster.name, priority)
 
     def view(self, priority: Priority) -> GridView:
         """Return the grid as offered to jobs of a priority."""
@@ -120,20 +120,20 @@ class Reservation:
         if not self._stale:
             return self._hold() if self._held else False
         self._stale = False
-        job, previous = self.job, self._kept
+        job, previous = self.job, self._reserved_nodes
         if job is None and self._chosen is not None:
             self._placed = self._chosen
-        self._chosen, self._kept, self._is_promised = None, Counter(), False
+        self._chosen, self._reserved_nodes, self._is_promised = None, Counter(), False
         self._choose(evaluate, turns=(self._placed, job))
         if self._placed is not None and any(self._placed in queue for queue in self._queues.values()):
             self._placed = None  # it holds the reservation again, or has lost it
-        for cluster in set[ClusterName]().union(previous, self._kept, *self._held.values()):
+        for cluster in set[ClusterName]().union(previous, self._reserved_nodes, *self._held.values()):
             self._grid.touch(cluster)
         is_less_held = self._hold()
         return (
             is_less_held
             or self._chosen != job
-            or any(self._kept[cluster] < count for cluster, count in previous.items())
+            or any(self._reserved_nodes[cluster] < count for cluster, count in previous.items())
         )
 
     def restore(self, jobs: Iterable[Job]) -> None:
@@ -149,7 +149,7 @@ class Reservation:
         """Update the nodes reserved by the starvation guarantee; return whether a job has fewer now."""
         reserved = {job: nodes for job in self._held if (nodes := self._unclaimed(job))}
         if self._chosen is not None and self._is_promised:
-            reserved[self._chosen] = self._kept
+            reserved[self._chosen] = self._reserved_nodes
         is_less = False
         for job in dict.fromkeys([*reserved, *self._held]):  # the job placed first gets its nodes first
             nodes_before, nodes_after = self._held.get(job, Counter()), reserved.get(job, Counter())
@@ -189,7 +189,7 @@ class Reservation:
                 if isinstance(answer, Placement):
                     self._chosen, self._is_promised = entry.job, self._was_promised(entry)
                     for component in answer.components:
-                        self._kept[component.cluster] += component.size
+                        self._reserved_nodes[component.cluster] += component.size
                     return
                 if not self._policies.capabilities(spec.policy).learns:
                     group.refused_on = self._grids
