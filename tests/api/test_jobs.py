@@ -151,7 +151,7 @@ async def test_cancel_jobs_reports_result_per_job(open_api: Open, body: Body) ->
 
 async def test_cancel_jobs_with_invalid_list_returns_422(open_api: Open) -> None:
     api = await open_api()
-    wrong = {
+    wrong: dict[str, list[Any]] = {
         "jobs": [[], list(range(1001)), None, "1"],
         "jobs[1]": [[1, "2"], [1, 2**53 + 1], [1, True]],
         "reson": [[1]],
