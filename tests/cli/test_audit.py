@@ -1,4 +1,4 @@
-"""``koala audit-log``: who did what, as people and as log shippers read it."""
+"""``koala audit-log``: its lines as text and as JSON, and the verification."""
 
 import json
 
@@ -9,31 +9,31 @@ from koalapy.client.errors import Exit
 from tests.cli.conftest import Koala
 
 
-def test_it_tells_who_did_what_and_who_was_refused(koala: Koala) -> None:
+def test_audit_log_lists_changes_and_rejected_requests(koala: Koala) -> None:
     assert koala("submit", "--flexible", "2", "--env", "SECRET=sesame", "--", "sleep", "9").code == 0
     assert koala("cancel", "1").code == 0
     assert koala("queue", "--token", "not-the-token-of-anybody").code == Exit.NOT_ALLOWED
-    told = koala("audit-log")
-    lines = told.out.splitlines()
-    assert told.code == 0
+    result = koala("audit-log")
+    lines = result.out.splitlines()
+    assert result.code == 0
     assert [line.split("  ")[1:] for line in lines] == [
         ["ada (admin, a token of the test)", "from 127.0.0.1", "submit_job", "done"],
         ["ada (admin, a token of the test)", "from 127.0.0.1", "cancel_jobs", "done"],
         ["unknown", "from 127.0.0.1", "GET", "/api/v1/jobs", "refused", "401 no valid token was sent"],
     ]
-    assert "sesame" not in told.out
-    assert "not-the-token" not in told.out
+    assert "sesame" not in result.out
+    assert "not-the-token" not in result.out
 
 
-def test_it_is_filtered_and_told_as_json_lines(koala: Koala) -> None:
+def test_audit_log_json_lines_are_filtered(koala: Koala) -> None:
     for _ in range(2):
         koala("submit", "--flexible", "2", "--", "sleep", "9")
     koala("hold", "1")
-    found = [
+    entries = [
         json.loads(line)
         for line in koala("audit-log", "--json-lines", "--user", "ada", "--since", "60").out.splitlines()
     ]
-    assert [(one["actor"], one["action"], one["outcome"], one["times"]) for one in found] == [
+    assert [(entry["actor"], entry["action"], entry["outcome"], entry["times"]) for entry in entries] == [
         ("ada", "submit_job", "done", 1),
         ("ada", "submit_job", "done", 1),
         ("ada", "hold_jobs", "done", 1),
@@ -41,7 +41,7 @@ def test_it_is_filtered_and_told_as_json_lines(koala: Koala) -> None:
     assert len(koala("audit-log", "--action", "hold_jobs").out.splitlines()) == 1
 
 
-def test_what_is_looked_for_in_vain_is_told(koala: Koala) -> None:
+def test_audit_log_without_matching_entries_says_so(koala: Koala) -> None:
     ended = koala("audit-log", "--user", "eve", "--action", "hold_job")
     assert (ended.code, ended.out) == (0, "")
     assert ended.err == "koala: there are no entries of eve with the action hold_job in the last 86400 s\n"
@@ -54,13 +54,13 @@ def test_what_is_looked_for_in_vain_is_told(koala: Koala) -> None:
     ("action", "hint"),
     [("hold_jop", "did you mean hold_job or hold_jobs?"), ("xyz", "give an operation, such as submit_job")],
 )
-def test_an_action_that_there_is_not_is_refused(koala: Koala, action: str, hint: str) -> None:
+def test_audit_log_with_unknown_action_is_rejected(koala: Koala, action: str, hint: str) -> None:
     ended = koala("audit-log", "--action", action)
     assert (ended.code, ended.out) == (Exit.USAGE, "")
     assert ended.err == f"koala: action is '{action}', which is not an operation; {hint}\n"
 
 
-def test_what_is_shown_does_no_harm_to_a_terminal() -> None:
+def test_audit_log_entry_has_no_control_codes() -> None:
     entry = {"at": "2026-11-22T12:00:00.000Z", "actor": "", "role": "", "how": "", "address": "192.0.2.7"}
     entry |= {"action": "GET", "target": "/\x1b[2J\n", "outcome": "refused", "detail": "", "times": 3}
     assert _format_entry(entry) == "2026-11-22T12:00:00.000Z  unknown  from 192.0.2.7  GET  /?[2J  refused  (3 times)"
@@ -77,7 +77,7 @@ def test_audit_log_verify_of_untouched_audit_prints_its_last_entry(koala: Koala)
     assert koala("audit-log", "--verify", "--known-head", head).out.startswith("2 entries are as they were written")
 
 
-def test_audit_log_verify_with_changed_audit_ends_with_1(koala: Koala) -> None:
+def test_audit_log_verify_with_changed_entry_exits_with_1(koala: Koala) -> None:
     koala("submit", "--flexible", "2", "--", "sleep", "9")
     broken = koala("audit-log", "--verify", "--known-head", f"1:{'0' * 64}")
     assert (broken.code, broken.out) == (Exit.FAILED, "")
@@ -86,12 +86,12 @@ def test_audit_log_verify_with_changed_audit_ends_with_1(koala: Koala) -> None:
     broken = koala("audit-log", "--verify", "--known-head", f"1:{'0' * 64}")
     assert (broken.code, broken.out) == (Exit.FAILED, "")
     assert "the audit log was altered: entry 2 is not as it was written" in broken.err
-    gone = koala("audit-log", "--verify", "--known-head", f"9:{'0' * 64}")
-    assert "entries after 2 were removed: entry 9 was written" in gone.err
+    removed = koala("audit-log", "--verify", "--known-head", f"9:{'0' * 64}")
+    assert "entries after 2 were removed: entry 9 was written" in removed.err
 
 
 @pytest.mark.parametrize("head", ["1", "x:00", "0:00", "-1:00"])
-def test_audit_log_with_known_head_that_is_none_is_refused(koala: Koala, head: str) -> None:
+def test_audit_log_with_invalid_known_head_is_rejected(koala: Koala, head: str) -> None:
     ended = koala("audit-log", "--verify", f"--known-head={head}")
     assert ended.code == Exit.USAGE
     assert "give ID:HASH" in ended.err
