@@ -40,6 +40,6 @@ async def yield_pieces(data: bytes, size: int = 700) -> AsyncIterator[bytes]:
 
 
 def unpack_archive(data: bytes) -> dict[str, bytes | None]:
-    """What is in an archive; folders have no content."""
+    """Return the contents of an archive by name; folders have no content."""
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         return {m.name: None if m.isdir() else tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]

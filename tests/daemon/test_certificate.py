@@ -1,4 +1,4 @@
-"""The daemon's certificate: what is taken, what is refused, and what comes of files that change."""
+"""The daemon's certificate: valid and invalid files, and files that change."""
 
 import os
 import ssl
@@ -27,7 +27,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 def fetch_certificate(served: ssl.SSLContext, trust: ssl.SSLContext, host: str = "127.0.0.1") -> str:
-    """The certificate that somebody is shown who shakes hands, in PEM; ``ssl.SSLError`` when one of both will not."""
+    """Return the certificate of a TLS handshake in PEM. Raise ``ssl.SSLError`` if the handshake fails."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = trust.wrap_bio(to_client, to_server, server_hostname=host)
     server = served.wrap_bio(to_server, to_client, server_side=True)

@@ -1,4 +1,4 @@
-"""Who only holds connections open takes nothing from those who use theirs: real sockets on loopback."""
+"""Limits of connections without a request, over real sockets on loopback."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ async def answer_to(port: int, request: bytes = GOOD) -> bytes:
 
 
 async def read_until_closed(reader: asyncio.StreamReader) -> bytes:
-    """What came until the server closed the connection."""
+    """Return the bytes received until the server closed the connection."""
     async with asyncio.timeout(DEADLINE):
         with contextlib.suppress(ConnectionError):
             return await reader.read()
@@ -141,7 +141,7 @@ async def test_connections_with_served_request_stay_open() -> None:
     async with serve_http(connections) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /body HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\nab")
-        assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")  # it is served, and no time of its own runs
+        assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")  # it is served, so no deadline runs
         connections.headers_timeout = 0.2
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * connections.max_open)]
         for idle_reader, _ in idle:

@@ -18,7 +18,7 @@ INTERVALS = st.floats(0.1, 1e6)
 
 
 class Ends(BaseException):
-    """Ends a duty that would go on for ever."""
+    """Ends a duty that would run indefinitely."""
 
 
 @pytest.mark.parametrize("by_calendar", [False, True])

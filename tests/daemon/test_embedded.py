@@ -1,4 +1,4 @@
-"""Agents that the daemon starts: those that do not run are told with their own words, and tried again ever later."""
+"""Embedded agents: failures are reported with their last error line, and retried with growing delays."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ TIMEOUTS = DaemonTimeouts(min_restart_delay_s=0.01, max_restart_delay_s=0.04, la
 
 
 class Told:
-    """What was told of agents that do not run, and the pauses after it."""
+    """The reported failures of agents, and the pauses before a restart."""
 
     def __init__(self) -> None:
         self.words: asyncio.Queue[str] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""The end of a daemon whose database hangs: a process of its own, as threads that wait for ever keep it."""
+"""The end of a daemon with a hanging database, in a subprocess, since hanging threads would keep this one."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Figures of clusters: as old as they are, and no more of them than there are kinds."""
+"""Figures of clusters: their ages, and a bounded set of labels."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,7 +39,7 @@ async def collect_figures(*clusters: ClusterStatus) -> Figures:
 
 
 def list_samples(present: Figures) -> set[tuple[str, str]]:
-    """Names, and what each cluster is told apart by."""
+    """Return the names of the metrics with their cluster label."""
     families = Exposition(present, Instruments()).collect()
     return {
         (s.name, s.labels.get("operation", "")) for metric in families for s in metric.samples if "cluster" in s.labels

@@ -1,4 +1,4 @@
-"""The replica catalogue, bundles and results, with clusters whose files are what the test says."""
+"""The replica catalogue, bundles and results, with simulated files on clusters."""
 
 import asyncio
 import io
@@ -51,7 +51,7 @@ class World:
     bundles: Bundles
     files: Files
     changes: list[ReplicasChanged]
-    """What the scheduler was told."""
+    """The changes that the scheduler received."""
     needed: set[str]
     """Bundles that unfinished jobs need."""
 

@@ -1,4 +1,4 @@
-"""What is foretold of a daemon's jobs: in a process of its own, once a minute at most."""
+"""Forecasts of a daemon's jobs, computed in a subprocess and cached for a minute."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The daemon's health: its disks, and its jobs as they are stored: who goes by that finds none to be otherwise."""
+"""The daemon's health: its disks, and its job counts as stored."""
 
 import asyncio
 import threading

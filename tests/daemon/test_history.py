@@ -1,4 +1,4 @@
-"""History: what is told of days, weeks, clusters, users and so on, from what the store has of them."""
+"""History by days, weeks, clusters and users, from the store."""
 
 from dataclasses import replace
 from datetime import date

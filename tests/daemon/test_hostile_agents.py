@@ -1,4 +1,4 @@
-"""Whatever an agent says, the daemon lives: what is out of bounds costs the agent its connection."""
+"""Hostile messages of agents: the daemon continues, and closes the connection for values out of bounds."""
 
 import asyncio
 import json
@@ -202,7 +202,7 @@ def is_unbounded(kind: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(is_unbounded(argument) for argument in inside)
     if origin is dict:
-        return False  # what is in there is checked by whom it is for
+        return False  # the receiver checks its content
     if is_record(kind):
         return bool(list_unbounded_fields(kind))
     return kind in (int, float, str) or origin in (list, tuple, frozenset)

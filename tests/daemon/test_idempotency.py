@@ -13,7 +13,7 @@ from tests import signals
 
 
 class Slow:
-    """A store that answers when it is told to."""
+    """A store that answers when the test allows it."""
 
     def __init__(self) -> None:
         self.known: dict[str, Submitted] = {}

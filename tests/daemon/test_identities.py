@@ -1,4 +1,4 @@
-"""Tokens that were asked for: who may have which, for how long, and what ends with them."""
+"""Tokens: permissions, lifetimes, revocation, and the requests that end with them."""
 
 import asyncio
 import threading
@@ -134,7 +134,7 @@ async def test_create_token_without_database_is_rejected(place: Place) -> None:
     assert place.identities.list_tokens(ROOT) == []
 
 
-# Who may have which
+# Permissions
 
 
 async def test_create_token_by_administrator_for_any_user(place: Place) -> None:
@@ -246,7 +246,7 @@ async def test_create_token_beyond_limit_is_rejected() -> None:
     await place.create_token()
 
 
-# Who sees and ends which
+# List and revoke
 
 
 @pytest.mark.evidence("T6")
@@ -272,7 +272,7 @@ async def test_revoke_all_keeps_token_of_daemon(place: Place) -> None:
     assert place.identities.find_identity(OWN) == ROOT
 
 
-# What is open
+# Open requests
 
 
 async def test_requests_end_when_token_is_revoked(place: Place) -> None:
@@ -335,7 +335,7 @@ async def test_store_last_uses_without_database_is_retried(place: Place) -> None
     assert place.identities.list_tokens(ROOT)[0].last_used_at == 1000.0
 
 
-# What has ended
+# Ended tokens
 
 
 async def test_expired_tokens_stay_listed_and_keep_numbers(place: Place) -> None:

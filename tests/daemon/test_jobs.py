@@ -1,4 +1,4 @@
-"""What users may ask of a daemon whose clusters do what the test says."""
+"""Jobs as users read them, with simulated clusters."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What is known of a link after whatever was configured, measured, moved and found unreachable."""
+"""The values of a link after configuration, measurements, transfers and failures."""
 
 from dataclasses import replace
 from statistics import median
@@ -74,7 +74,7 @@ def test_link_prefers_measured_values_and_unreachability(configured: Link | None
     failures = [time for time, measurement in enumerate(history) if measurement in pingpongs and measurement.error]
     since = history[failures[-1] + 1 :] if failures else history
     good = [measurement for measurement in since if measurement in pingpongs]
-    if failures:  # what was moved while the nodes could not reach each other says nothing of them
+    if failures:  # transfers while the nodes could not reach each other are ignored
         since = since[since.index(good[0]) :]
     latencies = [measurement.latency for measurement in good[-MAX_PINGPONGS:] if measurement.latency is not None]
     assert measurements.link.latency == (median(latencies) if latencies else configured.latency if configured else None)

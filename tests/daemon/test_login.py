@@ -1,4 +1,4 @@
-"""Who is let in by the word of a cluster's agent, and as what."""
+"""Logins of accounts that agents attest: users, roles and rejections."""
 
 import time
 from collections.abc import Collection
@@ -61,7 +61,7 @@ class Daemon:
         self.logins = Logins(rules, self.maker, clock=lambda: 1000.0, monotonic=lambda: self.now)
 
     async def request_login(self, cluster: str, account: str, uid: int = 1234) -> tuple[str, str] | str:
-        """Who somebody is, and their role; or why they are not let in."""
+        """Return the user and role of a login, or the reason for its rejection."""
         answer = await self.logins.handle_vouch(cluster, Vouch(ident="i", account=account, uid=uid))
         assert answer.ident == "i"
         assert bool(answer.token) != bool(answer.error)

@@ -1,4 +1,4 @@
-"""Links are measured by jobs, on clusters whose agents do what the test says."""
+"""Measurements of links by jobs, with simulated agents."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""What is to be told is kept, tried again, bounded, and holds up nobody."""
+"""Notifications: stored, retried, bounded, and delivered independently by recipient."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ ALERT = Alert(AlertKind.DATABASE, Severity.CRITICAL, "database", "it is away", "
 
 
 class Scene:
-    """Time, a store, and a sender that does as it is told."""
+    """A clock, a store, and a simulated sender."""
 
     def __init__(self, section: NotificationSection = SECTION) -> None:
         self.now = 1000.0

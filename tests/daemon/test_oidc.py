@@ -45,7 +45,7 @@ def public_keys(*keys: Key) -> bytes:
 
 
 def make_token(key: Key = EC, alg: str = "ES256", header: dict[str, Any] | None = None, **claims: Any) -> str:
-    """A token of Alice's that is good for five minutes, but for what is given; what is None is left out."""
+    """Return a token of Alice that is valid for five minutes, with other claims; None omits a claim."""
     complete_claims = {"iss": ISSUER, "aud": "koala", "iat": int(NOW) - 10, "exp": int(NOW) + 300} | ALICE | claims
     head = {"alg": alg, "kid": key.kid} | (header or {})
     head = {name: value for name, value in head.items() if value is not None}
@@ -194,7 +194,7 @@ def test_token_with_malformed_header_is_rejected(header: dict[str, Any]) -> None
         asyncio.run(make_verifier().verify_token(make_unsigned_token(header)))
 
 
-# Whose it is
+# Users and roles
 
 
 @pytest.mark.evidence("O2")
@@ -381,7 +381,7 @@ async def test_provider_keys_are_read_from_file(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def serve_keys(answer: bytes) -> AsyncIterator[str]:
-    """Something on the loopback address that answers so, whatever is asked."""
+    """Serve one fixed answer on the loopback address."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

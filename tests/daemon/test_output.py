@@ -1,4 +1,4 @@
-"""Output between agents, the files that keep it, and those who read it; the daemon's limit here is 1000 bytes."""
+"""Output from agents to files and readers; the daemon's limit here is 1000 bytes."""
 
 import asyncio
 import shutil

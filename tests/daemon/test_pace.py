@@ -1,4 +1,4 @@
-"""How fast requests may come: what a user may, and who shows tokens that nobody has."""
+"""Rate limits of users, and of requests with unknown tokens."""
 
 import pytest
 from hypothesis import given

@@ -43,7 +43,9 @@ async def test_ask_agent_returns_answer() -> None:
     assert not asking.done(), "another agent's word does not count"
     wire.questions.deliver_answer("north", Answer(ident=question.ident, payload={"size": 7}))
     assert await asking == {"size": 7}
-    wire.questions.deliver_answer("north", Answer(ident=question.ident, payload={"size": 8}))  # late: nobody waits
+    wire.questions.deliver_answer(
+        "north", Answer(ident=question.ident, payload={"size": 8})
+    )  # late: no task waits for it
 
 
 async def test_ask_agent_rejected_raises_reason() -> None:

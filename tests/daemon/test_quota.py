@@ -1,4 +1,4 @@
-"""Bundles and results take no more room than they may: the old make way where that is allowed, else nothing comes."""
+"""Quotas of bundles and results: old ones are removed if allowed, otherwise new ones are rejected."""
 
 import asyncio
 import os

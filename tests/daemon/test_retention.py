@@ -1,4 +1,4 @@
-"""Jobs are kept for a while after their end, and then nothing of theirs is."""
+"""Removal of expired jobs with all their files."""
 
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -154,7 +154,7 @@ async def test_retention_keeps_row_until_files_are_removed(tmp_path: Path, monke
 async def test_retention_with_unremovable_files_removes_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """It is the oldest for ever, so that nothing was removed any more."""
+    """It stays the oldest, and must not block the removal of other jobs."""
     async with opened_world(tmp_path) as world:
         for ident in range(1, 8):
             await world.add_job(ident, (30 - ident) * DAY)
@@ -180,7 +180,7 @@ async def test_retention_with_unremovable_files_removes_others(
 
 @pytest.mark.parametrize("at_once", [1, 3, 50])
 async def test_retention_with_unremovable_results_keeps_counts(tmp_path: Path, at_once: int) -> None:
-    """Nobody would know of them any more."""
+    """They would never be found again."""
     async with opened_world(tmp_path) as world:
         for ident in range(1, 8):
             await world.add_job(ident, (30 - ident) * DAY)

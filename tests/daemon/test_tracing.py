@@ -1,4 +1,4 @@
-"""Jobs' ways come to a collector as spans, each job's as one trace; a collector that is away holds up nobody."""
+"""Spans of jobs in a trace collector, which may be unavailable."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""What an agent says is believed of its own cluster's components only."""
+"""Agents may only report on components of their own cluster."""
 
 import asyncio
 import base64
@@ -28,7 +28,7 @@ async def wait_for_job(true: Callable[[], object]) -> None:
 
 
 class Grid:
-    """A daemon with the clusters north and south, whose agents are played by the test."""
+    """A daemon with simulated agents of the clusters north and south."""
 
     def __init__(self, daemon: Daemon, north: Agent, south: Agent) -> None:
         self.daemon, self.north, self.south = daemon, north, south
@@ -205,7 +205,7 @@ async def test_acknowledgement_of_other_cluster_is_ignored(tmp_path: Path) -> No
 
 
 class Listener:
-    """Keeps what is learned from transfers."""
+    """Records the feedback of transfers."""
 
     def __init__(self) -> None:
         self.learned: list[tuple[object, ...]] = []
@@ -256,7 +256,7 @@ async def test_transfer_is_counted_once_across_restarts(tmp_path: Path) -> None:
         for _ in range(2):
             grid.north.say_to_daemon(finished)
             await grid.all_taken_in(grid.north)
-            feedback._counted.clear()  # the next one remembers what is stored
+            feedback._counted.clear()  # the next daemon reads it from the store
         assert listener.learned == [("south", "north", 10**8, 1.0)]
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.processes
 
 DEADLINE = 30.0
 Pairs = tuple[ssl.SSLContext | None, ssl.SSLContext | bool]
-"""Of who answers and of who asks."""
+"""The TLS contexts of the server and of the client."""
 
 
 class Recorded(ServiceManager):
@@ -68,7 +68,7 @@ async def test_stand_in_answers_while_loop_hangs(listening_socket: tuple[str, so
     answers: list[httpx2.Response] = []
 
     def ask() -> None:
-        # Who says nothing keeps others waiting for a moment only.
+        # A silent client delays others only briefly.
         with socket.create_connection(listener.getsockname()) as silent:
             hung_up_on(silent)
             answers.append(httpx2.get(f"{url}/livez", verify=verify, timeout=DEADLINE))

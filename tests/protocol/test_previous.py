@@ -37,7 +37,7 @@ SPEAKERS = [
 
 @pytest.mark.parametrize(("speaker", "message"), SPEAKERS)
 def test_message_of_previous_version_is_read_unchanged(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
-    """What was added since has a default that means what it meant not to say it."""
+    """Newer fields have defaults with the meaning of their absence."""
     read = speaker.validate_json(json.dumps([message]))
     (sent,) = json.loads(encode_frame(speaker, read))
     added = {name: sent.pop(name) for name in sent.keys() - message.keys()}
@@ -49,7 +49,7 @@ def test_message_of_previous_version_is_read_unchanged(speaker: TypeAdapter[Any]
 
 @pytest.mark.parametrize(("speaker", "message"), SPEAKERS)
 def test_message_with_unknown_field_is_accepted(speaker: TypeAdapter[Any], message: dict[str, Any]) -> None:
-    """Neither whose it is: that is who sent it."""
+    """Its owner neither: that is the sender."""
     extended = message | {"later": {"a": 1}} | ({"cluster": "south"} if "cluster" not in message else {})
     assert speaker.validate_json(json.dumps([extended])) == speaker.validate_json(json.dumps([message]))
 
