@@ -257,7 +257,7 @@ class Submit(Command):
     """The name to show in the resource manager's own queue."""
     walltime: Seconds | None = None
     stage: Name | None = None
-    """The stage whose folder is the component's working directory, unless the user gave another."""
+    """The stage that contains the component's working directory, unless the user gave another."""
     collect: list[str] = []
     """Patterns of files in that folder to send to the daemon before the component counts as ended."""
     local_user: Name = ""
@@ -463,7 +463,7 @@ from_daemon: TypeAdapter[list[FromDaemon]] = TypeAdapter(list[FromDaemon])
 def encode_frames(
     messages: Sequence[Any], encode: Callable[[Sequence[Any]], str], max_size: int = MAX_BATCH_SIZE
 ) -> Iterator[str]:
-    """Yield messages in frames of at most ``max_size`` characters; a larger message is a frame of its own."""
+    """Yield messages in frames of at most ``max_size`` characters; a larger message is sent alone."""
     text = encode(messages)
     if len(text) <= max_size or len(messages) == 1:
         yield text
@@ -508,7 +508,7 @@ PLAN = "plan"
 
 
 def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str]:
-    """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``; a larger message is a frame of its own.
+    """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``; a larger message is sent alone.
 
     Stored messages are dictionaries, which are not validated again.
     """

@@ -1,4 +1,4 @@
-"""Logs are for people or programs: a line for each event, and that they cannot be written stops nobody."""
+"""Logs as text and JSON: one line per event, and no error if they cannot be written."""
 
 import json
 import subprocess

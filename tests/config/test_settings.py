@@ -1,4 +1,4 @@
-"""What a configuration may say, and how it is refused: by the name of its field."""
+"""Settings: values that are accepted, and errors that name the field."""
 
 import dataclasses
 from pathlib import Path
@@ -343,8 +343,8 @@ OIDC = {"issuer": "https://sso.example.org", "audience": "koala", "jwks_uri": "h
         ({"users": {"a": "alice"}, "jwks_uri": "http://sso.example.org/jwks"}, "is not an https address"),
         ({"users": {"a": "alice"}, "jwks_uri": "http://127.0.0.1.example.org/"}, "is not an https address"),
         ({"users": {"a": "alice"}, "jwks_uri": "file:///etc/keys"}, "is not an https address"),
-        ({"users": {"a": "alice@north"}}, "no user's name"),
-        ({"pattern": "(.+"}, "no regular expression"),
+        ({"users": {"a": "alice@north"}}, "not a user's name"),
+        ({"pattern": "(.+"}, "not a regular expression"),
         ({"pattern": ".+"}, "must have one group"),
         ({"pattern": "(.+)", "claim": "name"}, "oidc.claim"),
         ({"pattern": "(.+)", "roles": {"ops": "operator"}}, "give role_claim and roles"),
@@ -367,7 +367,7 @@ def test_identity_provider_on_loopback_may_use_http(load_yaml: Any) -> None:
     "name", ["", ".", "..", "../x", "a/b", "a,b", "a:b", "no rth", "-x", "_x", ".x", "north\n", "a\0", "x" * 101]
 )
 def test_invalid_cluster_name_is_rejected(load_yaml: Any, tmp_path: Path, name: str) -> None:
-    """Agents of others never connected, as their names are parts of addresses and paths."""
+    """Cluster names are parts of addresses and paths."""
     with pytest.raises(UsageError) as refusal:
         load_yaml(clusters={name: {}})
     assert refusal.value.field == "clusters"

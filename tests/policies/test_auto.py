@@ -1,4 +1,4 @@
-"""The advisor: one cluster, several, or later, by what is known of the application."""
+"""The advisor: one cluster, several clusters, or a wait, by the statistics of the application."""
 
 from dataclasses import replace
 from math import log
@@ -126,7 +126,7 @@ def test_auto_choice_has_the_best_prediction(
 def test_auto_without_future_single_cluster_coallocates(
     request: FlexibleRequest | NonFixedRequest, view: GridView, knowledge: Knowledge
 ) -> None:
-    """What the default policy places is placed, if need be on several clusters, whatever the slowdown."""
+    """Whatever the default policy places is placed, even on several clusters with any slowdown."""
     never = replace(
         knowledge, capacities={name: replace(capacity, max_idle=0) for name, capacity in knowledge.capacities.items()}
     )
@@ -163,7 +163,7 @@ def test_auto_explains_each_cluster_with_sufficient_nodes(
 
 
 def capacities_of(max_idle: int = 4, *releases: Release) -> dict[str, Capacity]:
-    """Both clusters of the grid below, with what is released in each."""
+    """Capacities of both clusters of the grid below, with their releases."""
     return {name: Capacity(max_idle, releases) for name in ("north", "south")}
 
 
@@ -264,7 +264,7 @@ def test_auto_does_not_wait_for_long_running_jobs() -> None:
     ],
 )
 def test_auto_waits_at_most_its_run_time(knowledge: Knowledge, patience: float) -> None:
-    """Else others that come later could take what it waits for, again and again."""
+    """Otherwise later jobs could repeatedly take the nodes for which it waits."""
     assert isinstance(Auto(replace(knowledge, waited=0.99 * patience)).place(FOUR, SPLIT), Refusal)
     answer = Auto(replace(knowledge, waited=patience)).place(FOUR, SPLIT)
     assert isinstance(answer, Placement)
@@ -279,7 +279,7 @@ def test_auto_harmful_job_waits_while_others_wait() -> None:
 
 
 def test_auto_does_not_wait_for_local_users() -> None:
-    """Of when they leave nothing is known, nor whether."""
+    """It is unknown when they end."""
     knowledge = replace(knowledge_of(3.0), capacities=capacities_of(3))
     answer = Auto(knowledge).place(FOUR, SPLIT)
     assert isinstance(answer, Placement)

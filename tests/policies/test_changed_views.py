@@ -1,4 +1,4 @@
-"""Views that are made of the ones before are as good as new ones, for everybody who looks at them."""
+"""Views derived from earlier views give the same answers as new ones."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ requests: st.SearchStrategy[Request] = st.one_of(
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[ClusterView]]:
-    """What becomes of a grid in some steps: the clusters that change in each."""
+    """Draw the clusters that change in each of several steps."""
     view = draw(linked(grids()))
     steps = [list(view)]
     for _ in range(draw(st.integers(1, 4))):

@@ -26,7 +26,7 @@ NAMED = dict(zip(("latency", "bandwidth", "groups"), POLICIES, strict=True))
 
 
 def all_to_all(view: GridView, latency: float = 1.0, **special: float) -> GridView:
-    """Every pair measured, and every cluster within itself: ``north_south=9`` for what is not as the others."""
+    """Measure every pair and every cluster within itself; ``north_south=9`` overrides one link."""
     names = [cluster.name for cluster in view]
     links = {" ".join(pair): Link(latency, 100.0) for pair in [*combinations(names, 2), *((name,) for name in names)]}
     return with_links(view, links | {name.replace("_", " "): Link(value, 1 / value) for name, value in special.items()})
@@ -114,7 +114,7 @@ def test_communication_aware_on_empty_grid_places_any_request(
 
 
 def test_communication_aware_with_many_unreachable_links_is_fast() -> None:
-    """A hundred clusters, of which each is out of reach of half the others: to be sure would take for ever."""
+    """A hundred clusters, of which each is out of reach of half the others: a complete search would take too long."""
     names = [f"c{number:02}" for number in range(100)]
     random = Random(1)
     links = {pair: Link(unreachable=True) for pair in combinations(names, 2) if random.random() < 0.5}

@@ -46,7 +46,7 @@ ratio_drawn = st.none() | st.sampled_from([0.5, 0.7, 0.8, 1.0])
 
 
 class Scattering:
-    """A third party's: single nodes over all clusters in turn, by name."""
+    """A policy of another package: single nodes over all clusters in turn, by name."""
 
     name = "scattering"
     serves: frozenset[RequestType] = frozenset({"flexible"})

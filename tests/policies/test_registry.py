@@ -1,4 +1,4 @@
-"""Policies by name, with one that a third party brings."""
+"""Policies by name, including one of another package."""
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -83,7 +83,7 @@ def test_register_of_used_name_is_rejected() -> None:
 
 
 class Together(Alphabetical):
-    """One that says of itself what it can do."""
+    """A policy that declares capabilities."""
 
     name = "together"
     combines_clusters = False

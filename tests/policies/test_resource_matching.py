@@ -1,4 +1,4 @@
-"""Resource matching as a policy: its options, what it goes by, its words, and that it is never worse than another."""
+"""Resource matching as a policy: options, statistics, reasons, and comparison with other policies."""
 
 from dataclasses import replace
 from math import inf

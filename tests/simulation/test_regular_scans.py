@@ -1,4 +1,4 @@
-"""Regular scans in stretches in which nothing happens: none that matters is left out, and others are."""
+"""Periodic scans while nothing happens: only scans without effect are skipped."""
 
 from dataclasses import replace
 from typing import Any

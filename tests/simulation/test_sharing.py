@@ -1,4 +1,4 @@
-"""Whether a site is better off in the grid: what is compared, with what, and how sure that is."""
+"""Comparison of a site in the grid with the site alone, with confidence intervals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ SITES = {"north": Site(8), "south": Site(4, 2.0)}
 def make_job(
     ident: int, submitted_at: float, waits: float = 0.0, lasts: float = 100.0, home: str = "north", **changes: Any
 ) -> EndedJob:
-    """One that was submitted so many seconds after the beginning, on two nodes of its home."""
+    """Create a job on two nodes of its home site, submitted ``submitted_at`` seconds after the start."""
     placed = START + submitted_at + waits
     job = EndedJob(
         id=ident,
@@ -170,7 +170,7 @@ def test_single_site_jobs_wait_only_for_each_other() -> None:
         ("north", ("north",), 110.0),
         ("north", ("south",), 210.0),
         ("south", ("north",), 60.0),
-        # As slow as the slowest that it was on; nobody knows how fast one was that is gone.
+        # The slowest cluster counts; a removed cluster is assumed to be as fast as the home site.
         ("south", ("north", "south"), 60.0),
         ("south", ("gone",), 110.0),
         ("south", (), 110.0),
@@ -195,7 +195,7 @@ def test_single_site_follows_the_rules_of_the_daemon() -> None:
 
 
 def test_sharing_excludes_jobs_that_never_end_alone() -> None:
-    """As where the rules let nobody wait for so long."""
+    """With ``max_placement_tries`` a waiting job gives up."""
     jobs = [make_job(1, 0.0, nodes=8, lasts=5000.0), make_job(2, 1.0, nodes=8)]
     report = create_report(jobs, max_placement_tries=1)
     assert exclusions_by_reason(report) == {ExclusionReason.NEVER_ALONE: (1, [2])}
@@ -218,7 +218,7 @@ def test_sharing_with_clock_set_back_has_no_negative_times() -> None:
 
 @given(st.integers(0, 10**6))
 def test_sharing_of_jobs_run_at_home_has_no_gain(seed: int) -> None:
-    """What was simulated is told as if it had been recorded: then nobody gains or loses anything."""
+    """Report a simulated single site as a recording: the gain is zero."""
     draw = Random(seed)
     submitted_at = 0.0
     jobs = []
@@ -243,7 +243,7 @@ def test_sharing_of_jobs_run_at_home_has_no_gain(seed: int) -> None:
 
 
 def jobs_with_gain(gain: float, count: int = 200, spread: float = 50.0) -> list[EndedJob]:
-    """Of jobs that would take 100 s each alone, and as much less in the grid, or more."""
+    """Create jobs of 100 s each on the site alone, with that mean gain in the grid."""
     draw = Random(7)
     return [
         make_job(
@@ -268,7 +268,7 @@ def verdict_for(gain: float, spread: float) -> Verdict:
         (30.0, 50.0, Verdict.BETTER),
         (-30.0, 50.0, Verdict.WORSE),
         (1.0, 50.0, Verdict.UNCLEAR),
-        # A second is nobody's gain or loss, however sure it is.
+        # A difference of a second is insignificant.
         (0.5, 0.0, Verdict.SAME),
         (-0.5, 0.0, Verdict.SAME),
     ],
@@ -278,7 +278,7 @@ def test_verdict_follows_significant_gain(gain: float, spread: float, verdict: V
 
 
 def test_verdict_of_all_sites_is_the_worst() -> None:
-    """South lends its nodes to north, whose users crowd them."""
+    """South lends its nodes to many jobs of north."""
     north = [make_job(n, n * 50.0, lasts=100.0, nodes=8, clusters=("south",)) for n in range(1, 60)]
     south = [make_job(n, n * 50.0, waits=400.0, lasts=10.0, home="south") for n in range(1000, 1060)]
     report = create_report([*north, *south])
@@ -290,7 +290,7 @@ def test_verdict_of_all_sites_is_the_worst() -> None:
 
 
 def test_mean_bounds_resample_whole_days() -> None:
-    """Jobs of one day have one fate: a thousand of them are ten days, and no more."""
+    """Jobs of one day are not independent: a thousand jobs of ten days count as ten days."""
     draw = Random(1)
     fates = [draw.gauss(0, 100.0) for _ in range(12)]
     values = [(day * DAY + second, fate) for day, fate in enumerate(fates) for second in range(100)]
@@ -313,11 +313,11 @@ def test_mean_bounds_lie_between_minimum_and_maximum(values: list[tuple[float, f
         assert mean_bounds(values, seed) == bounds
 
 
-# Where it matters: a site with few users of its own, as huang-2007 has it
+# A site with few users, as in huang-2007
 
 
 def simulate_sharing(sharing: SharingMode) -> SharingReport:
-    """North's users crowd; south has few of its own. What is simulated is told as if it had been recorded."""
+    """Simulate many jobs of north and few of south, and report them as a recording."""
     draw = Random(5)
     jobs = []
     for home, count, sizes in (("north", 150, (1, 2, 4)), ("south", 40, (4, 8))):

@@ -1,4 +1,4 @@
-"""The simulated world: what a real one does, by a virtual clock."""
+"""The simulation: jobs, clusters and local users in virtual time."""
 
 import subprocess
 import sys
@@ -79,7 +79,6 @@ def test_job_without_idle_nodes_waits_for_running_jobs() -> None:
 
 
 def test_job_arriving_at_an_end_gets_the_freed_nodes() -> None:
-    """The nodes that are given back are there for who arrives at that moment."""
     outcome = jobs_by_id(run_jobs([make_job(0.0, 12), make_job(100.0, 12)]))
     assert outcome[2].placed == 100.0
 
@@ -224,7 +223,7 @@ def test_run_time_curve_does_not_fall_beyond_its_end(curve: list[float], cluster
 def test_node_reports_without_local_users_change_nothing(
     failures: float, priorities: Sequence[Priority], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of clusters of which each change is told the same is made."""
+    """The scheduler derives the idle nodes from the reports of components."""
     draws = Random(5)
     jobs = [
         make_job(result.arrives_at, result.spec.request.total_size, result.lasts, priority=draws.choice(priorities))

@@ -1,4 +1,4 @@
-"""What will become of those who wait: held against what then came."""
+"""Forecasts of waiting jobs, compared with the actual course."""
 
 import pickle
 from dataclasses import replace
@@ -30,7 +30,7 @@ def crowd_of_jobs(number: int, **spec: Any) -> list[PlannedJob]:
 
 
 def create_snapshot(jobs: list[PlannedJob], until: float, rules: Rules | None = None) -> Moment:
-    """What there is after so many seconds of a simulated grid."""
+    """Return a snapshot of a simulated grid after ``until`` seconds."""
     simulation = Simulation(create_grid(), rules, until=until)
     simulation.run(jobs)
     return moment_of(simulation.scheduler.queries, People(), until)
@@ -38,7 +38,7 @@ def create_snapshot(jobs: list[PlannedJob], until: float, rules: Rules | None = 
 
 @pytest.mark.parametrize("now", [150.0, 250.0, 333.0])
 def test_forecast_with_known_run_times_is_exact(now: float) -> None:
-    """Of jobs that are all alike, once some have ended: every start and end, exactly."""
+    """Equal jobs, of which some have ended: each start and end is exact."""
     jobs = [make_job(float(now), 1 + now * 5 % 8, ALIKE, coallocation=1) for now in range(30)]
     actual = {expected.ident: expected for expected in Simulation(create_grid()).run(jobs).jobs}
     prediction = forecast_jobs(create_snapshot(jobs, now))
@@ -135,7 +135,7 @@ def test_forecast_beyond_horizon_counts_as_not_run() -> None:
 
 
 def test_forecast_of_uncertain_start_reaches_the_horizon() -> None:
-    """Jobs of which nobody knows how long they run."""
+    """The run times of the jobs are unknown."""
     moment = create_snapshot([make_job(0.0, 12, 500.0, walltime=1000.0), make_job(1.0, 12, 10.0, walltime=1000.0)], 2.0)
     (_, second) = forecast_jobs(moment, draws=20, horizon=500.0).jobs
     assert second.starts

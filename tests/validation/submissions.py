@@ -1,4 +1,4 @@
-"""Submissions, and what they are held against."""
+"""Submissions and limits for tests of validation."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ RUN = ("true",)
 
 
 class Another(WorstFit):
-    """One of which nothing is known."""
+    """An unknown policy."""
 
     name = "another"
     fits_empty_grid = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What makes two submissions the same."""
+"""Hashes of submissions."""
 
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 

@@ -1,4 +1,4 @@
-"""What never fits, even on the empty grid, or within what a job says of the clusters to combine."""
+"""Requests that cannot fit on the empty grid, or not within the constraints of the job."""
 
 from dataclasses import replace
 

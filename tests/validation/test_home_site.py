@@ -1,4 +1,4 @@
-"""Whose site a job counts as a job of: what is said, where it was submitted, or where its owner is at home."""
+"""The home site of a job: as requested, the site of the login, or the home of the owner."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a submission's inputs mean by the replica catalogue."""
+"""Resolution of inputs by the replica catalogue."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What jobs need of clusters beside nodes: folders, and one series of Open MPI."""
+"""Requirements on clusters besides nodes: folders, and one series of Open MPI."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is wrong in itself: the field, the message and the way out; and what is held against a submission at all."""
+"""Invalid fields of a submission, with field, message and hint; and the order of the checks."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""The law by which a fraction of a cluster is kept busy, on a simulated cluster that our jobs use too."""
+"""The background load of a simulated cluster that also runs jobs of the scheduler."""
 
 from collections import deque
 from random import Random

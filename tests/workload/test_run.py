@@ -1,4 +1,4 @@
-"""Runs against a daemon in memory, in virtual time: what is submitted when, and what an ill daemon does to it."""
+"""Runs against a daemon in memory, in virtual time, including one that fails."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -227,14 +227,14 @@ def test_run_interrupted_in_submission_cancels_that_job(arrived: bool) -> None:
 
 
 def test_run_shows_progress_of_many_jobs_rarely() -> None:
-    """What is told grows with the jobs: it would keep a run from submitting them in time."""
+    """The progress of many jobs takes long to display and would delay submissions."""
     daemon, progress = MemoryDaemon(), []
     report, _ = run_workload(daemon, make_workload((0.0, 60.0)), progress.append)
     assert len(progress) <= 4 * report["run"]["seconds"]
 
 
 def test_run_awaits_the_end_of_cancelled_jobs() -> None:
-    """They give their nodes back a moment later; a report that still has them running would be about nothing."""
+    """Cancelled jobs free their nodes a moment later; the report needs their final states."""
 
     class Dying(MemoryDaemon):
         def cancel_jobs(self, jobs: Sequence[int]) -> Sequence[str]:
