@@ -109,7 +109,7 @@ def shuffled(draw: st.DrawFn, views: st.SearchStrategy[GridView]) -> tuple[GridV
 
 
 def splits(total: int, idle: list[int], min_size: int, max_count: int) -> Iterator[tuple[int, ...]]:
-    """Every way to give each cluster 0 or at least ``min_size`` nodes, to at most ``max_count`` of them, ``total`` in all."""
+    """Yield each split: every cluster gets 0 or at least ``min_size`` nodes; at most ``max_count`` get any."""
     if not idle:
         if total == 0:
             yield ()
